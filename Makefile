@@ -1,0 +1,44 @@
+# Every target is self-contained: the first one run makes .venv and installs into it.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$p && break; done)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+
+.PHONY: help demo test check bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(INSTALLED)  ## watch executions survive a crash
+	$(BIN)/python -m flowfabric.demo
+
+test: $(INSTALLED)  ## all tests, on SQLite and on a real Postgres
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED)  ## lint, format, types, layers, sizes, SQL
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_size.py
+	$(BIN)/python tools/check_sql.py
+
+bench: $(INSTALLED)  ## measure, as ratios within one run
+	$(BIN)/python -m bench
+
+docs: $(INSTALLED)  ## build the pages into site/
+	$(BIN)/mkdocs build --strict
+
+clean:  ## remove everything that was built
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f .coverage .coverage.*
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]' -c constraints.txt
+	@touch $@

@@ -1,0 +1,159 @@
+from pathlib import Path
+
+import pytest
+
+from tools import check_size, check_sql
+
+NOTHING: dict[str, set[str]] = {"postgres": set(), "sqlite": set()}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> "Writer":
+    return Writer(tmp_path)
+
+
+class Writer:
+    """Writes files below a temporary root and checks them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __call__(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def sql(self, folder: str, text: str) -> None:
+        self(f"src/flowfabric/store/{folder}/notes.sql", text)
+
+    def use(self, *names: str) -> None:
+        self("src/flowfabric/store/notes.py", f"USED = {list(names)!r}\n")
+
+    def check_size(self, exceptions: dict[str, int] | None = None) -> list[str]:
+        return check_size.check(self.root, exceptions or {})
+
+    def check_sql(self, only: dict[str, set[str]] = NOTHING) -> list[str]:
+        return check_sql.check(self.root, only)
+
+
+def function(lines: int) -> str:
+    return "def f() -> None:\n" + '    """Docstrings\n    are free."""\n' + "    print()\n" * lines
+
+
+def test_an_empty_tree_is_in_order(write: Writer) -> None:
+    assert write.check_size() == []
+    assert write.check_sql() == []
+
+
+def test_what_is_within_the_limits_is_in_order(write: Writer) -> None:
+    write("src/a.py", function(40))
+    write("tests/b.py", "x = 1\n" * 500)
+    assert write.check_size() == []
+
+
+@pytest.mark.parametrize("name", ["src/a.py", "src/a.sql", "tests/a.py", "bench/a.py"])
+def test_a_file_of_501_lines_is_too_long(write: Writer, name: str) -> None:
+    write(name, "\n" * 501)
+    assert write.check_size() == [f"{name}: 501 lines, at most 500"]
+
+
+def test_a_function_of_41_lines_is_too_long_in_src_only(write: Writer) -> None:
+    write("tests/a.py", function(41))
+    assert write.check_size() == []
+    write("src/a.py", function(41))
+    assert write.check_size() == ["src/a.py::f: 41 lines, at most 40"]
+
+
+def test_a_class_of_26_methods_is_too_wide(write: Writer) -> None:
+    methods = "".join(f"    async def m{n}(self) -> None: ...\n" for n in range(26))
+    write("src/a.py", f"class Wide:\n{methods}")
+    assert write.check_size() == ["src/a.py::Wide: 26 methods, at most 25"]
+
+
+def test_an_exception_is_a_limit_of_its_own_and_has_to_be_needed(write: Writer) -> None:
+    write("src/a.py", function(41))
+    assert write.check_size({"src/a.py::f": 41}) == []
+    write("src/a.py", function(40))
+    assert write.check_size({"src/a.py::f": 41}) == ["src/a.py::f: exception no longer needed"]
+
+
+def test_a_query_that_is_used_is_in_order(write: Writer) -> None:
+    write.sql("common", "-- name: all_notes\n-- Every note; oldest first.\nselect * from note;\n")
+    write.sql("sqlite/migrations", "create table a (b); create table c (d);")
+    write.use("all_notes")
+    assert write.check_sql() == []
+
+
+def test_a_query_nobody_uses_is_refused(write: Writer) -> None:
+    write.sql("common", "-- name: all_notes\nselect * from note")
+    assert write.check_sql() == ["common/notes.sql: all_notes is never used"]
+
+
+def test_a_docstring_is_no_use_of_a_query(write: Writer) -> None:
+    write.sql("common", "-- name: all_notes\nselect * from note")
+    write("src/flowfabric/store/notes.py", '"""all_notes"""\n')
+    assert write.check_sql() == ["common/notes.sql: all_notes is never used"]
+
+
+@pytest.mark.parametrize("body", ["select 1; select 2", "-- only prose;", ""])
+def test_a_block_is_exactly_one_statement(write: Writer, body: str) -> None:
+    write.sql("common", f"-- name: all_notes\n{body}\n")
+    write.use("all_notes")
+    assert "statements, not one" in write.check_sql()[0]
+
+
+def test_a_semicolon_in_a_text_ends_no_statement(write: Writer) -> None:
+    write.sql("common", "-- name: all_notes\nselect 'it''s; fine';\n")
+    write.use("all_notes")
+    assert write.check_sql() == []
+
+
+def test_a_name_stands_once_in_a_dialect(write: Writer) -> None:
+    write.sql("common", "-- name: all_notes\nselect 1;\n-- name: all_notes\nselect 2;\n")
+    write.use("all_notes")
+    assert write.check_sql() == ["common/notes.sql: all_notes is already in common/notes.sql"]
+
+
+def test_a_dialect_that_replaces_a_common_query_says_why(write: Writer) -> None:
+    write.sql("common", "-- name: all_notes\nselect 1;\n")
+    write.use("all_notes")
+    write.sql("sqlite", "-- name: all_notes\n-- Differs: no arrays.\nselect 2;\n")
+    assert write.check_sql() == []
+    write.sql("sqlite", "-- name: all_notes\nselect 2;\n")
+    assert "must begin with '-- Differs: '" in write.check_sql()[0]
+
+
+def test_a_query_of_one_dialect_is_listed(write: Writer) -> None:
+    write.sql("postgres", "-- name: all_notes\nselect 1;\n")
+    write.sql("sqlite", "")
+    write.use("all_notes")
+    assert "exists in this dialect only" in write.check_sql()[0]
+    assert write.check_sql({"postgres": {"all_notes"}, "sqlite": set()}) == []
+    assert "without need" in write.check_sql({"postgres": {"all_notes"}, "sqlite": {"gone"}})[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT id FROM note",
+        "select 1",
+        "select pg_notify(:channel, '')",
+        "\n  insert into note values (1)",
+        "update note set body = 1",
+        "delete from note",
+        "with x as (select 1) select 2",
+        "create unique index i on note (id)",
+    ],
+)
+def test_sql_in_a_python_string_is_refused(write: Writer, text: str) -> None:
+    write("src/flowfabric/engine/a.py", f"QUERY = {text!r}\n")
+    write("src/flowfabric/engine/b.py", f"QUERY = f{text + ' {x}'!r}\n")
+    assert len(write.check_sql()) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["begin immediate", "commit", "pragma wal", "select a lane", "update the lease", "with"]
+)
+def test_words_of_the_session_and_prose_are_no_sql(write: Writer, text: str) -> None:
+    write("src/flowfabric/engine/a.py", f"def f():\n    'Delete from here.'\n    return {text!r}\n")
+    assert write.check_sql() == []

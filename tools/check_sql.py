@@ -1,0 +1,123 @@
+"""Fails when the SQL files and the Python code disagree, or when SQL hides in a Python string.
+
+A query is a block: `-- name: some_name`, comment lines, one statement. Blocks live in
+`store/common`, `store/sqlite` and `store/postgres`; a dialect's block replaces the common one of
+the same name and says why in its first line (`-- Differs: …`). Files in `migrations/` are free.
+Words of the session (begin, commit, rollback, pragma, set, listen, notify) may stand in Python.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+DIALECTS = ("postgres", "sqlite")
+
+ONLY: dict[str, set[str]] = {"postgres": set(), "sqlite": set()}
+"""Queries that one dialect alone has, because the other needs no such thing."""
+
+SQL = re.compile(
+    r"""\s* ( select \s .* \b from \b | select \s+ ( [\d:$*?] | \w+ \( )
+    | (insert|merge|replace) \s+ into \b | update \s+ \S+ \s+ set \b | delete \s+ from \b
+    | with \s+ (recursive \s+)? \w+ (\s* \( [^)]* \))? \s+ as \b
+    | (create|alter|drop) \s+ (or \s+ replace \s+)? ((unique|temp|temporary|virtual) \s+)?
+      (table|index|view|schema|database|function|trigger|sequence|type|role|extension) \b
+    | truncate \s+ table \b | lock \s+ table \b | explain \s+ (analyze|query|select|\() )""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+NAME = re.compile(r"^-- name:(.*)$", re.MULTILINE)
+COMMENT = re.compile(r"--[^\n]*")
+TEXT = re.compile(r"'(?:[^']|'')*'")
+
+
+class Query(NamedTuple):
+    name: str
+    place: str
+    body: str
+
+
+def check(root: Path, only: Mapping[str, set[str]]) -> list[str]:
+    """The complaints about the tree under `root`, none if it is in order."""
+    store = root / "src" / "flowfabric" / "store"
+    folders = {name: read_folder(store / name) for name in ("common", *DIALECTS)}
+    queries = [query for folder in folders.values() for query in folder]
+    literals = {text for _, text in python_strings(store)}
+    complaints = [complaint for query in queries for complaint in check_query(query)]
+    complaints += [f"{q.place}: {q.name} is never used" for q in queries if q.name not in literals]
+    complaints += [c for folder in folders.values() for c in check_repeated(folder)]
+    complaints += check_overrides(folders)
+    if all((store / dialect).is_dir() for dialect in DIALECTS):
+        complaints += check_parity(folders, only)
+    return complaints + [
+        f"{place}: SQL in a Python string, move it to a .sql file"
+        for place, text in python_strings(root / "src")
+        if SQL.match(text)
+    ]
+
+
+def read_folder(folder: Path) -> list[Query]:
+    return [query for path in sorted(folder.glob("*.sql")) for query in read_queries(path)]
+
+
+def read_queries(path: Path) -> Iterator[Query]:
+    _, *parts = NAME.split(path.read_text(encoding="utf-8"))
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        yield Query(name.strip(), f"{path.parent.name}/{path.name}", body.strip())
+
+
+def check_query(query: Query) -> Iterator[str]:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", query.name):
+        yield f"{query.place}: '{query.name}' is not a name"
+    code = TEXT.sub("''", COMMENT.sub("", query.body))
+    statements = [part for part in code.split(";") if part.strip()]
+    if len(statements) != 1:
+        yield f"{query.place}: {query.name} has {len(statements)} statements, not one"
+
+
+def check_repeated(folder: list[Query]) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for query in folder:
+        if query.name in seen:
+            yield f"{query.place}: {query.name} is already in {seen[query.name]}"
+        seen[query.name] = query.place
+
+
+def check_overrides(folders: Mapping[str, list[Query]]) -> Iterator[str]:
+    common = {query.name for query in folders["common"]}
+    for query in (query for dialect in DIALECTS for query in folders[dialect]):
+        if query.name in common and not query.body.startswith("-- Differs"):
+            yield f"{query.place}: {query.name} must begin with '-- Differs: ' and the reason"
+
+
+def check_parity(folders: Mapping[str, list[Query]], only: Mapping[str, set[str]]) -> Iterator[str]:
+    common = {query.name for query in folders["common"]}
+    names = {dialect: {query.name for query in folders[dialect]} for dialect in DIALECTS}
+    for mine, theirs in (DIALECTS, DIALECTS[::-1]):
+        alone = names[mine] - names[theirs] - common
+        for name in sorted(alone - only[mine]):
+            yield f"{mine}: {name} exists in this dialect only; write the other or list it in ONLY"
+        for name in sorted(only[mine] - alone):
+            yield f"{mine}: {name} is listed in ONLY without need"
+
+
+def python_strings(folder: Path) -> Iterator[tuple[str, str]]:
+    """Every string literal that is not a docstring, with its place."""
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Constant(value=str(text), lineno=line) if node not in prose:
+                    yield f"{path.relative_to(folder)}:{line}", text
+
+
+def main() -> int:
+    complaints = check(Path(__file__).parent.parent, ONLY)
+    print("\n".join(complaints) or "SQL: in order")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
