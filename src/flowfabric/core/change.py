@@ -1,0 +1,77 @@
+"""A change: what a rule decided, to be written only if nothing moved meanwhile."""
+
+from typing import Generic, Never, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.event import Event
+from flowfabric.core.execution import Active, Attempt, Ended, Flags, Snapshot
+from flowfabric.core.step import Step
+from flowfabric.core.time import Millis
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Change(Struct, Generic[T_co], frozen=True):
+    """The new value of one execution, its history, and the answer for the caller.
+
+    `before` is what the rule decided on (None: the execution does not exist yet); the store
+    writes only while that very version stands. `after` is None when nothing is to be written.
+    An `outcome` that is an error is raised after the change was applied.
+    """
+
+    outcome: T_co | FlowFabricError
+    before: Snapshot | None = None
+    after: Snapshot | None = None
+    events: tuple[Event, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def deadline(self) -> Millis | None:
+        """The deadline that stands after this change."""
+        if self.after is None or isinstance(self.after.state, Ended):
+            return None
+        return self.after.deadline_at
+
+    @property
+    def plain_end(self) -> bool:
+        """Whether the ending touches nothing but the lease: one statement, no load."""
+        return (
+            self.before is not None
+            and self.after is not None
+            and isinstance(self.before.state, Active)
+            and isinstance(self.after.state, Ended)
+            and self.before.head.flags is Flags.NONE
+            and not self.attempts
+            and not self.steps
+        )
+
+
+def unchanged(outcome: T) -> Change[T]:
+    """Nothing to write, only an answer."""
+    return Change(outcome=outcome)
+
+
+def refused(change: "Change[object]", error: FlowFabricError) -> "Change[Never]":
+    """The change is written although the caller gets an error (a lease found expired)."""
+    return Change(error, change.before, change.after, change.events, change.attempts)
+
+
+def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
+    """Two changes of one execution as one write; the second was decided on the first's result."""
+    if second.after is None:
+        return replace(first, outcome=second.outcome)
+    if first.after is None:
+        return second
+    return Change(
+        outcome=second.outcome,
+        before=first.before,
+        after=second.after,
+        events=first.events + second.events,
+        attempts=first.attempts + second.attempts,
+        steps=first.steps + second.steps,
+    )

@@ -1,0 +1,324 @@
+"""What happens to an execution from outside its attempt: cancel, expire, replay, block, …"""
+
+from typing import Any, Never
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core import attempt as owner_rules
+from flowfabric.core.change import Change, unchanged
+from flowfabric.core.errors import (
+    FenceRequired,
+    InvalidBlockingReason,
+    LeaseRevoked,
+    MaxReplays,
+    NotEligible,
+    NotSuspended,
+    NotTerminal,
+    StaleLease,
+)
+from flowfabric.core.event import Event, EventKind
+from flowfabric.core.execution import (
+    Active,
+    Ended,
+    Failure,
+    Flags,
+    Gate,
+    Lease,
+    Life,
+    Lost,
+    Next,
+    Outcome,
+    Ready,
+    Snapshot,
+    Source,
+    Start,
+    Suspended,
+    Waiting,
+    clamp_priority,
+    rank_of,
+)
+from flowfabric.core.gate import DELAYS, admit
+from flowfabric.core.history import inline_attempts
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import (
+    AlreadySatisfied,
+    Owner,
+    enter,
+    fence_of,
+    lease_event,
+    mark_expired,
+    not_active,
+    present,
+)
+from flowfabric.core.time import NO_TIME, Millis
+from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState, vector
+
+_UNFENCED = frozenset({Source.OPERATOR, Source.FLOW_CASCADE, Source.SYSTEM_TIMEOUT})
+
+
+class Cancelled(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Expired(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Changed(Struct, frozen=True):
+    id: ExecutionId
+    priority: int
+
+
+class Replayed(Struct, frozen=True):
+    id: ExecutionId
+    state: PublicState
+
+
+class Blocked(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Unblocked(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Resumed(Struct, frozen=True):
+    id: ExecutionId
+    state: PublicState
+
+
+def cancel(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str
+) -> "Change[Cancelled]":
+    """Ends the execution as cancelled, whatever it is doing. Cancelling twice is one cancel."""
+    snapshot = present(snapshot)
+    id = snapshot.execution.id
+    if isinstance(snapshot.state, Ended):
+        if snapshot.state.outcome is Outcome.CANCELLED:
+            return unchanged(Cancelled(id))
+        raise not_active(snapshot)
+    _check_canceller(snapshot, owner)
+    life = replace(snapshot.life, cancel_reason=reason, cancelled_by=str(owner.source))
+    change = _end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, reason)
+    return Change(Cancelled(id), change.before, change.after, change.events)
+
+
+def cancel_owned(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str
+) -> "Change[Cancelled]":
+    """A worker cancels what it owns: the whole fence, through the gate of every owner."""
+    snapshot = present(snapshot)
+    if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
+        return unchanged(Cancelled(snapshot.execution.id))
+    lease = enter(snapshot, owner, now)
+    return lease if isinstance(lease, Change) else cancel(snapshot, owner, now, reason)
+
+
+def expire(
+    snapshot: Snapshot | None, now: Millis, luck: float = 0.0
+) -> "Change[Expired | AlreadySatisfied | owner_rules.RetryScheduled | owner_rules.TerminalFailed]":
+    """Ends an execution whose deadline passed, or an attempt that ran too long.
+
+    The timer is looked at again on what is stored now, so a stale one does nothing.
+    """
+    if snapshot is None or isinstance(snapshot.state, Ended):
+        return unchanged(AlreadySatisfied("already_terminal"))
+    if snapshot.deadline_at is not None and snapshot.deadline_at <= now:
+        return expire_now(snapshot, now, "execution_deadline")
+    match snapshot.state:
+        case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
+            return owner_rules.time_out(snapshot, lease, now, luck)
+        case _:
+            return unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
+    life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
+    change = _end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
+    return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
+
+
+def change_priority(
+    snapshot: Snapshot | None, now: Millis, priority: int, *, anywhere: bool = False
+) -> "Change[Changed]":
+    """Moves a waiting execution in the claim order. `anywhere` also while it is parked."""
+    snapshot = present(snapshot)
+    allowed = (Ready, Waiting, Suspended) if anywhere else (Ready,)
+    if not isinstance(snapshot.state, allowed):
+        raise NotEligible("only an execution that waits for a worker can change its priority")
+    new = clamp_priority(priority)
+    after = snapshot.to(
+        snapshot.state,
+        rank=rank_of(snapshot.execution.created_at, new),
+        life=replace(snapshot.life, priority=new),
+    )
+    detail = {"old_priority": snapshot.priority, "new_priority": new}
+    event = _event(snapshot, EventKind.PRIORITY_CHANGED, now, detail)
+    return Change(Changed(snapshot.execution.id, new), snapshot, after, (event,))
+
+
+def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
+    """Runs an ended execution again: a new attempt, a fresh retry budget, the same history.
+
+    Recorded steps are kept when the run had not succeeded; after a success a new generation of
+    steps begins.
+    """
+    snapshot = present(snapshot)
+    ended = snapshot.state
+    if not isinstance(ended, Ended):
+        raise NotTerminal("only an ended execution can be replayed")
+    if snapshot.life.replays >= snapshot.execution.rules.max_replay_count:
+        raise MaxReplays(f"replayed {snapshot.life.replays} times")
+    next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
+    life, flags = _reborn(snapshot, ended, now)
+    detail = {"branch": "normal", "groups_reset": 0}
+    return Change(
+        outcome=Replayed(snapshot.execution.id, PublicState.WAITING),
+        before=snapshot,
+        after=snapshot.to(Ready(next), life=life, flags=flags),
+        events=(_event(snapshot, EventKind.REPLAYED, now, detail),),
+        attempts=inline_attempts(snapshot),
+    )
+
+
+def block(
+    snapshot: Snapshot | None, now: Millis, reason: str, detail: str | None = None
+) -> "Change[Blocked]":
+    """Keeps an eligible execution from being claimed until it is unblocked."""
+    snapshot = present(snapshot)
+    if isinstance(snapshot.state, Ended):
+        raise not_active(snapshot)
+    if not isinstance(snapshot.state, Ready):
+        raise NotEligible("only an execution that waits for a worker can be blocked")
+    if reason not in ADMISSION_BLOCKS:
+        raise InvalidBlockingReason(reason)
+    life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail)
+    after = snapshot.to(admit(life, snapshot.state.next, now), life=life)
+    return Change(Blocked(snapshot.execution.id), snapshot, after)
+
+
+def unblock(
+    snapshot: Snapshot | None, now: Millis, expected: str | None = None
+) -> "Change[Unblocked]":
+    """Undoes a block; `expected` protects a newer block from an older decision."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Waiting(gate=Gate.BLOCKED, next=next):
+            pass
+        case _:
+            raise NotEligible("the execution is not blocked")
+    if expected is not None and expected != snapshot.life.blocked:
+        raise NotEligible(f"blocked for {snapshot.life.blocked}, not {expected}")
+    life = replace(snapshot.life, blocked=None, detail=None)
+    after = snapshot.to(admit(life, next, now), life=life)
+    return Change(Unblocked(snapshot.execution.id), snapshot, after)
+
+
+def resume(snapshot: Snapshot | None, now: Millis, wait: Millis = NO_TIME) -> "Change[Resumed]":
+    """Wakes a suspended execution without a signal; its attempt is continued."""
+    snapshot = present(snapshot)
+    if not isinstance(snapshot.state, Suspended):
+        raise NotSuspended("only a suspended execution can be resumed")
+    until = Millis(now + wait) if wait else None
+    life = replace(snapshot.life, not_before=until, delay=Gate.RESUME_DELAY)
+    after = snapshot.to(admit(life, snapshot.state.next, now), life=life)
+    return Change(Resumed(snapshot.execution.id, vector(after).public), snapshot, after)
+
+
+def due(snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis) -> "Change[object]":
+    """Whatever time has made due for this execution. A stale timer changes nothing."""
+    if snapshot is None or isinstance(snapshot.state, Ended):
+        return unchanged(AlreadySatisfied("already_terminal"))
+    expired = expire(snapshot, now, luck)
+    if expired.after is not None:
+        return expired
+    match snapshot.state:
+        case Active():
+            return mark_expired(snapshot, now, grace)
+        case Waiting(gate=gate, next=next, due_at=int() as at) if gate in DELAYS and at <= now:
+            life = replace(snapshot.life, not_before=None, delay=None)
+            after = snapshot.to(admit(life, next, now), life=life)
+            return Change(outcome=after, before=snapshot, after=after)
+        case _:
+            return unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
+    """An owner must present its fence; operators, cascades and timeouts need none."""
+    if owner.source in _UNFENCED:
+        return
+    fence = owner.fence
+    match snapshot.state:
+        case Active(lease=lease):
+            if fence is None:
+                raise FenceRequired("cancelling a running execution takes its fence")
+            if fence != fence_of(snapshot, lease):
+                raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
+        case Lost(revoked=True):
+            raise LeaseRevoked(snapshot.life.lapsed.reason if snapshot.life.lapsed else "")
+        case _ if fence is not None:
+            raise StaleLease("the fence is not the current one")
+        case _:
+            pass
+
+
+def _end(
+    snapshot: Snapshot,
+    now: Millis,
+    outcome: Outcome,
+    kind: EventKind,
+    life: Life,
+    reason: str,
+) -> "Change[Never]":
+    """Ends an execution in any state; an attempt in hand ends with it."""
+    state = snapshot.state
+    lease = state.lease if isinstance(state, Active) else None
+    current = snapshot.current_attempt
+    made = snapshot.attempts_made
+    ended = Ended(
+        outcome=outcome,
+        ended_at=now,
+        attempt=made - 1 if made else None,
+        pending=state.next.start
+        if current is None and not isinstance(state, Active | Ended)
+        else None,
+        lease=lease,
+    )
+    life = replace(life, started_at=snapshot.started_at, not_before=None, blocked=None, detail=None)
+    if lease is not None:
+        event = lease_event(snapshot, lease, kind, now, reason=reason)
+    else:
+        event = _event(snapshot, kind, now, {"reason": reason})
+    after = snapshot.to(ended, life=life)
+    return Change(NotTerminal(), snapshot, after, (event,))
+
+
+def _reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
+    """The life a replay starts with: counters of this run at zero, the deadline from now."""
+    old = snapshot.life
+    relative = snapshot.execution.rules.execution_deadline
+    flags = snapshot.head.flags & ~Flags.DEADLINE
+    if relative is not None:
+        flags |= Flags.DEADLINE
+    life = Life(
+        priority=old.priority,
+        started_at=snapshot.started_at,
+        deadline_at=None if relative is None else Millis(now + relative),
+        losses=old.losses,
+        replays=old.replays + 1,
+        generation=old.generation + (ended.outcome is Outcome.SUCCESS),
+        unknown=old.unknown,
+    )
+    return life, flags
+
+
+def _event(snapshot: Snapshot, kind: EventKind, now: Millis, detail: dict[str, Any]) -> Event:
+    return Event(
+        uuid=snapshot.execution.uuid,
+        at=now,
+        kind=kind,
+        epoch=snapshot.head.epoch,
+        attempt=snapshot.current_attempt,
+        detail=detail,
+    )

@@ -1,0 +1,265 @@
+"""Every error the engine raises, arranged by what the caller must do about it.
+
+    FlowFabricError
+    ├── Invalid                     the request is wrong; repeating it cannot help
+    │   ├── InvalidId               text that is not an identifier (reason told apart)
+    │   ├── InvalidCapabilities     a capability list that breaks the token rules
+    │   ├── InvalidPolicy           a policy document that cannot be understood
+    │   ├── InvalidTag              a tag key that breaks the pattern
+    │   ├── InvalidHandle           a forged, truncated or foreign handle
+    │   ├── InvalidBlockingReason   a reason that no admission block has
+    │   ├── PayloadTooLarge         more bytes than the limit allows
+    │   ├── FenceRequired           an owner operation without a fence
+    │   ├── PartialFence            one or two members of a fence
+    │   └── CapabilityMismatch      the worker lacks capabilities the execution requires
+    ├── NotFound                    no such execution, grant, lane, …
+    ├── Contention                  lost a race or not now; look again and decide anew
+    │   ├── NotEligible             not waiting for a claim at this moment
+    │   ├── NotLeaseable            cannot be taken by this way of claiming
+    │   ├── UseClaimResumed         an interrupted attempt: continue it instead
+    │   ├── NotResumed              no interrupted attempt to continue
+    │   ├── LeaseConflict           somebody else holds a lease
+    │   ├── NoActiveLease           nobody holds a lease
+    │   ├── InvalidGrant            no grant, or one for another worker
+    │   ├── GrantExpired            the grant ran out before it was redeemed
+    │   └── RetryExhausted          lost the same race ten times in a row
+    ├── Conflict                    contradicts a stored fact for good
+    │   └── ActiveAttemptExists     an attempt is running already
+    ├── WrongState                  the execution is in another state
+    │   ├── LeaseLost               stop: whatever is done now does not count
+    │   │   ├── StaleLease          the fence is not the current one
+    │   │   ├── LeaseExpired        the lease ran out
+    │   │   ├── LeaseRevoked        an operator took the lease away
+    │   │   └── NotActive           nobody runs it (carries how it ended, if it did)
+    │   ├── NotTerminal             only an ended execution can do this
+    │   ├── NotSuspended            only a suspended execution can do this
+    │   ├── MaxReplays              replayed as often as its policy allows
+    │   └── GrantExists             another live grant stands
+    ├── Unavailable                 the store cannot be reached or refuses to work
+    │   ├── SchemaTooNew            the database was migrated by a newer release
+    │   ├── StoreReadOnly           the file or server accepts no writes
+    │   └── StoreFull               no space left
+    ├── Overloaded                  a queue is full; try again after `retry_after`
+    └── Corruption                  stored data that no release of this engine wrote
+
+`code` is stable and meant for programs; the text is meant for people. `retryable` says
+whether the same call may succeed later without anybody changing anything.
+"""
+
+from typing import ClassVar
+from uuid import UUID
+
+
+class FlowFabricError(Exception):
+    """Root of all errors raised by FlowFabric."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+class Invalid(FlowFabricError):
+    code = "invalid_input"
+
+
+class InvalidId(Invalid):
+    """`reason` is one of missing_tag, invalid_partition_index, partition_out_of_range,
+    wrong_partition, invalid_uuid."""
+
+    code = "invalid_id"
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(f"{reason}: {text[:80]!r}")
+        self.reason = reason
+        self.text = text
+
+
+class InvalidCapabilities(Invalid):
+    code = "invalid_capabilities"
+
+
+class InvalidPolicy(Invalid):
+    code = "invalid_policy_json"
+
+
+class InvalidTag(Invalid):
+    code = "invalid_tag_key"
+
+
+class InvalidHandle(Invalid):
+    code = "invalid_handle"
+
+
+class InvalidBlockingReason(Invalid):
+    code = "invalid_blocking_reason"
+
+
+class PayloadTooLarge(Invalid):
+    code = "payload_too_large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} has {size} bytes, the limit is {limit}")
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class FenceRequired(Invalid):
+    code = "fence_required"
+
+
+class PartialFence(Invalid):
+    code = "partial_fence_triple"
+
+
+class CapabilityMismatch(Invalid):
+    code = "capability_mismatch"
+
+    def __init__(self, missing: tuple[str, ...]) -> None:
+        super().__init__(",".join(missing))
+        self.missing = missing
+
+
+class NotFound(FlowFabricError):
+    code = "not_found"
+
+    def __init__(self, entity: str, key: object = "") -> None:
+        super().__init__(f"{entity} {key}".strip())
+        self.entity = entity
+        self.key = key
+
+
+class Contention(FlowFabricError):
+    code = "contention"
+
+
+class NotEligible(Contention):
+    code = "execution_not_eligible"
+
+
+class NotLeaseable(Contention):
+    code = "execution_not_leaseable"
+
+
+class UseClaimResumed(Contention):
+    code = "use_claim_resumed_execution"
+
+
+class NotResumed(Contention):
+    code = "not_a_resumed_execution"
+
+
+class LeaseConflict(Contention):
+    code = "lease_conflict"
+
+
+class NoActiveLease(Contention):
+    code = "no_active_lease"
+
+
+class InvalidGrant(Contention):
+    code = "invalid_claim_grant"
+
+
+class GrantExpired(Contention):
+    code = "claim_grant_expired"
+
+
+class RetryExhausted(Contention):
+    code = "retry_exhausted"
+    retryable = True
+
+
+class Conflict(FlowFabricError):
+    code = "conflict"
+
+
+class ActiveAttemptExists(Conflict):
+    code = "active_attempt_exists"
+
+
+class WrongState(FlowFabricError):
+    code = "wrong_state"
+
+
+class LeaseLost(WrongState):
+    code = "lease_lost"
+
+
+class StaleLease(LeaseLost):
+    code = "stale_lease"
+
+
+class LeaseExpired(LeaseLost):
+    code = "lease_expired"
+
+
+class LeaseRevoked(LeaseLost):
+    code = "lease_revoked"
+
+
+class NotActive(LeaseLost):
+    """Carries what a caller needs to find out whether its own earlier call succeeded."""
+
+    code = "execution_not_active"
+
+    def __init__(self, *, phase: str, outcome: str, epoch: int, attempt_id: UUID | None) -> None:
+        super().__init__(f"phase {phase}, outcome {outcome}, epoch {epoch}")
+        self.phase = phase
+        self.outcome = outcome
+        self.epoch = epoch
+        self.attempt_id = attempt_id
+
+
+class NotTerminal(WrongState):
+    code = "execution_not_terminal"
+
+
+class NotSuspended(WrongState):
+    code = "execution_not_suspended"
+
+
+class MaxReplays(WrongState):
+    code = "max_replays_exhausted"
+
+
+class GrantExists(WrongState):
+    code = "grant_already_exists"
+
+
+class Unavailable(FlowFabricError):
+    code = "unavailable"
+    retryable = True
+
+
+class SchemaTooNew(Unavailable):
+    code = "schema_too_new"
+    retryable = False
+
+
+class StoreReadOnly(Unavailable):
+    code = "store_read_only"
+    retryable = False
+
+
+class StoreFull(Unavailable):
+    code = "store_full"
+
+
+class Overloaded(FlowFabricError):
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, detail: str, *, retry_after: float) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+
+
+class Corruption(FlowFabricError):
+    code = "corruption"

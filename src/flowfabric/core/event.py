@@ -1,0 +1,152 @@
+"""Events: one row per transition, written with the change that caused it.
+
+Lease, completion and operator events are projections of the same row, so that no transition
+is told twice and none is forgotten.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.execution import Outcome, Worker
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.time import Millis
+
+
+class EventKind(IntEnum):
+    """The transition. Numbers are stored: never reuse one."""
+
+    CLAIMED = 1
+    RESUMED = 2
+    RECLAIMED = 3
+    RENEWED = 4
+    LEASE_EXPIRED = 5
+    LEASE_REVOKED = 6
+    COMPLETED = 10
+    FAILED = 11
+    CANCELLED = 12
+    EXPIRED = 13
+    SKIPPED = 14
+    RECLAIMS_EXCEEDED = 15
+    RETRY_SCHEDULED = 20
+    DELAYED = 21
+    HANDED_BACK = 22
+    SUSPENDED = 23
+    WAITING_CHILDREN = 24
+    PRIORITY_CHANGED = 30
+    REPLAYED = 31
+
+
+class Family(StrEnum):
+    """The outboxes of old, now filters over one table."""
+
+    LEASE = "lease"
+    COMPLETION = "completion"
+    OPERATOR = "operator"
+
+
+class Event(Struct, frozen=True):
+    """A transition about to be written."""
+
+    uuid: UUID
+    at: Millis
+    kind: EventKind
+    epoch: int
+    attempt: int | None = None
+    worker: Worker | None = None
+    detail: dict[str, Any] | None = None
+
+
+class StoredEvent(Struct, frozen=True):
+    """A transition as readers see it. `seq` is the cursor."""
+
+    seq: int
+    id: ExecutionId
+    namespace: str
+    lane: str
+    at: Millis
+    kind: EventKind
+    epoch: int
+    attempt: int | None = None
+    worker: Worker | None = None
+    detail: dict[str, Any] | None = None
+
+    @property
+    def lease(self) -> str | None:
+        """acquired, reclaimed, renewed, released, expired, revoked; None when no lease moved."""
+        if self.kind in _RELEASING and self.worker is None:
+            return None
+        return _LEASE.get(self.kind)
+
+    @property
+    def completion(self) -> Outcome | None:
+        return _COMPLETION.get(self.kind)
+
+    @property
+    def operator(self) -> str | None:
+        return _OPERATOR.get(self.kind)
+
+    @property
+    def reason(self) -> str | None:
+        detail = self.detail or {}
+        given = detail.get("reason")
+        return str(given) if given is not None else _REASON.get(self.kind)
+
+
+_LEASE = {
+    EventKind.CLAIMED: "acquired",
+    EventKind.RESUMED: "acquired",
+    EventKind.RECLAIMED: "reclaimed",
+    EventKind.RENEWED: "renewed",
+    EventKind.LEASE_EXPIRED: "expired",
+    EventKind.LEASE_REVOKED: "revoked",
+    EventKind.RECLAIMS_EXCEEDED: "revoked",
+    EventKind.COMPLETED: "released",
+    EventKind.FAILED: "released",
+    EventKind.CANCELLED: "released",
+    EventKind.EXPIRED: "released",
+    EventKind.RETRY_SCHEDULED: "released",
+    EventKind.DELAYED: "released",
+    EventKind.HANDED_BACK: "released",
+    EventKind.SUSPENDED: "released",
+    EventKind.WAITING_CHILDREN: "released",
+}
+_RELEASING = frozenset(kind for kind, name in _LEASE.items() if name == "released")
+
+_COMPLETION = {
+    EventKind.COMPLETED: Outcome.SUCCESS,
+    EventKind.FAILED: Outcome.FAILED,
+    EventKind.RECLAIMS_EXCEEDED: Outcome.FAILED,
+    EventKind.CANCELLED: Outcome.CANCELLED,
+    EventKind.EXPIRED: Outcome.EXPIRED,
+    EventKind.SKIPPED: Outcome.SKIPPED,
+}
+
+_OPERATOR = {
+    EventKind.PRIORITY_CHANGED: "priority_changed",
+    EventKind.REPLAYED: "replayed",
+}
+
+_REASON = {
+    EventKind.RESUMED: "claim_resumed",
+    EventKind.COMPLETED: "completed",
+    EventKind.FAILED: "failed",
+    EventKind.CANCELLED: "cancelled",
+    EventKind.RETRY_SCHEDULED: "failed_retry_scheduled",
+    EventKind.DELAYED: "delayed",
+    EventKind.HANDED_BACK: "handed_back",
+    EventKind.RECLAIMS_EXCEEDED: "max_reclaims_exceeded",
+}
+
+
+def kinds_of(family: Family) -> frozenset[EventKind]:
+    """Which kinds a family's subscriber may see."""
+    match family:
+        case Family.LEASE:
+            return frozenset(_LEASE)
+        case Family.COMPLETION:
+            return frozenset(_COMPLETION)
+        case Family.OPERATOR:
+            return frozenset(_OPERATOR)

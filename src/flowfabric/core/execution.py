@@ -1,0 +1,415 @@
+"""What an execution is: facts that never change, a head that every state row carries, and
+one state out of a closed union.
+
+The state is a union and not a vector so that an impossible combination cannot be written
+down; `vector.py` projects it to the seven public dimensions.
+"""
+
+from enum import IntEnum, IntFlag, StrEnum
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.document import Document
+from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.policy import DEFAULT_POLICY, Policy
+from flowfabric.core.time import Millis
+
+MAX_PRIORITY = 9000
+DEFAULT_RECLAIM_CAP = 1000
+
+# Strictly more than any span between two creations: priority always beats age.
+RANK_STEP = 100_000_000_000_000
+"""Rank distance between two neighbouring priorities."""
+
+
+class Start(IntEnum):
+    """How the next claim begins: a new attempt of some type, or the interrupted one again."""
+
+    INITIAL = 0
+    RETRY = 1
+    REPLAY = 2
+    RECLAIM = 3
+    CONTINUE = 4
+
+
+class Gate(IntEnum):
+    """Why a waiting execution waits. Gates are asked in the order of `gate.admit`."""
+
+    ARRIVAL = 0
+    UNSEALED = 1
+    BLOCKED = 2
+    DEPENDENCIES = 3
+    DELAY = 4
+    BACKOFF = 5
+    RESUME_DELAY = 6
+    WORKER_DELAY = 7
+    LIMIT = 8
+    BUDGET = 9
+
+
+class Flags(IntFlag):
+    """What else an execution owns. Only without any may an end be written unseen."""
+
+    NONE = 0
+    DEADLINE = 1
+    RETENTION = 2
+    FLOW = 4
+    LIMITS = 8
+    WAITPOINTS = 16
+    RESERVATIONS = 32
+
+
+class Outcome(IntEnum):
+    SUCCESS = 0
+    FAILED = 1
+    CANCELLED = 2
+    EXPIRED = 3
+    SKIPPED = 4
+
+
+class Source(StrEnum):
+    """Who asks for an owner operation. Any other text is allowed as a custom source."""
+
+    LEASE_HOLDER = "lease_holder"
+    OPERATOR = "operator_override"
+    FLOW_CASCADE = "flow_cascade"
+    SYSTEM_TIMEOUT = "system_timeout"
+
+
+class Route(Struct, frozen=True):
+    """Where an execution can run; interned by the store so that a claim compares a number."""
+
+    namespace: str
+    lane: str
+    capabilities: tuple[str, ...] = ()
+
+
+class Worker(Struct, frozen=True):
+    """`id` authorises (grants name it); `instance` is one process, recorded for audit."""
+
+    id: str
+    instance: str
+
+
+class Failure(Struct, frozen=True, omit_defaults=True):
+    message: str
+    category: str = "transient"
+    detail: bytes | None = None
+
+
+class Fence(Struct, frozen=True):
+    """Proof of ownership. All three members must be the execution's current ones."""
+
+    lease_id: UUID
+    epoch: int
+    attempt_id: UUID
+
+
+class Paused(Struct, frozen=True, omit_defaults=True):
+    """An attempt that gave its lease up and will be continued."""
+
+    index: int
+    type: Start
+    worker: Worker
+    epoch: int
+    started_at: Millis
+    paused_at: Millis
+    reason: str
+    timeout: Millis | None = None
+
+
+class Lapsed(Struct, frozen=True, omit_defaults=True):
+    """The lease that was lost, kept until the attempt that replaces it is recorded."""
+
+    index: int
+    type: Start
+    lease_id: UUID
+    epoch: int
+    worker: Worker
+    started_at: Millis
+    expires_at: Millis
+    at: Millis
+    reason: str = ""
+
+
+class Released(Struct, frozen=True, omit_defaults=True):
+    """What the last owner operation did and under which fence: a repeat gets the same answer."""
+
+    operation: str
+    lease_id: UUID
+    epoch: int
+    attempt: int
+    until: Millis | None = None
+
+
+class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """What happened to the execution so far. Empty for one that just runs once."""
+
+    priority: int | None = None
+    started_at: Millis | None = None
+    deadline_at: Millis | None = None
+    retries: int = 0
+    losses: int = 0
+    replays: int = 0
+    generation: int = 0
+    not_before: Millis | None = None
+    delay: Gate | None = None
+    blocked: str | None = None
+    detail: str | None = None
+    paused: Paused | None = None
+    lapsed: Lapsed | None = None
+    released: Released | None = None
+    failure: Failure | None = None
+    cancel_reason: str | None = None
+    cancelled_by: str | None = None
+
+
+EMPTY_LIFE = Life()
+
+
+class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """The rarer facts of a submission, stored as one document."""
+
+    priority: int = 0
+    key: str | None = None
+    creator: str | None = None
+    encoding: str | None = None
+    delay_until: Millis | None = None
+    deadline_at: Millis | None = None
+
+
+NO_FACTS = Facts()
+
+
+class Execution(Struct, frozen=True):
+    """Written once at submit, never updated. The payload is loaded only by those who need it."""
+
+    uuid: UUID
+    created_at: Millis
+    route: Route
+    kind: str
+    policy: Policy | None = None
+    facts: Facts = NO_FACTS
+    flow: UUID | None = None
+
+    @property
+    def id(self) -> ExecutionId:
+        if self.flow is not None:
+            return ExecutionId.member(self.flow, self.uuid)
+        return ExecutionId.solo(self.route.lane, self.uuid)
+
+    @property
+    def rules(self) -> Policy:
+        return self.policy or DEFAULT_POLICY
+
+    @property
+    def reclaim_cap(self) -> int:
+        return self.policy.reclaim_cap if self.policy else DEFAULT_RECLAIM_CAP
+
+
+class Head(Struct, frozen=True):
+    """Carried by every state row. `version` moves with every change an owner's decision
+    depends on; `epoch` grows with every lease and never falls."""
+
+    version: int = 1
+    epoch: int = 0
+    rank: int = 0
+    flags: Flags = Flags.NONE
+    life: Life = EMPTY_LIFE
+
+
+class Next(Struct, frozen=True):
+    """What the next claim will run: attempt `attempt`, begun as `start`."""
+
+    start: Start
+    attempt: int
+    timeout: Millis | None = None
+
+    @property
+    def attempts_made(self) -> int:
+        return self.attempt + (self.start is Start.CONTINUE)
+
+
+class Hold(Struct, frozen=True):
+    """Keeps a ready execution for one worker (a grant), or from everybody (a grace period)."""
+
+    until: Millis
+    worker: str | None = None
+
+    def alive(self, now: Millis) -> bool:
+        return self.until > now
+
+
+class Lease(Struct, frozen=True):
+    id: UUID
+    attempt: int
+    start: Start
+    worker: Worker
+    started_at: Millis
+    expires_at: Millis
+    times_out_at: Millis | None = None
+    renewed_at: Millis | None = None
+
+
+class Waiting(Struct, frozen=True, tag=True):
+    gate: Gate
+    next: Next
+    due_at: Millis | None = None
+
+
+class Ready(Struct, frozen=True, tag=True):
+    next: Next
+    hold: Hold | None = None
+
+
+class Active(Struct, frozen=True, tag=True):
+    lease: Lease
+
+
+class Lost(Struct, frozen=True, tag=True):
+    """Nobody runs it although nobody ended it; `life.lapsed` tells whose lease it was."""
+
+    revoked: bool
+    next: Next
+    hold: Hold | None = None
+
+
+class Suspended(Struct, frozen=True, tag=True):
+    next: Next
+    suspension: UUID
+    reason: str
+    since: Millis
+    due_at: Millis | None = None
+
+
+class Ended(Struct, frozen=True, tag=True):
+    """`attempt` is the last one made (None: never run); `pending` the start that never came."""
+
+    outcome: Outcome
+    ended_at: Millis
+    attempt: int | None = None
+    pending: Start | None = None
+    lease: Lease | None = None
+    result: bytes | None = None
+
+
+State = Waiting | Ready | Active | Lost | Suspended | Ended
+
+
+class Snapshot(Struct, frozen=True):
+    """One execution as it stands: what a rule decides on."""
+
+    execution: Execution
+    head: Head
+    state: State
+
+    def to(self, state: State, **head: Any) -> "Snapshot":
+        """The snapshot after a change: next version, given state, given head members."""
+        new = replace(self.head, version=self.head.version + 1, **head)
+        return replace(self, head=new, state=state)
+
+    @property
+    def life(self) -> Life:
+        return self.head.life
+
+    @property
+    def priority(self) -> int:
+        changed = self.head.life.priority
+        return self.execution.facts.priority if changed is None else changed
+
+    @property
+    def deadline_at(self) -> Millis | None:
+        if not self.head.flags & Flags.DEADLINE:
+            return None
+        return self.head.life.deadline_at or self.execution.facts.deadline_at
+
+    @property
+    def attempts_made(self) -> int:
+        match self.state:
+            case Active(lease=lease):
+                return lease.attempt + 1
+            case Ended(attempt=attempt):
+                return 0 if attempt is None else attempt + 1
+            case Waiting() | Ready() | Lost() | Suspended():
+                return self.state.next.attempts_made
+
+    @property
+    def current_attempt(self) -> int | None:
+        """The attempt in hand: running, interrupted or the one that ended it; None between two."""
+        match self.state:
+            case Active(lease=lease):
+                return lease.attempt
+            case Lost():
+                return self.state.next.attempt - 1
+            case Ended(pending=None, attempt=attempt):
+                return attempt
+            case Ended():
+                return None
+            case Waiting() | Ready() | Suspended():
+                next = self.state.next
+                return next.attempt if next.start is Start.CONTINUE else None
+
+    @property
+    def attempt_id(self) -> UUID | None:
+        index = self.current_attempt
+        return None if index is None else derive_attempt_id(self.execution.uuid, index)
+
+    @property
+    def reclaims(self) -> int:
+        """Losses that were answered by a new attempt."""
+        return self.head.life.losses - isinstance(self.state, Lost)
+
+    @property
+    def started_at(self) -> Millis | None:
+        if self.head.life.started_at is not None:
+            return self.head.life.started_at
+        match self.state:
+            case Active(lease=lease) | Ended(lease=Lease() as lease):
+                return lease.started_at
+            case _:
+                return None
+
+
+def clamp_priority(priority: int) -> int:
+    return max(0, min(MAX_PRIORITY, priority))
+
+
+def rank_of(created_at: Millis, priority: int) -> int:
+    """One number that orders claims: higher priority first, then the older one."""
+    return created_at - priority * RANK_STEP
+
+
+class AttemptOutcome(StrEnum):
+    """How an attempt stands or ended; the last four are final."""
+
+    CREATED = "created"
+    STARTED = "started"
+    SUSPENDED = "suspended"
+    SUCCESS = "ended_success"
+    FAILURE = "ended_failure"
+    CANCELLED = "ended_cancelled"
+    RECLAIMED = "interrupted_reclaimed"
+
+    @property
+    def final(self) -> bool:
+        return self not in (self.CREATED, self.STARTED, self.SUSPENDED)
+
+
+class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """One numbered try. Written to history when another one takes its place."""
+
+    index: int
+    type: Start
+    outcome: AttemptOutcome
+    worker: Worker | None = None
+    lease_id: UUID | None = None
+    epoch: int = 0
+    started_at: Millis | None = None
+    ended_at: Millis | None = None
+    previous: int | None = None
+    failure: Failure | None = None
+    result: bytes | None = None
+    detail: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,239 @@
+"""Operators' and schedulers' way to a lease: reserve an execution for one worker, then take it.
+
+A grant is a hold on the ready row, never a state: it hides the execution from other workers
+until it is redeemed or runs out, and one that ran out needs nobody to clean up.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change, unchanged
+from flowfabric.core.errors import (
+    CapabilityMismatch,
+    GrantExists,
+    GrantExpired,
+    Invalid,
+    InvalidGrant,
+    LeaseConflict,
+    NotEligible,
+    NotLeaseable,
+    NotResumed,
+    StaleLease,
+    UseClaimResumed,
+)
+from flowfabric.core.event import Event, EventKind
+from flowfabric.core.execution import (
+    Active,
+    Ended,
+    Failure,
+    Hold,
+    Lease,
+    Lost,
+    Next,
+    Outcome,
+    Ready,
+    Snapshot,
+    Start,
+)
+from flowfabric.core.history import closing_attempts
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import Taking, lose, present, take
+from flowfabric.core.routing import Capabilities, missing
+from flowfabric.core.time import Millis
+
+OPERATOR = "operator"
+
+
+class Granted(Struct, frozen=True):
+    id: ExecutionId
+    worker: str
+    expires_at: Millis
+
+
+class NotReclaimable(Struct, frozen=True):
+    detail: str
+
+
+class ReclaimCapExceeded(Struct, frozen=True):
+    """`reclaims` is the stored count when granting, the attempted one when redeeming."""
+
+    reclaims: int
+
+
+class GrantNotFound(Struct, frozen=True):
+    """No reclaim grant stands for this execution, or it ran out."""
+
+
+class Grantee(Struct, frozen=True):
+    worker: str
+    capabilities: Capabilities
+    ttl: Millis
+
+
+def issue_grant(snapshot: Snapshot | None, grantee: Grantee, now: Millis) -> "Change[Granted]":
+    """Reserves an eligible execution. An interrupted one is redeemed by `claim_resumed`."""
+    snapshot = present(snapshot)
+    if not isinstance(snapshot.state, Ready):
+        raise NotEligible("only an execution that waits for a worker can be granted")
+    _refuse_live_hold(snapshot.state.hold, now)
+    if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
+        raise CapabilityMismatch(lacking)
+    return _hold(snapshot, snapshot.state, grantee, now)
+
+
+def claim_granted(
+    snapshot: Snapshot | None, taking: Taking, now: Millis, expected_attempt: int | None = None
+) -> "Change[Snapshot]":
+    """Redeems a grant: a new attempt starts."""
+    snapshot = present(snapshot)
+    ready = _leaseable(snapshot)
+    if ready.next.start is Start.CONTINUE:
+        raise UseClaimResumed("an interrupted attempt waits to be continued")
+    _check_grant(ready.hold, taking.worker.id, now)
+    if expected_attempt is not None and expected_attempt != ready.next.attempt:
+        raise StaleLease(f"the next attempt is {ready.next.attempt}")
+    return take(snapshot, ready.next, taking, now)
+
+
+def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
+    """Redeems a grant on an interrupted attempt: the same attempt goes on under a new lease."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Ready(next=Next(start=Start.CONTINUE)) as ready:
+            pass
+        case Ready():
+            raise NotResumed("no interrupted attempt waits to be continued")
+        case _:
+            ready = _leaseable(snapshot)
+    _check_grant(ready.hold, taking.worker.id, now)
+    return take(snapshot, ready.next, taking, now)
+
+
+def grant_and_claim(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
+    """An operator takes a waiting execution in one step, whatever it requires."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Ready() as ready:
+            pass
+        case Active():
+            raise LeaseConflict("a worker holds the lease")
+        case _:
+            raise NotEligible("only an execution that waits for a worker can be taken")
+    _refuse_live_hold(ready.hold, now)
+    return take(snapshot, ready.next, taking, now)
+
+
+def issue_reclaim_grant(
+    snapshot: Snapshot | None, grantee: Grantee, now: Millis, cap: int | None = None
+) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
+    """Reserves a lost execution for a rescuer; a lease found expired is marked first."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Active(lease=lease) if lease.expires_at <= now:
+            marked = lose(snapshot, lease, now, revoked=False)
+            return _grant_after(marked, grantee, now, cap)
+        case Lost():
+            return _grant_lost(snapshot, grantee, now, cap)
+        case _:
+            return unchanged(NotReclaimable("the execution is not lost"))
+
+
+def reclaim(
+    snapshot: Snapshot | None, taking: Taking, now: Millis, cap: int | None = None
+) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
+    """Redeems a reclaim grant: a new attempt starts in place of the lost one."""
+    snapshot = present(snapshot)
+    hold = getattr(snapshot.state, "hold", None)
+    if not isinstance(hold, Hold) or hold.worker is None:
+        return unchanged(GrantNotFound())
+    if hold.worker != taking.worker.id:
+        raise Invalid(f"the grant names worker {hold.worker!r}")
+    if not hold.alive(now):
+        return unchanged(GrantNotFound())
+    if not isinstance(snapshot.state, Lost):
+        return unchanged(NotReclaimable("the execution is not lost"))
+    if cap is not None and snapshot.life.losses > cap:
+        return _end_lost(snapshot, snapshot.state, now)
+    return take(snapshot, snapshot.state.next, taking, now)
+
+
+def _leaseable(snapshot: Snapshot) -> Ready:
+    match snapshot.state:
+        case Ready() as ready:
+            return ready
+        case Active():
+            raise LeaseConflict("a worker holds the lease")
+        case _:
+            raise NotLeaseable("the execution does not wait for a worker")
+
+
+def _refuse_live_hold(hold: Hold | None, now: Millis) -> None:
+    if hold is not None and hold.alive(now):
+        raise GrantExists(f"held until {hold.until}")
+
+
+def _check_grant(hold: Hold | None, worker: str, now: Millis) -> None:
+    if hold is None or hold.worker != worker:
+        raise InvalidGrant("no grant names this worker")
+    if hold.until < now:
+        raise GrantExpired(f"the grant ran out at {hold.until}")
+
+
+def _hold(
+    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis
+) -> "Change[Granted]":
+    until = Millis(now + grantee.ttl)
+    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)))
+    granted = Granted(snapshot.execution.id, grantee.worker, until)
+    return Change(outcome=granted, before=snapshot, after=after)
+
+
+def _grant_after(
+    marked: "Change[Lease]", grantee: Grantee, now: Millis, cap: int | None
+) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
+    """The grant decided on the result of the expiry, written as one change with it."""
+    lost = marked.after
+    assert lost is not None  # noqa: S101 - losing a lease always writes
+    if not isinstance(lost.state, Lost):
+        outcome = ReclaimCapExceeded(lost.life.losses)
+        return Change(outcome, marked.before, lost, marked.events, marked.attempts)
+    grant = _grant_lost(lost, grantee, now, cap)
+    after = grant.after or lost
+    return Change(grant.outcome, marked.before, after, marked.events, marked.attempts)
+
+
+def _grant_lost(
+    snapshot: Snapshot, grantee: Grantee, now: Millis, cap: int | None
+) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
+    state = snapshot.state
+    assert isinstance(state, Lost)  # noqa: S101 - narrowed by both callers
+    limit = snapshot.execution.reclaim_cap if cap is None else cap
+    if snapshot.reclaims >= limit:
+        return unchanged(ReclaimCapExceeded(snapshot.reclaims))
+    _refuse_live_hold(state.hold, now)
+    if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
+        return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
+    return _hold(snapshot, state, grantee, now)
+
+
+def _end_lost(
+    snapshot: Snapshot, lost: Lost, now: Millis
+) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
+    failure = Failure(message="max_reclaims_exceeded", category="infra_crash")
+    ended = Ended(outcome=Outcome.FAILED, ended_at=now, attempt=lost.next.attempt - 1)
+    lapsed = snapshot.life.lapsed
+    event = Event(
+        uuid=snapshot.execution.uuid,
+        at=now,
+        kind=EventKind.RECLAIMS_EXCEEDED,
+        epoch=snapshot.head.epoch,
+        attempt=ended.attempt,
+        worker=lapsed.worker if lapsed else None,
+    )
+    return Change(
+        outcome=ReclaimCapExceeded(snapshot.life.losses),
+        before=snapshot,
+        after=snapshot.to(ended, life=replace(snapshot.life, failure=failure)),
+        events=(event,),
+        attempts=closing_attempts(snapshot),
+    )

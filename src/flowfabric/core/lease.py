@@ -1,0 +1,326 @@
+"""Ownership: the gate every owner passes, and how a lease is taken, lost and given back.
+
+A lease belongs to the execution, not to the attempt. Each one has a higher epoch than all
+before it, and whoever presents an older fence can change nothing.
+"""
+
+from typing import Never, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change, refused, unchanged
+from flowfabric.core.errors import (
+    FenceRequired,
+    LeaseExpired,
+    LeaseRevoked,
+    NotActive,
+    NotFound,
+    PartialFence,
+    StaleLease,
+)
+from flowfabric.core.event import Event, EventKind
+from flowfabric.core.execution import (
+    Active,
+    Ended,
+    Failure,
+    Fence,
+    Hold,
+    Lapsed,
+    Lease,
+    Lost,
+    Next,
+    Outcome,
+    Snapshot,
+    Source,
+    Start,
+    Worker,
+)
+from flowfabric.core.history import closing_attempts
+from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.time import NO_TIME, Millis
+from flowfabric.core.vector import vector
+
+T = TypeVar("T")
+
+DEFAULT_TTL = Millis(30_000)
+MAX_TTL = Millis(24 * 3_600_000)
+
+
+class Owner(Struct, frozen=True):
+    """Who asks. Either a whole fence, or none of it and an operator as the source."""
+
+    lease_id: UUID | None = None
+    epoch: int | None = None
+    attempt_id: UUID | None = None
+    source: str = Source.LEASE_HOLDER
+
+    @property
+    def fence(self) -> Fence | None:
+        """The whole fence, or None when the caller presents none of it."""
+        match (self.lease_id, self.epoch, self.attempt_id):
+            case (None, None, None):
+                return None
+            case (UUID() as lease_id, int() as epoch, UUID() as attempt_id):
+                return Fence(lease_id, epoch, attempt_id)
+            case _:
+                raise PartialFence("lease id, epoch and attempt id belong together")
+
+    @classmethod
+    def of(cls, fence: Fence) -> "Owner":
+        return cls(fence.lease_id, fence.epoch, fence.attempt_id)
+
+
+class Renewed(Struct, frozen=True):
+    expires_at: Millis
+    epoch: int
+
+
+class Revoked(Struct, frozen=True):
+    lease_id: UUID
+    epoch: int
+
+
+class AlreadySatisfied(Struct, frozen=True):
+    """Nothing to do; `reason` says why."""
+
+    reason: str
+
+
+class MarkedExpired(Struct, frozen=True):
+    id: ExecutionId
+
+
+def fence_of(snapshot: Snapshot, lease: Lease) -> Fence:
+    attempt_id = derive_attempt_id(snapshot.execution.uuid, lease.attempt)
+    return Fence(lease.id, snapshot.head.epoch, attempt_id)
+
+
+def present(snapshot: Snapshot | None, id: object = "") -> Snapshot:
+    if snapshot is None:
+        raise NotFound("execution", id)
+    return snapshot
+
+
+def not_active(snapshot: Snapshot) -> NotActive:
+    shape = vector(snapshot)
+    return NotActive(
+        phase=shape.phase,
+        outcome=shape.outcome,
+        epoch=snapshot.head.epoch,
+        attempt_id=snapshot.attempt_id,
+    )
+
+
+def required_fence(owner: Owner) -> Fence | None:
+    """The fence to compare, None for an operator's override."""
+    fence = owner.fence
+    if fence is None and owner.source != Source.OPERATOR:
+        raise FenceRequired("only an operator may act without a fence")
+    return fence
+
+
+def enter(snapshot: Snapshot, owner: Owner, now: Millis) -> "Lease | Change[Never]":
+    """The gate of every owner operation: the lease, or the change that marks it expired.
+
+    The order is part of the contract: fence present, active, not revoked, not expired, current.
+    An expired lease is marked as lost even though the caller gets an error.
+    """
+    fence = required_fence(owner)
+    match snapshot.state:
+        case Active(lease=lease):
+            pass
+        case Lost(revoked=True):
+            raise LeaseRevoked(_revocation(snapshot))
+        case Lost():
+            raise LeaseExpired("the lease ran out and the execution awaits a reclaim")
+        case _:
+            raise not_active(snapshot)
+    if lease.expires_at <= now:
+        expired = lose(snapshot, lease, now, revoked=False)
+        return refused(expired, LeaseExpired(f"the lease ran out at {lease.expires_at}"))
+    if fence is not None and fence != fence_of(snapshot, lease):
+        raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
+    return lease
+
+
+def renew(snapshot: Snapshot | None, owner: Owner, ttl: Millis, now: Millis) -> "Change[Renewed]":
+    """Says why a renewal was refused, or extends a lease. Never shortens one."""
+    snapshot = present(snapshot)
+    if owner.fence is None:
+        raise FenceRequired("a lease is renewed by its owner only")
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    expires_at = Millis(max(lease.expires_at, now + ttl))
+    after = snapshot.to(Active(replace(lease, expires_at=expires_at, renewed_at=now)))
+    outcome = Renewed(expires_at, snapshot.head.epoch)
+    return Change(outcome=outcome, before=snapshot, after=after)
+
+
+def lose(
+    snapshot: Snapshot,
+    lease: Lease,
+    now: Millis,
+    *,
+    revoked: bool,
+    reason: str = "",
+    grace: Millis = NO_TIME,
+) -> "Change[Lease]":
+    """Takes the lease away. The execution can be reclaimed, unless it was too often already."""
+    life = snapshot.life
+    if life.losses + 1 > snapshot.execution.reclaim_cap:
+        return _end_over_cap(snapshot, lease, now)
+    lapsed = Lapsed(
+        index=lease.attempt,
+        type=_type_of(snapshot, lease),
+        lease_id=lease.id,
+        epoch=snapshot.head.epoch,
+        worker=lease.worker,
+        started_at=_attempt_started(snapshot, lease),
+        expires_at=lease.expires_at,
+        at=now,
+        reason=reason,
+    )
+    attempts = closing_attempts(snapshot)
+    timeout = snapshot.execution.rules.attempt_timeout
+    life = replace(
+        life, losses=life.losses + 1, lapsed=lapsed, paused=None, started_at=snapshot.started_at
+    )
+    hold = Hold(until=Millis(now + grace)) if grace else None
+    next = Next(Start.RECLAIM, lease.attempt + 1, timeout)
+    kind = EventKind.LEASE_REVOKED if revoked else EventKind.LEASE_EXPIRED
+    return Change(
+        outcome=lease,
+        before=snapshot,
+        after=snapshot.to(Lost(revoked, next, hold), life=life),
+        events=(lease_event(snapshot, lease, kind, now, reason=reason or None),),
+        attempts=attempts,
+    )
+
+
+def revoke(
+    snapshot: Snapshot | None,
+    now: Millis,
+    *,
+    reason: str,
+    lease_id: UUID | None = None,
+    instance: str = "",
+) -> "Change[Revoked | AlreadySatisfied]":
+    """An operator takes a lease away; a lease id or an instance can aim it."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Lost(revoked=True):
+            return unchanged(AlreadySatisfied("already_revoked"))
+        case Lost():
+            return unchanged(AlreadySatisfied("already_expired"))
+        case Active(lease=lease):
+            pass
+        case _:
+            raise not_active(snapshot)
+    if instance and instance != lease.worker.instance:
+        return unchanged(AlreadySatisfied("different_worker_instance_id"))
+    if lease_id is not None and lease_id != lease.id:
+        raise StaleLease("another lease stands")
+    change = lose(snapshot, lease, now, revoked=True, reason=reason)
+    return _answer(change, Revoked(lease.id, snapshot.head.epoch))
+
+
+def mark_expired(
+    snapshot: Snapshot | None, now: Millis, grace: Millis = NO_TIME
+) -> "Change[MarkedExpired | AlreadySatisfied]":
+    """Marks a lease that ran out as lost; anything else is left alone and told apart."""
+    if snapshot is None:
+        return unchanged(AlreadySatisfied("execution_not_found"))
+    match snapshot.state:
+        case Lost(revoked=revoked):
+            return unchanged(AlreadySatisfied("already_revoked" if revoked else "already_expired"))
+        case Active(lease=lease) if lease.expires_at > now:
+            return unchanged(AlreadySatisfied("not_yet_expired"))
+        case Active(lease=lease):
+            change = lose(snapshot, lease, now, revoked=False, grace=grace)
+            return _answer(change, MarkedExpired(snapshot.execution.id))
+        case _:
+            return unchanged(AlreadySatisfied("not_active"))
+
+
+class Taking(Struct, frozen=True):
+    """What a claim brings: its own id becomes the lease id of everything it takes."""
+
+    lease_id: UUID
+    worker: Worker
+    ttl: Millis
+
+
+def take(snapshot: Snapshot, next: Next, taking: Taking, now: Millis) -> "Change[Snapshot]":
+    """Gives the lease of a ready or lost execution to a worker.
+
+    The store's claim statement repeats exactly this for many rows at once.
+    """
+    lease = Lease(
+        id=taking.lease_id,
+        attempt=next.attempt,
+        start=next.start,
+        worker=taking.worker,
+        started_at=now,
+        expires_at=Millis(now + taking.ttl),
+        times_out_at=None if next.timeout is None else Millis(now + next.timeout),
+    )
+    after = snapshot.to(Active(lease), epoch=snapshot.head.epoch + 1)
+    event = lease_event(after, lease, _TAKEN.get(next.start, EventKind.CLAIMED), now)
+    return Change(outcome=after, before=snapshot, after=after, events=(event,))
+
+
+_TAKEN = {Start.CONTINUE: EventKind.RESUMED, Start.RECLAIM: EventKind.RECLAIMED}
+
+
+def lease_event(
+    snapshot: Snapshot, lease: Lease, kind: EventKind, now: Millis, **detail: object
+) -> Event:
+    """An event about a lease that stands in, or just left, the given snapshot."""
+    given = {key: value for key, value in detail.items() if value is not None}
+    return Event(
+        uuid=snapshot.execution.uuid,
+        at=now,
+        kind=kind,
+        epoch=snapshot.head.epoch,
+        attempt=lease.attempt,
+        worker=lease.worker,
+        detail=given or None,
+    )
+
+
+def _answer(change: "Change[Lease]", outcome: T) -> "Change[T]":
+    return Change(outcome, change.before, change.after, change.events, change.attempts)
+
+
+def _revocation(snapshot: Snapshot) -> str:
+    return snapshot.life.lapsed.reason if snapshot.life.lapsed else ""
+
+
+def _type_of(snapshot: Snapshot, lease: Lease) -> Start:
+    paused = snapshot.life.paused
+    if lease.start is Start.CONTINUE and paused is not None:
+        return paused.type
+    return lease.start
+
+
+def _attempt_started(snapshot: Snapshot, lease: Lease) -> Millis:
+    paused = snapshot.life.paused
+    if lease.start is Start.CONTINUE and paused is not None:
+        return paused.started_at
+    return lease.started_at
+
+
+def _end_over_cap(snapshot: Snapshot, lease: Lease, now: Millis) -> "Change[Lease]":
+    failure = Failure(message="max_reclaims_exceeded", category="infra_crash")
+    life = replace(snapshot.life, losses=snapshot.life.losses + 1, failure=failure, lapsed=None)
+    ended = Ended(outcome=Outcome.FAILED, ended_at=now, attempt=lease.attempt, lease=lease)
+    return Change(
+        outcome=lease,
+        before=snapshot,
+        after=snapshot.to(ended, life=life),
+        events=(lease_event(snapshot, lease, EventKind.RECLAIMS_EXCEEDED, now),),
+        attempts=closing_attempts(snapshot),
+    )

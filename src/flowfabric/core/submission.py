@@ -1,0 +1,162 @@
+"""Submitting: what a caller asks for, checked once, and the execution it becomes."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.errors import Invalid, InvalidId
+from flowfabric.core.execution import (
+    EMPTY_LIFE,
+    NO_FACTS,
+    Execution,
+    Facts,
+    Flags,
+    Gate,
+    Head,
+    Next,
+    Route,
+    Snapshot,
+    Start,
+    clamp_priority,
+    rank_of,
+)
+from flowfabric.core.gate import admit
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.policy import DEFAULT_POLICY, Policy, parse_policy
+from flowfabric.core.text import (
+    MAX_PAYLOAD,
+    check_bytes,
+    check_key,
+    check_kind,
+    check_lane,
+    check_namespace,
+    check_tags,
+    check_text,
+)
+from flowfabric.core.time import Millis, check_moment
+from flowfabric.core.vector import PublicState
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """A request to run something. Only `kind` is needed."""
+
+    kind: str
+    payload: bytes = b""
+    id: ExecutionId | None = None
+    namespace: str = "default"
+    lane: str = "default"
+    priority: int | None = None
+    key: str | None = None
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict)
+    policy: Policy | Mapping[str, object] | bytes | None = None
+    delay_until: Millis | None = None
+    deadline_at: Millis | None = None
+    creator: str | None = None
+    encoding: str | None = None
+
+
+class Submitted(Struct, frozen=True):
+    id: ExecutionId
+    state: PublicState
+
+
+class Duplicate(Struct, frozen=True):
+    """Nothing was created: the key or the id was known already."""
+
+    id: ExecutionId
+
+
+class Creation(Struct, frozen=True):
+    """A checked submission, ready to be written."""
+
+    snapshot: Snapshot
+    payload: bytes
+    tags: Mapping[str, str]
+    key: str | None = None
+    key_until: Millis = Millis(0)
+
+
+def create(submission: Submission, fresh: UUID, now: Millis) -> Creation:
+    """The execution a submission becomes; raises before anything is written."""
+    policy = None if submission.policy is None else parse_policy(submission.policy)
+    rules = policy or DEFAULT_POLICY
+    execution = _execution(submission, policy, fresh, now)
+    window = rules.dedup_window_ms
+    key = None if submission.key is None else check_key(submission.key)
+    return Creation(
+        snapshot=_first_state(execution, now),
+        payload=check_bytes(submission.payload, "payload", MAX_PAYLOAD),
+        tags=check_tags(submission.tags) if submission.tags else {},
+        key=key if window > 0 else None,
+        key_until=Millis(now + window),
+    )
+
+
+def _execution(
+    submission: Submission, policy: Policy | None, fresh: UUID, now: Millis
+) -> Execution:
+    rules = policy or DEFAULT_POLICY
+    route = Route(
+        check_namespace(submission.namespace), check_lane(submission.lane), rules.capabilities
+    )
+    execution = Execution(
+        uuid=fresh if submission.id is None else ExecutionId(submission.id).uuid,
+        created_at=now,
+        route=route,
+        kind=check_kind(submission.kind),
+        policy=policy,
+        facts=_facts(submission, rules, now),
+    )
+    if submission.id is not None and submission.id != execution.id:
+        raise InvalidId("wrong_partition", submission.id)
+    return execution
+
+
+def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
+    deadline_at = submission.deadline_at
+    if deadline_at is None and rules.execution_deadline is not None:
+        deadline_at = Millis(now + rules.execution_deadline)
+    delay_until = submission.delay_until
+    facts = Facts(
+        priority=_priority(rules.priority if submission.priority is None else submission.priority),
+        key=submission.key or None,
+        creator=_optional(submission.creator, "creator"),
+        encoding=_optional(submission.encoding, "encoding"),
+        delay_until=_moment(rules.delay_until if delay_until is None else delay_until, "delay"),
+        deadline_at=_moment(deadline_at, "deadline"),
+    )
+    return NO_FACTS if facts == NO_FACTS else facts
+
+
+def _first_state(execution: Execution, now: Millis) -> Snapshot:
+    facts, rules = execution.facts, execution.rules
+    flags = Flags.NONE
+    if facts.deadline_at is not None:
+        flags |= Flags.DEADLINE
+    if rules.retention is not None:
+        flags |= Flags.RETENTION
+    life = EMPTY_LIFE
+    if facts.delay_until is not None and facts.delay_until > now:
+        life = replace(life, not_before=facts.delay_until, delay=Gate.DELAY)
+    rank = rank_of(execution.created_at, facts.priority)
+    head = Head(rank=rank, flags=flags, life=life)
+    return Snapshot(
+        execution, head, admit(life, Next(Start.INITIAL, 0, rules.attempt_timeout), now)
+    )
+
+
+def _priority(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Invalid(f"priority must be a whole number, not {type(value).__name__}")
+    return clamp_priority(value)
+
+
+def _optional(value: str | None, what: str) -> str | None:
+    return None if value is None else check_text(value, what, limit=256)
+
+
+def _moment(value: int | None, what: str) -> Millis | None:
+    return None if value is None else check_moment(value, what)

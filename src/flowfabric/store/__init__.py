@@ -1,0 +1,1 @@
+"""Stores: rows, no rules."""

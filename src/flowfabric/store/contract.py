@@ -1,0 +1,287 @@
+"""What a store must do. Rows, not rules: every decision was made by `core` beforehand.
+
+Three methods repeat a core rule because they must be one round trip over many rows: `claim`
+(as `core.lease.take`), `renew` (as `core.lease.renew`) and, for limits, `release`.
+
+Obligations that hold for every method:
+
+* `now` comes from the caller and is the moment of the flush; SQL never asks for the time.
+* A change is written whole or not at all, and only while the versions it was decided on stand;
+  compared rows are locked (or the whole store is).
+* An item that cannot be written never keeps its neighbours from being written.
+* What a method returned as written is durable.
+* Connection trouble is raised as `Unavailable`, never as a refusal.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.change import Change
+from flowfabric.core.event import EventKind, StoredEvent
+from flowfabric.core.execution import Attempt, Snapshot, Worker
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.routing import Capabilities
+from flowfabric.core.step import Step
+from flowfabric.core.submission import Creation
+from flowfabric.core.time import Millis
+from flowfabric.core.vector import PublicState
+from flowfabric.store.clock import Clock
+
+MAX_BATCH = 500
+"""Most items one call of a writing method is given."""
+
+
+class ClaimCall(Struct, frozen=True):
+    """One request for work. `id` becomes the lease id of everything it takes, so repeating a
+    call whose reply was lost returns what it already took."""
+
+    id: UUID
+    worker: Worker
+    capabilities: Capabilities
+    lanes: tuple[str, ...]
+    namespace: str | None
+    limit: int
+    ttl: Millis
+    repeated: bool = False
+
+
+class Taken(Struct, frozen=True):
+    """One claimed execution; `snapshot.state` is Active."""
+
+    snapshot: Snapshot
+    payload: bytes
+
+
+class Renewal(Struct, frozen=True):
+    uuid: UUID
+    lease_id: UUID
+    epoch: int
+    ttl: Millis
+
+
+class Progress(Struct, frozen=True):
+    """What the owner last said about how far it is. None leaves the earlier value."""
+
+    percent: int | None = None
+    message: str | None = None
+
+
+class Note(Struct, frozen=True):
+    """A side write under a fence: written only while that very lease stands and has not expired.
+
+    It never bumps the version of the state row.
+    """
+
+    uuid: UUID
+    lease_id: UUID
+    epoch: int
+    progress: Progress | None = None
+    step: Step | None = None
+
+
+class Detail(Struct, frozen=True):
+    """Everything a person may want to see of one execution."""
+
+    snapshot: Snapshot
+    payload: bytes
+    tags: Mapping[str, str]
+    progress: Progress | None
+    touched_at: Millis
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """A filter over executions; members that are None do not filter."""
+
+    namespace: str | None = None
+    lane: str | None = None
+    kind: str | None = None
+    states: tuple[PublicState, ...] = ()
+    tag: tuple[str, str] | None = None
+    created_from: Millis | None = None
+    created_until: Millis | None = None
+    after: tuple[Millis, UUID] | None = None
+    limit: int = 100
+    newest_first: bool = False
+
+
+class Page(Struct, frozen=True):
+    """`cursor` is None when there is nothing more. A short page may still have a cursor."""
+
+    items: tuple[Snapshot, ...]
+    cursor: tuple[Millis, UUID] | None
+
+
+class EventQuery(Struct, frozen=True, kw_only=True):
+    """Events with `seq` above `after`, oldest first."""
+
+    after: int = 0
+    limit: int = 1000
+    uuid: UUID | None = None
+    namespace: str | None = None
+    kinds: frozenset[EventKind] | None = None
+    tag: tuple[str, str] | None = None
+
+
+class EventPage(Struct, frozen=True):
+    """`cursor` is the `seq` up to which everything was seen, also what the filter left out."""
+
+    events: tuple[StoredEvent, ...]
+    cursor: int
+
+
+class ExpiredLease(Struct, frozen=True):
+    """A lease that ran out or was revoked and was not reclaimed yet."""
+
+    id: ExecutionId
+    lease_id: UUID
+    epoch: int
+    instance: str
+    expires_at: Millis
+    attempt: int
+
+
+class Counts(Struct, frozen=True):
+    """How many executions are in each public state; `capped` names those that are at least that
+    many (counting stops at 100,000)."""
+
+    by_state: Mapping[str, int]
+    capped: frozenset[str]
+
+
+class Store(Protocol):
+    """One database. Opened by `open_store(url)`, closed by `close`."""
+
+    name: str
+    clock: Clock
+
+    # -- life of the store itself
+
+    async def migrate(self) -> int:
+        """Brings the schema up to date and returns its version. Safe to call from many
+        processes at once; raises SchemaTooNew for a database of a newer release."""
+
+    async def secret(self) -> bytes:
+        """The key that signs handles: made once per database, the same for every process."""
+
+    async def close(self) -> None:
+        """Finishes what is under way and lets go of every connection."""
+
+    # -- the hot path: one durable round trip each, at most MAX_BATCH items
+
+    async def submit(self, creations: Sequence[Creation], now: Millis) -> list[ExecutionId | None]:
+        """Creates each execution with its state row, tags, deadline and key. For each, in order:
+        None when it was created, else the id of the execution that was there already (found by
+        a live key first, then by its own id). Keys and ids are unique within one call. A key
+        whose window has passed is taken over."""
+
+    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
+        """Takes the best `limit` executions of `ready` (lost ones included) whose route the
+        worker satisfies: in the given lanes (empty: every lane) and namespace (None: every one),
+        no lane paused, no live hold for somebody else, by (rank, id) over all of them. Each
+        moves to `lease` exactly as `core.lease.take` would do it, with its event. Rows locked by
+        another claimer are skipped: a short result does not mean an empty queue. With `repeated`
+        the executions this call took before are returned first."""
+
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+        """Extends each lease whose id and epoch match and which has not expired; never shortens
+        one. Returns the new expiry of those extended."""
+
+    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+        """Writes endings for which `Change.plain_end` holds: the lease row goes if version,
+        epoch, lease id stand and it has not expired by `now`; done row and event come. Returns
+        the executions that were ended."""
+
+    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+        """Writes each side write whose lease stands (the lease row is locked while it is
+        written); returns the executions whose lease stood. Several notes may be for one
+        execution. A step that is recorded already stays as it is; progress overwrites."""
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        """The general way to write: locks every state row a change was decided on, keeps the
+        changes whose version stands in the same place, moves the rows, writes attempts, events,
+        steps and deadlines. One change per execution. Returns the executions whose change was written;
+        the others have moved meanwhile and must be decided anew."""
+
+    # -- what is due
+
+    async def due(self, now: Millis, limit: int) -> list[UUID]:
+        """Executions with something due: parked until a moment that has come, a lease or an
+        attempt that ran out, a deadline that passed."""
+
+    async def next_due(self, now: Millis) -> Millis | None:
+        """The earliest moment after `now` something known today becomes due."""
+
+    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
+        """Deletes up to `limit` executions that ended at or before `ended_before` (or whose own
+        retention has passed by `now`) with everything that belongs to them, and keys whose
+        window has passed. Returns the number of executions deleted."""
+
+    async def take_duty(self, duty: str, holder: str, now: Millis, until: Millis) -> bool:
+        """Whether `holder` has the duty until `until`: it had it, or nobody has it any more."""
+
+    async def drop_duty(self, duty: str, holder: str) -> None:
+        """Gives the duty up if `holder` has it."""
+
+    # -- reads
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        """The executions as they stand, in one statement, so that a moving row is seen once."""
+
+    async def detail(self, uuid: UUID) -> Detail | None:
+        """One execution with payload, tags, progress and the last moment anything happened."""
+
+    async def attempts(self, uuid: UUID) -> list[Attempt]:
+        """The attempts in history, by index."""
+
+    async def steps(self, uuid: UUID, generation: int) -> list[Step]:
+        """The recorded steps of a generation, by position."""
+
+    async def page(self, query: Query) -> Page:
+        """Executions by (created_at, id). Examines a bounded number of rows per call."""
+
+    async def candidates(
+        self, lane: str, namespace: str | None, now: Millis, limit: int
+    ) -> list[Snapshot]:
+        """Ready (not lost) executions of a lane in claim order that no live hold keeps."""
+
+    async def expired_leases(
+        self,
+        as_of: Millis,
+        after: tuple[Millis, UUID] | None,
+        limit: int,
+        namespace: str | None,
+    ) -> list[ExpiredLease]:
+        """Leases with an expiry at or before `as_of`, and lost executions with their lapsed
+        lease, by (expires_at, id)."""
+
+    async def leases_of(self, instance: str, limit: int) -> list[Snapshot]:
+        """The executions a worker instance holds a lease of."""
+
+    async def lanes(self, after: str | None, limit: int) -> list[str]:
+        """Names of lanes anything was ever submitted to, ascending."""
+
+    async def pause_lane(self, lane: str, paused: bool) -> None:
+        """Closes or opens the gate that claims look at; no row moves."""
+
+    async def counts(self, namespace: str | None, lane: str | None) -> Counts:
+        """How many executions are in each public state."""
+
+    async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
+        """Adds or replaces tags, all or none; False when there is no such execution."""
+
+    async def events(self, query: EventQuery) -> EventPage:
+        """Events after a cursor. Skips none, also of transactions that commit late."""
+
+    async def last_event(self) -> int:
+        """The cursor from which only events of the future are seen."""
+
+    # -- wake-ups are hints: losing every one costs at most the poll floor
+
+    def hint(self, lanes: frozenset[str]) -> None:
+        """Tells other processes (and this one) that work arrived in these lanes or ended."""
+
+    async def wait_hint(self, timeout: float) -> bool:
+        """Returns when something may have happened, or after `timeout` seconds (False)."""
