@@ -31,6 +31,7 @@ from flowfabric.core.history import attempt_of, closing_attempts
 from flowfabric.core.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.lease import Owner, enter, fence_of, lease_event, present
 from flowfabric.core.retry import Category, RetryPolicy, backoff_delay, may_retry
+from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState, vector
 
@@ -113,9 +114,18 @@ def time_out(
     return _end_failed(snapshot, lease, now, failure, Outcome.EXPIRED)
 
 
-def delay(snapshot: Snapshot | None, owner: Owner, now: Millis, until: Millis) -> "Change[Delayed]":
+def delay(
+    snapshot: Snapshot | None,
+    owner: Owner,
+    now: Millis,
+    until: Millis,
+    *,
+    step: Step | None = None,
+) -> "Change[Delayed]":
     """Gives the lease up and has the same attempt continued at `until`."""
-    return _pause(snapshot, owner, now, until, EventKind.DELAYED, "worker_delay")
+    change = _pause(snapshot, owner, now, until, EventKind.DELAYED, "worker_delay")
+    parked = change.after is not None and isinstance(change.outcome, Delayed)
+    return replace(change, steps=(step,)) if step is not None and parked else change
 
 
 def hand_back(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Change[Delayed]":

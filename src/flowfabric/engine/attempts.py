@@ -1,0 +1,255 @@
+"""What the owner of a lease reports: progress, steps, completion, failure, delay.
+
+A worker that holds a `Claim` decides on the value it holds and writes under the fence, one
+statement and no read. Only when that is refused is the execution loaded, and then the rule says
+exactly why.
+"""
+
+from collections.abc import Callable
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core import attempt as rules
+from flowfabric.core import control
+from flowfabric.core.attempt import Chance, Completed, Delayed, RetryScheduled, TerminalFailed
+from flowfabric.core.change import Change, unchanged
+from flowfabric.core.control import Cancelled
+from flowfabric.core.errors import FenceRequired, Invalid, InvalidHandle
+from flowfabric.core.execution import Failure, Snapshot, Source
+from flowfabric.core.handle import HandleBody, HandleKind, open_handle, seal
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import Owner, Renewed, enter, present
+from flowfabric.core.retry import Category
+from flowfabric.core.step import Step
+from flowfabric.core.text import (
+    MAX_PROGRESS_MESSAGE,
+    MAX_REASON,
+    MAX_RESULT,
+    check_bytes,
+    check_text,
+)
+from flowfabric.core.time import Millis, check_moment
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.batch import Batcher
+from flowfabric.engine.claims import Claim, Claims
+from flowfabric.engine.decisions import T
+from flowfabric.store.contract import Note, Progress
+
+MAX_STEP = 1 << 20
+
+
+class Held(Struct, frozen=True):
+    """An execution and what its caller presents as the owner; for callers without a claim."""
+
+    id: ExecutionId
+    owner: Owner = Owner()
+
+
+Owned = Claim | Held | str
+"""A claim, a handle's text, or an id with a fence."""
+
+# Deciding on the held value needs no second comparison: the statement that ends the lease
+# compares the fence with what is stored.
+_SELF = Owner(source=Source.OPERATOR)
+
+
+class Attempts(Noun):
+    """`engine.attempts`"""
+
+    def __init__(self, parts: Parts, claims: Claims) -> None:
+        super().__init__(parts)
+        self._claims = claims
+        self._ends: Batcher[Change[object], bool] = Batcher(
+            "end", self._flush_ends, keys=_change_keys, weight=_change_weight
+        )
+        self._notes: Batcher[Note, bool] = Batcher("note", self._flush_notes, weight=_note_weight)
+
+    async def complete(self, owned: Owned, result: bytes | None = None) -> Completed:
+        """Ends the execution in success. Repeating it with the same fence gives the same answer
+        and keeps the first result."""
+        if result is not None:
+            check_bytes(result, "result", MAX_RESULT)
+        if isinstance(owned, Claim):
+            change = rules.complete(owned.snapshot, _SELF, self._now(), result)
+            if change.plain_end and await self._ends.put(change):
+                return Completed(owned.id)
+        id, owner = self._unpack(owned)
+        return await self._decide(id, lambda held, now: rules.complete(held, owner, now, result))
+
+    async def fail(
+        self, owned: Owned, failure: Failure, *, retry_after: Millis | None = None
+    ) -> RetryScheduled | TerminalFailed:
+        """Ends the attempt in failure. The stored policy decides whether a retry is scheduled;
+        `retry_after` replaces its backoff for this once."""
+        _check_failure(failure)
+        chance = Chance(self._luck(), retry_after)
+        if isinstance(owned, Claim):
+            change = rules.fail(owned.snapshot, _SELF, self._now(), failure, chance)
+            if change.plain_end and await self._ends.put(change):
+                return TerminalFailed(owned.id)
+        id, owner = self._unpack(owned)
+        held = owned.snapshot if isinstance(owned, Claim) else None
+        return await self._decide(
+            id, lambda found, now: rules.fail(found, owner, now, failure, chance), held
+        )
+
+    async def delay(self, owned: Owned, until: Millis, *, step: Step | None = None) -> Delayed:
+        """Gives the lease up; the same attempt goes on at `until`. A step given along is recorded
+        by the very change that parks the execution."""
+        moment = check_moment(until, "delay")
+        return await self._release(
+            owned,
+            lambda held, now, owner: rules.delay(held, owner, now, moment, step=step),
+        )
+
+    async def hand_back(self, owned: Owned) -> Delayed:
+        """Gives the lease up at once, for a worker that stops: same attempt, no retry spent."""
+        return await self._release(
+            owned, lambda held, now, owner: rules.hand_back(held, owner, now)
+        )
+
+    async def cancel(self, owned: Owned, reason: str) -> Cancelled:
+        """A worker cancels what it owns."""
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        return await self._release(
+            owned, lambda held, now, owner: control.cancel_owned(held, owner, now, text)
+        )
+
+    async def renew(self, owned: Owned, ttl: Millis | None = None) -> Renewed:
+        """Extends the lease, whatever form the caller owns it in."""
+        if isinstance(owned, Claim):
+            return await self._claims.renew(owned, ttl)
+        if isinstance(owned, str):
+            body = self.open(owned)
+            span = body.lease_ttl if ttl is None else ttl
+            return await self._claims.renew_as(body.execution_id, _owner_of(body), span)
+        if ttl is None:
+            raise Invalid("a renewal by fence needs a ttl")
+        return await self._claims.renew_as(owned.id, owned.owner, ttl)
+
+    async def progress(
+        self, owned: Owned, percent: int | None = None, message: str | None = None
+    ) -> None:
+        """Says how far the attempt is; what is not given stays as it was."""
+        if percent is not None and (type(percent) is not int or not 0 <= percent <= 100):
+            raise Invalid(f"progress is 0 to 100 percent, not {percent!r}")
+        if message is not None:
+            check_text(message, "progress message", limit=MAX_PROGRESS_MESSAGE)
+        await self._note(owned, Progress(percent, message), None)
+
+    async def record_step(self, owned: Owned, step: Step) -> None:
+        """Records a step under the fence. A step that is recorded already stays as it is."""
+        check_text(step.name, "step name", limit=256)
+        check_bytes(step.doc, "step", MAX_STEP)
+        await self._note(owned, None, step)
+
+    async def steps(self, uuid: UUID, generation: int) -> list[Step]:
+        """The recorded steps of an execution's generation, in order."""
+        return await self._parts.store.steps(uuid, generation)
+
+    def seal(self, claim: Claim) -> str:
+        """The handle of a claim: opaque signed text that can leave the process."""
+        lease = claim.lease
+        body = HandleBody(
+            execution=claim.uuid,
+            partition=claim.id.partition_index,
+            attempt_index=lease.attempt,
+            attempt_id=claim.attempt_id,
+            lease_id=lease.id,
+            epoch=claim.epoch,
+            lease_ttl=claim.ttl,
+            lane=claim.snapshot.execution.route.lane,
+            worker=lease.worker.id,
+            instance=lease.worker.instance,
+            kind=claim.handle_kind,
+            store=self._parts.store.name,
+        )
+        return seal(body, self._parts.secret)
+
+    def open(self, handle: str) -> HandleBody:
+        """What a handle says; InvalidHandle if it was not made by this very database."""
+        return open_handle(handle, self._parts.secret, self._parts.store.name)
+
+    async def drain(self) -> None:
+        await self._ends.drain()
+        await self._notes.drain()
+
+    def _unpack(self, owned: Owned) -> tuple[ExecutionId, Owner]:
+        match owned:
+            case Claim():
+                return owned.id, owned.owner
+            case Held():
+                return ExecutionId(owned.id), owned.owner
+            case _:
+                body = self.open(owned)
+                if body.kind is HandleKind.SUSPENDED:
+                    raise InvalidHandle("a suspended handle owns nothing any more")
+                return body.execution_id, _owner_of(body)
+
+    async def _release(
+        self, owned: Owned, rule: Callable[[Snapshot | None, Millis, Owner], Change[T]]
+    ) -> T:
+        id, owner = self._unpack(owned)
+        held = owned.snapshot if isinstance(owned, Claim) else None
+
+        def with_owner(found: Snapshot | None, now: Millis) -> Change[T]:
+            return rule(found, now, owner)
+
+        return await self._decide(id, with_owner, held)
+
+    async def _note(self, owned: Owned, progress: Progress | None, step: Step | None) -> None:
+        id, owner = self._unpack(owned)
+        fence = owner.fence
+        if fence is None:
+            raise FenceRequired("only the owner of a lease can write beside it")
+        note = Note(id.uuid, fence.lease_id, fence.epoch, progress, step)
+        while not await self._notes.put(note):
+            # Refused: the rule says why. If it finds nothing wrong, the lease moved in between.
+            await self._decide(id, lambda found, now: _explain(found, owner, now))
+
+    async def _flush_ends(self, changes: list[Change[object]]) -> list[bool]:
+        ended = await self._parts.store.end(changes, self._now())
+        applied = [change for change in changes if _uuid(change) in ended]
+        self._parts.after.applied(applied)
+        return [_uuid(change) in ended for change in changes]
+
+    async def _flush_notes(self, notes: list[Note]) -> list[bool]:
+        written = await self._parts.store.note(notes, self._now())
+        return [note.uuid in written for note in notes]
+
+
+def _explain(found: Snapshot | None, owner: Owner, now: Millis) -> Change[None]:
+    gate = enter(present(found), owner, now)
+    return gate if isinstance(gate, Change) else unchanged(None)
+
+
+def _owner_of(body: HandleBody) -> Owner:
+    return Owner(body.lease_id, body.epoch, body.attempt_id)
+
+
+def _uuid(change: Change[object]) -> UUID:
+    if change.before is None:
+        raise Invalid("an ending has something to end")
+    return change.before.execution.uuid
+
+
+def _change_keys(change: Change[object]) -> tuple[UUID]:
+    return (_uuid(change),)
+
+
+def _change_weight(change: Change[object]) -> int:
+    state = change.after.state if change.after else None
+    return len(getattr(state, "result", None) or b"")
+
+
+def _note_weight(note: Note) -> int:
+    return len(note.step.doc) if note.step else 0
+
+
+def _check_failure(failure: Failure) -> None:
+    check_text(failure.message, "failure message", limit=1 << 16)
+    if failure.detail is not None:
+        check_bytes(failure.detail, "failure detail", MAX_RESULT)
+    if failure.category not in list(Category):
+        raise Invalid(f"unknown failure category {failure.category!r}")

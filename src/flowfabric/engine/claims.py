@@ -1,0 +1,264 @@
+"""Taking leases: claiming what waits, renewing, revoking, finding what was lost."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core import lease as rules
+from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.execution import Active, Fence, Lease, Snapshot, Start, Worker
+from flowfabric.core.handle import HandleKind
+from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.lease import AlreadySatisfied, MarkedExpired, Owner, Renewed, Revoked
+from flowfabric.core.policy import Policy
+from flowfabric.core.routing import check_capabilities
+from flowfabric.core.text import MAX_REASON, check_lane, check_namespace, check_text, check_worker
+from flowfabric.core.time import Millis, parse_span
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.batch import Batcher
+from flowfabric.engine.lanes import share_out
+from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Taken
+
+MAX_CLAIM = 500
+POLL_FLOOR = 1.0
+MAX_EXPIRED_PAGE = 10_000
+
+_KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
+
+
+class Claim(Struct, frozen=True):
+    """What a worker holds while it owns an execution: the value its decisions are made on."""
+
+    snapshot: Snapshot
+    payload: bytes
+    ttl: Millis
+
+    @property
+    def lease(self) -> Lease:
+        state = self.snapshot.state
+        if not isinstance(state, Active):
+            raise Invalid("not a claim")
+        return state.lease
+
+    @property
+    def id(self) -> ExecutionId:
+        return self.snapshot.execution.id
+
+    @property
+    def uuid(self) -> UUID:
+        return self.snapshot.execution.uuid
+
+    @property
+    def kind(self) -> str:
+        """The kind of work, as submitted."""
+        return self.snapshot.execution.kind
+
+    @property
+    def policy(self) -> Policy:
+        return self.snapshot.execution.rules
+
+    @property
+    def handle_kind(self) -> HandleKind:
+        return _KINDS.get(self.lease.start, HandleKind.FRESH)
+
+    @property
+    def epoch(self) -> int:
+        return self.snapshot.head.epoch
+
+    @property
+    def attempt(self) -> int:
+        return self.lease.attempt
+
+    @property
+    def attempt_id(self) -> UUID:
+        return derive_attempt_id(self.uuid, self.lease.attempt)
+
+    @property
+    def expires_at(self) -> Millis:
+        return self.lease.expires_at
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.lease.id, self.epoch, self.attempt_id)
+
+    @property
+    def owner(self) -> Owner:
+        return Owner.of(self.fence)
+
+
+class Claims(Noun):
+    """`engine.claims`"""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._renewals: Batcher[Renewal, Millis | None] = Batcher(
+            "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
+        )
+        self._turns: dict[tuple[str, ...], dict[str, float]] = {}
+
+    async def claim(
+        self,
+        worker: Worker,
+        *,
+        lanes: Sequence[str] | Mapping[str, int] = (),
+        capabilities: Iterable[str] = (),
+        limit: int = 1,
+        ttl: Millis = rules.DEFAULT_TTL,
+        namespace: str | None = None,
+        max_wait: float = 0.0,
+    ) -> list[Claim]:
+        """Takes up to `limit` executions this worker can run, best first; an empty list is not an
+        error. Lanes with weights are served in that proportion; without weights the order is by
+        priority and age over all of them, and no lane at all means every lane. Waits up to
+        `max_wait` seconds for work to arrive."""
+        call = self._call(worker, tuple(lanes), capabilities, limit, ttl, namespace)
+        weights = _weights(lanes)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + max_wait
+        while True:
+            taken = await self._take(call, weights)
+            remaining = give_up_at - loop.time()
+            if taken or remaining <= 0:
+                return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
+            await self._parts.store.wait_hint(min(remaining, POLL_FLOOR))
+
+    async def renew(self, owned: Claim, ttl: Millis | None = None) -> Renewed:
+        """Extends the lease to now + ttl. Never shortens it; raises a LeaseLost that says why."""
+        lease, span = owned.lease, owned.ttl if ttl is None else check_ttl(ttl)
+        renewal = Renewal(owned.uuid, lease.id, owned.epoch, span)
+        expires_at = await self._renewals.put(renewal)
+        if expires_at is not None:
+            return Renewed(expires_at, owned.epoch)
+        return await self.renew_as(owned.id, owned.owner, span)
+
+    async def renew_as(self, id: str, owner: Owner, ttl: Millis) -> Renewed:
+        """The same for a caller that holds an id and a fence instead of a claim."""
+        span = check_ttl(ttl)
+        return await self._decide(id, lambda held, now: rules.renew(held, owner, span, now))
+
+    async def renew_all(self, owned: Sequence[Claim]) -> dict[UUID, Renewed | FlowFabricError]:
+        """One heartbeat for everything a worker holds: each renewed, or why it was lost."""
+        answers = await asyncio.gather(
+            *(self.renew(claim) for claim in owned), return_exceptions=True
+        )
+        found: dict[UUID, Renewed | FlowFabricError] = {}
+        for claim, answer in zip(owned, answers, strict=True):
+            if isinstance(answer, Renewed | FlowFabricError):
+                found[claim.uuid] = answer
+            else:
+                raise answer
+        return found
+
+    async def revoke(
+        self, id: str, *, reason: str, lease_id: UUID | None = None, instance: str = ""
+    ) -> Revoked | AlreadySatisfied:
+        """An operator takes the lease away; the old worker can change nothing any more."""
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        return await self._decide(
+            id,
+            lambda held, now: rules.revoke(
+                held, now, reason=text, lease_id=lease_id, instance=instance
+            ),
+        )
+
+    async def mark_expired(self, id: str) -> MarkedExpired | AlreadySatisfied:
+        """Marks a lease that ran out as lost. The sweep does this by itself."""
+        grace = self._parts.options.reclaim_grace
+        return await self._decide(id, lambda held, now: rules.mark_expired(held, now, grace))
+
+    async def expired(
+        self,
+        *,
+        as_of: Millis | None = None,
+        after: tuple[Millis, ExecutionId] | None = None,
+        limit: int = 1000,
+        namespace: str | None = None,
+    ) -> list[ExpiredLease]:
+        """Leases that ran out or were revoked and wait for a reclaim, by (expiry, id)."""
+        if limit <= 0:
+            return []
+        moment = self._now() if as_of is None else as_of
+        cursor = None if after is None else (after[0], ExecutionId(after[1]).uuid)
+        return await self._parts.store.expired_leases(
+            moment, cursor, min(limit, MAX_EXPIRED_PAGE), namespace
+        )
+
+    async def held_by(self, instance: str, limit: int = 1000) -> list[ExecutionId]:
+        """What a worker instance holds leases of."""
+        name = check_worker(instance, "instance")
+        held = await self._parts.store.leases_of(name, limit)
+        return [snapshot.execution.id for snapshot in held]
+
+    async def drain(self) -> None:
+        await self._renewals.drain()
+
+    def _call(
+        self,
+        worker: Worker,
+        lanes: tuple[str, ...],
+        capabilities: Iterable[str],
+        limit: int,
+        ttl: Millis,
+        namespace: str | None,
+    ) -> ClaimCall:
+        if not 1 <= limit <= MAX_CLAIM:
+            raise Invalid(f"a claim takes 1 to {MAX_CLAIM} executions, not {limit}")
+        check_worker(worker.id, "worker")
+        check_worker(worker.instance, "instance")
+        return ClaimCall(
+            id=self._fresh(),
+            worker=worker,
+            capabilities=frozenset(check_capabilities(capabilities, "worker")),
+            lanes=tuple(check_lane(lane) for lane in lanes),
+            namespace=None if namespace is None else check_namespace(namespace),
+            limit=limit,
+            ttl=check_ttl(ttl),
+        )
+
+    async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
+        store = self._parts.store
+        if not weights:
+            return await store.claim(call, self._now())
+        taken: list[Taken] = []
+        for lanes, share in self._shares(weights, call.limit):
+            room = call.limit - len(taken)
+            if room <= 0:
+                break
+            part = _part(call, self._fresh(), lanes, min(share, room))
+            taken += await store.claim(part, self._now())
+        return taken
+
+    def _shares(self, weights: dict[str, int], limit: int) -> list[tuple[tuple[str, ...], int]]:
+        """Each lane's share of this claim, then whatever is left from all lanes together."""
+        lanes = tuple(weights)
+        turns = self._turns.setdefault(lanes, dict.fromkeys(lanes, 0.0))
+        shares = share_out(weights, limit, turns)
+        return [((lane,), share) for lane, share in shares if share] + [(lanes, limit)]
+
+    async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
+        extended = await self._parts.store.renew(renewals, self._now())
+        return [extended.get(renewal.uuid) for renewal in renewals]
+
+
+def check_ttl(ttl: Any) -> Millis:
+    span = Millis(ttl) if isinstance(ttl, int) and not isinstance(ttl, bool) else None
+    span = parse_span(ttl, "lease ttl") if span is None else span
+    if not 1 <= span <= rules.MAX_TTL:
+        raise Invalid(f"a lease lasts 1 ms to {rules.MAX_TTL} ms, not {span}")
+    return span
+
+
+def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(lanes, Mapping):
+        return {}
+    for lane, weight in lanes.items():
+        if not isinstance(weight, int) or weight < 1:
+            raise Invalid(f"the weight of lane {lane!r} must be a whole number above 0")
+    return dict(lanes) if len(set(lanes.values())) > 1 else {}
+
+
+def _part(call: ClaimCall, id: UUID, lanes: tuple[str, ...], limit: int) -> ClaimCall:
+    return ClaimCall(id, call.worker, call.capabilities, lanes, call.namespace, limit, call.ttl)

@@ -1,0 +1,123 @@
+"""Load, decide, apply: the general way an execution changes.
+
+Calls for many executions share one load and one apply. Calls for the same execution are decided
+one after the other, each on the previous result, and written as one change. Whoever lost against
+a rival loads and decides again.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.change import Change, fold
+from flowfabric.core.errors import FlowFabricError, RetryExhausted
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.engine.after import After
+from flowfabric.engine.batch import Batcher
+from flowfabric.store.contract import Store
+
+T = TypeVar("T")
+Rule = Callable[[Snapshot | None, Millis], Change[T]]
+
+MAX_ROUNDS = 10
+
+
+class Decision(Struct):
+    """A rule waiting to be decided. `held` is a value the caller already has: the first round
+    decides on it without a load."""
+
+    uuid: UUID
+    rule: Rule[Any]
+    held: Snapshot | None = None
+    outcome: Any = None
+
+
+class Decisions:
+    def __init__(self, store: Store, after: After) -> None:
+        self._store = store
+        self._after = after
+        self._batcher: Batcher[Decision, Any] = Batcher("decide", self._flush)
+
+    async def decide(self, uuid: UUID, rule: Rule[T], held: Snapshot | None = None) -> T:
+        """What the rule answers, once its change is durable."""
+        answer: T = await self._batcher.put(Decision(uuid, rule, held))
+        return answer
+
+    async def decide_all(self, decisions: list[Decision]) -> list[Any]:
+        """Many rules at once; an answer may be an exception."""
+        futures = [self._batcher.put(decision) for decision in decisions]
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+    async def drain(self) -> None:
+        await self._batcher.drain()
+
+    async def _flush(self, decisions: list[Decision]) -> list[Any]:
+        open_groups = _by_execution(decisions)
+        for round in range(MAX_ROUNDS):
+            open_groups = await self._round(open_groups, first=round == 0)
+            if not open_groups:
+                break
+            await asyncio.sleep(random.uniform(0, 0.002) * round)  # noqa: S311 - only jitter
+        for group in open_groups.values():
+            for decision in group:
+                decision.outcome = RetryExhausted("lost against rivals ten times in a row")
+        return [decision.outcome for decision in decisions]
+
+    async def _round(
+        self, groups: dict[UUID, list[Decision]], *, first: bool
+    ) -> dict[UUID, list[Decision]]:
+        """Decides and applies every group once; returns those that lost against a rival."""
+        snapshots = await self._snapshots(groups, first=first)
+        now = self._store.clock.now()
+        changes = {}
+        for uuid, group in groups.items():
+            change = _decide_group(group, snapshots.get(uuid), now)
+            if change is not None:
+                changes[uuid] = change
+        if not changes:
+            return {}
+        applied = await self._store.apply(list(changes.values()))
+        self._after.applied([changes[uuid] for uuid in applied])
+        return {uuid: groups[uuid] for uuid in changes if uuid not in applied}
+
+    async def _snapshots(
+        self, groups: dict[UUID, list[Decision]], *, first: bool
+    ) -> dict[UUID, Snapshot]:
+        held = {}
+        if first:
+            for uuid, group in groups.items():
+                if len(group) == 1 and group[0].held is not None:
+                    held[uuid] = group[0].held
+        missing = [uuid for uuid in groups if uuid not in held]
+        loaded = await self._store.load(missing) if missing else {}
+        return {**held, **loaded}
+
+
+def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:
+    groups: dict[UUID, list[Decision]] = {}
+    for decision in decisions:
+        groups.setdefault(decision.uuid, []).append(decision)
+    return groups
+
+
+def _decide_group(
+    group: list[Decision], snapshot: Snapshot | None, now: Millis
+) -> Change[Any] | None:
+    """The folded change of all rules of one execution, None when nothing is to be written."""
+    folded: Change[Any] | None = None
+    for decision in group:
+        try:
+            change = decision.rule(snapshot, now)
+        except FlowFabricError as error:
+            decision.outcome = error
+            continue
+        decision.outcome = change.outcome
+        if change.after is not None:
+            snapshot = change.after
+            folded = change if folded is None else fold(folded, change)
+    return folded

@@ -1,0 +1,80 @@
+"""The engine: every operation of the product as a typed method of its noun.
+
+Worker, server and command line use nothing else. The rules are in `core`, the rows in `store`;
+what is here is batching, the sweep, and what happens after a commit.
+"""
+
+import random
+import secrets
+
+from flowfabric.core.time import Millis
+from flowfabric.engine.after import After
+from flowfabric.engine.attempts import Attempts
+from flowfabric.engine.base import Options, Parts
+from flowfabric.engine.claims import Claims
+from flowfabric.engine.decisions import Decisions
+from flowfabric.engine.events import Events
+from flowfabric.engine.executions import Executions
+from flowfabric.engine.grants import Grants
+from flowfabric.engine.ids import Ids
+from flowfabric.engine.lanes import Lanes
+from flowfabric.engine.sweep import Sweep
+from flowfabric.engine.views import Views
+from flowfabric.engine.waiting import Waiting
+from flowfabric.store.contract import Store
+
+
+class Engine:
+    """One engine per process and store. Open it with `Engine.open`, close it with `close`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.store = parts.store
+        self._parts = parts
+        self.executions = Executions(parts)
+        self.claims = Claims(parts)
+        self.attempts = Attempts(parts, self.claims)
+        self.grants = Grants(parts)
+        self.views = Views(parts)
+        self.events = Events(parts)
+        self.lanes = Lanes(parts)
+        self.sweep = Sweep(parts, holder=secrets.token_hex(8))
+
+    @classmethod
+    async def open(
+        cls,
+        store: Store,
+        *,
+        options: Options | None = None,
+        chance: random.Random | None = None,
+        migrate: bool = True,
+    ) -> "Engine":
+        """An engine on a store, its schema brought up to date."""
+        if migrate:
+            await store.migrate()
+        waiting = Waiting(store)
+        after = After(store, waiting)
+        parts = Parts(
+            store=store,
+            decisions=Decisions(store, after),
+            waiting=waiting,
+            after=after,
+            ids=Ids(),
+            options=options or Options(),
+            secret=await store.secret(),
+            chance=chance or random.SystemRandom(),
+        )
+        return cls(parts)
+
+    def now(self) -> Millis:
+        """The store's clock: the only time that decides anything."""
+        return self.store.clock.now()
+
+    async def close(self) -> None:
+        """Stops the sweep, finishes what was asked for, lets the store go."""
+        await self.sweep.stop()
+        await self.executions.drain()
+        await self.attempts.drain()
+        await self.claims.drain()
+        await self._parts.decisions.drain()
+        await self._parts.waiting.close()
+        await self.store.close()

@@ -1,0 +1,102 @@
+"""Reading what happened, and following what happens."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from flowfabric.core.errors import Invalid
+from flowfabric.core.event import EventKind, Family, StoredEvent, kinds_of
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.text import check_tag_key
+from flowfabric.engine.base import Noun
+from flowfabric.store.contract import EventPage, EventQuery
+
+POLL_FLOOR = 1.0
+MAX_PAGE = 1000
+
+
+class Events(Noun):
+    """`engine.events`"""
+
+    async def read(
+        self,
+        *,
+        after: int = 0,
+        limit: int = MAX_PAGE,
+        execution: str | None = None,
+        namespace: str | None = None,
+        family: Family | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> EventPage:
+        """Events after a cursor, oldest first. The page's cursor continues after everything that
+        was looked at, whether or not it passed the filter."""
+        query = _query(after, limit, execution, namespace, family, tag)
+        page = await self._parts.store.events(query)
+        events = tuple(event for event in page.events if _belongs(event, family))
+        return EventPage(events, page.cursor)
+
+    async def tail(self) -> int:
+        """The cursor from which only the future is seen."""
+        return await self._parts.store.last_event()
+
+    async def subscribe(
+        self,
+        *,
+        after: int | None = None,
+        execution: str | None = None,
+        namespace: str | None = None,
+        family: Family | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> AsyncIterator[StoredEvent]:
+        """Every matching event after the cursor (default: from now on), as it is committed, each
+        once and in order. Resume with the `seq` of the last one seen."""
+        _query(after or 0, 1, execution, namespace, family, tag)
+        cursor = await self.tail() if after is None else after
+        while True:
+            page = await self.read(
+                after=cursor,
+                execution=execution,
+                namespace=namespace,
+                family=family,
+                tag=tag,
+            )
+            for event in page.events:
+                yield event
+            if page.cursor == cursor:
+                with suppress(TimeoutError):
+                    await self._parts.store.wait_hint(POLL_FLOOR)
+            cursor = page.cursor
+
+
+def _query(
+    after: int,
+    limit: int,
+    execution: str | None,
+    namespace: str | None,
+    family: Family | None,
+    tag: tuple[str, str] | None,
+) -> EventQuery:
+    if type(after) is not int or after < 0:
+        raise Invalid(f"not a cursor: {after!r}")
+    if tag is not None:
+        check_tag_key(tag[0])
+    kinds: frozenset[EventKind] | None = None if family is None else kinds_of(family)
+    return EventQuery(
+        after=after,
+        limit=max(1, min(limit, MAX_PAGE)),
+        uuid=None if execution is None else ExecutionId(execution).uuid,
+        namespace=namespace,
+        kinds=kinds,
+        tag=tag,
+    )
+
+
+def _belongs(event: StoredEvent, family: Family | None) -> bool:
+    match family:
+        case Family.LEASE:
+            return event.lease is not None
+        case Family.COMPLETION:
+            return event.completion is not None
+        case Family.OPERATOR:
+            return event.operator is not None
+        case None:
+            return True

@@ -1,0 +1,157 @@
+"""Submitting executions and steering them from outside: cancel, priority, replay, block, tags."""
+
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core import control
+from flowfabric.core.attempt import RetryScheduled, TerminalFailed
+from flowfabric.core.control import (
+    Blocked,
+    Cancelled,
+    Changed,
+    Expired,
+    Replayed,
+    Resumed,
+    Unblocked,
+)
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.execution import Source
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import AlreadySatisfied, Owner
+from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create
+from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
+from flowfabric.core.time import NO_TIME, Millis
+from flowfabric.core.vector import vector
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.batch import Batcher
+
+_CHUNK = 5_000
+_OPERATOR = Owner(source=Source.OPERATOR)
+
+
+class Executions(Noun):
+    """`engine.executions`"""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
+            "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
+        )
+
+    async def submit(self, submission: Submission) -> Submitted | Duplicate:
+        """Creates an execution. A known key or id gives Duplicate and changes nothing."""
+        return await self._creations.put(self._create(submission))
+
+    async def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted | Duplicate]:
+        """Creates many, answers in order. All are checked before the first one is written; each is
+        written on its own, so that an interrupted call can be repeated with the same keys."""
+        creations = [self._create(submission) for submission in submissions]
+        answers: list[Submitted | Duplicate] = []
+        for start in range(0, len(creations), _CHUNK):
+            chunk = [self._creations.put(item) for item in creations[start : start + _CHUNK]]
+            answers += await asyncio.gather(*chunk)
+        return answers
+
+    async def cancel(self, id: str, *, reason: str, owner: Owner = _OPERATOR) -> Cancelled:
+        """Ends an execution as cancelled whatever it does; its worker finds out and stops."""
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        return await self._decide(id, lambda held, now: control.cancel(held, owner, now, text))
+
+    async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled | TerminalFailed:
+        """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
+        does this by itself."""
+        luck = self._luck()
+        return await self._decide(id, lambda held, now: control.expire(held, now, luck))
+
+    async def change_priority(self, id: str, priority: int, *, anywhere: bool = False) -> Changed:
+        """Moves a waiting execution in the claim order (0 to 9000, clamped). `anywhere` allows it
+        for parked ones as well."""
+        if type(priority) is not int:
+            raise Invalid(f"priority must be a whole number, not {type(priority).__name__}")
+        return await self._decide(
+            id,
+            lambda held, now: control.change_priority(held, now, priority, anywhere=anywhere),
+        )
+
+    async def replay(self, id: str) -> Replayed:
+        """Runs an ended execution again as a new attempt."""
+        return await self._decide(id, control.replay)
+
+    async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:
+        """Keeps an eligible execution from being claimed."""
+        if detail is not None:
+            check_text(detail, "detail", limit=MAX_REASON)
+        return await self._decide(id, lambda held, now: control.block(held, now, reason, detail))
+
+    async def unblock(self, id: str, expected: str | None = None) -> Unblocked:
+        """Undoes a block, if it is still the expected one."""
+        return await self._decide(id, lambda held, now: control.unblock(held, now, expected))
+
+    async def resume(self, id: str, *, delay: Millis = NO_TIME) -> Resumed:
+        """Wakes a suspended execution without a signal, after an optional delay."""
+        if delay < 0:
+            raise Invalid("a delay cannot be negative")
+        return await self._decide(id, lambda held, now: control.resume(held, now, delay))
+
+    async def set_tags(self, id: str, tags: Mapping[str, str]) -> int:
+        """Adds or replaces tags, all or none, in any phase; returns how many."""
+        checked = check_tags(tags)
+        if not checked:
+            raise Invalid("no tag given")
+        snapshot = await self._load(id)
+        if snapshot is None or not await self._set_tags(snapshot.execution.uuid, checked):
+            raise NotFound("execution", id)
+        return len(checked)
+
+    async def set_tag(self, id: str, key: str, value: str) -> None:
+        await self.set_tags(id, {check_tag_key(key): value})
+
+    async def get_tag(self, id: str, key: str) -> str | None:
+        """A tag's value, None when the tag or the execution is absent."""
+        check_tag_key(key)
+        if await self._load(id) is None:
+            return None
+        detail = await self._parts.store.detail(ExecutionId(id).uuid)
+        return None if detail is None else detail.tags.get(key)
+
+    async def drain(self) -> None:
+        await self._creations.drain()
+
+    async def _set_tags(self, uuid: UUID, tags: dict[str, str]) -> bool:
+        return await self._parts.store.set_tags(uuid, tags, self._now())
+
+    def _create(self, submission: Submission) -> Creation:
+        now = self._now()
+        return create(submission, self._parts.ids.fresh(now), now)
+
+    async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
+        found = await self._parts.store.submit(creations, self._now())
+        lanes = {
+            creation.snapshot.execution.route.lane
+            for creation, existing in zip(creations, found, strict=True)
+            if existing is None
+        }
+        if lanes:
+            self._parts.store.hint(frozenset(lanes))
+        return [
+            _submitted(creation) if existing is None else Duplicate(existing)
+            for creation, existing in zip(creations, found, strict=True)
+        ]
+
+
+def _submitted(creation: Creation) -> Submitted:
+    snapshot = creation.snapshot
+    return Submitted(snapshot.execution.id, vector(snapshot).public)
+
+
+def _creation_keys(creation: Creation) -> tuple[Hashable, ...]:
+    execution = creation.snapshot.execution
+    if creation.key is None:
+        return (execution.uuid,)
+    return (execution.uuid, (execution.route.namespace, creation.key))
+
+
+def _creation_weight(creation: Creation) -> int:
+    return len(creation.payload)

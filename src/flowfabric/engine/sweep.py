@@ -1,0 +1,118 @@
+"""What is due? One question, asked by one process at a time.
+
+Parked work whose time has come, leases and attempts that ran out, deadlines, retention: the
+holder of the duty takes what is due in batches, `core` decides, the store applies. A stale timer
+is harmless, because the rule decides on what is stored now.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from flowfabric.core import control
+from flowfabric.core.change import Change
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.decisions import Decision
+
+DUTY = "sweep"
+DUTY_SPAN = Millis(5_000)
+PAGE = 500
+MAX_PAUSE = 1.0
+TRIM_EVERY = Millis(60_000)
+
+log = logging.getLogger("flowfabric.sweep")
+
+
+class Sweep(Noun):
+    """`engine.sweep`"""
+
+    def __init__(self, parts: Parts, holder: str) -> None:
+        super().__init__(parts)
+        self._holder = holder
+        self._task: asyncio.Task[None] | None = None
+        self._trimmed_at = Millis(0)
+
+    def start(self) -> None:
+        """Sweeps in the background whenever this process has the duty."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="flowfabric-sweep")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        with suppress(FlowFabricError):
+            await self._parts.store.drop_duty(DUTY, self._holder)
+
+    async def once(self) -> int:
+        """Does everything that is due now, whoever has the duty; returns how many executions
+        were looked at."""
+        looked_at = 0
+        while due := await self._parts.store.due(self._now(), PAGE):
+            looked_at += len(due)
+            answers = await self._parts.decisions.decide_all(
+                [Decision(uuid, self._rule()) for uuid in due]
+            )
+            failed = [answer for answer in answers if isinstance(answer, Exception)]
+            for error in failed:
+                log.error("an execution could not be swept: %s", error)
+            if len(failed) == len(due):
+                break
+        return looked_at
+
+    async def trim(self) -> int:
+        """Deletes what ended longer ago than the retention; returns how many executions."""
+        deleted = 0
+        while True:
+            now = self._now()
+            before = Millis(now - self._parts.options.retention)
+            page = await self._parts.store.trim(before, now, PAGE)
+            deleted += page
+            if page < PAGE:
+                return deleted
+
+    def _rule(self) -> Any:
+        return partial(_due, luck=self._luck(), grace=self._parts.options.reclaim_grace)
+
+    async def _run(self) -> None:
+        healthy = True
+        while True:
+            try:
+                pause = await self._turn()
+                healthy = True
+            except FlowFabricError as error:
+                if healthy:
+                    log.warning("the sweep pauses: %s", error)
+                healthy, pause = False, MAX_PAUSE
+            except Exception:
+                log.exception("the sweep stumbled and goes on")
+                pause = MAX_PAUSE
+            await self._pause(pause)
+
+    async def _turn(self) -> float:
+        """One round if this process has the duty; returns how long to sleep."""
+        store, now = self._parts.store, self._now()
+        if not await store.take_duty(DUTY, self._holder, now, Millis(now + DUTY_SPAN)):
+            return MAX_PAUSE
+        await self.once()
+        if now - self._trimmed_at >= TRIM_EVERY:
+            self._trimmed_at = now
+            await self.trim()
+        next_due = await store.next_due(now)
+        if next_due is None:
+            return MAX_PAUSE
+        return min(MAX_PAUSE, max(0.001, (next_due - self._now()) / 1000))
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def _due(snapshot: Snapshot | None, now: Millis, *, luck: float, grace: Millis) -> Change[object]:
+    return control.due(snapshot, now, luck, grace)
