@@ -1,0 +1,47 @@
+"""From a URL to a store."""
+
+from urllib.parse import unquote, urlsplit
+
+from flowfabric.core.errors import Invalid, Unavailable
+from flowfabric.store.clock import Clock
+from flowfabric.store.contract import Store
+
+FORMS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
+
+
+async def open_store(url: str, *, clock: Clock | None = None) -> Store:
+    """The store a URL names. Raises Invalid for a URL that names none and Unavailable when the
+    store cannot be reached; neither text ever contains a password."""
+    if not isinstance(url, str):
+        raise Invalid(f"a store's URL must be text such as {FORMS}")
+    scheme = url.partition("://")[0]
+    match scheme:
+        case "sqlite":
+            from flowfabric.store.sqlite.store import open_sqlite
+
+            return await open_sqlite(_sqlite_path(url), clock=clock)
+        case "postgresql" | "postgres":
+            return await _open_postgres(url, clock)
+        case _:
+            raise Invalid(f"{scheme[:20]!r} is not a store this engine knows; use {FORMS}")
+
+
+async def _open_postgres(url: str, clock: Clock | None) -> Store:
+    try:
+        from flowfabric.store.postgres.store import open_postgres
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise Unavailable(
+            "the Postgres store needs asyncpg: pip install 'flowfabric[postgres]'"
+        ) from None
+    return await open_postgres(url, clock=clock)
+
+
+def _sqlite_path(url: str) -> str:
+    rest = url.removeprefix("sqlite://")
+    if rest in (":memory:", "/:memory:", ""):
+        return ":memory:"
+    if not rest.startswith("/"):
+        raise Invalid(f"three slashes lead to a file: sqlite:///{rest}")
+    return unquote(urlsplit(url).path.removeprefix("/"))
