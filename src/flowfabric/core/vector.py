@@ -1,13 +1,14 @@
 """The seven public dimensions of an execution, as one pure function of its state.
 
 Exactly the seventeen legal combinations can come out (S1–S17); nothing is stored, so nothing
-can disagree.
+can disagree. A state that no rule writes is told as `Corruption`, never guessed at.
 """
 
 from enum import StrEnum
 
 from msgspec import Struct
 
+from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import (
     Active,
     Ended,
@@ -152,6 +153,17 @@ _PENDING = {
     Start.RECLAIM: AttemptState.INTERRUPTED,
 }
 
+_STARTS = {
+    Blocking.CHILDREN: {Start.INITIAL, Start.REPLAY, Start.CONTINUE},
+    Blocking.DELAY: {Start.INITIAL, Start.CONTINUE},
+    Blocking.RETRY_BACKOFF: {Start.RETRY},
+    Blocking.RESUME_DELAY: {Start.CONTINUE},
+}
+"""What can wait for these reasons; for any other reason, everything."""
+
+_NEVER_RUN = {Outcome.CANCELLED, Outcome.EXPIRED, Outcome.SKIPPED}
+_NEW_ATTEMPTS = {Start.INITIAL, Start.RETRY, Start.REPLAY}
+
 _PUBLIC_OUTCOME = {
     "success": PublicState.COMPLETED,
     "failed": PublicState.FAILED,
@@ -191,8 +203,7 @@ def vector_of(state: State, life: Life) -> Vector:
         case Ready(next=next):
             return _runnable(Eligibility.ELIGIBLE_NOW, Blocking.WORKER, next)
         case Waiting(gate=Gate.BLOCKED, next=next):
-            reason = Blocking(life.blocked or Blocking.OPERATOR)
-            return _runnable(ADMISSION_BLOCKS[reason], reason, next)
+            return _blocked(life.blocked, next)
         case Waiting(gate=gate, next=next):
             return _runnable(*_GATES[gate], next)
         case Active():
@@ -210,14 +221,7 @@ def vector_of(state: State, life: Life) -> Vector:
                 AttemptState.INTERRUPTED,
             )
         case Ended(outcome=outcome, pending=pending):
-            return Vector(
-                Phase.TERMINAL,
-                Ownership.UNOWNED,
-                Eligibility.NOT_APPLICABLE,
-                Blocking.NONE,
-                outcome_word(outcome),
-                AttemptState.TERMINAL if pending is None else _PENDING[pending],
-            )
+            return _terminal(outcome, pending)
 
 
 def blocking_detail(snapshot: Snapshot) -> str | None:
@@ -240,7 +244,17 @@ def blocking_detail(snapshot: Snapshot) -> str | None:
             return None
 
 
+def _blocked(reason: str | None, next: Next) -> Vector:
+    try:
+        blocking = Blocking(reason or Blocking.OPERATOR)
+        return _runnable(ADMISSION_BLOCKS[blocking], blocking, next)
+    except (KeyError, ValueError):
+        raise Corruption(f"blocked for {reason!r}, which is no reason") from None
+
+
 def _runnable(eligibility: Eligibility, blocking: Blocking, next: Next) -> Vector:
+    if next.start not in _STARTS.get(blocking, _PENDING):
+        raise Corruption(f"{blocking} with a {next.start.name.lower()} to come")
     return Vector(
         Phase.RUNNABLE, Ownership.UNOWNED, eligibility, blocking, "none", _PENDING[next.start]
     )
@@ -248,3 +262,20 @@ def _runnable(eligibility: Eligibility, blocking: Blocking, next: Next) -> Vecto
 
 def _active(ownership: Ownership, blocking: Blocking, attempt: AttemptState) -> Vector:
     return Vector(Phase.ACTIVE, ownership, Eligibility.NOT_APPLICABLE, blocking, "none", attempt)
+
+
+def _terminal(outcome: Outcome, pending: Start | None) -> Vector:
+    if pending is None:
+        legal, attempt = outcome is not Outcome.SKIPPED, AttemptState.TERMINAL
+    else:
+        legal, attempt = outcome in _NEVER_RUN and pending in _NEW_ATTEMPTS, _PENDING[pending]
+    if not legal:
+        raise Corruption(f"ended as {outcome_word(outcome)} with {attempt}")
+    return Vector(
+        Phase.TERMINAL,
+        Ownership.UNOWNED,
+        Eligibility.NOT_APPLICABLE,
+        Blocking.NONE,
+        outcome_word(outcome),
+        attempt,
+    )
