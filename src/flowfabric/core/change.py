@@ -39,9 +39,13 @@ class Change(Struct, Generic[T_co], frozen=True):
 
     @property
     def plain_end(self) -> bool:
-        """Whether the ending touches nothing but the lease: one statement, no load."""
+        """Whether the ending touches nothing but the lease: one statement, no load.
+
+        A refusal is none: a lease that looks expired to its holder may have been renewed.
+        """
         return (
-            self.before is not None
+            not isinstance(self.outcome, FlowFabricError)
+            and self.before is not None
             and self.after is not None
             and isinstance(self.before.state, Active)
             and isinstance(self.after.state, Ended)

@@ -16,7 +16,7 @@ from flowfabric.core.attempt import Chance, Completed, Delayed, RetryScheduled, 
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.control import Cancelled
 from flowfabric.core.errors import FenceRequired, Invalid, InvalidHandle
-from flowfabric.core.execution import Failure, Snapshot, Source
+from flowfabric.core.execution import Failure, Fence, Snapshot, Source
 from flowfabric.core.handle import HandleBody, HandleKind, open_handle, seal
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Owner, Renewed, enter, present
@@ -29,7 +29,7 @@ from flowfabric.core.text import (
     check_bytes,
     check_text,
 )
-from flowfabric.core.time import Millis, check_moment
+from flowfabric.core.time import MAX_SPAN, Millis, check_moment
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
 from flowfabric.engine.claims import Claim, Claims
@@ -83,6 +83,8 @@ class Attempts(Noun):
         """Ends the attempt in failure. The stored policy decides whether a retry is scheduled;
         `retry_after` replaces its backoff for this once."""
         _check_failure(failure)
+        if retry_after is not None:
+            _check_wait(retry_after)
         chance = Chance(self._luck(), retry_after)
         if isinstance(owned, Claim):
             change = rules.fail(owned.snapshot, _SELF, self._now(), failure, chance)
@@ -120,13 +122,12 @@ class Attempts(Noun):
         """Extends the lease, whatever form the caller owns it in."""
         if isinstance(owned, Claim):
             return await self._claims.renew(owned, ttl)
-        if isinstance(owned, str):
-            body = self.open(owned)
-            span = body.lease_ttl if ttl is None else ttl
-            return await self._claims.renew_as(body.execution_id, _owner_of(body), span)
+        id, owner = self._unpack(owned)
+        if isinstance(owned, str) and ttl is None:
+            ttl = self.open(owned).lease_ttl
         if ttl is None:
             raise Invalid("a renewal by fence needs a ttl")
-        return await self._claims.renew_as(owned.id, owned.owner, ttl)
+        return await self._claims.renew_as(id, owner, ttl)
 
     async def progress(
         self, owned: Owned, percent: int | None = None, message: str | None = None
@@ -200,9 +201,10 @@ class Attempts(Noun):
 
     async def _note(self, owned: Owned, progress: Progress | None, step: Step | None) -> None:
         id, owner = self._unpack(owned)
-        fence = owner.fence
-        if fence is None:
-            raise FenceRequired("only the owner of a lease can write beside it")
+        if isinstance(owned, Held):
+            # The note compares neither the attempt nor the partition, and nobody signed these.
+            await self._decide(id, lambda found, now: _explain(found, owner, now))
+        fence = _whole_fence(owner)
         note = Note(id.uuid, fence.lease_id, fence.epoch, progress, step)
         while not await self._notes.put(note):
             # Refused: the rule says why. If it finds nothing wrong, the lease moved in between.
@@ -220,8 +222,17 @@ class Attempts(Noun):
 
 
 def _explain(found: Snapshot | None, owner: Owner, now: Millis) -> Change[None]:
-    gate = enter(present(found), owner, now)
+    snapshot = present(found)
+    _whole_fence(owner)
+    gate = enter(snapshot, owner, now)
     return gate if isinstance(gate, Change) else unchanged(None)
+
+
+def _whole_fence(owner: Owner) -> Fence:
+    fence = owner.fence
+    if fence is None:
+        raise FenceRequired("only the owner of a lease can write beside it")
+    return fence
 
 
 def _owner_of(body: HandleBody) -> Owner:
@@ -253,3 +264,8 @@ def _check_failure(failure: Failure) -> None:
         check_bytes(failure.detail, "failure detail", MAX_RESULT)
     if failure.category not in list(Category):
         raise Invalid(f"unknown failure category {failure.category!r}")
+
+
+def _check_wait(wait: object) -> None:
+    if type(wait) is not int or not 0 <= wait <= MAX_SPAN:
+        raise Invalid(f"a retry waits for 0 to {MAX_SPAN} ms, not {wait!r}")

@@ -74,16 +74,18 @@ class Decisions:
         """Decides and applies every group once; returns those that lost against a rival."""
         snapshots = await self._snapshots(groups, first=first)
         now = self._store.clock.now()
-        changes = {}
+        changes, unsure = {}, {}
         for uuid, group in groups.items():
             change = _decide_group(group, snapshots.get(uuid), now)
-            if change is not None:
+            if first and _refused_unseen(group):
+                unsure[uuid] = group
+            elif change is not None:
                 changes[uuid] = change
         if not changes:
-            return {}
+            return unsure
         applied = await self._store.apply(list(changes.values()))
         self._after.applied([changes[uuid] for uuid in applied])
-        return {uuid: groups[uuid] for uuid in changes if uuid not in applied}
+        return unsure | {uuid: groups[uuid] for uuid in changes if uuid not in applied}
 
     async def _snapshots(
         self, groups: dict[UUID, list[Decision]], *, first: bool
@@ -103,6 +105,12 @@ def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:
     for decision in decisions:
         groups.setdefault(decision.uuid, []).append(decision)
     return groups
+
+
+def _refused_unseen(group: list[Decision]) -> bool:
+    """Whether a held value refused: its lease may have been renewed, only a loaded one can tell."""
+    held = len(group) == 1 and group[0].held is not None
+    return held and isinstance(group[0].outcome, FlowFabricError)
 
 
 def _decide_group(
