@@ -1,1 +1,65 @@
-"""Durable execution for Python."""
+"""FlowFabric: durable execution for Python. Ordinary functions that run to an end which is
+recorded exactly once."""
+
+from flowfabric.core.errors import (
+    Contention,
+    FlowFabricError,
+    Invalid,
+    LeaseLost,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.retry import Exponential, Fixed
+from flowfabric.core.submission import Submission
+from flowfabric.core.vector import PublicState
+from flowfabric.engine.base import Options
+from flowfabric.engine.engine import Engine
+from flowfabric.fabric import Fabric
+from flowfabric.store.open import open_store
+from flowfabric.worker.context import Context, SyncContext
+from flowfabric.worker.control import (
+    Fail,
+    Retry,
+    RunCancelled,
+    RunError,
+    RunExpired,
+    RunFailed,
+    StepsChanged,
+)
+from flowfabric.worker.loop import Worker, WorkerOptions
+from flowfabric.worker.run import Run
+from flowfabric.worker.task import Task
+
+__all__ = [
+    "Contention",
+    "Context",
+    "Engine",
+    "ExecutionId",
+    "Exponential",
+    "Fabric",
+    "Fail",
+    "Fixed",
+    "FlowFabricError",
+    "Invalid",
+    "LeaseLost",
+    "NotFound",
+    "Options",
+    "Overloaded",
+    "PublicState",
+    "Retry",
+    "Run",
+    "RunCancelled",
+    "RunError",
+    "RunExpired",
+    "RunFailed",
+    "StepsChanged",
+    "Submission",
+    "SyncContext",
+    "Task",
+    "Unavailable",
+    "Worker",
+    "WorkerOptions",
+    "open_store",
+]

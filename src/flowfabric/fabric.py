@@ -1,0 +1,231 @@
+"""Fabric: the one object an application makes. It wires URL, store, engine, tasks and workers."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.retry import Backoff, Exponential
+from flowfabric.engine.base import Options
+from flowfabric.engine.engine import Engine
+from flowfabric.store.clock import Clock
+from flowfabric.store.contract import Store
+from flowfabric.store.open import open_store
+from flowfabric.worker.context import Context, SyncContext
+from flowfabric.worker.loop import Worker, WorkerOptions
+from flowfabric.worker.run import Client, Run
+from flowfabric.worker.steps import StepFunction, StepOptions
+from flowfabric.worker.task import Task, TaskOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Span = str | float | timedelta
+
+URL_VARIABLE = "FLOWFABRIC_URL"
+
+
+class TaskDecorator:
+    """What `@fabric.task(...)` gives: turns a function into a Task of the same signature."""
+
+    def __init__(self, fabric: "Fabric", options: TaskOptions) -> None:
+        self._fabric = fabric
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], Awaitable[R]]) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[SyncContext, P], R]) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> Task[Any, Any]:
+        return self._fabric._register(function, self._options)
+
+
+class Fabric:
+    """Tasks and a store. The URL decides where runs are kept, and nothing else changes:
+    `sqlite:///work.db`, `sqlite://:memory:`, `postgresql://…`; without one the environment
+    variable FLOWFABRIC_URL is used."""
+
+    def __init__(
+        self, url: str | None = None, *, options: Options | None = None, clock: Clock | None = None
+    ) -> None:
+        self.url = url or os.environ.get(URL_VARIABLE) or ""
+        if not self.url:
+            raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        self._options = options
+        self._clock = clock
+        self._engine: Engine | None = None
+        self._opening: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._portal: _Portal | None = None
+        self._client = Client(self.engine, self.block_on)
+
+    # -- tasks
+
+    def task(  # noqa: PLR0913 - the options are the interface
+        self,
+        *,
+        name: str | None = None,
+        lane: str = "default",
+        namespace: str = "default",
+        retries: int = 0,
+        backoff: Backoff = Exponential(),  # noqa: B008 - frozen
+        timeout: Span | None = None,
+        deadline: Span | None = None,
+        priority: int = 0,
+        capabilities: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+        process: bool = False,
+        concurrency: int | None = None,
+        retention: Span | None = None,
+    ) -> TaskDecorator:
+        """Registers a function. Coroutines run in the event loop, plain functions in threads,
+        with `process=True` in a process of their own. A first parameter `ctx` gets the context."""
+        options = TaskOptions(
+            name=name,
+            lane=lane,
+            namespace=namespace,
+            retries=retries,
+            backoff=backoff,
+            timeout=timeout,
+            deadline=deadline,
+            priority=priority,
+            capabilities=tuple(capabilities),
+            tags=dict(tags or {}),
+            process=process,
+            concurrency=concurrency,
+            retention=retention,
+        )
+        return TaskDecorator(self, options)
+
+    def step(
+        self,
+        *,
+        name: str | None = None,
+        retries: int = 0,
+        backoff: Backoff | None = None,
+        timeout: str | float | None = None,
+    ) -> Callable[[Callable[P, R]], StepFunction[P, R]]:
+        """A function that is a durable step when a run calls it, and just a function elsewhere."""
+        options = StepOptions(name=name, retries=retries, timeout=timeout)
+        if backoff is not None:
+            options = StepOptions(name=name, retries=retries, timeout=timeout, backoff=backoff)
+        return lambda function: StepFunction(function, options)
+
+    def get_task(self, name: str) -> Task[Any, Any]:
+        task = self.tasks.get(name)
+        if task is None:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise NotFound("task", f"{name!r} (registered: {known})")
+        return task
+
+    def _register(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any]:
+        task: Task[Any, Any] = Task(function, options, self._client)
+        if task.name in self.tasks:
+            raise Invalid(f"a task named {task.name!r} is registered already; give it a name")
+        self.tasks[task.name] = task
+        return task
+
+    # -- runs
+
+    async def run(self, id: str) -> Run[Any]:
+        """The run with this id; NotFound if there is none. Its result is decoded as the task
+        says, when the task is registered here."""
+        engine = await self.engine()
+        info = await engine.views.info(id)
+        if info is None:
+            raise NotFound("run", id)
+        task = self.tasks.get(info.kind)
+        return Run(self._client, ExecutionId(id), task.signature.returns if task else Any)
+
+    # -- workers
+
+    async def worker(self, options: WorkerOptions | None = None) -> Worker:
+        """A worker of this process for the tasks registered here; `await worker.run()`."""
+        engine = await self.engine()
+        return Worker(engine, self.tasks, options or WorkerOptions(), self._heartbeat_store)
+
+    async def run_worker(self, options: WorkerOptions | None = None) -> None:
+        """Works until SIGTERM or SIGINT."""
+        worker = await self.worker(options)
+        worker.handle_signals()
+        await worker.run()
+
+    # -- life
+
+    async def engine(self) -> Engine:
+        """The engine, opened when first needed in the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._engine is not None and self._loop is loop:
+            return self._engine
+        if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
+            raise Invalid("this Fabric is in use in another event loop; make one per loop")
+        if self._loop is not loop or self._opening is None:
+            self._loop, self._opening, self._engine = loop, asyncio.Lock(), None
+        async with self._opening:
+            if self._engine is None:
+                store = await open_store(self.url, clock=self._clock)
+                self._engine = await Engine.open(store, options=self._options)
+        return self._engine
+
+    async def close(self) -> None:
+        engine, self._engine, self._loop = self._engine, None, None
+        if engine is not None:
+            await engine.close()
+
+    async def __aenter__(self) -> "Fabric":
+        await self.engine()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # -- without an event loop
+
+    def block_on(self, work: Awaitable[Any]) -> Any:
+        """Runs engine calls of a script that has no event loop, in a thread kept for that."""
+        if self._portal is None:
+            self._portal = _Portal()
+        return self._portal.run(work)
+
+    def close_sync(self) -> None:
+        """`close` for a script without an event loop."""
+        if self._portal is not None:
+            self._portal.run(self.close())
+            self._portal.stop()
+            self._portal = None
+
+    async def _heartbeat_store(self) -> Store:
+        engine = self._engine
+        if engine is not None and engine.store.name == "sqlite":
+            return engine.store  # its writer thread serves any loop
+        return await open_store(self.url, clock=self._clock)
+
+
+class _Portal:
+    """An event loop in a thread, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="flowfabric-portal", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, work: Awaitable[Any]) -> Any:
+        async def wait() -> Any:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

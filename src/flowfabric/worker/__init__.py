@@ -1,0 +1,1 @@
+"""Runs user functions: tasks, durable steps, the claiming loop and its heartbeat."""

@@ -1,0 +1,69 @@
+"""How a handler says what should happen, and how the engine takes a handler off its slot."""
+
+from datetime import timedelta
+
+from flowfabric.core.errors import FlowFabricError
+
+
+class Fail(Exception):
+    """Raise it in a task to fail the run for good, whatever retries are left."""
+
+
+class Retry(Exception):
+    """Raise it in a task to have this attempt retried, after a delay of your choice."""
+
+    def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class Unwind(BaseException):
+    """Takes the handler off its slot while the run sleeps or waits.
+
+    A BaseException, so that no `except Exception` in a handler can swallow it. Nothing is lost:
+    the handler runs again from the top and recorded steps return at once.
+    """
+
+
+class StepsChanged(FlowFabricError):
+    """The code no longer asks for the steps that are recorded.
+
+    The run fails rather than mix two histories. Deploy the old code to finish it, or replay it
+    after cancelling.
+    """
+
+    code = "steps_changed"
+
+
+class RunError(FlowFabricError):
+    """A run ended, but not in success."""
+
+    code = "run_error"
+
+    def __init__(self, id: str, detail: str) -> None:
+        super().__init__(f"{id}: {detail}" if detail else id)
+        self.id = id
+
+
+class RunFailed(RunError):
+    """`message` is what the task raised, `traceback` where (when it is known)."""
+
+    code = "run_failed"
+
+    def __init__(self, id: str, message: str, category: str, traceback: str | None) -> None:
+        super().__init__(id, message)
+        self.message = message
+        self.category = category
+        self.traceback = traceback
+
+
+class RunCancelled(RunError):
+    code = "run_cancelled"
+
+
+class RunExpired(RunError):
+    code = "run_expired"
+
+
+class RunSkipped(RunError):
+    code = "run_skipped"

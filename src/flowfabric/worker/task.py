@@ -1,0 +1,289 @@
+"""Tasks: ordinary functions the engine can run, and how they are submitted."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.errors import Invalid
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.policy import (
+    Policy,
+    RoutingRequirements,
+    StreamPolicy,
+    TimeoutPolicy,
+    parse_policy,
+)
+from flowfabric.core.retry import Backoff, Exponential, RetryPolicy
+from flowfabric.core.routing import check_capabilities
+from flowfabric.core.submission import Duplicate, Submission, Submitted
+from flowfabric.core.text import check_kind, check_lane, check_namespace, check_tags
+from flowfabric.core.time import Millis, from_datetime, parse_span
+from flowfabric.worker.codec import Signature
+from flowfabric.worker.run import Client, Run
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Span = str | float | timedelta
+
+
+class Mode(StrEnum):
+    """Where a handler runs."""
+
+    ASYNC = "async"
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+class TaskOptions(Struct, frozen=True, kw_only=True):
+    """What a task asks for by default. Spans are "10m", seconds or timedeltas.
+
+    `concurrency` bounds how many of this task one worker runs at once; `timeout` bounds one
+    attempt, `deadline` the whole run from its submission.
+    """
+
+    name: str | None = None
+    lane: str = "default"
+    namespace: str = "default"
+    retries: int = 0
+    backoff: Backoff = Exponential()
+    timeout: Span | None = None
+    deadline: Span | None = None
+    priority: int = 0
+    capabilities: tuple[str, ...] = ()
+    tags: Mapping[str, str] = {}
+    process: bool = False
+    concurrency: int | None = None
+    retention: Span | None = None
+
+
+class CallOptions(Struct, frozen=True, kw_only=True):
+    """What one submission asks for; None leaves the task's default."""
+
+    key: str | None = None
+    delay: Span | None = None
+    at: datetime | None = None
+    priority: int | None = None
+    tags: Mapping[str, str] | None = None
+    lane: str | None = None
+    namespace: str | None = None
+    deadline: Span | datetime | None = None
+    id: str | None = None
+
+
+_CALL_OPTIONS = frozenset(CallOptions.__struct_fields__)
+_NO_OPTIONS = CallOptions()
+
+
+class Task(Generic[P, R]):
+    """A registered function. Calling it runs it here and now; `submit` has it run durably."""
+
+    def __init__(self, function: Callable[..., Any], options: TaskOptions, client: Client) -> None:
+        self.function = function
+        self.options = options
+        self.name = check_kind(options.name or getattr(function, "__name__", ""))
+        self.takes_context = _takes_context(function)
+        self.mode = _mode(function, options)
+        self.signature = Signature(function, skip_first=self.takes_context)
+        self.policy = _policy(options)
+        self._client = client
+        check_lane(options.lane)
+        check_namespace(options.namespace)
+        check_tags(options.tags)
+        if self.mode is Mode.PROCESS and self.takes_context:
+            raise Invalid(f"{self.name}: a task that runs in a process cannot take a context")
+        if options.concurrency is not None and options.concurrency < 1:
+            raise Invalid(f"{self.name}: concurrency must be at least 1")
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r})"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Runs the function itself, with nothing recorded; for tests and plain reuse."""
+        return self.function(*args, **kwargs)
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Submits a run with these arguments; the run exists when this returns."""
+        return await self._submit(_NO_OPTIONS, args, kwargs)
+
+    async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
+        """Submits one run per item, many at once. An item is the only argument, a tuple of
+        positional ones, or a dict of named ones."""
+        return await Call(self, _NO_OPTIONS).submit_many(calls)
+
+    def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """`submit` for a script without an event loop."""
+        run: Run[R] = self._client.block_on(self._submit(_NO_OPTIONS, args, kwargs))
+        return run
+
+    def with_options(  # noqa: PLR0913 - the options are the interface
+        self,
+        *,
+        key: str | None = None,
+        delay: Span | None = None,
+        at: datetime | None = None,
+        priority: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        lane: str | None = None,
+        namespace: str | None = None,
+        deadline: Span | datetime | None = None,
+        id: str | None = None,
+    ) -> "Call[P, R]":
+        """The task with options for the next submission: `charge.with_options(key="order-7")
+        .submit(7)`. Submitting a known key again gives the earlier run."""
+        options = CallOptions(
+            key=key,
+            delay=delay,
+            at=at,
+            priority=priority,
+            tags=tags,
+            lane=lane,
+            namespace=namespace,
+            deadline=deadline,
+            id=id,
+        )
+        return Call(self, options)
+
+    def submission(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any], now: Millis
+    ) -> Submission:
+        """What is submitted for a call: the rules are the engine's, this only fills them in."""
+        own = self.options
+        return Submission(
+            kind=self.name,
+            payload=self.signature.encode(args, kwargs),
+            id=None if options.id is None else ExecutionId(options.id),
+            namespace=options.namespace or own.namespace,
+            lane=options.lane or own.lane,
+            priority=own.priority if options.priority is None else options.priority,
+            key=options.key,
+            tags={**own.tags, **(options.tags or {})},
+            policy=self.policy,
+            delay_until=_delay_until(options, now),
+            deadline_at=_deadline_at(options.deadline, now),
+            encoding="json",
+        )
+
+    def run(self, outcome: Submitted | Duplicate) -> Run[R]:
+        duplicate = isinstance(outcome, Duplicate)
+        return Run(self._client, outcome.id, self.signature.returns, duplicate=duplicate)
+
+    async def _submit(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Run[R]:
+        options, kwargs = self._split(options, kwargs)
+        engine = await self._client.engine()
+        submission = self.submission(options, args, kwargs, engine.now())
+        return self.run(await engine.executions.submit(submission))
+
+    async def _submit_many(self, options: CallOptions, calls: Iterable[Any]) -> list[Run[R]]:
+        engine = await self._client.engine()
+        now = engine.now()
+        submissions = [self.submission(options, *_arguments(call), now) for call in calls]
+        outcomes = await engine.executions.submit_many(submissions)
+        return [self.run(outcome) for outcome in outcomes]
+
+    def _split(
+        self, options: CallOptions, kwargs: Mapping[str, Any]
+    ) -> tuple[CallOptions, Mapping[str, Any]]:
+        """Options may also be given beside the arguments, where the function has no such
+        parameter of its own."""
+        given = (kwargs.keys() & _CALL_OPTIONS) - self.signature.parameters
+        if not given:
+            return options, kwargs
+        rest = {name: value for name, value in kwargs.items() if name not in given}
+        return replace(options, **{name: kwargs[name] for name in given}), rest
+
+
+class Call(Generic[P, R]):
+    """A task together with the options of its next submission."""
+
+    def __init__(self, task: Task[P, R], options: CallOptions) -> None:
+        self._task = task
+        self._options = options
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Submits a run with these options and arguments."""
+        return await self._task._submit(self._options, args, kwargs)
+
+    async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
+        """As `Task.submit_many`, with these options for every run (but no key: it names one)."""
+        if self._options.key is not None or self._options.id is not None:
+            raise Invalid("one key or id cannot name many runs")
+        return await self._task._submit_many(self._options, calls)
+
+    def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """`submit` for a script without an event loop."""
+        run: Run[R] = self._task._client.block_on(self.submit(*args, **kwargs))
+        return run
+
+
+def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(call, tuple):
+        return call, {}
+    if isinstance(call, dict):
+        return (), call
+    return (call,), {}
+
+
+def _takes_context(function: Callable[..., Any]) -> bool:
+    """A first parameter called `ctx`, or annotated with a context, receives it."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        return False
+    first = parameters[0]
+    annotation = first.annotation
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return first.name == "ctx" or name.rpartition(".")[2] in ("Context", "SyncContext")
+
+
+def _mode(function: Callable[..., Any], options: TaskOptions) -> Mode:
+    if inspect.iscoroutinefunction(function):
+        if options.process:
+            raise Invalid("a task that runs in a process must be a plain function")
+        return Mode.ASYNC
+    return Mode.PROCESS if options.process else Mode.THREAD
+
+
+def _policy(options: TaskOptions) -> Policy:
+    retry = RetryPolicy(max_retries=options.retries, backoff=options.backoff)
+    timeout = _span(options.timeout, "timeout")
+    deadline = _span(options.deadline, "deadline")
+    retention = _span(options.retention, "retention")
+    capabilities = check_capabilities(options.capabilities)
+    policy = Policy(
+        retry_policy=retry if options.retries else None,
+        timeout_policy=TimeoutPolicy(attempt_timeout_ms=timeout, execution_deadline_ms=deadline)
+        if timeout or deadline
+        else None,
+        routing_requirements=RoutingRequirements(required_capabilities=capabilities)
+        if capabilities
+        else None,
+        stream_policy=StreamPolicy(retention_ttl_ms=retention) if retention else None,
+    )
+    return parse_policy(policy)
+
+
+def _span(value: Span | None, what: str) -> Millis | None:
+    return None if value is None else parse_span(value, what)
+
+
+def _delay_until(options: CallOptions, now: Millis) -> Millis | None:
+    if options.delay is not None and options.at is not None:
+        raise Invalid("give either a delay or a moment (at), not both")
+    if options.at is not None:
+        return from_datetime(options.at, "at")
+    return None if options.delay is None else Millis(now + parse_span(options.delay, "delay"))
+
+
+def _deadline_at(deadline: Span | datetime | None, now: Millis) -> Millis | None:
+    if deadline is None:
+        return None
+    if isinstance(deadline, datetime):
+        return from_datetime(deadline, "deadline")
+    return Millis(now + parse_span(deadline, "deadline"))
