@@ -72,8 +72,10 @@ class Decisions:
         self, groups: dict[UUID, list[Decision]], *, first: bool
     ) -> dict[UUID, list[Decision]]:
         """Decides and applies every group once; returns those that lost against a rival."""
-        snapshots = await self._snapshots(groups, first=first)
+        # Before the load: a lease renewed after it would look expired to a later moment, and a
+        # renewal moves no version that `apply` could compare.
         now = self._store.clock.now()
+        snapshots = await self._snapshots(groups, first=first)
         changes, unsure = {}, {}
         for uuid, group in groups.items():
             change = _decide_group(group, snapshots.get(uuid), now)
