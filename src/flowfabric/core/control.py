@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core import attempt as owner_rules
+from flowfabric.core.attempt import RetryScheduled, TerminalFailed
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.errors import (
     FenceRequired,
@@ -117,7 +118,7 @@ def cancel_owned(
 
 def expire(
     snapshot: Snapshot | None, now: Millis, luck: float = 0.0
-) -> "Change[Expired | AlreadySatisfied | owner_rules.RetryScheduled | owner_rules.TerminalFailed]":
+) -> "Change[Expired | AlreadySatisfied | RetryScheduled]":
     """Ends an execution whose deadline passed, or an attempt that ran too long.
 
     The timer is looked at again on what is stored now, so a stale one does nothing.
@@ -128,7 +129,7 @@ def expire(
         return expire_now(snapshot, now, "execution_deadline")
     match snapshot.state:
         case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
-            return owner_rules.time_out(snapshot, lease, now, luck)
+            return _time_out(snapshot, lease, now, luck)
         case _:
             return unchanged(AlreadySatisfied("not_yet_due"))
 
@@ -244,19 +245,28 @@ def due(snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis) -> "
             return unchanged(AlreadySatisfied("not_yet_due"))
 
 
+def _time_out(
+    snapshot: Snapshot, lease: Lease, now: Millis, luck: float
+) -> "Change[Expired | RetryScheduled]":
+    change = owner_rules.time_out(snapshot, lease, now, luck)
+    answer = change.outcome
+    outcome = Expired(snapshot.execution.id) if isinstance(answer, TerminalFailed) else answer
+    return Change(outcome, change.before, change.after, change.events, change.attempts)
+
+
 def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
     """An owner must present its fence; operators, cascades and timeouts need none."""
     if owner.source in _UNFENCED:
         return
     fence = owner.fence
     match snapshot.state:
-        case Active(lease=lease):
-            if fence is None:
-                raise FenceRequired("cancelling a running execution takes its fence")
-            if fence != fence_of(snapshot, lease):
-                raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
+        case Active() | Lost() if fence is None:
+            raise FenceRequired("cancelling a running execution takes its fence")
         case Lost(revoked=True):
             raise LeaseRevoked(snapshot.life.lapsed.reason if snapshot.life.lapsed else "")
+        case Active(lease=lease):
+            if fence != fence_of(snapshot, lease):
+                raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
         case _ if fence is not None:
             raise StaleLease("the fence is not the current one")
         case _:

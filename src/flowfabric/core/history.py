@@ -43,7 +43,7 @@ def closing_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
         return ()
     ended_at = lapsed.at
     match snapshot.state:
-        case Active(lease=lease) if lease.start is Start.RECLAIM:
+        case Active(lease=lease) | Ended(lease=Lease() as lease) if lease.start is Start.RECLAIM:
             ended_at = lease.started_at
         case _:
             pass

@@ -82,6 +82,13 @@ def check_tags(tags: object) -> dict[str, str]:
     }
 
 
+def check_tag(tag: object) -> tuple[str, str]:
+    """A pair of key and value to look for."""
+    if not isinstance(tag, tuple) or len(tag) != 2:
+        raise InvalidTag("a tag to look for is a pair of key and value")
+    return check_tag_key(tag[0]), check_text(tag[1], f"tag {tag[0]}", limit=MAX_TAG_VALUE)
+
+
 def check_bytes(value: object, what: str, limit: int) -> bytes:
     """`value` as `bytes` if it is bytes-like and no longer than `limit`."""
     if not isinstance(value, bytes | bytearray | memoryview):

@@ -7,14 +7,14 @@ a rival loads and decides again.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
 
 from flowfabric.core.change import Change, fold
-from flowfabric.core.errors import FlowFabricError, RetryExhausted
+from flowfabric.core.errors import Corruption, FlowFabricError, RetryExhausted
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.after import After
@@ -91,15 +91,27 @@ class Decisions:
 
     async def _snapshots(
         self, groups: dict[UUID, list[Decision]], *, first: bool
-    ) -> dict[UUID, Snapshot]:
+    ) -> dict[UUID, Snapshot | Corruption]:
         held = {}
         if first:
             for uuid, group in groups.items():
                 if len(group) == 1 and group[0].held is not None:
                     held[uuid] = group[0].held
         missing = [uuid for uuid in groups if uuid not in held]
-        loaded = await self._store.load(missing) if missing else {}
+        loaded = await self._load(missing) if missing else {}
         return {**held, **loaded}
+
+    async def _load(self, uuids: list[UUID]) -> Mapping[UUID, Snapshot | Corruption]:
+        """The executions as they stand; one that cannot be read does not hide the others."""
+        try:
+            return await self._store.load(uuids)
+        except Corruption as error:
+            if len(uuids) == 1:
+                return {uuids[0]: error}
+        found: dict[UUID, Snapshot | Corruption] = {}
+        for uuid in uuids:
+            found.update(await self._load([uuid]))
+        return found
 
 
 def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:
@@ -116,9 +128,14 @@ def _refused_unseen(group: list[Decision]) -> bool:
 
 
 def _decide_group(
-    group: list[Decision], snapshot: Snapshot | None, now: Millis
+    group: list[Decision], found: Snapshot | Corruption | None, now: Millis
 ) -> Change[Any] | None:
     """The folded change of all rules of one execution, None when nothing is to be written."""
+    if isinstance(found, Corruption):
+        for decision in group:
+            decision.outcome = found
+        return None
+    snapshot: Snapshot | None = found
     folded: Change[Any] | None = None
     for decision in group:
         try:

@@ -6,12 +6,13 @@ from contextlib import suppress
 from flowfabric.core.errors import Invalid
 from flowfabric.core.event import EventKind, Family, StoredEvent, kinds_of
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.text import check_tag_key
+from flowfabric.core.text import check_tag, check_text
 from flowfabric.engine.base import Noun
 from flowfabric.store.contract import EventPage, EventQuery
 
 POLL_FLOOR = 1.0
 MAX_PAGE = 1000
+MAX_CURSOR = (1 << 63) - 1
 
 
 class Events(Noun):
@@ -30,8 +31,13 @@ class Events(Noun):
         """Events after a cursor, oldest first. The page's cursor continues after everything that
         was looked at, whether or not it passed the filter."""
         query = _query(after, limit, execution, namespace, family, tag)
+        key = None if execution is None else ExecutionId(execution)
         page = await self._parts.store.events(query)
-        events = tuple(event for event in page.events if _belongs(event, family))
+        events = tuple(
+            event
+            for event in page.events
+            if _belongs(event, family) and key in (None, event.id)
+        )
         return EventPage(events, page.cursor)
 
     async def tail(self) -> int:
@@ -75,18 +81,16 @@ def _query(
     family: Family | None,
     tag: tuple[str, str] | None,
 ) -> EventQuery:
-    if type(after) is not int or after < 0:
+    if type(after) is not int or not 0 <= after <= MAX_CURSOR:
         raise Invalid(f"not a cursor: {after!r}")
-    if tag is not None:
-        check_tag_key(tag[0])
     kinds: frozenset[EventKind] | None = None if family is None else kinds_of(family)
     return EventQuery(
         after=after,
         limit=max(1, min(limit, MAX_PAGE)),
         uuid=None if execution is None else ExecutionId(execution).uuid,
-        namespace=namespace,
+        namespace=None if namespace is None else check_text(namespace, "namespace"),
         kinds=kinds,
-        tag=tag,
+        tag=None if tag is None else check_tag(tag),
     )
 
 

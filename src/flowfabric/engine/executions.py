@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core import control
-from flowfabric.core.attempt import RetryScheduled, TerminalFailed
+from flowfabric.core.attempt import RetryScheduled
 from flowfabric.core.control import (
     Blocked,
     Cancelled,
@@ -59,7 +59,7 @@ class Executions(Noun):
         text = check_text(reason, "reason", limit=MAX_REASON)
         return await self._decide(id, lambda held, now: control.cancel(held, owner, now, text))
 
-    async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled | TerminalFailed:
+    async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled:
         """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
         does this by itself."""
         luck = self._luck()

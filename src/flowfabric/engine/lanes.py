@@ -1,6 +1,6 @@
 """Lanes: listing, pausing, and how a weighted claim is shared out among them."""
 
-from flowfabric.core.text import check_lane
+from flowfabric.core.text import check_lane, check_text
 from flowfabric.engine.base import Noun
 
 MAX_PAGE = 1000
@@ -13,6 +13,8 @@ class Lanes(Noun):
         """Names of all lanes anything was submitted to, ascending, after a cursor."""
         if limit <= 0:
             return []
+        if after is not None:
+            check_text(after, "cursor")
         return await self._parts.store.lanes(after, min(limit, MAX_PAGE))
 
     async def pause(self, lane: str) -> None:

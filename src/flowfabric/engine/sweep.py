@@ -10,6 +10,7 @@ import logging
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from flowfabric.core import control
 from flowfabric.core.change import Change
@@ -54,18 +55,19 @@ class Sweep(Noun):
     async def once(self) -> int:
         """Does everything that is due now, whoever has the duty; returns how many executions
         were looked at."""
-        looked_at = 0
+        looked_at: set[UUID] = set()
         while due := await self._parts.store.due(self._now(), PAGE):
-            looked_at += len(due)
+            fresh = [uuid for uuid in due if uuid not in looked_at]
+            if not fresh:
+                break  # only what could not be swept or had nothing to do is left
+            looked_at.update(fresh)
             answers = await self._parts.decisions.decide_all(
-                [Decision(uuid, self._rule()) for uuid in due]
+                [Decision(uuid, self._rule()) for uuid in fresh]
             )
-            failed = [answer for answer in answers if isinstance(answer, Exception)]
-            for error in failed:
-                log.error("an execution could not be swept: %s", error)
-            if len(failed) == len(due):
-                break
-        return looked_at
+            for error in answers:
+                if isinstance(error, Exception):
+                    log.error("an execution could not be swept: %s", error)
+        return len(looked_at)
 
     async def trim(self) -> int:
         """Deletes what ended longer ago than the retention; returns how many executions."""

@@ -10,8 +10,8 @@ from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
 from flowfabric.core.history import inline_attempts
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.text import check_tag_key
-from flowfabric.core.time import Millis
+from flowfabric.core.text import check_tag, check_text
+from flowfabric.core.time import Millis, check_moment
 from flowfabric.core.vector import Blocking, PublicState, Vector, blocking_detail, vector
 from flowfabric.engine.base import Noun
 from flowfabric.store.contract import Counts, Detail, Progress, Query
@@ -171,25 +171,19 @@ class Views(Noun):
         """How the execution ended, once it has. Raises TimeoutError after `timeout` seconds."""
         key = ExecutionId(id)
         async with asyncio.timeout(timeout):
-            snapshot = await self._parts.waiting.end_of(key.uuid)
-        if snapshot.execution.id != key:
-            raise NotFound("execution", id)
-        return _ending(snapshot)
+            return _ending(await self._parts.waiting.end_of(key))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page begins the next."""
         if query.limit <= 0:
             return Infos((), None)
-        if query.tag is not None:
-            check_tag_key(query.tag[0])
-        bounded = _bounded(query, cursor)
-        page = await self._parts.store.page(bounded)
+        page = await self._parts.store.page(_bounded(query, cursor))
         items = tuple(_info(snapshot) for snapshot in page.items)
         return Infos(items, None if page.cursor is None else _write_cursor(page.cursor))
 
     async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
         """How many executions are in each public state, exact up to 100,000."""
-        return await self._parts.store.counts(namespace, lane)
+        return await self._parts.store.counts(_text(namespace, "namespace"), _text(lane, "lane"))
 
     async def _detail(self, id: str) -> Detail | None:
         key = ExecutionId(id)
@@ -205,17 +199,32 @@ class Views(Noun):
 
 def _bounded(query: Query, cursor: str | None) -> Query:
     return Query(
-        namespace=query.namespace,
-        lane=query.lane,
-        kind=query.kind,
-        states=tuple(PublicState(state) for state in query.states),
-        tag=query.tag,
-        created_from=query.created_from,
-        created_until=query.created_until,
+        namespace=_text(query.namespace, "namespace"),
+        lane=_text(query.lane, "lane"),
+        kind=_text(query.kind, "kind"),
+        states=tuple(_state(state) for state in query.states),
+        tag=None if query.tag is None else check_tag(query.tag),
+        created_from=_moment(query.created_from),
+        created_until=_moment(query.created_until),
         after=query.after if cursor is None else _read_cursor(cursor),
         limit=min(query.limit, MAX_PAGE),
         newest_first=query.newest_first,
     )
+
+
+def _text(value: str | None, what: str) -> str | None:
+    return None if value is None else check_text(value, what)
+
+
+def _state(word: str) -> PublicState:
+    try:
+        return PublicState(word)
+    except ValueError:
+        raise Invalid(f"{word!r} is no state an execution can be in") from None
+
+
+def _moment(value: Millis | None) -> Millis | None:
+    return None if value is None else check_moment(value, "moment")
 
 
 def _write_cursor(cursor: tuple[Millis, UUID]) -> str:
@@ -225,8 +234,8 @@ def _write_cursor(cursor: tuple[Millis, UUID]) -> str:
 def _read_cursor(text: str) -> tuple[Millis, UUID]:
     moment, _, key = str(text).partition(".")
     try:
-        return Millis(int(moment)), UUID(hex=key)
-    except ValueError:
+        return check_moment(int(moment), "cursor"), UUID(hex=key)
+    except (ValueError, Invalid):
         raise Invalid(f"not a cursor: {str(text)[:80]!r}") from None
 
 

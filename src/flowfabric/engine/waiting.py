@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from itertools import islice
 from uuid import UUID
 
-from flowfabric.core.errors import NotFound
+from flowfabric.core.errors import NotFound, Unavailable
 from flowfabric.core.execution import Ended, Snapshot
+from flowfabric.core.ids import ExecutionId
 from flowfabric.store.contract import MAX_BATCH, Store
 
 POLL_FLOOR = 1.0
@@ -15,15 +16,16 @@ POLL_FLOOR = 1.0
 class Waiting:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiters: dict[UUID, set[asyncio.Future[Snapshot]]] = {}
+        self._waiters: dict[UUID, dict[asyncio.Future[Snapshot], ExecutionId]] = {}
         self._nudged: set[UUID] = set()
         self._nudge = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def end_of(self, uuid: UUID) -> Snapshot:
+    async def end_of(self, id: ExecutionId) -> Snapshot:
         """The execution once it has ended. NotFound if it does not exist."""
+        uuid = id.uuid
         future: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(uuid, set()).add(future)
+        self._waiters.setdefault(uuid, {})[future] = id
         self._nudged.add(uuid)
         self._nudge.set()
         if self._task is None:
@@ -44,6 +46,7 @@ class Waiting:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._fail(list(self._waiters), Unavailable("the engine was closed"))
 
     async def _watch(self) -> None:
         try:
@@ -84,11 +87,11 @@ class Waiting:
                 self._tell(uuid, found.get(uuid))
 
     def _tell(self, uuid: UUID, snapshot: Snapshot | None) -> None:
-        for future in self._waiters.get(uuid, ()):
+        for future, id in self._waiters.get(uuid, {}).items():
             if future.done():
                 continue
-            if snapshot is None:
-                future.set_exception(NotFound("execution", uuid))
+            if snapshot is None or snapshot.execution.id != id:
+                future.set_exception(NotFound("execution", id))
             elif isinstance(snapshot.state, Ended):
                 future.set_result(snapshot)
 
@@ -101,6 +104,6 @@ class Waiting:
     def _forget(self, uuid: UUID, future: "asyncio.Future[Snapshot]") -> None:
         waiters = self._waiters.get(uuid)
         if waiters is not None:
-            waiters.discard(future)
+            waiters.pop(future, None)
             if not waiters:
                 del self._waiters[uuid]

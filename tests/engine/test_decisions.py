@@ -1,0 +1,377 @@
+"""Load, decide, apply: folding, losing against rivals, and what one caller may cost another."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from flowfabric.core import control
+from flowfabric.core.change import Change, unchanged
+from flowfabric.core.errors import (
+    Corruption,
+    Invalid,
+    LeaseExpired,
+    NotEligible,
+    NotFound,
+    RetryExhausted,
+    Unavailable,
+)
+from flowfabric.core.event import EventKind
+from flowfabric.core.execution import Active, Ready, Snapshot, Source
+from flowfabric.core.ids import new_uuid7
+from flowfabric.core.lease import Owner, Taking, fence_of, renew, take
+from flowfabric.core.submission import Submission, create
+from flowfabric.core.time import Millis
+from flowfabric.engine import decisions as module
+from flowfabric.engine.after import After
+from flowfabric.engine.decisions import Decision, Decisions
+from flowfabric.engine.waiting import Waiting
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.contract import Store
+from tests.lab import TTL, W1
+
+Rival = Callable[[], None]
+
+
+class Rows:
+    """Versions and nothing else: enough of a store to see what is loaded and what is written."""
+
+    def __init__(self, *snapshots: Snapshot) -> None:
+        self.clock = ManualClock()
+        self.rows = {snapshot.execution.uuid: snapshot for snapshot in snapshots}
+        self.loads: list[list[UUID]] = []
+        self.applies: list[list[Change[Any]]] = []
+        self.hints: list[frozenset[str]] = []
+        self.unreadable: set[UUID] = set()
+        self.rivals: list[Rival] = []
+        self.trouble: list[Exception] = []
+        self.held_up: asyncio.Event | None = None
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        self.loads.append(list(uuids))
+        if self.held_up is not None:
+            await self.held_up.wait()
+        if self.unreadable.intersection(uuids):
+            raise Corruption("no document")
+        return {uuid: self.rows[uuid] for uuid in uuids if uuid in self.rows}
+
+    async def apply(self, changes: Sequence[Change[Any]]) -> set[UUID]:
+        self.applies.append(list(changes))
+        if self.trouble:
+            raise self.trouble.pop()
+        if self.rivals:
+            self.rivals.pop()()
+        return {uuid for change in changes if (uuid := self._write(change)) is not None}
+
+    def hint(self, lanes: frozenset[str]) -> None:
+        self.hints.append(lanes)
+
+    def move(self, uuid: UUID) -> None:
+        """Somebody else writes this execution."""
+        row = self.rows[uuid]
+        self.rows[uuid] = row.to(row.state)
+
+    def _write(self, change: Change[Any]) -> UUID | None:
+        assert change.before is not None
+        assert change.after is not None
+        uuid = change.before.execution.uuid
+        if self.rows[uuid].head.version != change.before.head.version:
+            return None
+        self.rows[uuid] = change.after
+        return uuid
+
+
+def fresh(number: int = 1) -> Snapshot:
+    now = ManualClock().now()
+    return create(Submission(kind="job"), new_uuid7(now, number), now).snapshot
+
+
+def running(number: int = 1) -> Snapshot:
+    before = fresh(number)
+    assert isinstance(before.state, Ready)
+    now = ManualClock().now()
+    held = take(before, before.state.next, Taking(UUID(int=5), W1, TTL), now).after
+    assert held is not None
+    return held
+
+
+def decisions_on(rows: Rows) -> Decisions:
+    store = cast(Store, rows)
+    return Decisions(store, After(store, Waiting(store)))
+
+
+def to_priority(value: int) -> Callable[[Snapshot | None, Millis], Change[control.Changed]]:
+    return lambda found, now: control.change_priority(found, now, value)
+
+
+def cancel(found: Snapshot | None, now: Millis) -> Change[control.Cancelled]:
+    return control.cancel(found, Owner(source=Source.OPERATOR), now, "enough")
+
+
+def uuid_of(snapshot: Snapshot) -> UUID:
+    return snapshot.execution.uuid
+
+
+async def test_a_rule_decides_on_what_is_stored_and_its_change_is_written() -> None:
+    row = fresh()
+    rows = Rows(row)
+    changed = await decisions_on(rows).decide(uuid_of(row), to_priority(7))
+    assert changed.priority == rows.rows[uuid_of(row)].priority == 7
+    assert (len(rows.loads), len(rows.applies)) == (1, 1)
+
+
+async def test_many_calls_on_one_execution_are_one_write() -> None:
+    """Design §2, rule 6: each is decided on the result of the one before."""
+    row = fresh()
+    rows = Rows(row)
+    engine = decisions_on(rows)
+    answers = await asyncio.gather(
+        *(engine.decide(uuid_of(row), to_priority(value)) for value in range(1, 101))
+    )
+    assert [answer.priority for answer in answers] == list(range(1, 101))
+    assert (len(rows.loads), len(rows.applies)) == (1, 1)
+    ((change,),) = rows.applies
+    assert change.before == row
+    assert rows.rows[uuid_of(row)].priority == 100
+    told = [event.detail for event in change.events]
+    assert told == [{"old_priority": n, "new_priority": n + 1} for n in range(100)]
+
+
+async def test_calls_on_many_executions_share_a_load_and_an_apply() -> None:
+    row_of = [fresh(number) for number in range(50)]
+    rows = Rows(*row_of)
+    engine = decisions_on(rows)
+    await asyncio.gather(*(engine.decide(uuid_of(row), to_priority(1)) for row in row_of))
+    assert [len(load) for load in rows.loads] == [50]
+    assert [len(apply) for apply in rows.applies] == [50]
+
+
+async def test_one_that_is_refused_leaves_its_neighbours_on_the_same_execution_alone() -> None:
+    row = fresh()
+    rows = Rows(row)
+    engine = decisions_on(rows)
+    answers = await asyncio.gather(
+        engine.decide(uuid_of(row), to_priority(4)),
+        engine.decide(uuid_of(row), cancel),
+        engine.decide(uuid_of(row), to_priority(5)),
+        engine.decide(uuid_of(row), cancel),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[2], NotEligible)
+    assert answers[1] == answers[3]
+    ((change,),) = rows.applies
+    assert [event.kind for event in change.events] == [
+        EventKind.PRIORITY_CHANGED,
+        EventKind.CANCELLED,
+    ]
+
+
+async def test_what_changes_nothing_writes_nothing() -> None:
+    row = fresh()
+    rows = Rows(row)
+    answer = await decisions_on(rows).decide(uuid_of(row), lambda found, now: unchanged(now))
+    assert answer == rows.clock.now()
+    assert (rows.applies, rows.hints) == ([], [])
+
+
+async def test_what_does_not_exist_is_told_by_the_rule() -> None:
+    rows = Rows()
+    with pytest.raises(NotFound):
+        await decisions_on(rows).decide(uuid_of(fresh()), cancel)
+    assert rows.applies == []
+
+
+async def test_who_loses_against_a_rival_looks_again_and_decides_anew() -> None:
+    row = fresh()
+    rows = Rows(row)
+    rows.rivals = [lambda: rows.move(uuid_of(row))] * 3
+    seen: list[int] = []
+
+    def rule(found: Snapshot | None, now: Millis) -> Change[control.Changed]:
+        assert found is not None
+        seen.append(found.head.version)
+        return control.change_priority(found, now, 3)
+
+    await decisions_on(rows).decide(uuid_of(row), rule)
+    assert seen == [1, 2, 3, 4]
+    assert len(rows.loads) == 4
+
+
+async def test_only_who_lost_decides_again() -> None:
+    lucky, unlucky = fresh(1), fresh(2)
+    rows = Rows(lucky, unlucky)
+    rows.rivals = [lambda: rows.move(uuid_of(unlucky))]
+    engine = decisions_on(rows)
+    await asyncio.gather(
+        engine.decide(uuid_of(lucky), to_priority(1)),
+        engine.decide(uuid_of(unlucky), to_priority(2)),
+    )
+    assert rows.loads == [[uuid_of(lucky), uuid_of(unlucky)], [uuid_of(unlucky)]]
+    assert [len(apply) for apply in rows.applies] == [2, 1]
+    assert [rows.rows[uuid_of(row)].priority for row in (lucky, unlucky)] == [1, 2]
+
+
+async def test_the_answer_is_that_of_the_round_that_was_written() -> None:
+    """A rival may turn a success into a refusal; the refused round leaves no trace."""
+    row = fresh()
+    rows = Rows(row)
+
+    def rival() -> None:
+        cancelled = cancel(rows.rows[uuid_of(row)], rows.clock.now()).after
+        assert cancelled is not None
+        rows.rows[uuid_of(row)] = cancelled
+
+    rows.rivals = [rival]
+    with pytest.raises(NotEligible):
+        await decisions_on(rows).decide(uuid_of(row), to_priority(9))
+    assert rows.rows[uuid_of(row)].priority == 0
+
+
+async def test_after_ten_lost_rounds_the_caller_hears_of_it() -> None:
+    row, other = fresh(1), fresh(2)
+    rows = Rows(row, other)
+    rows.rivals = [lambda: rows.move(uuid_of(row))] * 20
+    engine = decisions_on(rows)
+    lost, fine = await asyncio.gather(
+        engine.decide(uuid_of(row), to_priority(9)),
+        engine.decide(uuid_of(other), to_priority(9)),
+        return_exceptions=True,
+    )
+    assert isinstance(lost, RetryExhausted)
+    assert lost.retryable
+    assert isinstance(fine, control.Changed)
+    assert len(rows.applies) == module.MAX_ROUNDS == 10
+    assert rows.rows[uuid_of(row)].priority == 0
+
+
+async def test_a_value_in_hand_is_decided_on_without_a_load() -> None:
+    held = running()
+    rows = Rows(held)
+    await decisions_on(rows).decide(uuid_of(held), cancel, held)
+    assert rows.loads == []
+
+
+async def test_a_value_in_hand_that_is_old_is_replaced_by_what_is_stored() -> None:
+    held = running()
+    rows = Rows(held)
+    rows.move(uuid_of(held))
+    await decisions_on(rows).decide(uuid_of(held), cancel, held)
+    assert rows.loads == [[uuid_of(held)]]
+    assert [len(apply) for apply in rows.applies] == [1, 1]
+
+
+async def test_a_value_in_hand_never_refuses() -> None:
+    """A renewal moves no version: only what is stored can say that a lease has run out."""
+    held = running()
+    assert isinstance(held.state, Active)
+    owner = Owner.of(fence_of(held, held.state.lease))
+    rows = Rows(held)
+    renewed = renew(held, owner, Millis(2 * TTL), rows.clock.now()).after
+    assert renewed is not None
+    assert isinstance(renewed.state, Active)
+    rows.rows[uuid_of(held)] = Snapshot(held.execution, held.head, renewed.state)
+    rows.clock.advance(TTL)
+    engine = decisions_on(rows)
+
+    def rule(found: Snapshot | None, now: Millis) -> Change[control.Cancelled]:
+        return control.cancel_owned(found, owner, now, "mine")
+
+    await engine.decide(uuid_of(held), rule, held)
+    rows.rows[uuid_of(held)] = held
+    with pytest.raises(LeaseExpired):
+        await engine.decide(uuid_of(held), rule, held)
+
+
+async def test_two_calls_with_a_value_in_hand_decide_on_what_is_stored() -> None:
+    held = running()
+    rows = Rows(held)
+    engine = decisions_on(rows)
+    await asyncio.gather(
+        engine.decide(uuid_of(held), cancel, held), engine.decide(uuid_of(held), cancel, held)
+    )
+    assert rows.loads == [[uuid_of(held)]]
+
+
+async def test_a_row_that_cannot_be_read_fails_alone() -> None:
+    bad, good = fresh(1), fresh(2)
+    rows = Rows(bad, good)
+    rows.unreadable = {uuid_of(bad)}
+    engine = decisions_on(rows)
+    answers = await engine.decide_all(
+        [
+            Decision(uuid_of(bad), to_priority(1)),
+            Decision(uuid_of(good), to_priority(2)),
+            Decision(uuid_of(bad), to_priority(3)),
+        ]
+    )
+    assert [type(answer) for answer in answers] == [Corruption, control.Changed, Corruption]
+    assert rows.rows[uuid_of(good)].priority == 2
+
+
+async def test_a_store_in_trouble_is_told_to_everybody_who_waits_for_it() -> None:
+    row, other = fresh(1), fresh(2)
+    rows = Rows(row, other)
+    rows.trouble = [Unavailable("gone")]
+    engine = decisions_on(rows)
+    answers = await asyncio.gather(
+        engine.decide(uuid_of(row), to_priority(1)),
+        engine.decide(uuid_of(other), to_priority(2)),
+        return_exceptions=True,
+    )
+    assert [type(answer) for answer in answers] == [Unavailable, Unavailable]
+    assert (await engine.decide(uuid_of(row), to_priority(3))).priority == 3
+
+
+async def test_an_error_that_comes_with_a_change_is_raised_after_it_was_written() -> None:
+    """INV-24: the two sanctioned writes of a refused call."""
+    row = fresh()
+    rows = Rows(row)
+
+    def refuse(found: Snapshot | None, now: Millis) -> Change[None]:
+        assert found is not None
+        return Change(Invalid("no"), found, found.to(found.state))
+
+    with pytest.raises(Invalid):
+        await decisions_on(rows).decide(uuid_of(row), refuse)
+    assert rows.rows[uuid_of(row)].head.version == 2
+
+
+async def test_what_became_claimable_or_ended_is_hinted_at_and_nothing_else() -> None:
+    row = fresh()
+    rows = Rows(row)
+    engine = decisions_on(rows)
+    await engine.decide(
+        uuid_of(row), lambda found, now: control.block(found, now, "paused_by_operator")
+    )
+    assert rows.hints == []
+    await engine.decide(uuid_of(row), control.unblock)
+    await engine.decide(uuid_of(row), cancel)
+    assert rows.hints == [frozenset({"default"}), frozenset()]
+
+
+async def test_a_caller_that_goes_away_is_decided_all_the_same() -> None:
+    row = fresh()
+    rows = Rows(row)
+    rows.held_up = asyncio.Event()
+    engine = decisions_on(rows)
+    first = asyncio.create_task(engine.decide(uuid_of(row), to_priority(1)))
+    second = asyncio.create_task(engine.decide(uuid_of(row), to_priority(2)))
+    await asyncio.wait([first, second], timeout=0)
+    first.cancel()
+    rows.held_up.set()
+    assert (await second).priority == 2
+    ((change,),) = rows.applies
+    assert len(change.events) == 2
+
+
+async def test_draining_waits_for_what_was_asked() -> None:
+    row = fresh()
+    rows = Rows(row)
+    engine = decisions_on(rows)
+    answer = asyncio.ensure_future(engine.decide_all([Decision(uuid_of(row), to_priority(1))]))
+    await asyncio.wait([answer], timeout=0)
+    await engine.drain()
+    assert rows.rows[uuid_of(row)].priority == 1
+    await answer
