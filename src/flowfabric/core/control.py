@@ -295,7 +295,14 @@ def _end(
         else None,
         lease=lease,
     )
-    life = replace(life, started_at=snapshot.started_at, not_before=None, blocked=None, detail=None)
+    life = replace(
+        life,
+        started_at=snapshot.started_at,
+        losses=snapshot.reclaims,
+        not_before=None,
+        blocked=None,
+        detail=None,
+    )
     if lease is not None:
         event = lease_event(snapshot, lease, kind, now, reason=reason)
     else:
@@ -315,7 +322,7 @@ def _reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]
         priority=old.priority,
         started_at=snapshot.started_at,
         deadline_at=None if relative is None else Millis(now + relative),
-        losses=old.losses,
+        losses=min(old.losses, snapshot.execution.reclaim_cap),
         replays=old.replays + 1,
         generation=old.generation + (ended.outcome is Outcome.SUCCESS),
         unknown=old.unknown,

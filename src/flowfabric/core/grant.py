@@ -142,7 +142,8 @@ def reclaim(
     snapshot: Snapshot | None, taking: Taking, now: Millis, cap: int | None = None
 ) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
     """Redeems a reclaim grant: a new attempt starts in place of the lost one."""
-    snapshot = present(snapshot)
+    if snapshot is None:
+        return unchanged(GrantNotFound())
     hold = getattr(snapshot.state, "hold", None)
     if not isinstance(hold, Hold) or hold.worker is None:
         return unchanged(GrantNotFound())
