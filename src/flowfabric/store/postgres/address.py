@@ -1,0 +1,56 @@
+"""Where the database is, and how to say so without giving the password away."""
+
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+
+from msgspec import Struct
+
+from flowfabric.core.errors import Invalid
+
+_SCHEMES = ("postgresql", "postgres")
+_POOLERS = ("none", "session", "transaction")
+
+
+class Address(Struct, frozen=True):
+    """`shown` is for people. `pooler` is what the URL says about one, None to find out."""
+
+    dsn: str
+    shown: str
+    password: str | None = None
+    pooler: str | None = None
+
+    def censored(self, text: object) -> str:
+        """Text of others that may quote the URL, without the password."""
+        told = str(text)
+        return told.replace(self.password, "***") if self.password else told
+
+
+def read_address(url: str) -> Address:
+    """`postgresql://user:password@host:port/database?…`; `?pooler=none|session|transaction` says
+    what stands between here and the server."""
+    parts = _split(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    given = dict(options)
+    pooler = given.get("pooler")
+    if pooler is not None and pooler not in _POOLERS:
+        raise Invalid(f"pooler must be one of {', '.join(_POOLERS)}")
+    rest = urlencode([(name, value) for name, value in options if name != "pooler"])
+    userinfo, _, place = parts.netloc.rpartition("@")
+    _, _, password = userinfo.partition(":")
+    host = place or given.get("host") or "the local socket"
+    database = parts.path.lstrip("/") or given.get("database") or given.get("dbname") or ""
+    return Address(
+        dsn=parts._replace(query=rest).geturl(),
+        shown=f"database {unquote(database)!r} on {host}",
+        password=unquote(password) or given.get("password") or None,
+        pooler=pooler,
+    )
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise Invalid("not a URL such as postgresql://user@host/database") from None
+    if parts.scheme not in _SCHEMES:
+        raise Invalid("the URL of a Postgres store begins with postgresql:// or postgres://")
+    return parts

@@ -1,0 +1,201 @@
+"""The general way to write: lock every row decided on, compare, move, commit."""
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Active, Lost, Ready, Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.store.postgres.faults import divide
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part, Session
+from flowfabric.store.rows import (
+    Place,
+    Row,
+    attempt_row,
+    event_row,
+    place_of,
+    state_row,
+    step_row,
+    workers_in,
+)
+
+_GONE = {
+    Place.READY: "gone_ready",
+    Place.LEASE: "gone_lease",
+    Place.PARKED: "gone_parked",
+    Place.DONE: "gone_done",
+}
+_NEW = {
+    Place.READY: "new_ready",
+    Place.LEASE: "new_lease",
+    Place.PARKED: "new_parked",
+    Place.DONE: "new_done",
+}
+_ROWS = {
+    Place.READY: "ready_rows",
+    Place.LEASE: "lease_rows",
+    Place.PARKED: "parked_rows",
+    Place.DONE: "done_rows",
+}
+
+
+class Move(Struct, frozen=True):
+    """A change with where its row is and where it goes."""
+
+    change: Change[object]
+    before: Snapshot
+    after: Snapshot
+    origin: Place
+    target: Place
+
+    @property
+    def uuid(self) -> UUID:
+        return self.before.execution.uuid
+
+
+class Applying(Part):
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        moves = sorted(moves_of(changes), key=lambda move: move.uuid.int)
+        book = self._session.book
+        await book.need_workers({worker for change in changes for worker in workers_in(change)})
+        await book.need_routes(
+            {
+                move.after.execution.route
+                for move in moves
+                if isinstance(move.after.state, Ready | Lost)
+            }
+        )
+        return set[UUID]().union(*await divide(moves, self._send))
+
+    async def _send(self, moves: Sequence[Move]) -> set[UUID]:
+        return await self._session.apply.run(partial(self._apply, moves))
+
+    async def _apply(
+        self, moves: Sequence[Move], connection: Connection, repeated: bool
+    ) -> set[UUID]:
+        async with connection.transaction():
+            standing = await self._standing(connection, moves)
+            if standing:
+                await Writer(self._session, connection).write(standing)
+        applied = {move.uuid for move in standing}
+        if repeated and len(applied) < len(moves):
+            changes = [move.change for move in moves]
+            applied |= await recognise(self._session, connection, changes, applied)
+        return applied
+
+    async def _standing(self, connection: Connection, moves: Sequence[Move]) -> list[Move]:
+        """Locks the rows and keeps the moves whose version (and a lease's expiry, the only thing
+        a renewal moves) stands in the same place."""
+        ids = {place: [m.uuid for m in moves if m.origin is place] for place in Place}
+        rows = await connection.fetch(self._session.queries["state_versions"], *ids.values())
+        found = {uuid: (version, expires_at) for uuid, version, expires_at in rows}
+        return [move for move in moves if found.get(move.uuid) == _compared(move)]
+
+
+class Writer:
+    """Writes moves whose rows are locked; only tables with something to write are asked."""
+
+    def __init__(self, session: Session, connection: Connection) -> None:
+        self._queries = session.queries
+        self._names = session.book.names
+        self._connection = connection
+
+    async def write(self, moves: Sequence[Move]) -> None:
+        await self._take_out(moves)
+        await self._put_in(moves)
+        await self._rewrite([move for move in moves if _in_place(move)])
+        changes = [move.change for move in moves]
+        attempts = {
+            (move.uuid, attempt.index): attempt_row(move.uuid, attempt)
+            for move in moves
+            for attempt in move.change.attempts
+        }
+        await self._send("new_attempts", list(attempts.values()))
+        await self._send(
+            "new_steps", [step_row(move.uuid, step) for move in moves for step in move.change.steps]
+        )
+        await self._send(
+            "new_events",
+            [event_row(event, self._names) for change in changes for event in change.events],
+        )
+        await self._set_deadlines(moves)
+
+    async def _take_out(self, moves: Sequence[Move]) -> None:
+        for place in Place:
+            gone = [
+                (move.uuid, move.before.head.version)
+                for move in moves
+                if move.origin is place and not _in_place(move)
+            ]
+            deleted = await self._send(_GONE[place], gone)
+            if len(deleted) != len(gone):
+                raise AssertionError("a locked row was moved by somebody else")
+
+    async def _put_in(self, moves: Sequence[Move]) -> None:
+        for place in Place:
+            rows = [
+                state_row(move.after, self._names)
+                for move in moves
+                if move.target is place and not _in_place(move)
+            ]
+            await self._send(_NEW[place], rows)
+
+    async def _rewrite(self, moves: Sequence[Move]) -> None:
+        rows = [(*state_row(move.after, self._names), move.before.head.version) for move in moves]
+        await self._send("changed_lease", rows)
+
+    async def _set_deadlines(self, moves: Sequence[Move]) -> None:
+        moved = [move for move in moves if move.change.deadline != move.before.deadline_at]
+        new = [(m.uuid, m.change.deadline) for m in moved if m.change.deadline is not None]
+        gone = [(m.uuid,) for m in moved if m.change.deadline is None]
+        await self._send("new_deadlines", new)
+        await self._send("gone_deadlines", gone)
+
+    async def _send(self, name: str, rows: Sequence[Row]) -> list[Any]:
+        if not rows:
+            return []
+        return await self._connection.fetch(self._queries[name], *zip(*rows, strict=True))
+
+
+def moves_of(changes: Iterable[Change[object]]) -> list[Move]:
+    return [
+        Move(change, before, after, place_of(before.state), place_of(after.state))
+        for change in changes
+        if (before := change.before) is not None and (after := change.after) is not None
+    ]
+
+
+async def recognise(
+    session: Session,
+    connection: Connection,
+    changes: Sequence[Change[object]],
+    applied: Collection[UUID],
+) -> set[UUID]:
+    """After a lost reply: the changes that look refused because they were written before."""
+    left = [move for move in moves_of(changes) if move.uuid not in applied]
+    left.sort(key=lambda move: move.target)
+    names = session.book.names
+    found = set()
+    for place, moves in groupby(left, key=lambda move: move.target):
+        wanted = {move.uuid: state_row(move.after, names) for move in moves}
+        rows = await connection.fetch(session.queries[_ROWS[place]], list(wanted))
+        found |= {row[0] for row in rows if tuple(row) == wanted[row[0]]}
+    return found
+
+
+def _compared(move: Move) -> tuple[int, Millis | None]:
+    match move.before.state:
+        case Active(lease=lease):
+            return move.before.head.version, lease.expires_at
+        case _:
+            return move.before.head.version, None
+
+
+def _in_place(move: Move) -> bool:
+    return move.origin is Place.LEASE and move.target is Place.LEASE

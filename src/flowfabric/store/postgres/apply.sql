@@ -1,0 +1,150 @@
+-- The general way to write: lock, compare, move.
+
+-- name: state_versions
+-- Locks the named rows, table by table in one order, ids ascending.
+with r as (
+    select id, version from {schema}.ready where id = any($1::uuid[]) order by id for update
+), l as (
+    select id, version, expires_at from {schema}.lease where id = any($2::uuid[])
+    order by id for update
+), p as (
+    select id, version from {schema}.parked where id = any($3::uuid[]) order by id for update
+), d as (
+    select id, version from {schema}.done where id = any($4::uuid[]) order by id for update
+)
+select id, version, null::bigint from r
+union all select id, version, expires_at from l
+union all select id, version, null from p
+union all select id, version, null from d
+
+-- name: gone_ready
+delete from {schema}.ready t using unnest($1::uuid[], $2::integer[]) as g (id, version)
+where t.id = g.id and t.version = g.version
+returning t.id
+
+-- name: gone_lease
+delete from {schema}.lease t using unnest($1::uuid[], $2::integer[]) as g (id, version)
+where t.id = g.id and t.version = g.version
+returning t.id
+
+-- name: gone_parked
+delete from {schema}.parked t using unnest($1::uuid[], $2::integer[]) as g (id, version)
+where t.id = g.id and t.version = g.version
+returning t.id
+
+-- name: gone_done
+delete from {schema}.done t using unnest($1::uuid[], $2::integer[]) as g (id, version)
+where t.id = g.id and t.version = g.version
+returning t.id
+
+-- name: new_ready
+insert into {schema}.ready (
+    id, version, epoch, rank, flags, attempt, start, life,
+    route, timeout, held_until, held_for, lost
+)
+select * from unnest(
+    $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
+    $7::smallint[], $8::bytea[],
+    $9::integer[], $10::bigint[], $11::bigint[], $12::text[], $13::smallint[]
+)
+
+-- name: new_lease
+insert into {schema}.lease (
+    id, version, epoch, rank, flags, attempt, start, life,
+    claim, worker, started_at, expires_at, times_out_at, renewed_at
+)
+select * from unnest(
+    $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
+    $7::smallint[], $8::bytea[],
+    $9::uuid[], $10::integer[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[]
+)
+
+-- name: changed_lease
+-- In place, so that whoever writes beside the lease meanwhile still finds it.
+update {schema}.lease t
+set version = g.version, epoch = g.epoch, rank = g.rank, flags = g.flags, attempt = g.attempt,
+    start = g.start, life = g.life, claim = g.claim, worker = g.worker, started_at = g.started_at,
+    expires_at = g.expires_at, times_out_at = g.times_out_at, renewed_at = g.renewed_at
+from unnest(
+    $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
+    $7::smallint[], $8::bytea[],
+    $9::uuid[], $10::integer[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[],
+    $15::integer[]
+) as g (
+    id, version, epoch, rank, flags, attempt, start, life,
+    claim, worker, started_at, expires_at, times_out_at, renewed_at, old_version
+)
+where t.id = g.id and t.version = g.old_version
+returning t.id
+
+-- name: new_parked
+insert into {schema}.parked (
+    id, version, epoch, rank, flags, attempt, start, life,
+    timeout, gate, due_at, since, note
+)
+select * from unnest(
+    $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
+    $7::smallint[], $8::bytea[],
+    $9::bigint[], $10::smallint[], $11::bigint[], $12::bigint[], $13::bytea[]
+)
+
+-- name: new_done
+insert into {schema}.done (
+    id, version, epoch, rank, flags, attempt, start, life,
+    outcome, ended_at, pending, claim, worker, started_at, result, trim_at
+)
+select * from unnest(
+    $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
+    $7::smallint[], $8::bytea[],
+    $9::smallint[], $10::bigint[], $11::smallint[], $12::uuid[], $13::integer[], $14::bigint[],
+    $15::bytea[], $16::bigint[]
+)
+
+-- name: new_attempts
+insert into {schema}.attempt (id, index, doc)
+select * from unnest($1::uuid[], $2::integer[], $3::bytea[])
+on conflict (id, index) do update set doc = excluded.doc
+
+-- name: new_steps
+-- What was recorded first stays.
+insert into {schema}.step (id, generation, name, occurrence, position, doc)
+select * from unnest(
+    $1::uuid[], $2::integer[], $3::text[], $4::integer[], $5::integer[], $6::bytea[]
+)
+on conflict (id, generation, name, occurrence) do nothing
+
+-- name: new_events
+insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
+select * from unnest(
+    $1::uuid[], $2::bigint[], $3::smallint[], $4::integer[], $5::integer[], $6::integer[],
+    $7::bytea[]
+)
+
+-- name: new_deadlines
+insert into {schema}.deadline (id, at)
+select * from unnest($1::uuid[], $2::bigint[])
+on conflict (id) do update set at = excluded.at
+
+-- name: gone_deadlines
+delete from {schema}.deadline where id = any($1::uuid[])
+
+-- name: ready_rows
+-- A row as it was written, to recognise one's own after a lost reply.
+select id, version, epoch, rank, flags, attempt, start, life,
+    route, timeout, held_until, held_for, lost
+from {schema}.ready where id = any($1::uuid[])
+
+-- name: lease_rows
+select id, version, epoch, rank, flags, attempt, start, life,
+    claim, worker, started_at, expires_at, times_out_at, renewed_at
+from {schema}.lease where id = any($1::uuid[])
+
+-- name: parked_rows
+select id, version, epoch, rank, flags, attempt, start, life,
+    timeout, gate, due_at, since, note
+from {schema}.parked where id = any($1::uuid[])
+
+-- name: done_rows
+select id, version, epoch, rank, flags, attempt, start, life,
+    outcome, ended_at, pending, claim, worker, started_at, result, trim_at
+from {schema}.done where id = any($1::uuid[])

@@ -1,0 +1,93 @@
+"""Taking work."""
+
+from functools import partial
+from typing import Any
+
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import ClaimCall, Taken
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part
+from flowfabric.store.rows import SNAPSHOT
+
+MERGED_ROUTES = 64
+"""So many routes are merged exactly; of more, a window of those with work goes round."""
+
+MAX_ROUNDS = 4
+
+_PAYLOAD = len(SNAPSHOT)
+_NEWEST, _CANDIDATES = _PAYLOAD + 1, _PAYLOAD + 2
+
+
+class Claiming(Part):
+    _turn = 0
+
+    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
+        self._session.wakes.look()
+        await self._session.book.need_workers([call.worker])
+        return await self._session.claim.run(partial(self._claim, call, now))
+
+    async def _claim(
+        self, call: ClaimCall, now: Millis, connection: Connection, repeated: bool
+    ) -> list[Taken]:
+        book = self._session.book
+        taken: list[Taken] = []
+        if repeated or call.repeated:
+            query = self._session.queries["leases_by_claim"]
+            taken = await self._read(connection, await connection.fetch(query, call.id, now))
+        for _ in range(MAX_ROUNDS):
+            room = call.limit - len(taken)
+            if room <= 0:
+                break
+            rows, newest, more = await self._take(connection, call, now, room)
+            taken += await self._read(connection, rows)
+            if newest > book.newest_route:
+                await book.know(connection, newest)
+            elif len(rows) == room or not more:
+                break
+        taken.sort(key=_order)
+        return taken
+
+    async def _take(
+        self, connection: Connection, call: ClaimCall, now: Millis, room: int
+    ) -> tuple[list[Any], int, bool]:
+        """The rows taken, the newest route, and whether there were more candidates than looked
+        at (others may have locked those in front)."""
+        book = self._session.book
+        candidates = room + room // 2 + 16
+        rows = await connection.fetch(
+            self._session.queries["taken_leases"],
+            await self._routes(connection, call),
+            now,
+            call.worker.id,
+            candidates,
+            room,
+            call.id,
+            book.names.worker_numbers[call.worker],
+            call.ttl,
+            None if call.kinds is None else list(call.kinds),
+        )
+        first = rows[0]
+        taken = [] if first[0] is None else rows
+        return taken, first[_NEWEST] or 0, first[_CANDIDATES] == candidates
+
+    async def _routes(self, connection: Connection, call: ClaimCall) -> list[int]:
+        routes = self._session.book.suiting(call)
+        if len(routes) <= MERGED_ROUTES:
+            return routes
+        rows = await connection.fetch(self._session.queries["waiting_routes"], routes)
+        waiting = [number for (number,) in rows]
+        if len(waiting) <= MERGED_ROUTES:
+            return waiting
+        start = self._turn % len(waiting)
+        self._turn += MERGED_ROUTES
+        return (waiting[start:] + waiting[:start])[:MERGED_ROUTES]
+
+    async def _read(self, connection: Connection, rows: list[Any]) -> list[Taken]:
+        snapshots = await self._session.read(connection, rows)
+        return [
+            Taken(snapshot, row[_PAYLOAD]) for snapshot, row in zip(snapshots, rows, strict=True)
+        ]
+
+
+def _order(taken: Taken) -> tuple[int, int]:
+    return taken.snapshot.head.rank, taken.snapshot.execution.uuid.int

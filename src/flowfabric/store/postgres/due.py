@@ -1,0 +1,61 @@
+"""What time has made due, who looks after it, and what is old enough to go."""
+
+from functools import partial
+from uuid import UUID
+
+from flowfabric.core.time import Millis
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part
+
+_TRIMMED = (
+    "trimmed_keys",
+    "trimmed_tags",
+    "trimmed_attempts",
+    "trimmed_steps",
+    "trimmed_progress",
+    "trimmed_events",
+    "trimmed_done",
+    "trimmed_executions",
+)
+
+
+class Sweeping(Part):
+    async def due(self, now: Millis, limit: int) -> list[UUID]:
+        session = self._session
+        rows = await session.fetch(session.sweep, "due_executions", now, limit)
+        return [uuid for (uuid,) in rows]
+
+    async def next_due(self, now: Millis) -> Millis | None:
+        session = self._session
+        ((moment,),) = await session.fetch(session.sweep, "next_due_moment", now)
+        return None if moment is None else Millis(moment)
+
+    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
+        work = partial(self._trim, ended_before, now, limit)
+        return await self._session.sweep.run(work)
+
+    async def take_duty(self, duty: str, holder: str, now: Millis, until: Millis) -> bool:
+        session = self._session
+        return bool(await session.fetch(session.sweep, "duty_holder", duty, holder, now, until))
+
+    async def drop_duty(self, duty: str, holder: str) -> None:
+        await self._session.fetch(self._session.sweep, "dropped_duty", duty, holder)
+
+    async def _trim(
+        self,
+        ended_before: Millis,
+        now: Millis,
+        limit: int,
+        connection: Connection,
+        repeated: bool,
+    ) -> int:
+        queries = self._session.queries
+        async with connection.transaction():
+            query = queries["trimmable_executions"]
+            rows = await connection.fetch(query, ended_before, now, limit)
+            if rows:
+                ids = sorted((uuid for (uuid,) in rows), key=lambda uuid: int(uuid.int))
+                for name in _TRIMMED:
+                    await connection.execute(queries[name], ids)
+            await connection.execute(queries["lapsed_keys"], now, limit)
+        return len(rows)

@@ -1,0 +1,70 @@
+-- What time has made due. Asked on a connection whose plans are free: leases that ran out are
+-- found by looking at all of them, on purpose.
+
+-- name: due_executions
+-- Each branch reads at most `limit` rows, so a flood of one kind does not hide the others.
+select due.id from (
+    (select id, at from {schema}.deadline where at <= $1 order by at limit $2)
+    union all
+    (select id, due_at from {schema}.parked where due_at <= $1 order by due_at limit $2)
+    union all
+    (
+        select id, least(expires_at, times_out_at) from {schema}.lease
+        where expires_at <= $1 or times_out_at <= $1
+        order by 2 limit $2
+    )
+) due
+group by due.id
+order by min(due.at), due.id
+limit $2
+
+-- name: next_due_moment
+select min(at) from (
+    select min(at) as at from {schema}.deadline where at > $1
+    union all
+    select min(due_at) from {schema}.parked where due_at > $1
+    union all
+    select min(expires_at) from {schema}.lease where expires_at > $1
+    union all
+    select min(times_out_at) from {schema}.lease where times_out_at > $1
+) soon
+
+-- name: trimmable_executions
+-- Locked, so that a replay cannot take one away meanwhile.
+select id from {schema}.done where ended_at <= $1 or trim_at <= $2 limit $3 for update skip locked
+
+-- name: trimmed_keys
+-- The keys trimmed executions still hold; a key taken over by another execution stays.
+delete from {schema}.dedup d
+using {schema}.execution e join {schema}.route r on r.number = e.route
+where e.id = any($1::uuid[]) and e.facts is not null
+    and d.namespace = r.namespace
+    and d.key = cast(convert_from(e.facts, 'UTF8') as json) ->> 'key'
+    and d.id = e.id
+
+-- name: trimmed_tags
+delete from {schema}.tag where id = any($1::uuid[])
+
+-- name: trimmed_attempts
+delete from {schema}.attempt where id = any($1::uuid[])
+
+-- name: trimmed_steps
+delete from {schema}.step where id = any($1::uuid[])
+
+-- name: trimmed_progress
+delete from {schema}.progress where id = any($1::uuid[])
+
+-- name: trimmed_events
+delete from {schema}.event where id = any($1::uuid[])
+
+-- name: trimmed_done
+delete from {schema}.done where id = any($1::uuid[])
+
+-- name: trimmed_executions
+delete from {schema}.execution where id = any($1::uuid[])
+
+-- name: lapsed_keys
+delete from {schema}.dedup where (namespace, key) in (
+    select namespace, key from {schema}.dedup where until <= $1
+    order by until limit $2 for update skip locked
+)

@@ -1,0 +1,57 @@
+-- Events, read so that none is skipped.
+
+-- name: event_writers
+-- The last number drawn and, read after it, who may have drawn one and not committed yet: every
+-- writer holds this lock before it draws. Nobody is asked for when the number is still $1.
+select s.last, w.writers
+from (
+    select case when is_called then last_value else 0 end as last from {schema}.event_seq_seq
+    offset 0
+) s
+cross join lateral (
+    select array_agg(l.virtualtransaction) as writers
+    from pg_locks l
+    where s.last <> $1 and l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
+        and l.relation = '{schema}.event'::regclass
+        and l.database = (select oid from pg_database where datname = current_database())
+) w
+
+-- name: open_writers
+-- Those of the given transactions that have not ended.
+select count(*) from pg_locks l
+where l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
+    and l.relation = '{schema}.event'::regclass
+    and l.virtualtransaction = any($1::text[])
+
+-- name: events
+select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
+from {schema}.event v join {schema}.execution e on e.id = v.id
+where v.seq > $1 and v.seq <= $2
+    and ($3::smallint[] is null or v.kind = any($3))
+    and (
+        $4::text is null
+        or (select r.namespace from {schema}.route r where r.number = e.route) = $4
+    )
+    and (
+        $5::text is null
+        or (select t.value from {schema}.tag t where t.id = v.id and t.key = $5) = $6::text
+    )
+order by v.seq
+limit $7
+
+-- name: events_of
+-- Of one execution.
+select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
+from {schema}.event v join {schema}.execution e on e.id = v.id
+where v.id = $8 and v.seq > $1 and v.seq <= $2
+    and ($3::smallint[] is null or v.kind = any($3))
+    and (
+        $4::text is null
+        or (select r.namespace from {schema}.route r where r.number = e.route) = $4
+    )
+    and (
+        $5::text is null
+        or (select t.value from {schema}.tag t where t.id = v.id and t.key = $5) = $6::text
+    )
+order by v.seq
+limit $7

@@ -1,0 +1,76 @@
+"""Events after a cursor.
+
+Numbers are drawn before a transaction commits, so a lower one can become visible later. A
+reader notes the last number drawn, lets those who may have drawn one so far finish, and only
+then reads up to that number.
+"""
+
+import asyncio
+from typing import Any
+
+from flowfabric.core.errors import Unavailable
+from flowfabric.store.contract import EventPage, EventQuery
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part, same
+from flowfabric.store.rows import read_event
+
+PATIENCE_SECONDS = 1.0
+"""How long a reader waits for writers before it comes back with nothing."""
+
+_ROUTE, _WORKER = 8, 6
+
+
+class Telling(Part):
+    _settled = 0
+
+    async def events(self, query: EventQuery) -> EventPage:
+        self._session.wakes.look()
+        last = await self._settle(query.after)
+        if last is None or last <= query.after:
+            return EventPage((), query.after)
+
+        async def work(connection: Connection, repeated: bool) -> EventPage:
+            return await self._read(connection, query, last)
+
+        return await self._session.load.run(work)
+
+    async def last_event(self) -> int:
+        for _ in range(10):
+            last = await self._settle(-1)
+            if last is not None:
+                return last
+        raise Unavailable("a transaction that writes events does not come to an end")
+
+    async def _settle(self, after: int) -> int | None:
+        """The number up to which every event is there to be read; None when that takes long."""
+        session = self._session
+        ((last, writers),) = await session.fetch(session.load, "event_writers", self._settled)
+        if last <= after or last == self._settled or not writers:
+            self._settled = last if last > after else self._settled
+            return int(last)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + PATIENCE_SECONDS
+        pause = 0.0005
+        while loop.time() < give_up_at:
+            ((open_writers,),) = await session.fetch(session.load, "open_writers", writers)
+            if not open_writers:
+                self._settled = max(self._settled, last)
+                return int(last)
+            await asyncio.sleep(pause)
+            pause = min(0.02, pause * 2)
+        return None
+
+    async def _read(self, connection: Connection, query: EventQuery, last: int) -> EventPage:
+        tag, value = query.tag or (None, None)
+        kinds = None if query.kinds is None else [int(kind) for kind in query.kinds]
+        values = (query.after, last, kinds, query.namespace, tag, value, query.limit)
+        queries, book = self._session.queries, self._session.book
+        if query.uuid is None:
+            rows: list[Any] = await connection.fetch(queries["events"], *values)
+        else:
+            rows = await connection.fetch(queries["events_of"], *values, query.uuid)
+        newest = max((row[_ROUTE] for row in rows), default=0)
+        worker = max((row[_WORKER] or 0 for row in rows), default=0)
+        await book.know(connection, newest, worker)
+        events = tuple(read_event(row, book.names, same) for row in rows)
+        return EventPage(events, events[-1].seq if len(events) == query.limit else last)

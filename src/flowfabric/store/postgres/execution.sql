@@ -1,0 +1,239 @@
+-- Reading executions.
+
+-- name: snapshots
+select * from {schema}.snapshot where id = any($1::uuid[])
+
+-- name: detail
+-- The columns of a snapshot, then what else there is, in one statement.
+select
+    s.*, e.payload,
+    array(select t.key from {schema}.tag t where t.id = s.id order by t.key),
+    array(select t.value from {schema}.tag t where t.id = s.id order by t.key),
+    p.id is not null, p.percent, p.message,
+    greatest(
+        s.created_at, s.started_at, s.renewed_at, s.since, s.ended_at, p.at,
+        (select max(t.at) from {schema}.tag t where t.id = s.id),
+        (select v.at from {schema}.event v where v.id = s.id order by v.seq desc limit 1)
+    )
+from {schema}.snapshot s
+join {schema}.execution e on e.id = s.id
+left join {schema}.progress p on p.id = s.id
+where s.id = $1
+
+-- name: attempts
+select doc from {schema}.attempt where id = $1 order by index
+
+-- name: steps
+select position, name, occurrence, doc from {schema}.step
+where id = $1 and generation = $2 order by position
+
+-- name: tagged_execution
+-- All tags or none; gives a row when there is such an execution.
+with found as (
+    select id from {schema}.execution where id = $1
+), tagged as (
+    insert into {schema}.tag (id, key, value, at)
+    select f.id, t.key, t.value, $4
+    from found f cross join unnest($2::text[], $3::text[]) as t (key, value)
+    on conflict (id, key) do update set value = excluded.value, at = excluded.at
+)
+select id from found
+
+-- name: page_end
+-- The last execution a page may look at; none when fewer are left.
+select created_at, id from {schema}.execution
+where ($1::bigint is null or (created_at, id) > ($1, $2::uuid))
+    and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
+order by created_at, id offset $5 limit 1
+
+-- name: page_end_newest
+select created_at, id from {schema}.execution
+where ($1::bigint is null or (created_at, id) < ($1, $2::uuid))
+    and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
+order by created_at desc, id desc offset $5 limit 1
+
+-- name: page
+select s.*
+from (
+    select id, created_at, route, kind from {schema}.execution
+    where ($1::bigint is null or (created_at, id) > ($1, $2::uuid))
+        and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
+        and ($5::bigint is null or (created_at, id) <= ($5, $6::uuid))
+    order by created_at, id
+) e
+cross join lateral (
+    select * from {schema}.snapshot v where v.id = e.id offset 0
+) s
+where ($7::text is null or e.kind = $7)
+    and (
+        ($8::text is null and $9::text is null) or e.route in (
+            select r.number from {schema}.route r
+            where ($8::text is null or r.namespace = $8) and ($9::text is null or r.lane = $9)
+        )
+    )
+    and (
+        $10::text is null
+        or (select t.value from {schema}.tag t where t.id = e.id and t.key = $10) = $11::text
+    )
+    and (
+        $12::boolean is null
+        or s.place = 'ready' and case when s.lost is null then $12 else $13::boolean end
+        or s.place = 'lease' and $13::boolean
+        or s.place = 'parked' and s.gate = any($14::smallint[])
+        or s.place = 'done' and s.outcome = any($15::smallint[])
+    )
+order by e.created_at, e.id
+limit $16
+
+-- name: page_newest
+select s.*
+from (
+    select id, created_at, route, kind from {schema}.execution
+    where ($1::bigint is null or (created_at, id) < ($1, $2::uuid))
+        and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
+        and ($5::bigint is null or (created_at, id) >= ($5, $6::uuid))
+    order by created_at desc, id desc
+) e
+cross join lateral (
+    select * from {schema}.snapshot v where v.id = e.id offset 0
+) s
+where ($7::text is null or e.kind = $7)
+    and (
+        ($8::text is null and $9::text is null) or e.route in (
+            select r.number from {schema}.route r
+            where ($8::text is null or r.namespace = $8) and ($9::text is null or r.lane = $9)
+        )
+    )
+    and (
+        $10::text is null
+        or (select t.value from {schema}.tag t where t.id = e.id and t.key = $10) = $11::text
+    )
+    and (
+        $12::boolean is null
+        or s.place = 'ready' and case when s.lost is null then $12 else $13::boolean end
+        or s.place = 'lease' and $13::boolean
+        or s.place = 'parked' and s.gate = any($14::smallint[])
+        or s.place = 'done' and s.outcome = any($15::smallint[])
+    )
+order by e.created_at desc, e.id desc
+limit $16
+
+-- name: candidates
+select s.*
+from (
+    select c.id, c.rank
+    from {schema}.route r
+    cross join lateral (
+        select q.id, q.rank from {schema}.ready q
+        where q.route = r.number and q.lost is null and q.held_until <= $3
+        order by q.rank, q.id limit $4
+    ) c
+    where r.lane = $1 and ($2::text is null or r.namespace = $2)
+    order by c.rank, c.id limit $4
+) best
+cross join lateral (
+    select * from {schema}.snapshot v where v.place = 'ready' and v.id = best.id offset 0
+) s
+order by best.rank, best.id
+
+-- name: expired_leases
+-- Leases that ran out, and lost executions; when their lease ran out stands in their life.
+select x.route, x.flow, x.id, x.expires_at, x.epoch, x.attempt, x.claim, x.worker, x.life
+from (
+    select
+        e.route, e.flow, l.id, l.expires_at, l.epoch, l.attempt, l.claim, l.worker,
+        null::bytea as life
+    from {schema}.lease l join {schema}.execution e on e.id = l.id
+    where l.expires_at <= $1
+    union all
+    select
+        e.route, e.flow, q.id,
+        cast(cast(convert_from(q.life, 'UTF8') as json) -> 'lapsed' ->> 'expires_at' as bigint),
+        q.epoch, q.attempt - 1, null, null, q.life
+    from {schema}.ready q join {schema}.execution e on e.id = q.id
+    where q.lost is not null
+) x
+join {schema}.route r on r.number = x.route
+where ($2::bigint is null or (x.expires_at, x.id) > ($2, $3::uuid))
+    and ($4::text is null or r.namespace = $4)
+order by x.expires_at, x.id
+limit $5
+
+-- name: leases_of
+select s.* from {schema}.snapshot s
+where s.place = 'lease'
+    and s.worker in (select w.number from {schema}.worker w where w.instance = $1)
+order by s.id limit $2
+
+-- name: counts
+-- How many rows of each kind there are, each counted up to a limit: the table, the number that
+-- tells its rows apart (lost, gate or outcome), and why a blocked one is blocked.
+with wanted as materialized (
+    select r.number from {schema}.route r
+    where ($1::text is null or r.namespace = $1) and ($2::text is null or r.lane = $2)
+)
+select 'ready' as place, null::smallint as cell, null::text as blocked, (
+    select count(*) from (
+        select from {schema}.ready q
+        where q.lost is null
+            and (($1 is null and $2 is null) or q.route in (select number from wanted))
+        limit $3
+    ) n
+)
+union all
+select 'ready', 0, null, (
+    select count(*) from (
+        select from {schema}.ready q
+        where q.lost is not null
+            and (($1 is null and $2 is null) or q.route in (select number from wanted))
+        limit $3
+    ) n
+)
+union all
+select 'lease', null, null, (
+    select count(*) from (
+        select from {schema}.lease l
+        where ($1 is null and $2 is null) or (
+            select e.route from {schema}.execution e where e.id = l.id
+        ) in (select number from wanted)
+        limit $3
+    ) n
+)
+union all
+select 'parked', g.gate, null, (
+    select count(*) from (
+        select from {schema}.parked p
+        where p.gate = g.gate and (
+            ($1 is null and $2 is null) or (
+                select e.route from {schema}.execution e where e.id = p.id
+            ) in (select number from wanted)
+        )
+        limit $3
+    ) n
+)
+from unnest($4::smallint[]) as g (gate)
+union all
+select 'parked', 2, b.blocked, count(*)
+from (
+    select cast(convert_from(p.life, 'UTF8') as json) ->> 'blocked' as blocked
+    from {schema}.parked p
+    where p.gate = 2 and (
+        ($1 is null and $2 is null) or (
+            select e.route from {schema}.execution e where e.id = p.id
+        ) in (select number from wanted)
+    )
+) b
+group by b.blocked
+union all
+select 'done', o.outcome, null, (
+    select count(*) from (
+        select from {schema}.done d
+        where d.outcome = o.outcome and (
+            ($1 is null and $2 is null) or (
+                select e.route from {schema}.execution e where e.id = d.id
+            ) in (select number from wanted)
+        )
+        limit $3
+    ) n
+)
+from unnest($5::smallint[]) as o (outcome)

@@ -1,0 +1,81 @@
+"""What went wrong, in the words of the engine: broken, lost against a rival, or refused."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import asyncpg
+
+from flowfabric.core.errors import (
+    FlowFabricError,
+    Invalid,
+    StoreFull,
+    StoreReadOnly,
+    Unavailable,
+)
+from flowfabric.store.postgres.address import Address
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+RIVALS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+"""Undone by the server; the same statement can be sent again."""
+
+_DATA_CLASSES = ("22", "23", "54", "P0")
+_ENDED_CLASSES = ("08", "57P")
+_MISSING = ("3F000", "42P01")
+
+
+class Broken(Exception):
+    """The connection broke while a statement was under way: nobody knows what became of it."""
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether an error says that the connection is of no use any more."""
+    if isinstance(error, asyncpg.PostgresError):
+        return str(error.sqlstate).startswith(_ENDED_CLASSES)
+    return isinstance(error, OSError | TimeoutError | asyncpg.InternalClientError)
+
+
+def translate(error: Exception, address: Address) -> FlowFabricError:
+    """An error of the driver or of the server as one of ours."""
+    text = f"{address.shown}: {address.censored(error) or type(error).__name__}"
+    if isinstance(error, asyncpg.PostgresError):
+        return _of_server(str(error.sqlstate), text)
+    if isinstance(error, asyncpg.DataError):
+        return Invalid(address.censored(error))
+    return Unavailable(text)
+
+
+def _of_server(state: str, text: str) -> FlowFabricError:
+    if state == "53100":
+        return StoreFull(text)
+    if state == "25006":
+        return StoreReadOnly(text)
+    if state in _MISSING:
+        return Unavailable(f"{text} (was the store migrated?)")
+    if state.startswith(_DATA_CLASSES):
+        return Invalid(text)
+    return Unavailable(text)
+
+
+async def divide(
+    items: Sequence[Item], send: Callable[[Sequence[Item]], Awaitable[Answer]]
+) -> list[Answer]:
+    """Sends everything at once. When an item is refused, its neighbours are written all the
+    same: the batch is halved until the guilty one is alone, which is raised at the end."""
+    answers: list[Answer] = []
+    refused: list[Invalid] = []
+    waiting = [items] if items else []
+    while waiting:
+        batch = waiting.pop()
+        try:
+            answers.append(await send(batch))
+        except Invalid as error:
+            if len(batch) == 1:
+                refused.append(error)
+            else:
+                middle = len(batch) // 2
+                waiting += [batch[middle:], batch[:middle]]
+    if refused:
+        raise refused[0]
+    return answers

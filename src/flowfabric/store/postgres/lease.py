@@ -1,0 +1,157 @@
+"""What owners do: renew, end, write beside their lease."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Active, Ended, Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import Note, Progress, Renewal
+from flowfabric.store.postgres.apply import recognise
+from flowfabric.store.postgres.faults import divide
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part, columns
+from flowfabric.store.rows import EVENT, Names, Row, event_row, trim_at, workers_in, write_life
+
+_NO_EVENT = (None,) * (len(EVENT) - 1)
+_END_WIDTH = 10 + len(_NO_EVENT)
+_NOTE_WIDTH = 10
+
+
+class Owning(Part):
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+        rows = [(r.uuid, r.lease_id, r.epoch, r.ttl) for r in renewals]
+        rows.sort(key=_number)
+        extended: dict[UUID, Millis] = {}
+        for found in await divide(rows, partial(self._renew, now)):
+            extended.update(found)
+        return extended
+
+    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+        workers = {worker for change in changes for worker in workers_in(change)}
+        await self._session.book.need_workers(workers)
+        ordered = sorted(changes, key=_change_number)
+        return set[UUID]().union(*await divide(ordered, partial(self._send_ends, now)))
+
+    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+        rows = sorted(map(_note_row, _folded(notes)), key=_number)
+        return set[UUID]().union(*await divide(rows, partial(self._note, now)))
+
+    async def _renew(self, now: Millis, rows: Sequence[Row]) -> dict[UUID, Millis]:
+        values = columns(rows, 4)
+        return dict(await self._session.fetch(self._session.renew, "renewed_leases", *values, now))
+
+    async def _note(self, now: Millis, rows: Sequence[Row]) -> set[UUID]:
+        values = columns(rows, _NOTE_WIDTH)
+        found = await self._session.fetch(self._session.end, "noted_leases", *values, now)
+        return {uuid for (uuid,) in found}
+
+    async def _send_ends(self, now: Millis, changes: Sequence[Change[object]]) -> set[UUID]:
+        return await self._session.end.run(partial(self._end, changes, now))
+
+    async def _end(
+        self,
+        changes: Sequence[Change[object]],
+        now: Millis,
+        connection: Connection,
+        repeated: bool,
+    ) -> set[UUID]:
+        names = self._session.book.names
+        ends: list[Row] = []
+        events: list[Row] = []
+        for change in changes:
+            ends.append(_end_row(change, names))
+            if len(change.events) != 1:
+                events += [event_row(event, names) for event in change.events]
+        rows = await connection.fetch(
+            self._session.queries["ended_leases"],
+            *columns(ends, _END_WIDTH),
+            now,
+            *columns(events, len(EVENT)),
+        )
+        ended = {uuid for (uuid,) in rows}
+        if repeated and len(ended) < len(changes):
+            ended |= await recognise(self._session, connection, changes, ended)
+        return ended
+
+
+def _end_row(change: Change[object], names: Names) -> Row:
+    before, after, lease, ended = _ending(change)
+    kept = after.head.life is before.head.life or after.head.life == before.head.life
+    return (
+        before.execution.uuid,
+        before.head.version,
+        before.head.epoch,
+        lease.id,
+        after.head.version,
+        None if kept else write_life(after.head.life) or b"",
+        int(ended.outcome),
+        ended.ended_at,
+        ended.result,
+        trim_at(after, ended.ended_at),
+        *(event_row(change.events[0], names)[1:] if len(change.events) == 1 else _NO_EVENT),
+    )
+
+
+def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Any, Ended]:
+    match change:
+        case Change(
+            before=Snapshot(state=Active(lease=lease)) as before,
+            after=Snapshot(state=Ended() as ended) as after,
+        ):
+            return before, after, lease, ended
+        case _:
+            raise AssertionError("only endings of a running attempt are written this way")
+
+
+def _folded(notes: Sequence[Note]) -> list[Note]:
+    """Progress of one owner as one note, the last word first of all: a statement writes a row
+    only once."""
+    last: dict[tuple[UUID, UUID, int], Progress] = {}
+    for note in notes:
+        if note.progress is not None:
+            fence = (note.uuid, note.lease_id, note.epoch)
+            last[fence] = _later(last.get(fence), note.progress)
+    folded = []
+    for note in notes:
+        progress = last.pop((note.uuid, note.lease_id, note.epoch), None)
+        folded.append(note if progress is note.progress else replace(note, progress=progress))
+    return folded
+
+
+def _later(earlier: Progress | None, progress: Progress) -> Progress:
+    if earlier is None:
+        return progress
+    return Progress(
+        percent=earlier.percent if progress.percent is None else progress.percent,
+        message=earlier.message if progress.message is None else progress.message,
+    )
+
+
+def _note_row(note: Note) -> Row:
+    progress, step = note.progress, note.step
+    return (
+        note.uuid,
+        note.lease_id,
+        note.epoch,
+        None if progress is None else progress.percent,
+        None if progress is None else progress.message,
+        None if step is None else step.generation,
+        None if step is None else step.name,
+        None if step is None else step.occurrence,
+        None if step is None else step.position,
+        None if step is None else step.doc,
+    )
+
+
+def _number(row: Row) -> int:
+    number: int = row[0].int
+    return number
+
+
+def _change_number(change: Change[object]) -> int:
+    return _ending(change)[0].execution.uuid.int

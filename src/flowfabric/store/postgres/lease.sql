@@ -1,0 +1,87 @@
+-- What owners do: renew, end, write beside their lease.
+
+-- name: renewed_leases
+-- The version stays: renewing extends a lease, nobody's decision depends on it.
+update {schema}.lease l
+set expires_at = greatest(l.expires_at, $5::bigint + g.ttl), renewed_at = $5
+from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[]) as g (id, claim, epoch, ttl)
+where l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $5
+returning l.id, l.expires_at
+
+-- name: ended_leases
+-- A life of NULL keeps the one of the lease, an empty one clears it. The only event of an ending
+-- rides with it; where there are none or several, `kind` is NULL and they follow by themselves.
+with ended as (
+    delete from {schema}.lease l
+    using unnest(
+        $1::uuid[], $2::integer[], $3::integer[], $4::uuid[], $5::integer[], $6::bytea[],
+        $7::smallint[], $8::bigint[], $9::bytea[], $10::bigint[],
+        $11::bigint[], $12::smallint[], $13::integer[], $14::integer[], $15::integer[],
+        $16::bytea[]
+    ) as g (
+        id, version, epoch, claim, new_version, new_life, outcome, ended_at, result, trim_at,
+        event_at, kind, event_epoch, event_attempt, event_worker, detail
+    )
+    where l.id = g.id and l.version = g.version and l.epoch = g.epoch and l.claim = g.claim
+        and l.expires_at > $17
+    returning
+        l.id, g.new_version, l.epoch, l.rank, l.flags, l.attempt, l.start, l.life, g.new_life,
+        g.outcome, g.ended_at, l.claim, l.worker, l.started_at, g.result, g.trim_at,
+        g.event_at, g.kind, g.event_epoch, g.event_attempt, g.event_worker, g.detail
+),
+settled as (
+    insert into {schema}.done (
+        id, version, epoch, rank, flags, attempt, start, life,
+        outcome, ended_at, claim, worker, started_at, result, trim_at
+    )
+    select
+        e.id, e.new_version, e.epoch, e.rank, e.flags, e.attempt, e.start,
+        case when e.new_life is null then e.life else nullif(e.new_life, ''::bytea) end,
+        e.outcome, e.ended_at, e.claim, e.worker, e.started_at, e.result, e.trim_at
+    from ended e
+),
+told as (
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
+    select e.id, e.event_at, e.kind, e.event_epoch, e.event_attempt, e.event_worker, e.detail
+    from ended e where e.kind is not null
+),
+told_more as (
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
+    select v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail
+    from unnest(
+        $18::uuid[], $19::bigint[], $20::smallint[], $21::integer[], $22::integer[],
+        $23::integer[], $24::bytea[]
+    ) as v (id, at, kind, epoch, attempt, worker, detail)
+    where (v.id in (select ended.id from ended)) is true
+)
+select ended.id from ended
+
+-- name: noted_leases
+-- The lease is locked against being ended or lost, not against being renewed.
+with held as (
+    select
+        l.id, g.percent, g.message, g.generation, g.name, g.occurrence, g.position, g.doc
+    from unnest(
+        $1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::text[],
+        $6::integer[], $7::text[], $8::integer[], $9::integer[], $10::bytea[]
+    ) as g (id, claim, epoch, percent, message, generation, name, occurrence, position, doc)
+    join {schema}.lease l
+        on l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $11
+    for key share of l
+),
+recorded as (
+    insert into {schema}.step (id, generation, name, occurrence, position, doc)
+    select h.id, h.generation, h.name, h.occurrence, h.position, h.doc
+    from held h where h.name is not null
+    on conflict (id, generation, name, occurrence) do nothing
+),
+reported as (
+    insert into {schema}.progress (id, percent, message, at)
+    select h.id, h.percent, h.message, $11
+    from held h where h.percent is not null or h.message is not null
+    on conflict (id) do update set
+        percent = coalesce(excluded.percent, progress.percent),
+        message = coalesce(excluded.message, progress.message),
+        at = excluded.at
+)
+select distinct held.id from held

@@ -1,0 +1,127 @@
+"""Lists and counts, on a connection of their own: none of them holds up the work."""
+
+from collections import Counter
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.time import Millis
+from flowfabric.core.vector import vector
+from flowfabric.store.contract import Counts, ExpiredLease, Page, Query
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part
+from flowfabric.store.postgres.standing import GATES, OUTCOMES, filter_of, state_of
+from flowfabric.store.rows import Names, read_life
+
+EXAMINED = 10_000
+"""Most executions one page looks at."""
+
+COUNTED = 100_000
+"""Counting stops here."""
+
+
+class Listing(Part):
+    async def page(self, query: Query) -> Page:
+        return await self._session.report.run(partial(self._page, query))
+
+    async def candidates(
+        self, lane: str, namespace: str | None, now: Millis, limit: int
+    ) -> list[Snapshot]:
+        session = self._session
+        return await session.snapshots(session.report, "candidates", lane, namespace, now, limit)
+
+    async def expired_leases(
+        self,
+        as_of: Millis,
+        after: tuple[Millis, UUID] | None,
+        limit: int,
+        namespace: str | None,
+    ) -> list[ExpiredLease]:
+        moment, uuid = after or (None, None)
+        values = (as_of, moment, uuid, namespace, limit)
+        return await self._session.report.run(partial(self._expired, values))
+
+    async def leases_of(self, instance: str, limit: int) -> list[Snapshot]:
+        session = self._session
+        return await session.snapshots(session.report, "leases_of", instance, limit)
+
+    async def lanes(self, after: str | None, limit: int) -> list[str]:
+        rows = await self._session.fetch(self._session.report, "lane_names", after, limit)
+        return [lane for (lane,) in rows]
+
+    async def pause_lane(self, lane: str, paused: bool) -> None:
+        await self._session.fetch(self._session.apply, "paused_lane", lane, paused)
+
+    async def counts(self, namespace: str | None, lane: str | None) -> Counts:
+        session = self._session
+        rows = await session.fetch(
+            session.report, "counts", namespace, lane, COUNTED + 1, list(GATES), list(OUTCOMES)
+        )
+        found: Counter[str] = Counter()
+        for place, cell, blocked, count in rows:
+            found[str(state_of(place, cell, blocked))] += count
+        return Counts(
+            by_state={state: min(count, COUNTED) for state, count in found.items()},
+            capped=frozenset(state for state, count in found.items() if count > COUNTED),
+        )
+
+    async def _page(self, query: Query, connection: Connection, repeated: bool) -> Page:
+        queries = self._session.queries
+        way = "page_end_newest" if query.newest_first else "page_end"
+        moment, uuid = query.after or (None, None)
+        place = (moment, uuid, query.created_from, query.created_until)
+        end = None
+        if _filters(query):
+            end = await connection.fetchrow(queries[way], *place, EXAMINED - 1)
+        rows = await connection.fetch(
+            queries["page_newest" if query.newest_first else "page"],
+            *place,
+            *(end or (None, None)),
+            query.kind,
+            query.namespace,
+            query.lane,
+            *(query.tag or (None, None)),
+            *filter_of(query.states),
+            query.limit + 1,
+        )
+        found = await self._session.read(connection, rows[: query.limit])
+        cursor = None if end is None else (Millis(end[0]), end[1])
+        if len(rows) > query.limit:
+            last = found[-1].execution
+            cursor = (last.created_at, last.uuid)
+        return Page(tuple(snapshot for snapshot in found if _is_wanted(snapshot, query)), cursor)
+
+    async def _expired(
+        self, values: tuple[Any, ...], connection: Connection, repeated: bool
+    ) -> list[ExpiredLease]:
+        rows = await connection.fetch(self._session.queries["expired_leases"], *values)
+        newest = max((row[0] for row in rows), default=0)
+        worker = max((row[7] or 0 for row in rows), default=0)
+        await self._session.book.know(connection, newest, worker)
+        return [_expired_lease(row, self._session.book.names) for row in rows]
+
+
+def _filters(query: Query) -> bool:
+    """Whether executions may be looked at and left out."""
+    wanted = (query.namespace, query.lane, query.kind, query.tag)
+    return bool(query.states) or any(value is not None for value in wanted)
+
+
+def _is_wanted(snapshot: Snapshot, query: Query) -> bool:
+    return not query.states or vector(snapshot).public in query.states
+
+
+def _expired_lease(row: Any, names: Names) -> ExpiredLease:
+    route, flow, uuid, expires_at, epoch, attempt, claim, worker, life = row
+    lapsed = None if life is None else read_life(life).lapsed
+    lane = names.routes[route].lane
+    return ExpiredLease(
+        id=ExecutionId.solo(lane, uuid) if flow is None else ExecutionId.member(flow, uuid),
+        lease_id=claim if lapsed is None else lapsed.lease_id,
+        epoch=epoch if lapsed is None else lapsed.epoch,
+        instance=names.workers[worker].instance if lapsed is None else lapsed.worker.instance,
+        expires_at=expires_at,
+        attempt=attempt if lapsed is None else lapsed.index,
+    )

@@ -1,0 +1,83 @@
+-- The schema itself, and what is held once per database.
+
+-- name: has_schema
+select to_regnamespace('{schema}') is not null
+
+-- name: schema_lock
+-- Held until the transaction ends: one process migrates, the others wait and find it done.
+select pg_advisory_xact_lock(hashtextextended('flowfabric migrations of {schema}', 0))
+
+-- name: new_schema
+create schema {schema}
+
+-- name: has_version
+select to_regclass('{schema}.meta') is not null
+
+-- name: schema_version
+select cast(convert_from(value, 'UTF8') as integer) from {schema}.meta where key = 'version'
+
+-- name: new_version
+insert into {schema}.meta (key, value) values ('version', $1)
+on conflict (key) do update set value = excluded.value
+
+-- name: new_secret
+insert into {schema}.meta (key, value) values ('secret', $1) on conflict do nothing
+
+-- name: secret
+select value from {schema}.meta where key = 'secret'
+
+-- name: duty_holder
+-- Gives a row when the holder has the duty now.
+insert into {schema}.duty (name, holder, until) values ($1, $2, $4)
+on conflict (name) do update set holder = excluded.holder, until = excluded.until
+where duty.until <= $3 or duty.holder = excluded.holder
+returning 1
+
+-- name: dropped_duty
+delete from {schema}.duty where name = $1 and holder = $2
+
+-- name: hint
+select pg_notify($1, $2)
+
+-- name: session
+-- Who serves this connection: a number that can be given to somebody else later, and since when.
+select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()
+
+-- name: served_by
+select pg_backend_pid()
+
+-- name: ended_session
+-- Ends what a broken connection left running and waits for it: its statement has committed or
+-- never will.
+select pg_terminate_backend(pid, 5000) from pg_stat_activity where pid = $1 and backend_start = $2
+
+-- name: moment
+-- The one place that asks the database for the time: the store's clock follows it.
+select cast(extract(epoch from clock_timestamp()) as double precision)
+
+-- name: schema_lines
+-- The schema as text that reads the same on every version of the server.
+select line from (
+    select 1 as part, c.relname as owner, a.attnum as at, format(
+        '%s %s.%s %s%s%s',
+        case c.relkind when 'v' then 'view' else 'table' end,
+        c.relname, a.attname, format_type(a.atttypid, a.atttypmod),
+        case when a.attnotnull then ' not null' else '' end,
+        case a.attidentity when 'a' then ' identity' else '' end
+    ) as line
+    from pg_class c join pg_attribute a on a.attrelid = c.oid
+    where c.relnamespace = to_regnamespace('{schema}') and c.relkind in ('r', 'v')
+        and a.attnum > 0 and not a.attisdropped
+    union all
+    select 2, c.relname, 0, format('table %s with (%s)', c.relname, array_to_string(c.reloptions, ', '))
+    from pg_class c
+    where c.relnamespace = to_regnamespace('{schema}') and c.relkind = 'r'
+        and c.reloptions is not null
+    union all
+    select 3, r.relname, 0, format('constraint %s %s', n.conname, pg_get_constraintdef(n.oid))
+    from pg_constraint n join pg_class r on r.oid = n.conrelid
+    where n.connamespace = to_regnamespace('{schema}') and n.contype in ('c', 'f', 'p', 'u', 'x')
+    union all
+    select 4, i.tablename, 0, i.indexdef from pg_indexes i where i.schemaname = '{schema}'
+) described
+order by part, owner, at, line

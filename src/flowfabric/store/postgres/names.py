@@ -1,0 +1,110 @@
+"""The interned routes and workers: learned once, kept for ever."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from flowfabric.core.execution import Route, Worker
+from flowfabric.core.routing import Capabilities, satisfies
+from flowfabric.store.contract import ClaimCall
+from flowfabric.store.postgres.link import Connection, Link
+from flowfabric.store.rows import Names
+
+
+class NameBook:
+    """What this process knows of the database's names. Numbers become visible in the order they
+    were given, so everything up to the newest known one is known."""
+
+    def __init__(self, link: Link, queries: dict[str, str]) -> None:
+        self._link = link
+        self._queries = queries
+        self.names = Names()
+        self.newest_route = 0
+        self.newest_worker = 0
+        self._suiting: dict[tuple[Capabilities, tuple[str, ...], str | None], list[int]] = {}
+
+    async def need_routes(self, routes: set[Route]) -> None:
+        """Afterwards each of the routes has a number."""
+        missing = [route for route in routes if route not in self.names.route_numbers]
+        if missing:
+            await self._link.run(partial(self._intern_routes, missing))
+
+    async def need_workers(self, workers: Iterable[Worker]) -> None:
+        known = self.names.worker_numbers
+        missing = {worker for worker in workers if worker not in known}
+        if missing:
+            await self._link.run(partial(self._intern_workers, missing))
+
+    async def know(self, connection: Connection, route: int, worker: int = 0) -> None:
+        """Learns what was added since, if a number seen is newer than what is known."""
+        if route > self.newest_route:
+            self._add_routes(await self._routes_after(connection))
+        if worker > self.newest_worker:
+            self._add_workers(await self._workers_after(connection))
+
+    def suiting(self, call: ClaimCall) -> list[int]:
+        """The routes a claim may take from, among those known."""
+        asked = (call.capabilities, call.lanes, call.namespace)
+        found = self._suiting.get(asked)
+        if found is None:
+            if len(self._suiting) > 1000:
+                self._suiting.clear()
+            found = [number for number, route in self.names.routes.items() if _suits(route, call)]
+            self._suiting[asked] = found
+        return found
+
+    async def _intern_routes(
+        self, missing: Iterable[Route], connection: Connection, repeated: bool
+    ) -> None:
+        async with connection.transaction():
+            await connection.execute(self._queries["names_lock"])
+            found = await self._routes_after(connection)
+            known = self.names.route_numbers.keys() | {route for _, route in found}
+            for route in sorted(set(missing) - known, key=repr):
+                capabilities = ",".join(route.capabilities)
+                await connection.execute(
+                    self._queries["new_route"], route.namespace, route.lane, capabilities
+                )
+            found = await self._routes_after(connection)
+        self._add_routes(found)
+
+    async def _intern_workers(
+        self, missing: Iterable[Worker], connection: Connection, repeated: bool
+    ) -> None:
+        async with connection.transaction():
+            await connection.execute(self._queries["names_lock"])
+            found = await self._workers_after(connection)
+            known = self.names.worker_numbers.keys() | {worker for _, worker in found}
+            for worker in sorted(set(missing) - known, key=repr):
+                await connection.execute(self._queries["new_worker"], worker.id, worker.instance)
+            found = await self._workers_after(connection)
+        self._add_workers(found)
+
+    async def _routes_after(self, connection: Connection) -> list[tuple[int, Route]]:
+        rows = await connection.fetch(self._queries["routes_after"], self.newest_route)
+        return [
+            (number, Route(namespace, lane, tuple(tokens.split(",")) if tokens else ()))
+            for number, namespace, lane, tokens in rows
+        ]
+
+    async def _workers_after(self, connection: Connection) -> list[tuple[int, Worker]]:
+        rows = await connection.fetch(self._queries["workers_after"], self.newest_worker)
+        return [(number, Worker(id, instance)) for number, id, instance in rows]
+
+    def _add_routes(self, found: list[tuple[int, Route]]) -> None:
+        for number, route in found:
+            self.names.add_route(number, route)
+            self.newest_route = max(self.newest_route, number)
+        self._suiting.clear()
+
+    def _add_workers(self, found: list[tuple[int, Worker]]) -> None:
+        for number, worker in found:
+            self.names.add_worker(number, worker)
+            self.newest_worker = max(self.newest_worker, number)
+
+
+def _suits(route: Route, call: ClaimCall) -> bool:
+    return (
+        (not call.lanes or route.lane in call.lanes)
+        and (call.namespace is None or route.namespace == call.namespace)
+        and satisfies(route.capabilities, call.capabilities)
+    )

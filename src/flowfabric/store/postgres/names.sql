@@ -1,0 +1,27 @@
+-- Routes, workers and lanes.
+
+-- name: names_lock
+-- Numbers become visible in the order they are given.
+select pg_advisory_xact_lock(hashtextextended('flowfabric names of {schema}', 0))
+
+-- name: routes_after
+select number, namespace, lane, capabilities from {schema}.route where number > $1 order by number
+
+-- name: new_route
+insert into {schema}.route (number, namespace, lane, capabilities)
+select coalesce(max(r.number), 0) + 1, $1, $2, $3 from {schema}.route r
+
+-- name: workers_after
+select number, id, instance from {schema}.worker where number > $1 order by number
+
+-- name: new_worker
+insert into {schema}.worker (number, id, instance)
+select coalesce(max(w.number), 0) + 1, $1, $2 from {schema}.worker w
+
+-- name: lane_names
+select distinct lane from {schema}.route
+where $1::text is null or lane > $1 order by lane limit $2
+
+-- name: paused_lane
+insert into {schema}.lane (name, paused) values ($1, $2)
+on conflict (name) do update set paused = excluded.paused

@@ -1,0 +1,56 @@
+"""Reading executions one by one."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from uuid import UUID
+
+from flowfabric.core.execution import Attempt, Snapshot
+from flowfabric.core.step import Step
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import Detail, Progress
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part
+from flowfabric.store.rows import SNAPSHOT, read_attempt
+
+_WIDTH = len(SNAPSHOT)
+
+
+class Reading(Part):
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        session = self._session
+        found = await session.snapshots(session.load, "snapshots", uuids)
+        return {snapshot.execution.uuid: snapshot for snapshot in found}
+
+    async def detail(self, uuid: UUID) -> Detail | None:
+        return await self._session.load.run(partial(self._detail, uuid))
+
+    async def attempts(self, uuid: UUID) -> list[Attempt]:
+        rows = await self._session.fetch(self._session.load, "attempts", uuid)
+        return [read_attempt(doc) for (doc,) in rows]
+
+    async def steps(self, uuid: UUID, generation: int) -> list[Step]:
+        rows = await self._session.fetch(self._session.load, "steps", uuid, generation)
+        return [
+            Step(generation, position, name, occurrence, doc)
+            for position, name, occurrence, doc in rows
+        ]
+
+    async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
+        session = self._session
+        keys = sorted(tags)
+        values = [tags[key] for key in keys]
+        return bool(await session.fetch(session.apply, "tagged_execution", uuid, keys, values, now))
+
+    async def _detail(self, uuid: UUID, connection: Connection, repeated: bool) -> Detail | None:
+        row = await connection.fetchrow(self._session.queries["detail"], uuid)
+        if row is None:
+            return None
+        (snapshot,) = await self._session.read(connection, [row])
+        payload, keys, values, reported, percent, message, touched_at = row[_WIDTH:]
+        return Detail(
+            snapshot=snapshot,
+            payload=payload,
+            tags=dict(zip(keys, values, strict=True)),
+            progress=Progress(percent, message) if reported else None,
+            touched_at=touched_at,
+        )

@@ -1,0 +1,87 @@
+"""What all parts of the store share: the connections, the queries, the names, the clock."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from flowfabric.core.execution import Snapshot
+from flowfabric.store.clock import Clock
+from flowfabric.store.postgres.link import FREE, PINNED, Connection, Dialer, Link
+from flowfabric.store.postgres.names import NameBook
+from flowfabric.store.postgres.wake import Wakes
+from flowfabric.store.rows import SNAPSHOT, read_snapshot
+
+T = TypeVar("T")
+Columns = Sequence[Sequence[Any]]
+
+_ROUTE, _WORKER = SNAPSHOT.index("exec_route"), SNAPSHOT.index("worker")
+
+
+class Session:
+    """One connection per kind of work, so that none waits behind another."""
+
+    def __init__(self, dialer: Dialer, queries: dict[str, str], clock: Clock, schema: str) -> None:
+        self.dialer = dialer
+        self.queries = queries
+        self.clock = clock
+        self.schema = schema
+        self.submit = Link(dialer, PINNED)
+        self.claim = Link(dialer, PINNED)
+        self.renew = Link(dialer, PINNED)
+        self.end = Link(dialer, PINNED)
+        self.apply = Link(dialer, PINNED)
+        self.load = Link(dialer, PINNED)
+        self.sweep = Link(dialer, FREE)
+        self.report = Link(dialer, FREE)
+        self.book = NameBook(self.apply, queries)
+        self.wakes = Wakes(dialer, f"{schema}_wake")
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return (
+            self.submit, self.claim, self.renew, self.end,
+            self.apply, self.load, self.sweep, self.report,
+        )  # fmt: skip
+
+    async def fetch(self, link: Link, name: str, *values: Any) -> list[Any]:
+        """The rows of one named query."""
+        query = self.queries[name]
+
+        async def work(connection: Connection, repeated: bool) -> list[Any]:
+            return await connection.fetch(query, *values)
+
+        return await link.run(work)
+
+    async def snapshots(self, link: Link, name: str, *values: Any) -> list[Snapshot]:
+        """The snapshots a named query gives."""
+        query = self.queries[name]
+
+        async def work(connection: Connection, repeated: bool) -> list[Snapshot]:
+            return await self.read(connection, await connection.fetch(query, *values))
+
+        return await link.run(work)
+
+    async def read(self, connection: Connection, rows: Sequence[Any]) -> list[Snapshot]:
+        """Rows that begin with the columns of the view `snapshot`, as values."""
+        newest = max((row[_ROUTE] for row in rows), default=0)
+        worker = max((row[_WORKER] or 0 for row in rows), default=0)
+        await self.book.know(connection, newest, worker)
+        names = self.book.names
+        return [read_snapshot(row, names, same) for row in rows]
+
+
+class Part:
+    """One side of the store."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+
+def same(value: UUID) -> UUID:
+    """The driver gives uuids as such."""
+    return value
+
+
+def columns(rows: Iterable[Sequence[Any]], width: int) -> Columns:
+    """The rows turned into one array per column, which is how a statement takes many rows."""
+    return list(zip(*rows, strict=True)) or [()] * width

@@ -1,0 +1,108 @@
+"""The store as a whole: its sides put together, opened and closed."""
+
+import asyncpg
+
+from flowfabric.store.clock import Clock, OffsetClock
+from flowfabric.store.postgres.address import read_address
+from flowfabric.store.postgres.apply import Applying
+from flowfabric.store.postgres.claim import Claiming
+from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
+from flowfabric.store.postgres.due import Sweeping
+from flowfabric.store.postgres.events import Telling
+from flowfabric.store.postgres.faults import translate
+from flowfabric.store.postgres.lease import Owning
+from flowfabric.store.postgres.link import Dialer
+from flowfabric.store.postgres.lists import Listing
+from flowfabric.store.postgres.reads import Reading
+from flowfabric.store.postgres.schema import Keeping, check_schema
+from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.submit import Submitting
+from flowfabric.store.sql import load_queries
+
+
+class PostgresStore:
+    """Implements `store.contract.Store`. Each side of it is a class of its own; this one lends
+    them its name."""
+
+    name = "postgres"
+
+    def __init__(self, session: Session, keeper: ClockKeeper | None) -> None:
+        self.session = session
+        self.clock: Clock = session.clock
+        self._keeper = keeper
+
+        keeping = Keeping(session)
+        self.migrate = keeping.migrate
+        self.secret = keeping.secret
+        self.schema_text = keeping.schema_text
+
+        self.submit = Submitting(session).submit
+        self.claim = Claiming(session).claim
+        owning = Owning(session)
+        self.renew, self.end, self.note = owning.renew, owning.end, owning.note
+        self.apply = Applying(session).apply
+
+        sweeping = Sweeping(session)
+        self.due, self.next_due, self.trim = sweeping.due, sweeping.next_due, sweeping.trim
+        self.take_duty, self.drop_duty = sweeping.take_duty, sweeping.drop_duty
+
+        reading = Reading(session)
+        self.load, self.detail = reading.load, reading.detail
+        self.attempts, self.steps = reading.attempts, reading.steps
+        self.set_tags = reading.set_tags
+
+        listing = Listing(session)
+        self.page, self.counts, self.candidates = listing.page, listing.counts, listing.candidates
+        self.expired_leases, self.leases_of = listing.expired_leases, listing.leases_of
+        self.lanes, self.pause_lane = listing.lanes, listing.pause_lane
+
+        telling = Telling(session)
+        self.events, self.last_event = telling.events, telling.last_event
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            await self._keeper.close()
+        await self.session.wakes.close()
+        for link in self.session.links:
+            await link.close()
+
+    def hint(self, lanes: frozenset[str]) -> None:
+        self.session.wakes.hint()
+
+    async def wait_hint(self, timeout: float) -> bool:
+        return await self.session.wakes.wait(timeout)
+
+
+async def open_postgres(
+    url: str, *, clock: Clock | None = None, schema: str = "flowfabric"
+) -> PostgresStore:
+    """The store in the database at `url`. Its clock is the database's unless one is given.
+
+    Raises Unavailable, naming host and database, when there is no such database to talk to.
+    """
+    address = read_address(url)
+    queries = load_queries("postgres", check_schema(schema))
+    dialer = Dialer(address, queries)
+    keeper = None
+    if clock is None:
+        clock = OffsetClock()
+        keeper = ClockKeeper(clock, queries["moment"])
+    try:
+        await _greet(dialer, keeper)
+    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as e:
+        raise translate(e, address) from None
+    session = Session(dialer, queries, clock, schema)
+    if keeper is not None:
+        keeper.start(session.load)
+    return PostgresStore(session, keeper)
+
+
+async def _greet(dialer: Dialer, keeper: ClockKeeper | None) -> None:
+    """Says hello once: the database is there, and its clock is known."""
+    connection = await dialer.look()
+    try:
+        if keeper is not None:
+            for _ in range(SAMPLES):
+                await keeper.sample(connection)
+    finally:
+        await connection.close()

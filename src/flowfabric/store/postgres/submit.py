@@ -1,0 +1,130 @@
+"""Creating executions."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.errors import Unavailable
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.submission import Creation
+from flowfabric.core.time import Millis
+from flowfabric.store.postgres.faults import divide
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part, columns
+from flowfabric.store.rows import (
+    COLUMNS,
+    EXECUTION,
+    Names,
+    Place,
+    Row,
+    execution_row,
+    place_of,
+    state_row,
+)
+
+Answers = dict[UUID, ExecutionId | None]
+
+MAX_ROUNDS = 5
+
+
+class Submitting(Part):
+    async def submit(self, creations: Sequence[Creation], now: Millis) -> list[ExecutionId | None]:
+        book = self._session.book
+        await book.need_routes({creation.snapshot.execution.route for creation in creations})
+        ordered = sorted(creations, key=_number)
+        found: Answers = {}
+        for answers in await divide(ordered, partial(self._send, now)):
+            found.update(answers)
+        return [found[creation.snapshot.execution.uuid] for creation in creations]
+
+    async def _send(self, now: Millis, creations: Sequence[Creation]) -> Answers:
+        return await self._session.submit.run(partial(self._create, creations, now))
+
+    async def _create(
+        self,
+        creations: Sequence[Creation],
+        now: Millis,
+        connection: Connection,
+        repeated: bool,
+    ) -> Answers:
+        answers: Answers = {}
+        rest = creations
+        for _ in range(MAX_ROUNDS):
+            values = _values(rest, now, self._session.book.names)
+            made = await connection.fetch(self._session.queries["submitted_executions"], *values)
+            for (uuid,) in made:
+                answers[uuid] = None
+            rest = [creation for creation in rest if _uuid(creation) not in answers]
+            if rest:
+                answers |= await self._known(connection, rest, now, repeated)
+                rest = [creation for creation in rest if _uuid(creation) not in answers]
+            if not rest:
+                return answers
+        # Each time somebody else's came and went between the two statements.
+        raise Unavailable("submissions kept meeting rivals that vanished")
+
+    async def _known(
+        self, connection: Connection, creations: Sequence[Creation], now: Millis, repeated: bool
+    ) -> Answers:
+        """What was there already. After a lost reply that may be what this call created."""
+        asked = [
+            (_uuid(creation), creation.snapshot.execution.route.namespace, creation.key)
+            for creation in creations
+        ]
+        rows = await connection.fetch(
+            self._session.queries["known_executions"], *columns(asked, 3), now
+        )
+        created_at = {
+            _uuid(creation): creation.snapshot.execution.created_at for creation in creations
+        }
+        await self._session.book.know(connection, max((row[2] for row in rows), default=0))
+        return {
+            uuid: None
+            if repeated and uuid == found and at == created_at[uuid]
+            else self._execution_id(found, route, flow)
+            for uuid, found, route, flow, at in rows
+        }
+
+    def _execution_id(self, uuid: UUID, route: int, flow: UUID | None) -> ExecutionId:
+        if flow is not None:
+            return ExecutionId.member(flow, uuid)
+        return ExecutionId.solo(self._session.book.names.routes[route].lane, uuid)
+
+
+def _uuid(creation: Creation) -> UUID:
+    return creation.snapshot.execution.uuid
+
+
+def _number(creation: Creation) -> int:
+    return creation.snapshot.execution.uuid.int
+
+
+def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[Any]:
+    """The parameters of the statement: one array per column of every table."""
+    executions, keys, deadlines, tags = [], [], [], []
+    ready: list[Row] = []
+    parked: list[Row] = []
+    for creation in creations:
+        snapshot = creation.snapshot
+        execution = snapshot.execution
+        executions.append((*execution_row(creation, names), creation.key is not None))
+        state = state_row(snapshot, names)
+        (ready if place_of(snapshot.state) is Place.READY else parked).append(state)
+        if creation.key is not None:
+            key = (execution.route.namespace, creation.key, execution.uuid, creation.key_until)
+            keys.append(key)
+        if snapshot.deadline_at is not None:
+            deadlines.append((execution.uuid, snapshot.deadline_at))
+        for name, value in creation.tags.items():
+            tags.append((execution.uuid, name, value, execution.created_at))
+    keys.sort(key=lambda key: key[:2])
+    return [
+        *columns(executions, len(EXECUTION) + 1),
+        *columns(keys, 4),
+        now,
+        *columns(ready, len(COLUMNS[Place.READY])),
+        *columns(parked, len(COLUMNS[Place.PARKED])),
+        *columns(deadlines, 2),
+        *columns(tags, 4),
+    ]

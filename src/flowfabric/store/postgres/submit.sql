@@ -1,0 +1,81 @@
+-- Creating executions: one statement for everything that belongs to a batch of them.
+
+-- name: submitted_executions
+-- Gives the ids that were created. Only keys of executions that do not exist are taken, and only
+-- executions whose key was taken are created. `(… in …) is true` stays a hashed lookup, whatever
+-- joins the connection has switched off.
+with keyed as (
+    insert into {schema}.dedup (namespace, key, id, until)
+    select k.namespace, k.key, k.id, k.until
+    from unnest($10::text[], $11::text[], $12::uuid[], $13::bigint[])
+        as k (namespace, key, id, until)
+    where (select e.id from {schema}.execution e where e.id = k.id) is null
+    on conflict (namespace, key) do update set id = excluded.id, until = excluded.until
+    where dedup.until <= $14
+    returning dedup.id
+),
+made as (
+    insert into {schema}.execution (id, created_at, route, kind, policy, facts, flow, payload)
+    select n.id, n.created_at, n.route, n.kind, n.policy, n.facts, n.flow, n.payload
+    from unnest(
+        $1::uuid[], $2::bigint[], $3::integer[], $4::text[], $5::bytea[], $6::bytea[],
+        $7::uuid[], $8::bytea[], $9::boolean[]
+    ) as n (id, created_at, route, kind, policy, facts, flow, payload, keyed)
+    where not n.keyed or (n.id in (select keyed.id from keyed)) is true
+    on conflict (id) do nothing
+    returning execution.id
+),
+made_ready as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life,
+        route, timeout, held_until, held_for, lost
+    )
+    select r.*
+    from unnest(
+        $15::uuid[], $16::integer[], $17::integer[], $18::bigint[], $19::smallint[],
+        $20::integer[], $21::smallint[], $22::bytea[],
+        $23::integer[], $24::bigint[], $25::bigint[], $26::text[], $27::smallint[]
+    ) as r (id)
+    where (r.id in (select made.id from made)) is true
+),
+made_parked as (
+    insert into {schema}.parked (
+        id, version, epoch, rank, flags, attempt, start, life,
+        timeout, gate, due_at, since, note
+    )
+    select p.*
+    from unnest(
+        $28::uuid[], $29::integer[], $30::integer[], $31::bigint[], $32::smallint[],
+        $33::integer[], $34::smallint[], $35::bytea[],
+        $36::bigint[], $37::smallint[], $38::bigint[], $39::bigint[], $40::bytea[]
+    ) as p (id)
+    where (p.id in (select made.id from made)) is true
+),
+made_deadlines as (
+    insert into {schema}.deadline (id, at)
+    select d.id, d.at from unnest($41::uuid[], $42::bigint[]) as d (id, at)
+    where (d.id in (select made.id from made)) is true
+),
+made_tags as (
+    insert into {schema}.tag (id, key, value, at)
+    select t.id, t.key, t.value, t.at
+    from unnest($43::uuid[], $44::text[], $45::text[], $46::bigint[]) as t (id, key, value, at)
+    where (t.id in (select made.id from made)) is true
+)
+select made.id from made
+
+-- name: known_executions
+-- For each submission that created nothing: the execution that was there, by a live key first.
+select asked.id, known.id, known.route, known.flow, known.created_at
+from unnest($1::uuid[], $2::text[], $3::text[]) as asked (id, namespace, key)
+cross join lateral (
+    select e.id, e.route, e.flow, e.created_at
+    from {schema}.execution e
+    where e.id = coalesce(
+        (
+            select d.id from {schema}.dedup d
+            where d.namespace = asked.namespace and d.key = asked.key and d.until > $4
+        ),
+        asked.id
+    )
+) known
