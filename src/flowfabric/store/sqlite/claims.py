@@ -1,0 +1,153 @@
+"""Taking, keeping and using leases."""
+
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from msgspec.json import encode
+
+from flowfabric.core.execution import Active, Flags, Head, Lease, Route, Snapshot, Start
+from flowfabric.core.routing import satisfies
+from flowfabric.core.time import Millis
+from flowfabric.store import rows
+from flowfabric.store.contract import ClaimCall, Note, Renewal, Taken
+from flowfabric.store.sqlite.session import Session, blobs, read_uuid
+
+_STARTS = tuple(Start)
+
+Row = tuple[Any, ...]
+
+
+def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
+    session.learn_routes()
+    taken = _taken_before(session, call, now) if call.repeated else []
+    limit = call.limit - len(taken)
+    if limit <= 0:
+        return taken
+    chosen = _choose(session, call, now, limit)
+    if chosen:
+        _move(session, call, now, [row[0] for row in chosen])
+    return taken + [_take(session, call, now, row) for row in chosen]
+
+
+def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+    renewed = {}
+    for renewal in renewals:
+        values = {
+            "id": renewal.uuid.bytes,
+            "claim": renewal.lease_id.bytes,
+            "epoch": renewal.epoch,
+            "ttl": renewal.ttl,
+            "now": now,
+        }
+        # All rows are fetched: a statement that is not finished would outlive the commit.
+        if found := session.rows("renewed_lease", values):
+            renewed[renewal.uuid] = Millis(found[0][0])
+    return renewed
+
+
+def note(session: Session, notes: Sequence[Note], now: Millis) -> set[UUID]:
+    ids = [note.uuid.bytes for note in notes]
+    fences = {
+        (id, epoch, claim) for id, _, epoch, claim in session.among("standing_leases", ids, now)
+    }
+    standing = [
+        note for note in notes if (note.uuid.bytes, note.epoch, note.lease_id.bytes) in fences
+    ]
+    steps = [blobs(rows.step_row(note.uuid, note.step)) for note in standing if note.step]
+    session.insert("new_steps", steps)
+    for note in standing:
+        if note.progress is not None:
+            percent, message = note.progress.percent, note.progress.message
+            session.execute("new_progress", (note.uuid.bytes, percent, message, now))
+    return {note.uuid for note in standing}
+
+
+def routes_for(
+    session: Session, lanes: Sequence[str], namespace: str | None
+) -> Iterator[tuple[int, Route]]:
+    """The routes in these lanes (empty: all) and this namespace, with their numbers."""
+    for number, route in session.names.routes.items():
+        if lanes and route.lane not in lanes:
+            continue
+        if namespace is None or route.namespace == namespace:
+            yield number, route
+
+
+def _open_routes(session: Session, call: ClaimCall) -> list[int]:
+    """The routes the worker satisfies and whose lane is open."""
+    paused = {name for (name,) in session.execute("paused_lanes")}
+    kinds = session.registry.kinds
+    return [
+        number
+        for number, route in routes_for(session, call.lanes, call.namespace)
+        if route.lane not in paused
+        and (call.kinds is None or kinds[number] in call.kinds)
+        and satisfies(route.capabilities, call.capabilities)
+    ]
+
+
+def _choose(session: Session, call: ClaimCall, now: Millis, limit: int) -> list[Row]:
+    """The best rows over all routes. Each route is read no further than it is needed."""
+    routes = _open_routes(session, call)
+    values = {"now": now, "worker": call.worker.id, "limit": limit}
+    if len(routes) > 1:
+        waiting = session.rows("waiting_routes", {**values, "routes": encode(routes).decode()})
+        routes = [route for route, _, _ in waiting]
+    cursors = [
+        session.execute("claimable_executions", {**values, "route": route}) for route in routes
+    ]
+    if len(cursors) == 1:
+        return cursors[0].fetchall()
+    chosen = list(islice(_merged(cursors), limit))
+    for cursor in cursors:
+        cursor.close()
+    return chosen
+
+
+def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
+    return merge(*cursors, key=lambda row: (row[8], row[0]))
+
+
+def _move(session: Session, call: ClaimCall, now: Millis, ids: list[bytes]) -> None:
+    session.intern_workers([call.worker])
+    number = session.names.worker_numbers[call.worker]
+    session.among("taken_leases", ids, call.id.bytes, number, now, now + call.ttl, now)
+    session.among("taken_events", ids)
+    session.among("gone_ready", ids)
+
+
+def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
+    """As `core.lease.take`, from a row of claimable_executions."""
+    payload, rank, version, epoch, flags, attempt, start, life, timeout = row[7:]
+    lease = Lease(
+        call.id,
+        attempt,
+        _STARTS[start],
+        call.worker,
+        now,
+        Millis(now + call.ttl),
+        None if timeout is None else Millis(now + timeout),
+    )
+    head = Head(version + 1, epoch + 1, rank, _read_flags(flags), rows.read_life(life))
+    execution = rows.read_execution(row, session.names, read_uuid)
+    return Taken(Snapshot(execution, head, Active(lease)), payload)
+
+
+def _taken_before(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
+    values = {"claim": call.id.bytes, "now": now, "limit": call.limit}
+    return [_taken(session, call, row) for row in session.rows("leases_by_claim", values)]
+
+
+def _taken(session: Session, call: ClaimCall, row: Row) -> Taken:
+    payload, rank, version, epoch, flags, attempt, start, life, *times = row[7:]
+    lease = Lease(call.id, attempt, _STARTS[start], call.worker, *times)
+    head = Head(version, epoch, rank, _read_flags(flags), rows.read_life(life))
+    execution = rows.read_execution(row, session.names, read_uuid)
+    return Taken(Snapshot(execution, head, Active(lease)), payload)
+
+
+def _read_flags(flags: int) -> Flags:
+    return Flags(flags) if flags else Flags.NONE

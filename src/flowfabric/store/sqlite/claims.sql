@@ -1,0 +1,72 @@
+-- name: waiting_routes
+-- Of the given routes those with something to take, and the rank and id of the best of it.
+select r.route, r.rank, r.id
+from json_each(:routes) as wanted
+cross join ready as r on r.id = (
+    select best.id from ready as best
+    where best.route = wanted.value
+        and (best.held_until <= :now or best.held_for = :worker)
+    order by best.rank, best.id
+    limit 1
+)
+order by r.rank, r.id
+limit :limit
+
+-- name: claimable_executions
+-- The best of one route, in claim order. Read row by row: only what is taken is read.
+select
+    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow, e.payload,
+    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
+from ready as r
+cross join execution as e on e.id = r.id
+where r.route = :route and (r.held_until <= :now or r.held_for = :worker)
+order by r.rank, r.id
+limit :limit
+
+-- name: taken_leases
+insert or fail into lease (
+    id, version, epoch, rank, flags, attempt, start, life,
+    claim, worker, started_at, expires_at, times_out_at, renewed_at
+)
+select
+    id, version + 1, epoch + 1, rank, flags, attempt, start, life,
+    ?, ?, ?, ?, ? + timeout, null
+from ready where id in (?)
+
+-- name: taken_events
+-- claimed, or resumed (continue), or reclaimed
+insert or fail into event (id, at, kind, epoch, attempt, worker, detail)
+select
+    id, started_at, case start when 4 then 2 when 3 then 3 else 1 end,
+    epoch, attempt, worker, null
+from lease where id in (?)
+
+-- name: leases_by_claim
+-- What an earlier call with this id took and still holds.
+select
+    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow, e.payload,
+    l.rank, l.version, l.epoch, l.flags, l.attempt, l.start, l.life,
+    l.started_at, l.expires_at, l.times_out_at, l.renewed_at
+from lease as l
+cross join execution as e on e.id = l.id
+where l.claim = :claim and l.expires_at > :now
+order by l.rank, l.id
+limit :limit
+
+-- name: renewed_lease
+-- The version stays: renewing extends a lease, nobody's decision depends on it.
+update lease
+set expires_at = max(expires_at, :now + :ttl), renewed_at = :now
+where id = :id and claim = :claim and epoch = :epoch and expires_at > :now
+returning expires_at
+
+-- name: standing_leases
+-- The fences of those leases that have not run out.
+select id, version, epoch, claim from lease where expires_at > ? and id in (?)
+
+-- name: new_progress
+insert into progress (id, percent, message, at) values (?, ?, ?, ?)
+on conflict (id) do update set
+    percent = coalesce(excluded.percent, percent),
+    message = coalesce(excluded.message, message),
+    at = excluded.at

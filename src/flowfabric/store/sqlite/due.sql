@@ -1,0 +1,71 @@
+-- name: due_executions
+-- Each branch reads at most `:limit` rows, so a flood of one kind does not hide the others.
+select id from (
+    select id from (
+        select id from deadline where at <= :now order by at limit :limit
+    )
+    union
+    select id from (
+        select id from parked where due_at <= :now order by due_at limit :limit
+    )
+    union
+    select id from (
+        select id from lease where expires_at <= :now or times_out_at <= :now
+        order by min(expires_at, coalesce(times_out_at, expires_at))
+        limit :limit
+    )
+)
+limit :limit
+
+-- name: next_due_moment
+select min(at) from (
+    select min(at) as at from deadline where at > :now
+    union all
+    select min(due_at) from parked where due_at > :now
+    union all
+    select min(expires_at) from lease where expires_at > :now
+    union all
+    select min(times_out_at) from lease where times_out_at > :now
+)
+
+-- name: trimmable_executions
+select id from (
+    select id from done
+    where outcome in (0, 1, 2, 3, 4) and ended_at <= :ended_before
+    limit :limit
+)
+union
+select id from (select id from done where trim_at <= :now limit :limit)
+limit :limit
+
+-- name: held_keys
+select r.namespace, json_extract(cast(e.facts as text), '$.key'), e.id
+from execution as e join route as r on r.number = e.route
+where e.facts is not null and e.id in (?)
+
+-- name: trimmed_keys
+-- A key that another execution has taken over stays.
+delete from dedup where namespace = ? and key = ? and id = ?
+
+-- name: lapsed_keys
+delete from dedup where (namespace, key) in (
+    select namespace, key from dedup where until <= :now order by until limit :limit
+)
+
+-- name: trimmed_executions
+delete from execution where id in (?)
+
+-- name: trimmed_attempts
+delete from attempt where id in (?)
+
+-- name: trimmed_steps
+delete from step where id in (?)
+
+-- name: trimmed_events
+delete from event where id in (?)
+
+-- name: trimmed_tags
+delete from tag where id in (?)
+
+-- name: trimmed_progress
+delete from progress where id in (?)

@@ -1,0 +1,61 @@
+"""Reading events after a cursor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowfabric.core.event import StoredEvent
+from flowfabric.store import rows
+from flowfabric.store.contract import EventPage, EventQuery
+from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.sqlite.reads import numbers
+from flowfabric.store.sqlite.session import Session, read_uuid
+
+WINDOW = 10_000
+"""Most events one call looks at."""
+
+
+def events(session: Session, query: EventQuery) -> EventPage:
+    values = _filter(session, query)
+    one = query.uuid is not None
+    found = session.rows(_EVENTS[one], values)
+    read = tuple(_read(session, row) for row in found)
+    if len(read) == query.limit and read:
+        return EventPage(read, read[-1].seq)
+    row = session.row(_LAST[one], values)
+    return EventPage(read, query.after if row is None or row[0] is None else row[0])
+
+
+def last_event(session: Session) -> int:
+    row = session.row("last_event")
+    return 0 if row is None else int(row[0])
+
+
+_EVENTS = {False: "events_after", True: "events_of"}
+_LAST = {False: "last_window_event", True: "last_window_event_of"}
+
+
+def _filter(session: Session, query: EventQuery) -> dict[str, object]:
+    routes = None
+    if query.namespace is not None:
+        session.learn_routes()
+        routes = [number for number, _ in routes_for(session, (), query.namespace)]
+    key, value = query.tag or (None, None)
+    return {
+        "after": query.after,
+        "id": None if query.uuid is None else query.uuid.bytes,
+        "routes": numbers(routes),
+        "kinds": numbers(query.kinds),
+        "tag_key": key,
+        "tag_value": value,
+        "limit": query.limit,
+        "window": max(WINDOW, query.limit),
+    }
+
+
+def _read(session: Session, row: Sequence[Any]) -> StoredEvent:
+    try:
+        return rows.read_event(row, session.names, read_uuid)
+    except KeyError:
+        # Another process has interned a name since.
+        session.learn()
+        return rows.read_event(row, session.names, read_uuid)

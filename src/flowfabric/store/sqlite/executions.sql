@@ -1,0 +1,97 @@
+-- Written for one row and widened to many by the store: `values (?, …)` and `in (?)`.
+
+-- name: new_executions
+insert or fail into execution (id, created_at, route, kind, policy, facts, flow, payload)
+values (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: new_ready
+insert or fail into ready (
+    id, version, epoch, rank, flags, attempt, start, life,
+    route, timeout, held_until, held_for, lost
+)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: new_lease
+insert or fail into lease (
+    id, version, epoch, rank, flags, attempt, start, life,
+    claim, worker, started_at, expires_at, times_out_at, renewed_at
+)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: new_parked
+insert or fail into parked (
+    id, version, epoch, rank, flags, attempt, start, life,
+    timeout, gate, due_at, since, note
+)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: new_done
+insert or fail into done (
+    id, version, epoch, rank, flags, attempt, start, life,
+    outcome, ended_at, pending, claim, worker, started_at, result, trim_at
+)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: known_executions
+-- Of the given ids those that exist, with what their text is made of.
+select id, route, flow from execution where id in (?)
+
+-- name: live_key
+-- The execution that holds a key whose window has not passed.
+select e.id, e.route, e.flow
+from dedup d join execution e on e.id = d.id
+where d.namespace = :namespace and d.key = :key and d.until > :now
+
+-- name: new_keys
+-- A key whose window has passed is taken over; a live one was looked for before.
+insert into dedup (namespace, key, id, until) values (?, ?, ?, ?)
+on conflict (namespace, key) do update set id = excluded.id, until = excluded.until
+
+-- name: new_deadlines
+insert into deadline (id, at) values (?, ?)
+on conflict (id) do update set at = excluded.at
+
+-- name: gone_deadlines
+delete from deadline where id in (?)
+
+-- name: new_tags
+insert into tag (id, key, value, at) values (?, ?, ?, ?)
+on conflict (id, key) do update set value = excluded.value, at = excluded.at
+
+-- name: new_attempts
+insert into attempt (id, "index", doc) values (?, ?, ?)
+on conflict (id, "index") do update set doc = excluded.doc
+
+-- name: new_steps
+-- What was recorded first stays.
+insert into step (id, generation, name, occurrence, position, doc) values (?, ?, ?, ?, ?, ?)
+on conflict (id, generation, name, occurrence) do nothing
+
+-- name: new_events
+insert or fail into event (id, at, kind, epoch, attempt, worker, detail)
+values (?, ?, ?, ?, ?, ?, ?)
+
+-- name: ready_versions
+select id, version from ready where id in (?)
+
+-- name: lease_versions
+-- A renewal moves only the expiry.
+select id, version, expires_at from lease where id in (?)
+
+-- name: parked_versions
+select id, version from parked where id in (?)
+
+-- name: done_versions
+select id, version from done where id in (?)
+
+-- name: gone_ready
+delete from ready where id in (?)
+
+-- name: gone_lease
+delete from lease where id in (?)
+
+-- name: gone_parked
+delete from parked where id in (?)
+
+-- name: gone_done
+delete from done where id in (?)

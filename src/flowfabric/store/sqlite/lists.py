@@ -1,0 +1,130 @@
+"""Lists and counts, by public state.
+
+A spot is a number that tells where an execution stands, as the queries give it: a gate, or one
+of the numbers below. Only for a blocked execution the public state depends on more.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from flowfabric.core.execution import Gate, Outcome, Snapshot, Waiting
+from flowfabric.core.time import MAX_MILLIS, Millis
+from flowfabric.core.vector import (
+    ADMISSION_BLOCKS,
+    Blocking,
+    Phase,
+    PublicState,
+    derive_public,
+    vector,
+)
+from flowfabric.store.contract import Counts, Page, Query
+from flowfabric.store.rows import SUSPENDED
+from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.sqlite.reads import numbers, snapshots
+from flowfabric.store.sqlite.session import Session, read_uuid
+
+WINDOW = 10_000
+"""Most executions one page looks at."""
+
+MOST = 100_000
+"""Where counting stops."""
+
+READY, LOST, LEASED, ENDED = 30, 31, 32, 40
+
+SPOTS: dict[PublicState, tuple[int, ...]] = {
+    PublicState.WAITING: (READY, Gate.ARRIVAL, Gate.BLOCKED),
+    PublicState.DELAYED: (Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DELAY),
+    PublicState.RATE_LIMITED: (Gate.LIMIT, Gate.BUDGET, Gate.BLOCKED),
+    PublicState.WAITING_CHILDREN: (Gate.UNSEALED, Gate.DEPENDENCIES),
+    PublicState.ACTIVE: (LOST, LEASED),
+    PublicState.SUSPENDED: (SUSPENDED,),
+    PublicState.COMPLETED: (ENDED + Outcome.SUCCESS,),
+    PublicState.FAILED: (ENDED + Outcome.FAILED,),
+    PublicState.CANCELLED: (ENDED + Outcome.CANCELLED,),
+    PublicState.EXPIRED: (ENDED + Outcome.EXPIRED,),
+    PublicState.SKIPPED: (ENDED + Outcome.SKIPPED,),
+}
+
+_PUBLIC = {spot: state for state, spots in SPOTS.items() for spot in spots if spot != Gate.BLOCKED}
+_PLACES = (frozenset({READY, LOST}), frozenset({LEASED}), frozenset({*Gate, SUSPENDED}))
+"""Spots that share a table, and so a window when they are counted; endings have one each."""
+
+_LISTED = {False: "listed_executions", True: "listed_executions_newest_first"}
+_WINDOW_END = {False: "window_end", True: "window_end_newest_first"}
+
+
+def page(session: Session, query: Query) -> Page:
+    values = _filter(session, query)
+    found = session.rows(_LISTED[query.newest_first], values)
+    keys = found[: query.limit]
+    items = snapshots(session, [id for _, id in keys]).values()
+    more = len(found) > query.limit
+    end = keys[-1] if more else session.row(_WINDOW_END[query.newest_first], values)
+    return Page(
+        items=tuple(item for item in items if _wanted(item, query.states)),
+        cursor=None if end is None else (Millis(end[0]), read_uuid(end[1])),
+    )
+
+
+def counts(session: Session, namespace: str | None, lane: str | None) -> Counts:
+    values = {"routes": numbers(_routes(session, namespace, lane)), "window": 2 * MOST + 1}
+    found: Counter[str] = Counter()
+    for spot, reason, count in session.rows("state_counts", values):
+        found[_public(spot, reason)] += count
+    capped = {state for state, count in found.items() if count > MOST}
+    for (full,) in session.rows("full_windows", {"window": 2 * MOST + 1}):
+        capped |= {_PUBLIC[spot] for spot in _sharing(full) if spot in _PUBLIC}
+    return Counts(
+        by_state={state: min(found[state], MOST) for state in PublicState},
+        capped=frozenset(capped),
+    )
+
+
+def _filter(session: Session, query: Query) -> dict[str, object]:
+    first = (MAX_MILLIS + 1, b"") if query.newest_first else (-1, b"")
+    at, id = first if query.after is None else (query.after[0], query.after[1].bytes)
+    key, value = query.tag or (None, None)
+    spots = {spot for state in query.states for spot in SPOTS[state]}
+    return {
+        "after_at": at,
+        "after_id": id,
+        "created_from": -1 if query.created_from is None else query.created_from,
+        "created_until": MAX_MILLIS + 1 if query.created_until is None else query.created_until,
+        "kind": query.kind,
+        "routes": numbers(_routes(session, query.namespace, query.lane)),
+        "tag_key": key,
+        "tag_value": value,
+        "spots": numbers(spots) if query.states else None,
+        "limit": query.limit + 1,
+        "window": WINDOW,
+    }
+
+
+def _routes(session: Session, namespace: str | None, lane: str | None) -> list[int] | None:
+    """The routes a filter lets through, None when there is no filter."""
+    if namespace is None and lane is None:
+        return None
+    session.learn_routes()
+    lanes = () if lane is None else (lane,)
+    return [number for number, _ in routes_for(session, lanes, namespace)]
+
+
+def _wanted(snapshot: Snapshot, states: Iterable[PublicState]) -> bool:
+    """What the query could not tell."""
+    match snapshot.state:
+        case Waiting(gate=Gate.BLOCKED):
+            return not states or vector(snapshot).public in states
+        case _:
+            return True
+
+
+def _public(spot: int, reason: str | None) -> PublicState:
+    if spot != Gate.BLOCKED:
+        return _PUBLIC[spot]
+    blocking = Blocking(reason or Blocking.OPERATOR)
+    return derive_public(Phase.RUNNABLE, ADMISSION_BLOCKS[blocking], "none")
+
+
+def _sharing(spot: int) -> frozenset[int]:
+    """The spots counted in the same window as this one."""
+    return next((place for place in _PLACES if spot in place), frozenset({spot}))

@@ -1,0 +1,39 @@
+-- name: routes_after
+select number, namespace, lane, capabilities, kind from route
+where number > :number order by number
+
+-- name: new_route
+insert into route (namespace, lane, capabilities, kind)
+values (:namespace, :lane, :capabilities, :kind)
+
+-- name: workers_after
+select number, id, instance from worker where number > :number order by number
+
+-- name: new_worker
+insert into worker (id, instance) values (:id, :instance)
+
+-- name: lane_names
+select distinct lane from route where lane > :after order by lane limit :limit
+
+-- name: paused_lanes
+select name from lane where paused = 1
+
+-- name: paused_lane
+insert into lane (name, paused) values (:name, :paused)
+on conflict (name) do update set paused = excluded.paused
+
+-- name: duty_holder
+-- Gives a row when the holder has the duty now.
+insert into duty (name, holder, until) values (:name, :holder, :until)
+on conflict (name) do update set holder = excluded.holder, until = excluded.until
+where duty.holder = excluded.holder or duty.until <= :now
+returning holder
+
+-- name: dropped_duty
+delete from duty where name = :name and holder = :holder
+
+-- name: new_secret
+insert into meta (key, value) values ('secret', :value) on conflict do nothing
+
+-- name: secret
+select value from meta where key = 'secret'

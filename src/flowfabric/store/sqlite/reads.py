@@ -1,0 +1,126 @@
+"""Looking at executions. Every function runs in one read transaction."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.execution import Attempt, Snapshot
+from flowfabric.core.step import Step
+from flowfabric.core.time import Millis
+from flowfabric.store import rows
+from flowfabric.store.contract import Detail, ExpiredLease, Progress
+from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.submissions import read_id
+
+
+def load(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+    found = snapshots(session, [uuid.bytes for uuid in uuids])
+    return {snapshot.execution.uuid: snapshot for snapshot in found.values()}
+
+
+def snapshots(session: Session, ids: Sequence[bytes]) -> dict[bytes, Snapshot]:
+    """By id, in the order of `ids`."""
+    found = session.among("snapshots", ids).fetchall() if ids else []
+    values = {row[0]: _read(session, row) for row in found}
+    return {id: values[id] for id in ids if id in values}
+
+
+def detail(session: Session, uuid: UUID) -> Detail | None:
+    found = snapshots(session, [uuid.bytes])
+    row = session.row("details", {"id": uuid.bytes})
+    if row is None or not found:
+        return None
+    payload, percent, message, reported, touched_at = row
+    return Detail(
+        snapshot=found[uuid.bytes],
+        payload=payload,
+        tags=dict(session.rows("tags_of", {"id": uuid.bytes})),
+        progress=Progress(percent, message) if reported else None,
+        touched_at=touched_at,
+    )
+
+
+def attempts(session: Session, uuid: UUID) -> list[Attempt]:
+    return [rows.read_attempt(doc) for (doc,) in session.rows("attempts_of", {"id": uuid.bytes})]
+
+
+def steps(session: Session, uuid: UUID, generation: int) -> list[Step]:
+    values = {"id": uuid.bytes, "generation": generation}
+    return [Step(*row) for row in session.rows("steps_of", values)]
+
+
+def candidates(
+    session: Session, lane: str, namespace: str | None, now: Millis, limit: int
+) -> list[Snapshot]:
+    session.learn_routes()
+    found = [
+        session.rows("candidates_of_route", {"route": route, "now": now, "limit": limit})
+        for route, _ in routes_for(session, [lane], namespace)
+    ]
+    ids = [id for _, id in islice(merge(*found), limit)]
+    return list(snapshots(session, ids).values())
+
+
+def expired_leases(
+    session: Session,
+    as_of: Millis,
+    after: tuple[Millis, UUID] | None,
+    limit: int,
+    namespace: str | None,
+) -> list[ExpiredLease]:
+    at, id = (-1, b"") if after is None else (after[0], after[1].bytes)
+    values = {
+        "as_of": as_of,
+        "expires_at": at,
+        "id": id,
+        "namespace": namespace,
+        "limit": limit,
+    }
+    return [_read_expired(session, row) for row in session.rows("expired_leases", values)]
+
+
+def leases_of(session: Session, instance: str, limit: int) -> list[Snapshot]:
+    found = session.rows("leases_of_instance", {"instance": instance, "limit": limit})
+    return list(snapshots(session, [id for (id,) in found]).values())
+
+
+def lanes(session: Session, after: str | None, limit: int) -> list[str]:
+    values = {"after": after or "", "limit": limit}
+    return [lane for (lane,) in session.rows("lane_names", values)]
+
+
+def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
+    """Writes, so it is run by the writer."""
+    if not session.among("known_executions", [uuid.bytes]).fetchall():
+        return False
+    session.insert("new_tags", [(uuid.bytes, key, value, now) for key, value in tags.items()])
+    return True
+
+
+def _read(session: Session, row: Sequence[Any]) -> Snapshot:
+    try:
+        return rows.read_snapshot(row, session.names, read_uuid)
+    except KeyError:
+        # Another process has interned a name since.
+        session.learn()
+        return rows.read_snapshot(row, session.names, read_uuid)
+
+
+def _read_expired(session: Session, row: Sequence[Any]) -> ExpiredLease:
+    lease_id, epoch, instance, expires_at, attempt = row[3:]
+    return ExpiredLease(
+        id=read_id(session, row),
+        lease_id=read_uuid(lease_id) if isinstance(lease_id, bytes) else UUID(lease_id),
+        epoch=epoch,
+        instance=instance,
+        expires_at=expires_at,
+        attempt=attempt,
+    )
+
+
+def numbers(values: Iterable[int] | None) -> str | None:
+    """A JSON array of numbers for a query, None for no filter."""
+    return None if values is None else f"[{','.join(map(str, map(int, values)))}]"

@@ -1,0 +1,232 @@
+"""The threads that work on the database: whatever is queued shares one transaction.
+
+There is one runner that writes and one that reads. Operations are plain functions of a session;
+they may be run again, so all they leave behind is their answer and rows of the transaction.
+"""
+
+import asyncio
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from flowfabric.core.errors import Unavailable
+from flowfabric.store.sqlite.connection import busy, translate
+from flowfabric.store.sqlite.session import Session
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds to wait for another process before giving up."""
+
+MAX_JOBS = 512
+"""Most operations of one transaction, so that nobody holds the lock for long."""
+
+_luck = random.Random()  # noqa: S311 - spreads retries, protects nothing
+
+
+class Job:
+    """One operation under way, and where its answer goes."""
+
+    __slots__ = ("error", "future", "loop", "result", "urgent", "work")
+
+    def __init__(self, work: Callable[[Session], Any], urgent: bool) -> None:
+        self.work = work
+        self.urgent = urgent
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class Watch(Protocol):
+    """What happens around the transactions of a runner."""
+
+    def before(self) -> None: ...
+    def begun(self, session: Session) -> None: ...
+    def ended(self, session: Session) -> None: ...
+    def idle(self, session: Session) -> None: ...
+    def pulse(self) -> float | None: ...
+
+
+class NoWatch:
+    """Nothing around the transactions of a runner that only reads."""
+
+    def before(self) -> None: ...
+    def begun(self, session: Session) -> None: ...
+    def ended(self, session: Session) -> None: ...
+    def idle(self, session: Session) -> None: ...
+    def pulse(self) -> float | None:
+        return None
+
+
+class Runner:
+    """Runs operations on one session: in a thread of its own, or inline in the caller."""
+
+    def __init__(self, session: Session, path: str, begin: str, watch: Watch) -> None:
+        self.session = session
+        self._path = path
+        self._begin = begin
+        self._watch = watch
+        self._pid = os.getpid()
+        self._queue: SimpleQueue[Job | Callable[[Session], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def start(self, name: str) -> None:
+        """From now on a thread does the work; without it, every call does its own."""
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[Session], T], *, urgent: bool = False) -> T:
+        """The answer of `work`, once everything it wrote is durable."""
+        self._check_open()
+        job = Job(work, urgent)
+        if self._thread is None:
+            self._commit([job])
+            _settle([job])
+        else:
+            self._queue.put(job)
+        result: T = await job.future
+        return result
+
+    def post(self, task: Callable[[Session], None]) -> None:
+        """Has `task` run soon, outside any transaction; nobody waits for it."""
+        if self._thread is None:
+            self._attempt(task)
+        else:
+            self._queue.put(task)
+
+    def nudge(self) -> None:
+        """Has the thread ask its watch again how long it may sleep."""
+        self._queue.put(_wake)
+
+    async def close(self) -> None:
+        """Finishes what is queued, then closes the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None and self._pid == os.getpid():
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join)
+        self.session.connection.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self._path} was closed")
+        if self._pid != os.getpid():
+            raise Unavailable(f"{self._path} was opened before this process was forked; open anew")
+
+    # -- in the thread
+
+    def _work(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            jobs = [item for item in batch if isinstance(item, Job)]
+            if jobs:
+                self._commit(jobs)
+                _deliver(jobs)
+            for item in batch:
+                if not isinstance(item, Job):
+                    self._attempt(item)
+
+    def _next_batch(self) -> "list[Job | Callable[[Session], None]] | None":
+        """Everything queued, at least one item; None when the runner is to stop."""
+        first = self._wait()
+        if first is None:
+            return None
+        batch = [first]
+        with suppress(Empty):
+            while len(batch) < MAX_JOBS:
+                item = self._queue.get_nowait()
+                if item is None:
+                    self._queue.put(None)
+                    break
+                batch.append(item)
+        return batch
+
+    def _wait(self) -> "Job | Callable[[Session], None] | None":
+        while True:
+            with suppress(Empty):
+                return self._queue.get(timeout=self._watch.pulse())
+            self._attempt(self._watch.idle)
+
+    def _commit(self, jobs: list[Job]) -> None:
+        """Runs the jobs in one transaction, or, when that fails, each in its own."""
+        jobs.sort(key=_by_urgency)
+        try:
+            patiently(lambda: self._transaction(jobs))
+        except Exception as error:
+            if len(jobs) == 1 or busy(error):
+                for job in jobs:
+                    job.error = translate(error, self._path)
+                return
+            for job in jobs:
+                self._commit([job])
+
+    def _transaction(self, jobs: Sequence[Job]) -> None:
+        session = self.session
+        self._watch.before()
+        session.connection.execute(self._begin)
+        try:
+            self._watch.begun(session)
+            for job in jobs:
+                job.result = job.work(session)
+            session.connection.execute("commit")
+        except BaseException:
+            session.registry.forget()
+            if session.connection.in_transaction:
+                session.connection.execute("rollback")
+            raise
+        session.registry.keep()
+        self._watch.ended(session)
+
+    def _attempt(self, task: Callable[[Session], None]) -> None:
+        """Runs something nobody waits for: if it fails, it is tried at the next occasion."""
+        with suppress(Exception):
+            task(self.session)
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Tries again, a little later and not in step with others, while the file is locked."""
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return work()
+        except sqlite3.Error as error:
+            if not busy(error) or time.monotonic() > give_up:
+                raise
+        time.sleep(_luck.uniform(0.0002, 0.002))
+
+
+def _wake(_: Session) -> None:
+    """Does nothing: its arrival ends the wait."""
+
+
+def _by_urgency(job: Job) -> bool:
+    return not job.urgent
+
+
+def _deliver(jobs: Sequence[Job]) -> None:
+    """Hands the answers back, with one wake-up for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, settled in by_loop.items():
+        # A loop that is closed has nobody left who waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle, settled)
+
+
+def _settle(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)

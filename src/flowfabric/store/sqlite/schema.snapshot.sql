@@ -1,0 +1,233 @@
+CREATE TABLE execution (
+    id blob primary key check (length(id) = 16),
+    created_at integer not null,
+    route integer not null,
+    kind text not null,
+    policy blob,
+    facts blob,
+    flow blob,
+    payload blob not null
+) strict, without rowid;
+
+CREATE INDEX execution_created_at on execution (created_at, id);
+
+CREATE TABLE ready (
+    id blob not null,
+    version integer not null check (version >= 1),
+    epoch integer not null check (epoch >= 0),
+    rank integer not null,
+    flags integer not null check (flags >= 0),
+    attempt integer not null check (attempt >= 0),
+    start integer not null check (start between 0 and 4),
+    life blob,
+    route integer not null,
+    timeout integer check (timeout > 0),
+    held_until integer not null,
+    held_for text,
+    lost integer check (lost in (0, 1)),
+    primary key (route, rank, id),
+    check (held_until > 0 or held_for is null),
+    check (lost is null or start = 3)
+) strict, without rowid;
+
+CREATE UNIQUE INDEX ready_id on ready (id);
+
+CREATE INDEX ready_lost on ready (id) where lost is not null;
+
+CREATE TABLE lease (
+    id blob primary key,
+    version integer not null check (version >= 1),
+    epoch integer not null check (epoch >= 1),
+    rank integer not null,
+    flags integer not null check (flags >= 0),
+    attempt integer not null check (attempt >= 0),
+    start integer not null check (start between 0 and 4),
+    life blob,
+    claim blob not null check (length(claim) = 16),
+    worker integer not null,
+    started_at integer not null,
+    expires_at integer not null check (expires_at >= started_at),
+    times_out_at integer,
+    renewed_at integer
+) strict, without rowid;
+
+CREATE TABLE parked (
+    id blob primary key,
+    version integer not null check (version >= 1),
+    epoch integer not null check (epoch >= 0),
+    rank integer not null,
+    flags integer not null check (flags >= 0),
+    attempt integer not null check (attempt >= 0),
+    start integer not null check (start between 0 and 4),
+    life blob,
+    timeout integer check (timeout > 0),
+    gate integer not null check (gate between 0 and 9 or gate = 20),
+    due_at integer,
+    since integer,
+    note blob,
+    check ((gate = 20) = (note is not null) and (gate = 20) = (since is not null))
+) strict, without rowid;
+
+CREATE INDEX parked_due_at on parked (due_at) where due_at is not null;
+
+CREATE TABLE done (
+    id blob primary key,
+    version integer not null check (version >= 1),
+    epoch integer not null check (epoch >= 0),
+    rank integer not null,
+    flags integer not null check (flags >= 0),
+    attempt integer check (attempt >= 0),
+    start integer not null check (start between 0 and 4),
+    life blob,
+    outcome integer not null check (outcome between 0 and 4),
+    ended_at integer not null,
+    pending integer check (pending between 0 and 4),
+    claim blob,
+    worker integer,
+    started_at integer,
+    result blob,
+    trim_at integer,
+    check ((claim is null) = (worker is null) and (claim is null) = (started_at is null))
+) strict, without rowid;
+
+CREATE INDEX done_ended_at on done (outcome, ended_at);
+
+CREATE INDEX done_trim_at on done (trim_at) where trim_at is not null;
+
+CREATE TABLE deadline (
+    id blob primary key,
+    at integer not null
+) strict, without rowid;
+
+CREATE INDEX deadline_at on deadline (at);
+
+CREATE TABLE dedup (
+    namespace text not null,
+    key text not null,
+    id blob not null,
+    until integer not null,
+    primary key (namespace, key)
+) strict, without rowid;
+
+CREATE INDEX dedup_until on dedup (until);
+
+CREATE TABLE tag (
+    id blob not null,
+    key text not null,
+    value text not null,
+    at integer not null,
+    primary key (id, key)
+) strict, without rowid;
+
+CREATE INDEX tag_value on tag (key, value, id);
+
+CREATE TABLE attempt (
+    id blob not null,
+    "index" integer not null check ("index" >= 0),
+    doc blob not null,
+    primary key (id, "index")
+) strict, without rowid;
+
+CREATE TABLE step (
+    id blob not null,
+    generation integer not null check (generation >= 0),
+    name text not null,
+    occurrence integer not null check (occurrence >= 0),
+    position integer not null,
+    doc blob not null,
+    primary key (id, generation, name, occurrence)
+) strict, without rowid;
+
+CREATE TABLE progress (
+    id blob primary key,
+    percent integer,
+    message text,
+    at integer not null
+) strict, without rowid;
+
+CREATE TABLE event (
+    seq integer primary key autoincrement,
+    id blob not null,
+    at integer not null,
+    kind integer not null check (kind > 0),
+    epoch integer not null check (epoch >= 0),
+    attempt integer,
+    worker integer,
+    detail blob
+) strict;
+
+CREATE INDEX event_id on event (id, seq);
+
+CREATE TABLE route (
+    number integer primary key,
+    namespace text not null,
+    lane text not null,
+    capabilities text not null,
+    kind text not null,
+    unique (namespace, lane, capabilities, kind)
+) strict;
+
+CREATE TABLE lane (
+    name text primary key,
+    paused integer not null check (paused in (0, 1))
+) strict, without rowid;
+
+CREATE INDEX lane_paused on lane (name) where paused = 1;
+
+CREATE TABLE worker (
+    number integer primary key,
+    id text not null,
+    instance text not null,
+    seen_at integer,
+    doc blob,
+    unique (id, instance)
+) strict;
+
+CREATE TABLE duty (
+    name text primary key,
+    holder text not null,
+    until integer not null
+) strict, without rowid;
+
+CREATE TABLE meta (
+    key text primary key,
+    value blob not null
+) strict, without rowid;
+
+CREATE VIEW snapshot as
+select
+    e.id, e.created_at, e.route as exec_route, e.kind, e.policy, e.facts, e.flow,
+    'ready' as place, s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    s.timeout, s.held_until, s.held_for, s.lost,
+    null as claim, null as worker, null as started_at,
+    null as expires_at, null as times_out_at, null as renewed_at,
+    null as gate, null as due_at, null as since, null as note,
+    null as outcome, null as ended_at, null as pending, null as result
+from ready s join execution e on e.id = s.id
+union all
+select
+    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    'lease', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    null, null, null, null,
+    s.claim, s.worker, s.started_at, s.expires_at, s.times_out_at, s.renewed_at,
+    null, null, null, null,
+    null, null, null, null
+from lease s join execution e on e.id = s.id
+union all
+select
+    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    'parked', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    s.timeout, null, null, null,
+    null, null, null, null, null, null,
+    s.gate, s.due_at, s.since, s.note,
+    null, null, null, null
+from parked s join execution e on e.id = s.id
+union all
+select
+    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    'done', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    null, null, null, null,
+    s.claim, s.worker, s.started_at, null, null, null,
+    null, null, null, null,
+    s.outcome, s.ended_at, s.pending, s.result
+from done s join execution e on e.id = s.id;

@@ -1,0 +1,186 @@
+"""A connection with the named queries and the interned names: what every operation works with."""
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.execution import Lost, Ready, Route, Snapshot, Worker
+from flowfabric.store import rows
+from flowfabric.store.rows import COLUMNS, Names, Place
+from flowfabric.store.sql import load_queries
+
+Values = Sequence[Any] | Mapping[str, Any]
+
+_WIDTHS = (64, 16, 4, 1)
+_ROUTE = COLUMNS[Place.READY].index("route")
+
+
+class Registry:
+    """The routes and workers known to this process, shared by its connections.
+
+    A number belongs to a name for ever, but only once its transaction has committed.
+    """
+
+    def __init__(self) -> None:
+        self.names = Names()
+        self.numbers: dict[tuple[Route, str], int] = {}
+        self.kinds: dict[int, str] = {}
+        self.routes_seen = 0
+        self.workers_seen = 0
+        self._fresh_routes: list[int] = []
+        self._fresh_workers: list[int] = []
+
+    def add_route(self, number: int, route: Route, kind: str) -> None:
+        self.names.add_route(number, route)
+        self.numbers[route, kind] = number
+        self.kinds[number] = kind
+
+    def add_fresh_route(self, number: int, route: Route, kind: str) -> None:
+        self.add_route(number, route, kind)
+        self._fresh_routes.append(number)
+
+    def add_fresh_worker(self, number: int, worker: Worker) -> None:
+        self.names.add_worker(number, worker)
+        self._fresh_workers.append(number)
+
+    def keep(self) -> None:
+        """The transaction has committed."""
+        self._fresh_routes.clear()
+        self._fresh_workers.clear()
+
+    def forget(self) -> None:
+        """The transaction is about to be rolled back; its numbers may go to other names."""
+        names = self.names
+        for number in self._fresh_routes:
+            del self.numbers[names.routes.pop(number), self.kinds.pop(number)]
+            self.routes_seen = min(self.routes_seen, number - 1)
+        for number in self._fresh_workers:
+            del names.worker_numbers[names.workers.pop(number)]
+            self.workers_seen = min(self.workers_seen, number - 1)
+        self.keep()
+
+
+class Session:
+    """One connection, used by one thread at a time."""
+
+    def __init__(self, connection: sqlite3.Connection, registry: Registry) -> None:
+        self.connection = connection
+        self.registry = registry
+        self.names = registry.names
+        self._queries = load_queries("sqlite")
+
+    def execute(self, name: str, values: Values = ()) -> sqlite3.Cursor:
+        return self.connection.execute(self._queries[name], values)
+
+    def rows(self, name: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        return self.execute(name, values).fetchall()
+
+    def row(self, name: str, values: Values = ()) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self.execute(name, values).fetchone()
+        return row
+
+    def insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Runs a query that ends in `values (?, …)` for many rows, few statements."""
+        query, start, count = self._queries[name], 0, len(rows)
+        for width in _WIDTHS:
+            while count - start >= width:
+                values = list(chain.from_iterable(rows[start : start + width]))
+                self.connection.execute(_wide_values(query, width), values)
+                start += width
+
+    def each(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        self.connection.executemany(self._queries[name], rows)
+
+    def among(self, name: str, ids: Sequence[bytes], *before: object) -> sqlite3.Cursor:
+        """Runs a query that ends in `in (?)` for many keys; `before` are its other values."""
+        width = 1 << max(len(ids) - 1, 0).bit_length()
+        # A key may be asked for twice: one statement text serves many lengths.
+        filling = [ids[-1] if ids else b""] * (width - len(ids))
+        query = _wide_keys(self._queries[name], width)
+        return self.connection.execute(query, (*before, *ids, *filling))
+
+    # -- names
+
+    def learn(self) -> None:
+        """Reads the names other processes have interned since."""
+        self.learn_routes()
+        registry = self.registry
+        for number, id, instance in self.rows("workers_after", {"number": registry.workers_seen}):
+            self.names.add_worker(number, Worker(id, instance))
+            registry.workers_seen = number
+
+    def learn_routes(self) -> None:
+        registry = self.registry
+        after = {"number": registry.routes_seen}
+        for number, namespace, lane, tokens, kind in self.rows("routes_after", after):
+            capabilities = tuple(tokens.split(",")) if tokens else ()
+            registry.add_route(number, Route(namespace, lane, capabilities), kind)
+            registry.routes_seen = number
+
+    def intern_route(self, route: Route, kind: str) -> int:
+        """The number of a route, given now if it has none. Only inside a writing transaction."""
+        number = self.registry.numbers.get((route, kind))
+        return self._intern_route(route, kind) if number is None else number
+
+    def intern_workers(self, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            if worker not in self.names.worker_numbers:
+                self._intern_worker(worker)
+
+    def _intern_route(self, route: Route, kind: str) -> int:
+        self.learn_routes()
+        if (number := self.registry.numbers.get((route, kind))) is not None:
+            return number
+        values = {
+            "namespace": route.namespace,
+            "lane": route.lane,
+            "capabilities": ",".join(route.capabilities),
+            "kind": kind,
+        }
+        number = self.execute("new_route", values).lastrowid
+        assert number is not None  # noqa: S101 - an insert has a row
+        self.registry.add_fresh_route(number, route, kind)
+        return number
+
+    def _intern_worker(self, worker: Worker) -> None:
+        self.learn()
+        if worker in self.names.worker_numbers:
+            return
+        values = {"id": worker.id, "instance": worker.instance}
+        number = self.execute("new_worker", values).lastrowid
+        assert number is not None  # noqa: S101 - an insert has a row
+        self.registry.add_fresh_worker(number, worker)
+
+
+def read_uuid(data: bytes) -> UUID:
+    return UUID(bytes=data)
+
+
+def blobs(row: Sequence[Any]) -> tuple[Any, ...]:
+    """A row with its keys as SQLite stores them."""
+    return tuple([value.bytes if type(value) is UUID else value for value in row])
+
+
+def state_row(session: Session, snapshot: Snapshot) -> rows.Row:
+    """As `rows.state_row`, but with the number of the route that has the kind in it."""
+    if not isinstance(snapshot.state, Ready | Lost):
+        return blobs(rows.state_row(snapshot, session.names))
+    number = session.intern_route(snapshot.execution.route, snapshot.execution.kind)
+    row = blobs(rows.state_row(snapshot, session.names))
+    return (*row[:_ROUTE], number, *row[_ROUTE + 1 :])
+
+
+@lru_cache(maxsize=256)
+def _wide_values(query: str, width: int) -> str:
+    """`values (?, ?)` becomes `values (?, ?), (?, ?)`; what follows it stays."""
+    before, word, rest = query.partition("values (")
+    group, _, after = rest.partition(")")
+    return before + word[:-1] + ", ".join([f"({group})"] * width) + after
+
+
+@lru_cache(maxsize=256)
+def _wide_keys(query: str, width: int) -> str:
+    return query.replace("in (?)", f"in ({', '.join('?' * width)})")

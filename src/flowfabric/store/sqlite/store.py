@@ -1,0 +1,147 @@
+"""The SQLite store: one file, many processes, every operation a function of a session."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from flowfabric.core.errors import Invalid
+from flowfabric.store.clock import Clock, SystemClock
+from flowfabric.store.sqlite import (
+    changes,
+    claims,
+    lists,
+    reads,
+    schema,
+    submissions,
+    upkeep,
+)
+from flowfabric.store.sqlite import events as event_reads
+from flowfabric.store.sqlite.connection import check_library, check_path
+from flowfabric.store.sqlite.runners import Runners, open_runners
+from flowfabric.store.sqlite.session import Session
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_Operation = Callable[Concatenate[Session, P], T]
+_Method = Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, T]]
+
+
+def _writing(operation: "_Operation[P, T]", *, urgent: bool = False) -> "_Method[P, T]":
+    """The method that has the writer run an operation and waits until it is durable."""
+
+    async def method(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.writer.run(_bound(operation, *args, **kwargs), urgent=urgent)
+
+    return method
+
+
+def _batched(operation: "_Operation[P, T]", *, urgent: bool = False) -> "_Method[P, T]":
+    """As `_writing` for an operation on many items, its first argument: when one of them cannot
+    be stored, the others are, and the error is raised afterwards."""
+    together = _writing(operation, urgent=urgent)
+
+    async def method(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await together(self, *args, **kwargs)
+        except Invalid:
+            for half in _halves(args):
+                with suppress(Invalid):
+                    await cast(Callable[..., Coroutine[Any, Any, T]], method)(self, *half, **kwargs)
+            raise
+
+    return method
+
+
+def _halves(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments with the first half of the items, and with the second; none for one item."""
+    items, *rest = args
+    middle = len(items) // 2
+    return [(half, *rest) for half in (items[:middle], items[middle:])] if middle else []
+
+
+def _reading(operation: "_Operation[P, T]") -> "_Method[P, T]":
+    async def method(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.reader.run(_bound(operation, *args, **kwargs))
+
+    return method
+
+
+def _bound(
+    operation: "_Operation[P, T]", *args: P.args, **kwargs: P.kwargs
+) -> Callable[[Session], T]:
+    return lambda session: operation(session, *args, **kwargs)
+
+
+class SqliteStore:
+    """A store in one file, or in memory. Made by `open_sqlite`; see the contract for methods."""
+
+    def __init__(self, path: str, clock: Clock, runners: Runners) -> None:
+        self.name = "sqlite"
+        self.path = path
+        self.clock = clock
+        self.writer = runners.writer
+        self.reader = runners.reader
+        self._runners = runners
+
+    migrate = _writing(schema.migrate)
+    secret = _writing(upkeep.secret)
+
+    submit = _batched(submissions.submit)
+    claim = _writing(claims.claim)
+    renew = _batched(claims.renew, urgent=True)
+    end = _batched(changes.end)
+    note = _batched(claims.note)
+    apply = _batched(changes.apply)
+
+    due = _reading(upkeep.due)
+    next_due = _reading(upkeep.next_due)
+    trim = _writing(upkeep.trim)
+    take_duty = _writing(upkeep.take_duty)
+    drop_duty = _writing(upkeep.drop_duty)
+
+    load = _reading(reads.load)
+    detail = _reading(reads.detail)
+    attempts = _reading(reads.attempts)
+    steps = _reading(reads.steps)
+    page = _reading(lists.page)
+    candidates = _reading(reads.candidates)
+    expired_leases = _reading(reads.expired_leases)
+    leases_of = _reading(reads.leases_of)
+    lanes = _reading(reads.lanes)
+    pause_lane = _writing(upkeep.pause_lane)
+    counts = _reading(lists.counts)
+    set_tags = _writing(reads.set_tags)
+    events = _reading(event_reads.events)
+    last_event = _reading(event_reads.last_event)
+
+    def hint(self, lanes: frozenset[str]) -> None:
+        """Other processes see the commit itself, so this wakes only those of this one."""
+        self._runners.wakeups.hint()
+
+    async def wait_hint(self, timeout: float) -> bool:
+        self._runners.look()
+        return await self._runners.wakeups.wait(timeout)
+
+    async def close(self) -> None:
+        await self._runners.close()
+
+
+async def open_sqlite(
+    path: str, *, clock: Clock | None = None, inline: bool = False, synchronous: str = "FULL"
+) -> SqliteStore:
+    """Opens a database file, or makes it; `:memory:` is one that ends with the store.
+
+    Call `migrate` before anything else. With `inline` there are no threads: every call does its
+    work at once in its caller. `synchronous="NORMAL"` may lose the last commits when the machine
+    loses power. Raises `Unavailable` (or one of its kinds) when no database can be used there.
+    """
+    check_library()
+    path = check_path(path)
+    if inline:
+        runners = open_runners(path, synchronous)
+    else:
+        runners = await asyncio.to_thread(open_runners, path, synchronous)
+        runners.start()
+    return SqliteStore(path, clock or SystemClock(), runners)

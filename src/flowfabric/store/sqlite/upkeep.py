@@ -1,0 +1,59 @@
+"""What is due, what may be deleted, and who looks after it."""
+
+import secrets
+from uuid import UUID
+
+from flowfabric.core.time import Millis
+from flowfabric.store.sqlite.session import Session, read_uuid
+
+_BELONGINGS = (
+    "gone_done",
+    "gone_deadlines",
+    "trimmed_attempts",
+    "trimmed_steps",
+    "trimmed_events",
+    "trimmed_tags",
+    "trimmed_progress",
+    "trimmed_executions",
+)
+
+
+def due(session: Session, now: Millis, limit: int) -> list[UUID]:
+    return [read_uuid(id) for (id,) in session.rows("due_executions", {"now": now, "limit": limit})]
+
+
+def next_due(session: Session, now: Millis) -> Millis | None:
+    row = session.row("next_due_moment", {"now": now})
+    return None if row is None or row[0] is None else Millis(row[0])
+
+
+def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int:
+    values = {"ended_before": ended_before, "now": now, "limit": limit}
+    ids = [id for (id,) in session.rows("trimmable_executions", values)]
+    if ids:
+        session.each("trimmed_keys", session.among("held_keys", ids).fetchall())
+        for name in _BELONGINGS:
+            session.among(name, ids)
+    session.execute("lapsed_keys", {"now": now, "limit": limit})
+    return len(ids)
+
+
+def take_duty(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> bool:
+    values = {"name": duty, "holder": holder, "now": now, "until": until}
+    return bool(session.rows("duty_holder", values))
+
+
+def drop_duty(session: Session, duty: str, holder: str) -> None:
+    session.execute("dropped_duty", {"name": duty, "holder": holder})
+
+
+def pause_lane(session: Session, lane: str, paused: bool) -> None:
+    session.execute("paused_lane", {"name": lane, "paused": int(paused)})
+
+
+def secret(session: Session) -> bytes:
+    if (row := session.row("secret")) is None:
+        session.execute("new_secret", {"value": secrets.token_bytes(32)})
+        row = session.row("secret")
+    assert row is not None  # noqa: S101 - just written
+    return bytes(row[0])

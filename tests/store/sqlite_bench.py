@@ -1,0 +1,107 @@
+"""Short words for the tests of the SQLite store. Everything is made by the core's own rules."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.attempt import complete
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Active, Lease, Snapshot, Worker
+from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.lease import Owner, fence_of
+from flowfabric.core.submission import Creation, Submission, create
+from flowfabric.core.time import Millis
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.contract import ClaimCall, Taken
+from flowfabric.store.sqlite import SqliteStore
+
+TTL = Millis(30_000)
+W1 = Worker("w1", "w1-a")
+W2 = Worker("w2", "w2-a")
+
+
+class Bench:
+    """A store, a clock that stands still, and ids from one seed."""
+
+    def __init__(self, store: SqliteStore, clock: ManualClock, seed: int = 0) -> None:
+        self.store = store
+        self.clock = clock
+        self._luck = random.Random(seed)
+
+    @property
+    def now(self) -> Millis:
+        return self.clock.now()
+
+    def uuid(self) -> UUID:
+        return new_uuid7(self.now, self._luck.getrandbits(74))
+
+    def creation(self, kind: str = "job", **members: Any) -> Creation:
+        return create(Submission(kind=kind, **members), self.uuid(), self.now)
+
+    async def submit(self, kind: str = "job", **members: Any) -> UUID:
+        """A fresh execution; fails if it is a duplicate."""
+        creation = self.creation(kind, **members)
+        assert await self.store.submit([creation], self.now) == [None]
+        return creation.snapshot.execution.uuid
+
+    async def submit_many(self, count: int, kind: str = "job", **members: Any) -> list[UUID]:
+        uuids = []
+        for start in range(0, count, 500):
+            batch = [self.creation(kind, **members) for _ in range(min(500, count - start))]
+            assert not any(await self.store.submit(batch, self.now))
+            uuids += [creation.snapshot.execution.uuid for creation in batch]
+        return uuids
+
+    def call(self, worker: Worker = W1, limit: int = 1, **members: Any) -> ClaimCall:
+        given = {"capabilities": frozenset(), "lanes": (), "namespace": None, "ttl": TTL, **members}
+        return ClaimCall(id=self.uuid(), worker=worker, limit=limit, **given)
+
+    async def claim(self, worker: Worker = W1, limit: int = 1, **members: Any) -> list[Taken]:
+        return await self.store.claim(self.call(worker, limit, **members), self.now)
+
+    async def claim_one(self, worker: Worker = W1, **members: Any) -> Snapshot:
+        (taken,) = await self.claim(worker, **members)
+        return taken.snapshot
+
+    async def running(self, kind: str = "job", **members: Any) -> Snapshot:
+        """A fresh execution, claimed; nothing else may be waiting."""
+        uuid = await self.submit(kind, **members)
+        snapshot = await self.claim_one(capabilities=frozenset({"gpu"}))
+        assert snapshot.execution.uuid == uuid
+        return snapshot
+
+    async def load(self, uuid: UUID) -> Snapshot | None:
+        return (await self.store.load([uuid])).get(uuid)
+
+    async def loaded(self, uuid: UUID) -> Snapshot:
+        snapshot = await self.load(uuid)
+        assert snapshot is not None
+        return snapshot
+
+    async def end(self, *changes: Change[Any]) -> set[UUID]:
+        return await self.store.end(changes, self.now)
+
+    async def apply(self, *changes: Change[Any]) -> set[UUID]:
+        return await self.store.apply(changes)
+
+    def completing(self, snapshot: Snapshot, result: bytes | None = b"ok") -> Change[Any]:
+        return complete(snapshot, owner_of(snapshot), self.now, result)
+
+
+def lease_of(snapshot: Snapshot) -> Lease:
+    assert isinstance(snapshot.state, Active)
+    return snapshot.state.lease
+
+
+def owner_of(snapshot: Snapshot) -> Owner:
+    return Owner.of(fence_of(snapshot, lease_of(snapshot)))
+
+
+def text_of(snapshot: Snapshot | Creation) -> ExecutionId:
+    value = snapshot.snapshot if isinstance(snapshot, Creation) else snapshot
+    return value.execution.id
+
+
+def uuids(taken: Sequence[Taken]) -> list[UUID]:
+    return [item.snapshot.execution.uuid for item in taken]
