@@ -1,0 +1,701 @@
+"""Leases: renewed, run out, revoked, listed. Who may act under one is in test_fence."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from flowfabric.core.errors import (
+    FenceRequired,
+    Invalid,
+    LeaseExpired,
+    LeaseRevoked,
+    NotActive,
+    NotFound,
+    PartialFence,
+    StaleLease,
+)
+from flowfabric.core.event import EventKind, Family
+from flowfabric.core.execution import Snapshot, Source, Worker
+from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.lease import AlreadySatisfied, MarkedExpired, Owner, Renewed, Revoked
+from flowfabric.core.submission import Submission
+from flowfabric.core.time import Millis
+from flowfabric.core.vector import (
+    AttemptState,
+    Blocking,
+    Eligibility,
+    Ownership,
+    Phase,
+    PublicState,
+    Vector,
+)
+from flowfabric.engine.attempts import Held, Owned
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.views import Description, LeaseView
+from flowfabric.store.contract import ExpiredLease
+from tests.lab import TTL, W1, W2, Lab
+
+NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
+
+RUNNING = Vector(
+    Phase.ACTIVE,
+    Ownership.LEASED,
+    Eligibility.NOT_APPLICABLE,
+    Blocking.NONE,
+    "none",
+    AttemptState.RUNNING,
+)
+
+
+def lost(ownership: Ownership) -> Vector:
+    return Vector(
+        Phase.ACTIVE,
+        ownership,
+        Eligibility.NOT_APPLICABLE,
+        Blocking.WORKER,
+        "none",
+        AttemptState.INTERRUPTED,
+    )
+
+
+FORMS: dict[str, Callable[[Lab, Claim], Owned]] = {
+    "claim": lambda lab, claim: claim,
+    "handle": lambda lab, claim: lab.engine.attempts.seal(claim),
+    "fence": lambda lab, claim: Held(claim.id, claim.owner),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+async def describe(lab: Lab, id: str) -> Description:
+    description = await lab.engine.views.describe(id)
+    assert description is not None
+    return description
+
+
+async def lease_of(lab: Lab, id: str) -> LeaseView | None:
+    return (await describe(lab, id)).lease
+
+
+async def kinds(lab: Lab, id: str) -> list[EventKind]:
+    return [event.kind for event in await lab.events(id)]
+
+
+# -- renewing
+
+
+@every_form
+async def test_renewing_moves_the_expiry_and_keeps_the_epoch(lab: Lab, form: str) -> None:
+    """E-T090, E-T091, INV-2"""
+    claim = await lab.running()
+    assert claim.expires_at == lab.clock.now() + TTL
+    lab.clock.advance(10_000)
+    renewed = await lab.engine.attempts.renew(FORMS[form](lab, claim), TTL)
+    assert renewed == Renewed(Millis(lab.clock.now() + TTL), 1)
+    assert await lease_of(lab, claim.id) == LeaseView(
+        lease_id=claim.lease.id,
+        epoch=1,
+        worker="w1",
+        instance="w1-a",
+        attempt=0,
+        expires_at=renewed.expires_at,
+        renewed_at=lab.clock.now(),
+    )
+    assert await lab.vector(claim.id) == RUNNING
+
+
+@every_form
+async def test_a_lease_lives_as_long_as_it_is_renewed(lab: Lab, form: str) -> None:
+    """E-X07: the sweep looks at the lease as it stands"""
+    claim = await lab.running()
+    for _ in range(5):
+        await lab.pass_time(TTL - 1)
+        await lab.engine.attempts.renew(FORMS[form](lab, claim), TTL)
+    assert await lab.vector(claim.id) == RUNNING
+    await lab.pass_time(TTL - 1)
+    assert await lab.vector(claim.id) == RUNNING
+    await lab.pass_time(1)
+    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+
+
+@every_form
+async def test_renewing_never_shortens_a_lease(lab: Lab, form: str) -> None:
+    """§3.12"""
+    claim = await lab.running()
+    renewed = await lab.engine.attempts.renew(FORMS[form](lab, claim), Millis(1000))
+    assert renewed == Renewed(claim.expires_at, 1)
+    lease = await lease_of(lab, claim.id)
+    assert lease is not None
+    assert lease.expires_at == claim.expires_at
+
+
+@every_form
+async def test_renewing_twice_is_renewing_once(lab: Lab, form: str) -> None:
+    """INV-23"""
+    claim = await lab.running()
+    lab.clock.advance(1000)
+    owned = FORMS[form](lab, claim)
+    first = await lab.engine.attempts.renew(owned, TTL)
+    once = await describe(lab, claim.id)
+    assert await lab.engine.attempts.renew(owned, TTL) == first
+    assert await describe(lab, claim.id) == once
+
+
+@pytest.mark.parametrize("form", ["claim", "handle"])
+async def test_the_ttl_is_the_one_the_lease_was_taken_with(lab: Lab, form: str) -> None:
+    await lab.submit()
+    claim = await lab.claim_one(ttl=Millis(5000))
+    lab.clock.advance(4000)
+    renewed = await lab.engine.attempts.renew(FORMS[form](lab, claim))
+    assert renewed.expires_at == lab.clock.now() + 5000
+
+
+async def test_a_renewal_by_fence_says_for_how_long(lab: Lab) -> None:
+    claim = await lab.running()
+    with pytest.raises(Invalid):
+        await lab.engine.attempts.renew(Held(claim.id, claim.owner))
+
+
+@every_form
+@pytest.mark.parametrize("ttl", [0, -1, 24 * 3_600_000 + 1, True, "long"])
+async def test_a_ttl_is_between_a_millisecond_and_a_day(lab: Lab, form: str, ttl: Any) -> None:
+    claim = await lab.running()
+    with pytest.raises(Invalid):
+        await lab.engine.attempts.renew(FORMS[form](lab, claim), ttl)
+    lease = await lease_of(lab, claim.id)
+    assert lease is not None
+    assert lease.expires_at == claim.expires_at
+
+
+async def test_a_lease_may_last_a_day(lab: Lab) -> None:
+    claim = await lab.running()
+    renewed = await lab.engine.claims.renew(claim, Millis(24 * 3_600_000))
+    assert renewed.expires_at == lab.clock.now() + 24 * 3_600_000
+
+
+@pytest.mark.parametrize("source", [Source.LEASE_HOLDER, Source.OPERATOR])
+async def test_nobody_renews_without_the_whole_fence(lab: Lab, source: Source) -> None:
+    """E-T092: not even an operator"""
+    claim = await lab.running()
+    with pytest.raises(FenceRequired):
+        await lab.engine.claims.renew_as(claim.id, Owner(source=source), TTL)
+    with pytest.raises(PartialFence):
+        await lab.engine.claims.renew_as(claim.id, Owner(epoch=1, source=source), TTL)
+    lease = await lease_of(lab, claim.id)
+    assert lease is not None
+    assert lease.renewed_at is None
+
+
+async def test_a_wrong_epoch_is_a_stale_lease(lab: Lab) -> None:
+    """E-T093"""
+    claim = await lab.running()
+    fence = claim.fence
+    wrong = Owner(fence.lease_id, fence.epoch + 1, fence.attempt_id)
+    with pytest.raises(StaleLease):
+        await lab.engine.claims.renew_as(claim.id, wrong, TTL)
+
+
+@every_form
+async def test_a_lease_that_ran_out_is_not_renewed(lab: Lab, form: str) -> None:
+    """E-T094, G5: and it is lost from then on, although no sweep looked at it"""
+    claim = await lab.running()
+    lab.clock.advance(TTL)
+    with pytest.raises(LeaseExpired):
+        await lab.engine.attempts.renew(FORMS[form](lab, claim), TTL)
+    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED, EventKind.LEASE_EXPIRED]
+
+
+@every_form
+async def test_an_ended_execution_has_no_lease_to_renew(lab: Lab, form: str) -> None:
+    """E-T095"""
+    claim = await lab.running()
+    owned = FORMS[form](lab, claim)
+    await lab.complete(claim)
+    with pytest.raises(NotActive) as refusal:
+        await lab.engine.attempts.renew(owned, TTL)
+    assert (refusal.value.phase, refusal.value.outcome) == ("terminal", "success")
+    assert (refusal.value.epoch, refusal.value.attempt_id) == (1, claim.attempt_id)
+
+
+async def test_one_heartbeat_tells_why_each_lost_lease_was_lost(lab: Lab) -> None:
+    await lab.engine.executions.submit_many([Submission(kind=str(n)) for n in range(6)])
+    claims = {claim.kind: claim for claim in await lab.claim(limit=6)}
+    revoked, ended, expired, stolen, moved, kept = (claims[str(n)] for n in range(6))
+    await lab.engine.claims.revoke(revoked.id, reason="maintenance")
+    await lab.complete(ended)
+    await lab.engine.claims.renew(kept, Millis(2 * TTL))
+    await lab.engine.claims.renew(stolen, Millis(TTL + 1000))
+    await lab.engine.attempts.hand_back(moved)
+    again = {claim.id for claim in await lab.claim(W2, limit=2, ttl=Millis(2 * TTL))}
+    assert again == {revoked.id, moved.id}
+    lab.clock.advance(TTL)
+    answers = await lab.engine.claims.renew_all(list(claims.values()))
+    assert {uuid: type(answer) for uuid, answer in answers.items()} == {
+        revoked.uuid: StaleLease,
+        ended.uuid: NotActive,
+        expired.uuid: LeaseExpired,
+        stolen.uuid: Renewed,
+        moved.uuid: StaleLease,
+        kept.uuid: Renewed,
+    }
+    assert answers[kept.uuid] == Renewed(Millis(lab.clock.now() + TTL), 1)
+
+
+async def test_a_heartbeat_for_nothing_is_nothing(lab: Lab) -> None:
+    assert await lab.engine.claims.renew_all([]) == {}
+
+
+async def test_a_revoked_lease_says_so_to_the_heartbeat(lab: Lab) -> None:
+    claim = await lab.running()
+    await lab.engine.claims.revoke(claim.id, reason="the node is drained")
+    answers = await lab.engine.claims.renew_all([claim])
+    assert isinstance(answers[claim.uuid], LeaseRevoked)
+    assert "the node is drained" in str(answers[claim.uuid])
+
+
+async def test_a_lease_renewed_while_another_process_looks_is_not_lost(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-3, INV-18: a timer is looked at again under the lock; a renewal that was promised in
+    time stands, also when it came between the look and the write."""
+    claim = await lab.running()
+    lab.clock.advance(TTL - 1)
+    load = second_lab.engine.store.load
+
+    async def load_before_the_renewal(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        found = await load(uuids)
+        monkeypatch.undo()
+        await lab.engine.claims.renew(claim)
+        lab.clock.advance(1)
+        return found
+
+    monkeypatch.setattr(second_lab.engine.store, "load", load_before_the_renewal)
+    await second_lab.engine.claims.mark_expired(claim.id)
+    assert await lab.vector(claim.id) == RUNNING
+    await lab.complete(claim)
+
+
+# -- running out
+
+
+async def test_the_sweep_marks_a_lease_that_ran_out(lab: Lab) -> None:
+    """E-T097, INV-8, INV-18"""
+    claim = await lab.running()
+    await lab.pass_time(TTL - 1)
+    assert await lab.vector(claim.id) == RUNNING
+    await lab.pass_time(1)
+    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+    assert await lab.state(claim.id) is PublicState.ACTIVE
+    description = await describe(lab, claim.id)
+    assert description.blocking_detail == "lease expired, awaiting reclaim"
+    assert (description.lease, description.epoch, description.reclaims) == (None, 1, 0)
+    assert description.attempt_id == claim.attempt_id
+    [_, expired] = await lab.events(claim.id)
+    assert (expired.kind, expired.lease) == (EventKind.LEASE_EXPIRED, "expired")
+    assert (expired.epoch, expired.attempt, expired.worker) == (1, 0, W1)
+    assert expired.at == lab.clock.now()
+
+
+async def test_the_sweep_marks_a_lost_lease_once(lab: Lab) -> None:
+    """INV-23"""
+    claim = await lab.running()
+    for _ in range(3):
+        await lab.pass_time(TTL)
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED, EventKind.LEASE_EXPIRED]
+
+
+async def test_two_sweeps_at_once_mark_a_lease_once(lab: Lab, second_lab: Lab) -> None:
+    claim = await lab.running()
+    lab.clock.advance(TTL)
+    await lab.engine.sweep.once()
+    await second_lab.engine.sweep.once()
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED, EventKind.LEASE_EXPIRED]
+
+
+async def test_marking_tells_every_case_apart(lab: Lab) -> None:
+    """§3.29, INV-24"""
+    mark = lab.engine.claims.mark_expired
+    assert await mark(NOBODY) == AlreadySatisfied("execution_not_found")
+    id = await lab.submit()
+    assert await mark(id) == AlreadySatisfied("not_active")
+    claim = await lab.claim_one()
+    assert await mark(id) == AlreadySatisfied("not_yet_expired")
+    lab.clock.advance(TTL)
+    assert await mark(id) == MarkedExpired(id)
+    assert await mark(id) == AlreadySatisfied("already_expired")
+    claim = await lab.claim_one()
+    await lab.engine.claims.revoke(id, reason="")
+    assert await mark(id) == AlreadySatisfied("already_revoked")
+    claim = await lab.claim_one()
+    await lab.complete(claim)
+    assert await mark(id) == AlreadySatisfied("not_active")
+    assert await kinds(lab, id) == [
+        EventKind.CLAIMED,
+        EventKind.LEASE_EXPIRED,
+        EventKind.RECLAIMED,
+        EventKind.LEASE_REVOKED,
+        EventKind.RECLAIMED,
+        EventKind.COMPLETED,
+    ]
+
+
+async def test_only_one_of_many_claims_gets_the_lease(lab: Lab, second_lab: Lab) -> None:
+    """INV-1, also of a lost execution"""
+    await lab.submit()
+    for epoch in (1, 2):
+        labs = [lab, second_lab, lab, second_lab]
+        claims = [claim for each in labs for claim in await each.claim(W1)]
+        assert [claim.epoch for claim in claims] == [epoch]
+        await lab.lose(claims[0])
+
+
+# -- revoking
+
+
+async def test_a_revoked_lease_is_gone_at_once(lab: Lab) -> None:
+    """E-T101 [C], INV-3: S7, and the epoch is the one of the lease that was taken away"""
+    claim = await lab.running()
+    lab.clock.advance(100)
+    answer = await lab.engine.claims.revoke(claim.id, reason="runaway")
+    assert answer == Revoked(claim.lease.id, 1)
+    assert await lab.vector(claim.id) == lost(Ownership.REVOKED)
+    description = await describe(lab, claim.id)
+    assert description.blocking_detail == "lease revoked: runaway"
+    assert (description.lease, description.epoch) == (None, 1)
+    assert await lab.engine.claims.held_by(W1.instance) == []
+    [_, revoked] = await lab.events(claim.id)
+    assert (revoked.kind, revoked.lease, revoked.reason) == (
+        EventKind.LEASE_REVOKED,
+        "revoked",
+        "runaway",
+    )
+    assert (revoked.epoch, revoked.attempt, revoked.worker) == (1, 0, W1)
+    assert revoked.at == lab.clock.now()
+
+
+async def test_a_revocation_aimed_at_another_instance_hits_nobody(lab: Lab) -> None:
+    """E-T102"""
+    claim = await lab.running()
+    before = await describe(lab, claim.id)
+    answer = await lab.engine.claims.revoke(claim.id, reason="", instance="w1-b")
+    assert answer == AlreadySatisfied("different_worker_instance_id")
+    assert await describe(lab, claim.id) == before
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED]
+
+
+async def test_a_revocation_aimed_at_another_lease_is_stale(lab: Lab) -> None:
+    """§3.20, E-X15"""
+    claim = await lab.running()
+    with pytest.raises(StaleLease):
+        await lab.engine.claims.revoke(claim.id, reason="", lease_id=new_uuid7(1, 1))
+    assert await lab.vector(claim.id) == RUNNING
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED]
+
+
+async def test_the_instance_is_compared_before_the_lease(lab: Lab) -> None:
+    claim = await lab.running()
+    answer = await lab.engine.claims.revoke(
+        claim.id, reason="", instance="w1-b", lease_id=new_uuid7(1, 1)
+    )
+    assert answer == AlreadySatisfied("different_worker_instance_id")
+
+
+async def test_a_revocation_may_name_its_target_twice(lab: Lab) -> None:
+    claim = await lab.running()
+    answer = await lab.engine.claims.revoke(
+        claim.id, reason="", instance=W1.instance, lease_id=claim.lease.id
+    )
+    assert answer == Revoked(claim.lease.id, 1)
+
+
+async def test_a_revocation_that_comes_too_late_spares_the_next_owner(lab: Lab) -> None:
+    """INV-3: aimed at a lease that is gone"""
+    claim = await lab.running()
+    await lab.lose(claim)
+    await lab.claim_one(W2)
+    with pytest.raises(StaleLease):
+        await lab.engine.claims.revoke(claim.id, reason="", lease_id=claim.lease.id)
+    answer = await lab.engine.claims.revoke(claim.id, reason="", instance=W1.instance)
+    assert answer == AlreadySatisfied("different_worker_instance_id")
+    assert await lab.vector(claim.id) == RUNNING
+
+
+async def test_what_nobody_runs_has_no_lease_to_revoke(lab: Lab) -> None:
+    """E-T103 [C]: not active is said before anything is compared; no event, INV-24"""
+    id = await lab.submit()
+    with pytest.raises(NotActive) as refusal:
+        await lab.engine.claims.revoke(id, reason="", instance="nobody", lease_id=new_uuid7(1, 1))
+    assert (refusal.value.phase, refusal.value.outcome) == ("runnable", "none")
+    assert (refusal.value.epoch, refusal.value.attempt_id) == (0, None)
+    claim = await lab.claim_one()
+    await lab.complete(claim)
+    with pytest.raises(NotActive) as refusal:
+        await lab.engine.claims.revoke(id, reason="")
+    assert (refusal.value.phase, refusal.value.outcome) == ("terminal", "success")
+    assert await kinds(lab, id) == [EventKind.CLAIMED, EventKind.COMPLETED]
+
+
+async def test_a_delayed_execution_has_no_lease_to_revoke(lab: Lab) -> None:
+    claim = await lab.running()
+    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 1000))
+    with pytest.raises(NotActive) as refusal:
+        await lab.engine.claims.revoke(claim.id, reason="")
+    assert (refusal.value.phase, refusal.value.attempt_id) == ("runnable", claim.attempt_id)
+
+
+async def test_revoking_twice_is_revoking_once(lab: Lab) -> None:
+    """E-T104, INV-23: whatever the second one is aimed at"""
+    claim = await lab.running()
+    await lab.engine.claims.revoke(claim.id, reason="first")
+    for aim in ({}, {"instance": "other"}, {"lease_id": new_uuid7(1, 1)}):
+        answer = await lab.engine.claims.revoke(claim.id, reason="second", **aim)
+        assert answer == AlreadySatisfied("already_revoked")
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED, EventKind.LEASE_REVOKED]
+    assert (await describe(lab, claim.id)).blocking_detail == "lease revoked: first"
+
+
+async def test_a_lease_that_ran_out_needs_no_revoking(lab: Lab) -> None:
+    """§3.20"""
+    claim = await lab.running()
+    await lab.lose(claim)
+    answer = await lab.engine.claims.revoke(claim.id, reason="")
+    assert answer == AlreadySatisfied("already_expired")
+    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+
+
+async def test_a_missing_execution_cannot_be_revoked(lab: Lab) -> None:
+    with pytest.raises(NotFound):
+        await lab.engine.claims.revoke(NOBODY, reason="")
+
+
+@pytest.mark.parametrize("reason", ["x" * 4097, "\0", "\ud800", 7])
+async def test_a_reason_is_short_storable_text(lab: Lab, reason: Any) -> None:
+    claim = await lab.running()
+    with pytest.raises(Invalid):
+        await lab.engine.claims.revoke(claim.id, reason=reason)
+    assert await lab.vector(claim.id) == RUNNING
+
+
+# -- every way to a lease, and the list of those that ran out
+
+
+async def by_pull(lab: Lab) -> Claim:
+    await lab.submit()
+    return await lab.claim_one()
+
+
+async def by_grant(lab: Lab) -> Claim:
+    id = await lab.submit()
+    await lab.engine.grants.issue(id, W1.id)
+    return await lab.engine.grants.claim(id, W1, ttl=TTL)
+
+
+async def by_resume_grant(lab: Lab) -> Claim:
+    claim = await by_pull(lab)
+    await lab.engine.attempts.hand_back(claim)
+    await lab.engine.grants.issue(claim.id, W1.id)
+    return await lab.engine.grants.claim_resumed(claim.id, W1, ttl=TTL)
+
+
+async def by_continuing(lab: Lab) -> Claim:
+    claim = await by_pull(lab)
+    await lab.engine.attempts.hand_back(claim)
+    return await lab.claim_one()
+
+
+async def by_operator(lab: Lab) -> Claim:
+    return await lab.engine.grants.take(await lab.submit(), ttl=TTL)
+
+
+async def by_pull_after_a_loss(lab: Lab) -> Claim:
+    claim = await by_pull(lab)
+    await lab.engine.claims.revoke(claim.id, reason="")
+    return await lab.claim_one()
+
+
+async def by_reclaim_grant(lab: Lab) -> Claim:
+    claim = await by_pull(lab)
+    await lab.engine.claims.revoke(claim.id, reason="")
+    await lab.engine.grants.issue_reclaim(claim.id, W1.id)
+    reclaimed = await lab.engine.grants.reclaim(claim.id, W1, ttl=TTL)
+    assert isinstance(reclaimed, Claim)
+    return reclaimed
+
+
+WAYS: dict[str, Callable[[Lab], Awaitable[Claim]]] = {
+    way.__name__: way
+    for way in (
+        by_pull,
+        by_grant,
+        by_resume_grant,
+        by_continuing,
+        by_operator,
+        by_pull_after_a_loss,
+        by_reclaim_grant,
+    )
+}
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def entry(claim: Claim) -> ExpiredLease:
+    lease = claim.lease
+    return ExpiredLease(
+        id=claim.id,
+        lease_id=lease.id,
+        epoch=claim.epoch,
+        instance=lease.worker.instance,
+        expires_at=lease.expires_at,
+        attempt=lease.attempt,
+    )
+
+
+@every_way
+async def test_every_way_to_a_lease_gives_the_same_lease(lab: Lab, way: str) -> None:
+    """INV-8: leased, a lease and a running attempt are one thing"""
+    claim = await WAYS[way](lab)
+    assert await lab.vector(claim.id) == RUNNING
+    description = await describe(lab, claim.id)
+    assert description.lease is not None
+    assert description.lease.lease_id == claim.lease.id
+    assert description.lease.expires_at == claim.expires_at == lab.clock.now() + TTL
+    assert description.attempt_id == claim.attempt_id
+    assert await lab.engine.claims.held_by(claim.lease.worker.instance) == [claim.id]
+    await lab.complete(claim)
+    assert await lab.engine.claims.held_by(claim.lease.worker.instance) == []
+    assert (await describe(lab, claim.id)).lease is None
+
+
+@every_way
+async def test_a_revocation_finds_the_lease_after_every_kind_of_claim(lab: Lab, way: str) -> None:
+    """E-X13"""
+    claim = await WAYS[way](lab)
+    answer = await lab.engine.claims.revoke(
+        claim.id, reason="", lease_id=claim.lease.id, instance=claim.lease.worker.instance
+    )
+    assert answer == Revoked(claim.lease.id, claim.epoch)
+    assert await lab.engine.claims.held_by(claim.lease.worker.instance) == []
+
+
+@every_way
+async def test_a_cancel_finds_the_attempt_after_every_kind_of_claim(lab: Lab, way: str) -> None:
+    """E-X13, INV-5"""
+    claim = await WAYS[way](lab)
+    await lab.engine.executions.cancel(claim.id, reason="enough")
+    assert await lab.state(claim.id) is PublicState.CANCELLED
+    last = (await lab.engine.views.attempts(claim.id))[-1]
+    assert (last.index, last.lease_id, last.outcome) == (
+        claim.attempt,
+        claim.lease.id,
+        "ended_cancelled",
+    )
+    [cancelled] = await lab.events(claim.id, family=Family.COMPLETION)
+    assert (cancelled.lease, cancelled.epoch, cancelled.attempt) == (
+        "released",
+        claim.epoch,
+        claim.attempt,
+    )
+
+
+@every_way
+async def test_a_reclaim_finds_the_attempt_after_every_kind_of_claim(lab: Lab, way: str) -> None:
+    """E-X13, INV-2, INV-9"""
+    claim = await WAYS[way](lab)
+    await lab.lose(claim)
+    fresh = await lab.claim_one(W2)
+    assert fresh.id == claim.id
+    assert (fresh.attempt, fresh.epoch) == (claim.attempt + 1, claim.epoch + 1)
+    old = (await lab.engine.views.attempts(claim.id))[claim.attempt]
+    assert (old.lease_id, old.outcome) == (claim.lease.id, "interrupted_reclaimed")
+
+
+@every_way
+async def test_an_expired_lease_is_listed_after_every_kind_of_claim(lab: Lab, way: str) -> None:
+    """E-X20: before and after the sweep marked it, until somebody takes it"""
+    claim = await WAYS[way](lab)
+    lab.clock.advance(TTL - 1)
+    assert await lab.engine.claims.expired() == []
+    lab.clock.advance(1)
+    assert await lab.engine.claims.expired() == [entry(claim)]
+    await lab.engine.sweep.once()
+    assert await lab.engine.claims.expired() == [entry(claim)]
+    await lab.claim_one(W2)
+    assert await lab.engine.claims.expired() == []
+
+
+@every_way
+async def test_a_revoked_lease_is_listed_after_every_kind_of_claim(lab: Lab, way: str) -> None:
+    """§3.20, INV-19: what was revoked must be found again"""
+    claim = await WAYS[way](lab)
+    await lab.engine.claims.revoke(claim.id, reason="")
+    assert await lab.engine.claims.expired() == [entry(claim)]
+    await lab.engine.executions.cancel(claim.id, reason="")
+    assert await lab.engine.claims.expired() == []
+
+
+async def several_expired(lab: Lab, count: int = 6) -> list[Claim]:
+    """Leases that ran out at three different moments, two each."""
+    claims = []
+    for number in range(count):
+        await lab.submit()
+        claims.append(await lab.claim_one(ttl=Millis(3000 - number // 2 * 1000)))
+    lab.clock.advance(3000)
+    return sorted(claims, key=lambda claim: (claim.expires_at, claim.uuid))
+
+
+async def test_expired_leases_are_listed_by_expiry_and_id(lab: Lab) -> None:
+    """E-X20, §3.30: some marked, some not"""
+    claims = await several_expired(lab)
+    for claim in claims[::2]:
+        await lab.engine.claims.mark_expired(claim.id)
+    assert await lab.engine.claims.expired() == [entry(claim) for claim in claims]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 6, 7])
+async def test_expired_leases_come_in_pages(lab: Lab, size: int) -> None:
+    """E-X20: the cursor is exclusive"""
+    claims = await several_expired(lab)
+    await lab.engine.claims.mark_expired(claims[2].id)
+    found: list[ExpiredLease] = []
+    while True:
+        last = (found[-1].expires_at, found[-1].id) if found else None
+        page = await lab.engine.claims.expired(after=last, limit=size)
+        found += page
+        if len(page) < size:
+            break
+    assert found == [entry(claim) for claim in claims]
+
+
+async def test_expired_leases_as_of_another_moment(lab: Lab) -> None:
+    claims = await several_expired(lab)
+    as_of = claims[2].expires_at
+    assert await lab.engine.claims.expired(as_of=as_of) == [entry(claim) for claim in claims[:4]]
+    assert await lab.engine.claims.expired(as_of=Millis(claims[0].expires_at - 1)) == []
+
+
+async def test_expired_leases_of_one_namespace(lab: Lab) -> None:
+    claims = [await lab.running(namespace=name) for name in ("a", "b", "a")]
+    await lab.engine.claims.mark_expired(claims[0].id)
+    lab.clock.advance(TTL)
+    found = await lab.engine.claims.expired(namespace="a")
+    assert [lease.id for lease in found] == [claims[0].id, claims[2].id]
+    assert await lab.engine.claims.expired(namespace="c") == []
+
+
+async def test_a_page_of_nothing_is_empty_and_one_too_large_is_cut(lab: Lab) -> None:
+    """§3.30"""
+    claims = await several_expired(lab)
+    assert await lab.engine.claims.expired(limit=0) == []
+    assert len(await lab.engine.claims.expired(limit=10**9)) == len(claims)
+
+
+async def test_a_worker_instance_holds_what_it_claimed(lab: Lab) -> None:
+    for _ in range(3):
+        await lab.submit()
+    mine = {claim.id for claim in await lab.claim(W1, limit=2)}
+    [theirs] = await lab.claim(Worker(W1.id, "w1-b"))
+    assert set(await lab.engine.claims.held_by(W1.instance)) == mine
+    assert await lab.engine.claims.held_by("w1-b") == [theirs.id]
+    assert await lab.engine.claims.held_by("w9") == []
+    assert len(await lab.engine.claims.held_by(W1.instance, limit=1)) == 1
