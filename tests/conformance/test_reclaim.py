@@ -1,7 +1,7 @@
 """Reclaiming: what becomes of an execution whose owner was lost."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,21 +11,21 @@ from flowfabric.core.errors import (
     GrantExists,
     Invalid,
     LeaseExpired,
-    NotActive,
     NotFound,
 )
 from flowfabric.core.event import EventKind, Family
-from flowfabric.core.execution import Failure, Outcome, Start, Worker
+from flowfabric.core.execution import Outcome, Start, Worker
 from flowfabric.core.grant import Granted, GrantNotFound, NotReclaimable, ReclaimCapExceeded
 from flowfabric.core.handle import HandleKind
 from flowfabric.core.ids import ExecutionId, derive_attempt_id, new_uuid7
-from flowfabric.core.lease import AlreadySatisfied, MarkedExpired, Revoked
+from flowfabric.core.lease import AlreadySatisfied
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import AttemptState, Ownership, Phase, PublicState
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.views import Description
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
+from tests import situations
 from tests.lab import TTL, W1, W2, Lab
 
 NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
@@ -94,38 +94,10 @@ async def test_a_lease_found_expired_is_marked_by_the_grant(lab: Lab) -> None:
     assert isinstance(await lab.engine.grants.reclaim(claim.id, W2), Claim)
 
 
-async def waiting(lab: Lab) -> str:
-    return await lab.submit()
-
-
-async def running(lab: Lab) -> str:
-    return (await lab.running()).id
-
-
-async def delayed(lab: Lab) -> str:
-    claim = await lab.running()
-    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 1000))
-    return claim.id
-
-
-async def handed_back(lab: Lab) -> str:
-    claim = await lab.running()
-    await lab.engine.attempts.hand_back(claim)
-    return claim.id
-
-
-async def ended(lab: Lab) -> str:
-    claim = await lab.running()
-    await lab.complete(claim)
-    return claim.id
-
-
-@pytest.mark.parametrize("situation", [waiting, running, delayed, handed_back, ended])
-async def test_only_what_was_lost_can_be_reclaimed(
-    lab: Lab, situation: Callable[[Lab], Awaitable[str]]
-) -> None:
+@pytest.mark.parametrize("situation", sorted(situations.ALL.keys() - {"lost", "revoked"}))
+async def test_only_what_was_lost_can_be_reclaimed(lab: Lab, situation: str) -> None:
     """E-T111, INV-24: neither granted nor, without a grant, redeemed"""
-    id = await situation(lab)
+    id = await situations.ALL[situation](lab)
     before, events = await describe(lab, id), await lab.events(id)
     granted = await lab.engine.grants.issue_reclaim(id, W2.id, max_reclaims=0)
     assert isinstance(granted, NotReclaimable)
@@ -369,169 +341,6 @@ async def test_a_lost_execution_keeps_its_place_in_the_queue(lab: Lab) -> None:
     assert [claim.snapshot.priority for claim in claims] == [9, 5, 1]
 
 
-# -- too often
-
-
-async def by_the_sweep(lab: Lab, claim: Claim) -> object:
-    await lab.pass_time(TTL)
-    return None
-
-
-async def by_marking(lab: Lab, claim: Claim) -> object:
-    lab.clock.advance(TTL)
-    return await lab.engine.claims.mark_expired(claim.id)
-
-
-async def by_revoking(lab: Lab, claim: Claim) -> object:
-    return await lab.engine.claims.revoke(claim.id, reason="")
-
-
-async def by_a_reclaim_grant(lab: Lab, claim: Claim) -> object:
-    lab.clock.advance(TTL)
-    return await lab.engine.grants.issue_reclaim(claim.id, W2.id)
-
-
-async def by_its_own_owner(lab: Lab, claim: Claim) -> object:
-    lab.clock.advance(TTL)
-    with pytest.raises(LeaseExpired):
-        await lab.engine.attempts.complete(claim)
-    return None
-
-
-WAYS: dict[str, Callable[[Lab, Claim], Awaitable[object]]] = {
-    way.__name__: way
-    for way in (by_the_sweep, by_marking, by_revoking, by_a_reclaim_grant, by_its_own_owner)
-}
-POLICIES = [
-    {"max_reclaim_count": 2},
-    {"max_reclaim_count": 9, "timeout_policy": {"max_reclaim_count": 2}},
-]
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=["policy", "timeout policy"])
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_loss_over_the_cap_ends_the_execution_at_once(
-    lab: Lab, way: str, policy: dict[str, Any]
-) -> None:
-    """E-T117, E-T119, INV-5, INV-11: whoever finds the loss ends it, with the attempted count"""
-    await lost_after(lab, 1, policy=policy)
-    claim = await lab.claim_one()
-    assert (await describe(lab, claim.id)).reclaims == 2
-    answer = await WAYS[way](lab, claim)
-    assert answer in (
-        None,
-        MarkedExpired(claim.id),
-        Revoked(claim.lease.id, 3),
-        ReclaimCapExceeded(3),
-    )
-    await assert_ended_over_the_cap(lab, claim, reclaims=3)
-    assert await lab.claim(W2) == []
-
-
-async def assert_ended_over_the_cap(lab: Lab, claim: Claim, *, reclaims: int) -> None:
-    assert await lab.state(claim.id) is PublicState.FAILED
-    description = await describe(lab, claim.id)
-    assert description.failure == Failure("max_reclaims_exceeded", "infra_crash")
-    assert (description.reclaims, description.lease) == (reclaims, None)
-    assert description.ended_at == lab.clock.now()
-    last = (await lab.engine.views.attempts(claim.id))[-1]
-    assert (last.index, last.lease_id, last.outcome, last.ended_at) == (
-        claim.attempt,
-        claim.lease.id,
-        "ended_failure",
-        lab.clock.now(),
-    )
-    [completion] = await lab.events(claim.id, family=Family.COMPLETION)
-    assert (completion.completion, completion.lease) == (Outcome.FAILED, "revoked")
-    assert (completion.epoch, completion.attempt) == (claim.epoch, claim.attempt)
-    assert (completion.reason, completion.worker) == (
-        "max_reclaims_exceeded",
-        claim.lease.worker,
-    )
-    leases = [event.lease for event in await lab.events(claim.id, family=Family.LEASE)]
-    assert leases.count("revoked") == 1
-
-
-@pytest.mark.parametrize(("count", "cap"), [(0, 0), (4, 4), (5, 5), (5, 3)])
-async def test_a_redemption_over_the_cap_ends_the_execution(lab: Lab, count: int, cap: int) -> None:
-    """E-T117, E-T118, E-T119: an argument below the policy's cap, reported as attempted"""
-    claim = await lost_after(lab, count)
-    await lab.engine.grants.issue_reclaim(claim.id, W2.id)
-    lab.clock.advance(5)
-    answer = await lab.engine.grants.reclaim(claim.id, W2, max_reclaims=cap)
-    assert answer == ReclaimCapExceeded(count + 1)
-    await assert_ended_over_the_cap(lab, claim, reclaims=count + 1)
-    assert await lab.engine.grants.reclaim(claim.id, W2) == GrantNotFound()
-
-
-async def test_a_redemption_that_reaches_the_cap_is_good(lab: Lab) -> None:
-    """§3.11: reclaim_count + 1 ≤ cap"""
-    old = await lost_after(lab, 2)
-    claim = await reclaim(lab, old.id, max_reclaims=3)
-    assert claim.attempt == 3
-
-
-async def test_the_old_owner_is_told_that_all_is_over(lab: Lab) -> None:
-    """INV-4: its own failure is what happened, anything else is refused"""
-    claim = await lost(lab, policy={"max_reclaim_count": 0})
-    await assert_ended_over_the_cap(lab, claim, reclaims=1)
-    with pytest.raises(NotActive) as refusal:
-        await lab.engine.attempts.complete(claim)
-    assert (refusal.value.outcome, refusal.value.epoch) == ("failed", 1)
-    assert refusal.value.attempt_id == claim.attempt_id
-
-
-async def test_a_replay_after_too_many_losses_is_within_the_cap_again(lab: Lab) -> None:
-    """INV-11: only the terminal record may exceed the cap"""
-    claim = await lost(lab, policy={"max_reclaim_count": 0})
-    await lab.engine.executions.replay(claim.id)
-    assert (await describe(lab, claim.id)).reclaims == 0
-    claim = await lab.claim_one()
-    assert (claim.attempt, claim.epoch) == (1, 2)
-
-
-async def test_a_loss_that_nobody_answered_is_no_reclaim(lab: Lab) -> None:
-    """§3.11: the count is of reclaims, also when the lost execution is ended instead"""
-    claim = await lost(lab)
-    assert (await describe(lab, claim.id)).reclaims == 0
-    await lab.engine.executions.cancel(claim.id, reason="")
-    assert (await describe(lab, claim.id)).reclaims == 0
-    await lab.engine.executions.replay(claim.id)
-    assert (await describe(lab, claim.id)).reclaims == 0
-
-
-async def test_reclaims_and_retries_have_budgets_of_their_own(lab: Lab) -> None:
-    """INV-11, D-18: one of each is allowed, in either order, and no more"""
-    policy = {
-        "max_reclaim_count": 1,
-        "retry_policy": {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 0}},
-    }
-    claim = await lost(lab, policy=policy)
-    claim = await lab.claim_one()
-    await lab.fail(claim)
-    description = await describe(lab, claim.id)
-    assert (description.reclaims, description.retries) == (1, 1)
-    claim = await lab.claim_one()
-    assert (claim.attempt, claim.lease.start) == (2, Start.RETRY)
-    await lab.lose(claim)
-    await assert_ended_over_the_cap(lab, claim, reclaims=2)
-
-
-async def test_a_reclaimed_attempt_may_fail_and_be_retried(lab: Lab) -> None:
-    policy = {"retry_policy": {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 0}}}
-    claim = await lost(lab, policy=policy)
-    claim = await lab.claim_one()
-    await lab.fail(claim)
-    claim = await lab.claim_one()
-    await lab.fail(claim)
-    assert await lab.state(claim.id) is PublicState.FAILED
-    assert [attempt.type for attempt in await lab.engine.views.attempts(claim.id)] == [
-        Start.INITIAL,
-        Start.RECLAIM,
-        Start.RETRY,
-    ]
-
-
 # -- afterwards
 
 
@@ -605,11 +414,15 @@ async def gracious(store: Store, clock: ManualClock) -> AsyncIterator[Lab]:
     await lab.engine.close()
 
 
-@pytest.mark.parametrize("way", ["by_the_sweep", "by_marking"])
-async def test_a_lost_execution_waits_out_the_grace_period(gracious: Lab, way: str) -> None:
+@pytest.mark.parametrize("marked_by", ["sweep", "operator"])
+async def test_a_lost_execution_waits_out_the_grace_period(gracious: Lab, marked_by: str) -> None:
     """INV-19: and needs nobody to end it"""
     old = await gracious.running()
-    await WAYS[way](gracious, old)
+    gracious.clock.advance(TTL)
+    if marked_by == "sweep":
+        await gracious.engine.sweep.once()
+    else:
+        await gracious.engine.claims.mark_expired(old.id)
     assert (await gracious.vector(old.id)).ownership is Ownership.EXPIRED
     assert await gracious.claim(W1) == []
     await gracious.pass_time(4999)

@@ -51,6 +51,7 @@ from flowfabric.core.lease import (
     mark_expired,
     not_active,
     present,
+    required_fence,
 )
 from flowfabric.core.time import NO_TIME, Millis
 from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState, vector
@@ -110,6 +111,7 @@ def cancel_owned(
 ) -> "Change[Cancelled]":
     """A worker cancels what it owns: the whole fence, through the gate of every owner."""
     snapshot = present(snapshot)
+    required_fence(owner)
     if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
         return unchanged(Cancelled(snapshot.execution.id))
     lease = enter(snapshot, owner, now)

@@ -1,0 +1,146 @@
+"""What an owner writes beside its lease: progress and steps."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from flowfabric.core.errors import (
+    Invalid,
+)
+from flowfabric.core.event import EventKind
+from flowfabric.core.step import Step
+from flowfabric.engine.claims import Claim
+from flowfabric.store.contract import Progress
+from tests.lab import Lab
+from tests.owners import (
+    RETRYING,
+    STEP,
+)
+
+# -- what is written beside the lease
+
+
+async def progress_of(lab: Lab, id: str) -> Progress | None:
+    description = await lab.engine.views.describe(id)
+    assert description is not None
+    return description.progress
+
+
+async def test_progress_stores_percentage_and_message(lab: Lab) -> None:
+    """E-T149: what is not given stays as it was, and no event is written"""
+    claim = await lab.running()
+    assert await progress_of(lab, claim.id) is None
+    await lab.engine.attempts.progress(claim, 10, "begun")
+    assert await progress_of(lab, claim.id) == Progress(10, "begun")
+    await lab.engine.attempts.progress(claim, 50)
+    assert await progress_of(lab, claim.id) == Progress(50, "begun")
+    await lab.engine.attempts.progress(claim, message="halfway")
+    assert await progress_of(lab, claim.id) == Progress(50, "halfway")
+    await lab.engine.attempts.progress(claim, 0, "")
+    assert await progress_of(lab, claim.id) == Progress(0, "")
+    assert [event.kind for event in await lab.events(claim.id)] == [EventKind.CLAIMED]
+
+
+async def test_progress_is_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
+    claim = await lab.running()
+    lab.clock.advance(500)
+    await lab.engine.attempts.progress(claim, 10)
+    description = await lab.engine.views.describe(claim.id)
+    assert description is not None
+    assert description.touched_at == lab.clock.now()
+
+
+@pytest.mark.parametrize("percent", [-1, 101, 10**30, 5.0, "5", True])
+async def test_progress_is_a_whole_percentage(lab: Lab, percent: Any) -> None:
+    """§3.13"""
+    claim = await lab.running()
+    with pytest.raises(Invalid):
+        await lab.engine.attempts.progress(claim, percent)
+    assert await progress_of(lab, claim.id) is None
+
+
+@pytest.mark.parametrize("message", ["x" * 4097, "nul \0", "\ud800", 5])
+async def test_a_progress_message_is_short_storable_text(lab: Lab, message: Any) -> None:
+    claim = await lab.running()
+    await lab.engine.attempts.progress(claim, message="x" * 4096)
+    with pytest.raises(Invalid):
+        await lab.engine.attempts.progress(claim, message=message)
+    assert await progress_of(lab, claim.id) == Progress(None, "x" * 4096)
+
+
+async def test_writing_beside_a_lease_does_not_disturb_its_owner(lab: Lab) -> None:
+    """Renewals, progress and steps leave the version alone that an ending is decided on."""
+    claim = await lab.running()
+    await lab.engine.attempts.progress(claim, 10)
+    await lab.engine.attempts.record_step(claim, STEP)
+    await lab.engine.claims.renew(claim)
+    found = await lab.engine.store.load([claim.uuid])
+    assert found[claim.uuid].head == claim.snapshot.head
+    await lab.complete(claim, b"done")
+    assert await lab.engine.views.result(claim.id) == b"done"
+
+
+async def steps_of(lab: Lab, claim: Claim, generation: int = 0) -> list[Step]:
+    return await lab.engine.attempts.steps(claim.uuid, generation)
+
+
+async def test_a_recorded_step_is_never_overwritten(lab: Lab) -> None:
+    """INV-23: also not by another attempt"""
+    first = await lab.running(policy=RETRYING)
+    recorded = replace(STEP, doc=b"first")
+    await lab.engine.attempts.record_step(first, recorded)
+    await lab.engine.attempts.record_step(first, replace(STEP, doc=b"second"))
+    assert await steps_of(lab, first) == [recorded]
+    await lab.fail(first)
+    await lab.pass_time(10)
+    second = await lab.claim_one()
+    await lab.engine.attempts.record_step(second, replace(STEP, doc=b"third"))
+    assert await steps_of(lab, second) == [recorded]
+
+
+async def test_steps_are_told_apart_by_name_and_occurrence_and_come_in_order(lab: Lab) -> None:
+    claim = await lab.running()
+    steps = [
+        Step(0, 2, "charge", 1, b"c"),
+        Step(0, 0, "charge", 0, b"a"),
+        Step(0, 1, "mail", 0, bytes(range(256))),
+        Step(1, 0, "charge", 0, b"another generation"),
+    ]
+    for step in steps:
+        await lab.engine.attempts.record_step(claim, step)
+    assert await steps_of(lab, claim) == [steps[1], steps[2], steps[0]]
+    assert await steps_of(lab, claim, generation=1) == [steps[3]]
+
+
+async def test_a_step_needs_a_name_and_bytes_that_can_be_stored(lab: Lab) -> None:
+    claim = await lab.running()
+    wrong: list[dict[str, Any]] = [
+        {"name": "x" * 257},
+        {"name": "nul \0"},
+        {"doc": "text"},
+        {"doc": bytes((1 << 20) + 1)},
+    ]
+    for members in wrong:
+        with pytest.raises(Invalid):
+            await lab.engine.attempts.record_step(claim, replace(STEP, **members))
+    assert await steps_of(lab, claim) == []
+
+
+async def test_steps_outlive_a_loss_and_a_failure_but_not_a_success(lab: Lab) -> None:
+    """A replay keeps the steps of a run that had failed and begins anew after one that had
+    succeeded."""
+    claim = await lab.running()
+    await lab.engine.attempts.record_step(claim, STEP)
+    await lab.lose(claim)
+    claim = await lab.claim_one()
+    await lab.fail(claim)
+    await lab.engine.executions.replay(claim.id)
+    claim = await lab.claim_one()
+    assert claim.snapshot.life.generation == 0
+    assert await steps_of(lab, claim) == [STEP]
+    await lab.complete(claim)
+    await lab.engine.executions.replay(claim.id)
+    claim = await lab.claim_one()
+    assert claim.snapshot.life.generation == 1
+    assert await steps_of(lab, claim, claim.snapshot.life.generation) == []
