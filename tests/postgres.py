@@ -36,7 +36,7 @@ log_min_messages = error
 """
 
 
-def start_server() -> "PostgresServer":
+def start_server(settings: str = SETTINGS) -> "PostgresServer":
     """A running server with a data directory of its own; `cleanup()` stops and deletes it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, importing it warns
@@ -46,7 +46,7 @@ def start_server() -> "PostgresServer":
     server = get_server(folder, cleanup_mode="delete", start=False)
     server.ensure_pgdata_inited()
     with (folder / "postgresql.conf").open("a", encoding="utf-8") as conf:
-        conf.write(SETTINGS)
+        conf.write(settings)
     server.start()
     return server
 

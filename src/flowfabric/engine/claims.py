@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from flowfabric.core import lease as rules
 from flowfabric.core.errors import FlowFabricError, Invalid
@@ -15,7 +16,14 @@ from flowfabric.core.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.lease import AlreadySatisfied, MarkedExpired, Owner, Renewed, Revoked
 from flowfabric.core.policy import Policy
 from flowfabric.core.routing import check_capabilities
-from flowfabric.core.text import MAX_REASON, check_lane, check_namespace, check_text, check_worker
+from flowfabric.core.text import (
+    MAX_REASON,
+    check_kind,
+    check_lane,
+    check_namespace,
+    check_text,
+    check_worker,
+)
 from flowfabric.core.time import Millis, parse_span
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
@@ -105,6 +113,7 @@ class Claims(Noun):
         *,
         lanes: Sequence[str] | Mapping[str, int] = (),
         capabilities: Iterable[str] = (),
+        kinds: Iterable[str] | None = None,
         limit: int = 1,
         ttl: Millis = rules.DEFAULT_TTL,
         namespace: str | None = None,
@@ -112,9 +121,9 @@ class Claims(Noun):
     ) -> list[Claim]:
         """Takes up to `limit` executions this worker can run, best first; an empty list is not an
         error. Lanes with weights are served in that proportion; without weights the order is by
-        priority and age over all of them, and no lane at all means every lane. Waits up to
-        `max_wait` seconds for work to arrive."""
-        call = self._call(worker, tuple(lanes), capabilities, limit, ttl, namespace)
+        priority and age over all of them, and no lane at all means every lane. `kinds` leaves
+        everything else for others. Waits up to `max_wait` seconds for work to arrive."""
+        call = self._call(worker, tuple(lanes), capabilities, kinds, limit, ttl, namespace)
         weights = _weights(lanes)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + max_wait
@@ -200,6 +209,7 @@ class Claims(Noun):
         worker: Worker,
         lanes: tuple[str, ...],
         capabilities: Iterable[str],
+        kinds: Iterable[str] | None,
         limit: int,
         ttl: Millis,
         namespace: str | None,
@@ -216,6 +226,7 @@ class Claims(Noun):
             namespace=None if namespace is None else check_namespace(namespace),
             limit=limit,
             ttl=check_ttl(ttl),
+            kinds=None if kinds is None else frozenset(check_kind(kind) for kind in kinds),
         )
 
     async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
@@ -257,8 +268,8 @@ def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     for lane, weight in lanes.items():
         if not isinstance(weight, int) or weight < 1:
             raise Invalid(f"the weight of lane {lane!r} must be a whole number above 0")
-    return dict(lanes) if len(set(lanes.values())) > 1 else {}
+    return dict(lanes) if len(lanes) > 1 else {}
 
 
 def _part(call: ClaimCall, id: UUID, lanes: tuple[str, ...], limit: int) -> ClaimCall:
-    return ClaimCall(id, call.worker, call.capabilities, lanes, call.namespace, limit, call.ttl)
+    return replace(call, id=id, lanes=lanes, limit=limit)

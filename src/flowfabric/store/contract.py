@@ -45,6 +45,7 @@ class ClaimCall(Struct, frozen=True):
     namespace: str | None
     limit: int
     ttl: Millis
+    kinds: frozenset[str] | None = None
     repeated: bool = False
 
 
@@ -180,6 +181,7 @@ class Store(Protocol):
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
         """Takes the best `limit` executions of `ready` (lost ones included) whose route the
         worker satisfies: in the given lanes (empty: every lane) and namespace (None: every one),
+        of the given kinds (None: every kind),
         no lane paused, no live hold for somebody else, by (rank, id) over all of them. Each
         moves to `lease` exactly as `core.lease.take` would do it, with its event. Rows locked by
         another claimer are skipped: a short result does not mean an empty queue. With `repeated`
@@ -201,7 +203,8 @@ class Store(Protocol):
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         """The general way to write: locks every state row a change was decided on, keeps the
-        changes whose version stands in the same place, moves the rows, writes attempts, events,
+        changes whose version stands in the same place (and, for a lease, whose expiry stands: a
+        renewal moves only that), moves the rows, writes attempts, events,
         steps and deadlines. One change per execution. Returns the executions whose change was written;
         the others have moved meanwhile and must be decided anew."""
 

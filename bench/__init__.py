@@ -1,0 +1,1 @@
+"""Benchmarks. Figures are ratios within one run; see RESULTS.md for what was measured when."""

@@ -1,0 +1,49 @@
+"""The limit: the store's own statements in batches of a hundred, no engine, no batching, one
+caller. Whatever the engine adds shows as the distance to this figure."""
+
+import secrets
+import time
+
+from flowfabric.core.attempt import complete
+from flowfabric.core.execution import Source, Worker
+from flowfabric.core.ids import new_uuid7
+from flowfabric.core.lease import DEFAULT_TTL, Owner
+from flowfabric.core.submission import Submission, create
+from flowfabric.store.contract import ClaimCall
+from flowfabric.store.open import open_store
+
+BATCH = 100
+_SELF = Owner(source=Source.OPERATOR)
+
+
+async def run(url: str, seconds: float) -> float:
+    """Executions per second, submitted, claimed and completed."""
+    from bench.lifecycle import PAYLOAD, RESULT
+
+    store = await open_store(url)
+    await store.migrate()
+    worker = Worker("limit", "limit")
+    submission = Submission(kind="noop", payload=PAYLOAD, lane="limit")
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        now = store.clock.now()
+        creations = [
+            create(submission, new_uuid7(now, secrets.randbits(74)), now) for _ in range(BATCH)
+        ]
+        await store.submit(creations, now)
+        call = ClaimCall(
+            id=new_uuid7(now, secrets.randbits(74)),
+            worker=worker,
+            capabilities=frozenset(),
+            lanes=("limit",),
+            namespace=None,
+            limit=BATCH,
+            ttl=DEFAULT_TTL,
+        )
+        taken = await store.claim(call, store.clock.now())
+        now = store.clock.now()
+        endings = [complete(item.snapshot, _SELF, now, RESULT) for item in taken]
+        done += len(await store.end(endings, now))
+    elapsed = time.perf_counter() - began
+    await store.close()
+    return done / elapsed
