@@ -31,7 +31,7 @@ select min(at) from (
 -- name: trimmable_executions
 select id from (
     select id from done
-    where outcome in (0, 1, 2, 3, 4) and ended_at <= :ended_before
+    where outcome in (0, 1, 2, 3, 4) and ended_at <= :ended_before and trim_at is null
     limit :limit
 )
 union

@@ -1,19 +1,19 @@
 -- name: events_after
--- Order of numbers is order of commits here, so a plain cursor skips nothing.
+-- Order of numbers is order of commits here, so a plain cursor skips nothing. The window is read
+-- in its own order and no further than needed, so nothing is sorted outside of it.
 select
     v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
 from (
     select seq, id, at, kind, epoch, attempt, worker, detail from event
     where seq > :after order by seq limit :window
 ) as v
-join execution as e on e.id = v.id
+cross join execution as e on e.id = v.id
 where (:routes is null or e.route in (select value from json_each(:routes)))
     and (:kinds is null or v.kind in (select value from json_each(:kinds)))
     and (
         :tag_key is null
         or exists (select 1 from tag where id = v.id and key = :tag_key and value = :tag_value)
     )
-order by v.seq
 limit :limit
 
 -- name: events_of
@@ -23,14 +23,13 @@ from (
     select seq, id, at, kind, epoch, attempt, worker, detail from event
     where id = :id and seq > :after order by seq limit :window
 ) as v
-join execution as e on e.id = v.id
+cross join execution as e on e.id = v.id
 where (:routes is null or e.route in (select value from json_each(:routes)))
     and (:kinds is null or v.kind in (select value from json_each(:kinds)))
     and (
         :tag_key is null
         or exists (select 1 from tag where id = v.id and key = :tag_key and value = :tag_value)
     )
-order by v.seq
 limit :limit
 
 -- name: last_window_event

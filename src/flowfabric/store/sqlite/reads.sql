@@ -67,7 +67,8 @@ limit :limit
 
 -- name: listed_executions
 -- One window of the list, filtered. `:routes` and `:spots` are null or JSON arrays of numbers; a
--- spot is a gate, or 30 ready, 31 lost, 32 leased, 40 and on ended with that outcome.
+-- spot is a gate, or 30 ready, 31 lost, 32 leased, 40 and on ended with that outcome. The window
+-- is read in its own order and no further than needed, so nothing is sorted outside of it.
 select e.created_at, e.id
 from (
     select created_at, id, route, kind from execution
@@ -91,7 +92,6 @@ where (:kind is null or e.kind = :kind)
             (select gate from parked where id = e.id)
         ) in (select value from json_each(:spots))
     )
-order by e.created_at, e.id
 limit :limit
 
 -- name: listed_executions_newest_first
@@ -118,7 +118,6 @@ where (:kind is null or e.kind = :kind)
             (select gate from parked where id = e.id)
         ) in (select value from json_each(:spots))
     )
-order by e.created_at desc, e.id desc
 limit :limit
 
 -- name: window_end

@@ -53,7 +53,9 @@ def open_runners(path: str, synchronous: str) -> Runners:
             connections.append(patiently(lambda: connect(path, synchronous)))
         check_version(connections[0])
         return Runners(path, connections)
-    except Exception as error:
+    except BaseException as error:
         for connection in connections:
             connection.close()
-        raise translate(error, path) from error
+        if isinstance(error, sqlite3.Error):
+            raise translate(error, path) from error
+        raise
