@@ -204,9 +204,9 @@ class Store(Protocol):
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         """The general way to write: locks every state row a change was decided on, keeps the
         changes whose version stands in the same place (and, for a lease, whose expiry stands: a
-        renewal moves only that), moves the rows, writes attempts, events,
-        steps and deadlines. One change per execution. Returns the executions whose change was written;
-        the others have moved meanwhile and must be decided anew."""
+        renewal moves only that), moves the rows, writes attempts, events, steps and deadlines. One
+        change per execution. Returns the executions whose change was written; the others have
+        moved meanwhile and must be decided anew."""
 
     # -- what is due
 
@@ -218,9 +218,9 @@ class Store(Protocol):
         """The earliest moment after `now` something known today becomes due."""
 
     async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
-        """Deletes up to `limit` executions that ended at or before `ended_before` (or whose own
-        retention has passed by `now`) with everything that belongs to them, and keys whose
-        window has passed. Returns the number of executions deleted."""
+        """Deletes up to `limit` executions that ended at or before `ended_before` (one with a
+        retention of its own: when that has passed by `now`) with everything that belongs to them,
+        and keys whose window has passed. Returns the number of executions deleted."""
 
     async def take_duty(self, duty: str, holder: str, now: Millis, until: Millis) -> bool:
         """Whether `holder` has the duty until `until`: it had it, or nobody has it any more."""

@@ -31,7 +31,10 @@ select min(at) from (
 
 -- name: trimmable_executions
 -- Locked, so that a replay cannot take one away meanwhile.
-select id from {schema}.done where ended_at <= $1 or trim_at <= $2 limit $3 for update skip locked
+select id from {schema}.done
+where (ended_at <= $1 and trim_at is null) or trim_at <= $2
+limit $3
+for update skip locked
 
 -- name: trimmed_keys
 -- The keys trimmed executions still hold; a key taken over by another execution stays.
