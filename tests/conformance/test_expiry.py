@@ -127,23 +127,22 @@ async def test_a_renewed_lease_is_left_alone(lab: Lab) -> None:
     assert await completions(lab, claim.id) == [Outcome.SUCCESS]
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("running", "not_yet_expired"),
-        ("lost", "already_expired"),
-        ("revoked", "already_revoked"),
-        ("waiting", "not_active"),
-        ("suspended", "not_active"),
-        ("completed", "not_active"),
-    ],
-)
-async def test_marking_a_lease_that_is_not_due_says_why(lab: Lab, name: str, answer: str) -> None:
+async def test_marking_a_lease_that_is_not_due_says_why(
+    lab: Lab, subtests: pytest.Subtests
+) -> None:
     """§3.29, INV-24"""
-    id = await situations.ALL[name](lab)
-    before = await load(lab, id)
-    assert await lab.engine.claims.mark_expired(id) == AlreadySatisfied(answer)
-    assert await load(lab, id) == before
+    answers = {
+        "running": "not_yet_expired",
+        "lost": "already_expired",
+        "revoked": "already_revoked",
+    }
+    for name, situation in situations.ALL.items():
+        with subtests.test(name):
+            id = await situation(lab)
+            before = await load(lab, id)
+            answer = await lab.engine.claims.mark_expired(id)
+            assert answer == AlreadySatisfied(answers.get(name, "not_active"))
+            assert await load(lab, id) == before
 
 
 async def test_a_lease_is_marked_by_hand_once(lab: Lab) -> None:
@@ -354,11 +353,9 @@ async def test_expiring_by_hand_acts_only_on_what_is_due(lab: Lab) -> None:
     assert await completions(lab, late) == await completions(lab, slow.id) == [Outcome.EXPIRED]
 
 
-@pytest.mark.parametrize("name", [name for name in LIVING if "depend" not in name])
+@pytest.mark.parametrize("name", sorted(set(LIVING) - {"depending", "waiting_children"}))
 async def test_everything_that_lives_finds_a_way_to_a_worker(lab: Lab, name: str) -> None:
     """INV-19: nothing is ever stuck"""
-    if name == "waiting_children":
-        return
     id = await LIVING[name](lab)
     match name:
         case "blocked" | "rate_limited":
@@ -720,14 +717,15 @@ async def test_what_ended_long_ago_is_forgotten(lab: Lab, name: str) -> None:
     assert await lab.engine.sweep.trim() == 0
 
 
-@pytest.mark.parametrize("name", LIVING)
-async def test_what_lives_is_never_forgotten(lab: Lab, name: str) -> None:
+async def test_what_lives_is_never_forgotten(lab: Lab, subtests: pytest.Subtests) -> None:
     """INV-27"""
-    id = await LIVING[name](lab)
-    before = await load(lab, id)
-    lab.clock.advance(100 * WEEK)
-    assert await lab.engine.sweep.trim() == 0
-    assert await load(lab, id) == before
+    for name, situation in LIVING.items():
+        with subtests.test(name):
+            id = await situation(lab)
+            before = await load(lab, id)
+            lab.clock.advance(100 * WEEK)
+            assert await lab.engine.sweep.trim() == 0
+            assert await load(lab, id) == before
 
 
 async def test_nothing_of_the_forgotten_remains(lab: Lab) -> None:

@@ -108,34 +108,37 @@ async def test_changing_again_is_told_again(lab: Lab) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ALL)
-async def test_only_what_waits_for_a_worker_can_be_moved(lab: Lab, name: str) -> None:
+async def test_only_what_waits_for_a_worker_can_be_moved(
+    lab: Lab, subtests: pytest.Subtests
+) -> None:
     """E-T181, E-T182, D-19, INV-24"""
-    id = await ALL[name](lab)
-    before, events = await load(lab, id), await lab.events(id)
-    if name in READY:
-        await change(lab, id, 6)
-        assert await priority_of(lab, id) == 6
-        return
-    with pytest.raises(NotEligible):
-        await change(lab, id, 6)
-    assert await load(lab, id) == before
-    assert await lab.events(id) == events
+    for name in ALL:
+        with subtests.test(name):
+            id = await ALL[name](lab)
+            before, events = await load(lab, id), await lab.events(id)
+            if name in READY:
+                await change(lab, id, 6)
+                assert await priority_of(lab, id) == 6
+                continue
+            with pytest.raises(NotEligible):
+                await change(lab, id, 6)
+            assert await load(lab, id) == before
+            assert await lab.events(id) == events
 
 
-@pytest.mark.parametrize("name", ALL)
-async def test_anywhere_reaches_what_is_parked_too(lab: Lab, name: str) -> None:
+async def test_anywhere_reaches_what_is_parked_too(lab: Lab, subtests: pytest.Subtests) -> None:
     """D-19, with the flag"""
-    id = await ALL[name](lab)
-    if name in UNTOUCHABLE:
-        with pytest.raises(NotEligible):
-            await change(lab, id, 6, anywhere=True)
-        assert await priority_of(lab, id) == 0
-        return
-    shape = await lab.vector(id)
-    await change(lab, id, 6, anywhere=True)
-    assert await priority_of(lab, id) == 6
-    assert await lab.vector(id) == shape
+    for name in ALL:
+        with subtests.test(name):
+            id = await ALL[name](lab)
+            shape = await lab.vector(id)
+            if name in UNTOUCHABLE:
+                with pytest.raises(NotEligible):
+                    await change(lab, id, 6, anywhere=True)
+            else:
+                await change(lab, id, 6, anywhere=True)
+            assert await priority_of(lab, id) == (0 if name in UNTOUCHABLE else 6)
+            assert await lab.vector(id) == shape
 
 
 async def test_a_priority_given_while_parked_counts_once_it_waits(lab: Lab) -> None:
