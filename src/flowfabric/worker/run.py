@@ -96,12 +96,14 @@ class Run(Generic[R]):
             cursor = page.cursor
 
     async def follow(self) -> AsyncIterator[StoredEvent]:
-        """What happens to the run, as it happens, until it has ended."""
+        """What happens to the run, as it happens, until it has ended and was not replayed."""
         engine = await self._client.engine()
         async for event in engine.events.subscribe(after=0, execution=self.id):
             yield event
             if event.completion is not None:
-                return
+                later = await engine.events.read(after=event.seq, limit=1, execution=self.id)
+                if not later.events:
+                    return
 
     def result_sync(self, timeout: float | None = None) -> R:
         """`result` for a script without an event loop."""

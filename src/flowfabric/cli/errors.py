@@ -1,0 +1,109 @@
+"""Exit codes, and how an error becomes one line on stderr instead of a traceback."""
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from flowfabric.cli.screen import Screen
+from flowfabric.core.errors import (
+    FlowFabricError,
+    Invalid,
+    InvalidId,
+    NotActive,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+
+DEBUG = "flowfabric.debug"
+AS_JSON = "flowfabric.json"
+
+
+class Code(IntEnum):
+    """What a script can tell from the exit code."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNAVAILABLE = 4
+
+
+EPILOG = (
+    "Exit codes: 0 success · 1 the run ended badly or the command failed · 2 wrong usage · "
+    "3 not found · 4 the store is unavailable."
+)
+
+
+class CommandError(Exception):
+    """Something a command found out by itself, with its exit code and a word for programs."""
+
+    def __init__(self, text: str, code: Code = Code.FAILED, word: str = "failed") -> None:
+        super().__init__(text)
+        self.code = code
+        self.word = word
+
+
+class Told(NamedTuple):
+    """An error as it is told: to the shell, to programs, to people."""
+
+    code: Code
+    word: str
+    text: str
+
+
+EXPECTED = (CommandError, FlowFabricError, TimeoutError)
+
+
+def told(error: Exception) -> Told:
+    match error:
+        case CommandError():
+            return Told(error.code, error.word, str(error))
+        case FlowFabricError():
+            return Told(_exit_code(error), error.code, _words(error))
+        case _:
+            return Told(Code.FAILED, "timeout", str(error) or "took too long")
+
+
+def _exit_code(error: FlowFabricError) -> Code:
+    match error:
+        case Invalid():
+            return Code.USAGE
+        case NotFound():
+            return Code.NOT_FOUND
+        case Unavailable() | Overloaded():
+            return Code.UNAVAILABLE
+        case _:
+            return Code.FAILED
+
+
+def _words(error: FlowFabricError) -> str:
+    match error:
+        case InvalidId(text=text):
+            return f"{text[:80]!r} is not a run's id, which looks like {{fp:86}}:01a1e105-…"
+        case NotFound(entity="execution", key=key):
+            return f"no run {key}" if key else "no such run"
+        case NotFound():
+            return f"no {error.detail}"
+        case NotActive(outcome=outcome):
+            return f"the run has ended already ({outcome})"
+        case Invalid() | Unavailable() if error.detail:
+            return error.detail
+        case _:
+            return str(error)
+
+
+class Root(TyperGroup):
+    """The outermost group: the one place where errors end."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EXPECTED as error:
+            if ctx.meta.get(DEBUG):
+                raise
+            answer = told(error)
+            Screen(bool(ctx.meta.get(AS_JSON))).error(answer.word, answer.text)
+            raise typer.Exit(answer.code) from None

@@ -1,0 +1,28 @@
+"""The commands, put together. A group of commands is one file and one `add_typer` line here."""
+
+import typer
+
+from flowfabric.cli import lanes, runs
+from flowfabric.cli.demo import demo
+from flowfabric.cli.errors import EPILOG, Root
+from flowfabric.cli.store import migrate, version
+from flowfabric.cli.submit import submit
+from flowfabric.cli.worker import worker
+
+app = typer.Typer(
+    cls=Root,
+    help="Durable execution for Python: run workers, submit work, look and steer.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(demo)
+app.command()(worker)
+app.command()(submit)
+app.add_typer(runs.app, name="run")
+app.add_typer(lanes.app, name="lanes")
+app.command()(migrate)
+app.command()(version)

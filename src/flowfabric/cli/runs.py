@@ -1,0 +1,123 @@
+"""`flowfabric run …`"""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from flowfabric.cli import listing, showing, steering
+from flowfabric.cli.listing import Filter
+from flowfabric.cli.options import AsJson, Debug, RunId, RunIds, Timeout, Url
+from flowfabric.cli.screen import Screen
+from flowfabric.core.vector import PublicState
+
+app = typer.Typer(help="Look at runs, cancel and replay them.", no_args_is_help=True)
+
+
+@app.command()
+def show(id: RunId, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show everything about one run."""
+    asyncio.run(showing.show(url, id, Screen(as_json)))
+
+
+@app.command(name="list")
+def list_runs(  # noqa: PLR0913 - the options are the interface
+    state: Annotated[
+        list[PublicState] | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            show_default=False,
+            help=f"Only in this state, repeatable: {', '.join(PublicState)}.",
+        ),
+    ] = None,
+    lane: Annotated[str | None, typer.Option("--lane", show_default=False)] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", show_default=False, help="Only of this task.")
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", show_default=False, help="Only with app.tenant=acme.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", show_default=False)] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", show_default=False, help="Only younger than 2h, or than 2025-03-01T08:00."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
+    cursor: Annotated[
+        str | None,
+        typer.Option("--cursor", show_default=False, help="Go on where an earlier list ended."),
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", "-q", help="Only the ids, one per line.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List runs, the newest first.
+
+    When there are more, the cursor that goes on is told on stderr.
+    """
+    wanted = Filter(
+        states=tuple(state or ()),
+        lane=lane,
+        kind=kind,
+        tag=tag,
+        namespace=namespace,
+        since=since,
+        limit=limit,
+        cursor=cursor,
+    )
+    asyncio.run(listing.list_runs(url, wanted, Screen(as_json), only_ids=ids))
+
+
+@app.command()
+def cancel(
+    ids: RunIds,
+    reason: Annotated[str, typer.Option("--reason")] = "cancelled on the command line",
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """End runs, whatever they do; a handler that runs is stopped."""
+    code = asyncio.run(steering.cancel(url, steering.given(ids), reason, Screen(as_json)))
+    raise typer.Exit(code)
+
+
+@app.command()
+def replay(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Run ended runs again. Recorded steps are kept unless the run had succeeded."""
+    raise typer.Exit(asyncio.run(steering.replay(url, steering.given(ids), Screen(as_json))))
+
+
+@app.command()
+def result(
+    id: RunId,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False,
+    timeout: Timeout = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Print what a run returned; exits with 1 when it did not succeed."""
+    screen = Screen(as_json)
+    code = asyncio.run(showing.result(url, id, screen, wait=wait, timeout=timeout))
+    raise typer.Exit(code)
+
+
+@app.command()
+def events(
+    id: RunId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+    ] = False,
+    after: Annotated[
+        int, typer.Option("--after", min=0, help="Only events after this number.")
+    ] = 0,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show what happened to a run, the oldest first."""
+    asyncio.run(showing.events(url, id, Screen(as_json), after=after, follow=follow))

@@ -1,0 +1,96 @@
+"""Where words go: results to stdout, everything else to stderr, as JSON or for people."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+PIPE_WIDTH = 1000
+"""A pipe has no width of its own; nothing may be cut off for a program."""
+
+_USER = re.compile(r"(://[^/@\s:]*):\S*@")
+_PARAMETER = re.compile(r"([?&](?:password|passfile|sslpassword)=)[^&\s]*", re.IGNORECASE)
+
+
+class Screen:
+    """What one command prints. People's text never contains a password or a control character."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.out = _console()
+        self.err = _console(stderr=True)
+
+    def document(self, document: object) -> None:
+        """One line of JSON."""
+        self.out.file.write(_json(document) + "\n")
+        self.out.file.flush()
+
+    def line(self, text: str, style: str | None = None) -> None:
+        self.out.print(printable(text), style=style, soft_wrap=True)
+
+    def text(self, text: str) -> None:
+        """Several lines, as they are."""
+        self.out.print(printable(text, keep_lines=True), style="dim", soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """An aside for people, out of the way of what a pipe reads."""
+        self.err.print(printable(redact(text)), style="dim", soft_wrap=True)
+
+    def aside(self, document: object) -> None:
+        """One line of JSON that is no result."""
+        self.err.file.write(_json(document) + "\n")
+
+    def value(self, value: object) -> None:
+        """A result, as indented JSON."""
+        self.out.print(msgspec.json.format(_json(value)), soft_wrap=True)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table; the first column is never shortened."""
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for number, column in enumerate(columns):
+            table.add_column(column, no_wrap=number == 0, overflow="fold")
+        for row in rows:
+            table.add_row(*(printable(cell) for cell in row))
+        self.out.print(table)
+
+    def fields(self, fields: Sequence[tuple[str, str]]) -> None:
+        """Names and values below each other."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in fields:
+            grid.add_row(name, printable(value, keep_lines=True))
+        self.out.print(grid)
+
+    def error(self, word: str, text: str, **members: Any) -> None:
+        """One line on stderr."""
+        safe = redact(text)
+        if self.as_json:
+            self.aside({**members, "error": word, "message": safe})
+        else:
+            self.err.print("error:", printable(safe), style="red", soft_wrap=True)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def redact(text: str) -> str:
+    """The text without the passwords of URLs."""
+    return _PARAMETER.sub(r"\1***", _USER.sub(r"\1:***@", text))
+
+
+def printable(text: str, *, keep_lines: bool = False) -> str:
+    """Text from strangers cannot move the cursor or change colours."""
+    kept = "\n" if keep_lines else ""
+    return "".join(c if c.isprintable() or c in kept else " " for c in text)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console

@@ -1,0 +1,133 @@
+"""`flowfabric worker`"""
+
+import asyncio
+import logging
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from flowfabric.cli.apps import load_fabric
+from flowfabric.cli.documents import iso
+from flowfabric.cli.errors import Code, CommandError
+from flowfabric.cli.options import App, AppUrl, AsJson, Debug
+from flowfabric.cli.screen import redact
+from flowfabric.core.time import Millis, parse_span
+from flowfabric.fabric import Fabric
+from flowfabric.worker.loop import WorkerOptions
+
+log = logging.getLogger("flowfabric.worker")
+
+
+class Level(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def worker(  # noqa: PLR0913 - the options are the interface
+    app: App,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", min=1, help="How many runs at once.")
+    ] = 100,
+    lanes: Annotated[
+        str | None,
+        typer.Option("--lanes", show_default="all", help="fast,slow or weighted fast=3,slow=1."),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", show_default=False, help="Only of this one.")
+    ] = None,
+    capability: Annotated[
+        list[str] | None,
+        typer.Option("--capability", show_default=False, help="What it offers; repeatable."),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", min=1, show_default="one per core", help="For process=True."),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="What this kind of worker is called.")] = (
+        "worker"
+    ),
+    drain: Annotated[
+        str, typer.Option("--drain", help="How long a stopping worker lets runs finish.")
+    ] = "30s",
+    log_level: Annotated[Level, typer.Option("--log-level", case_sensitive=False)] = Level.INFO,
+    url: AppUrl = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Run your tasks until SIGTERM or Ctrl-C.
+
+    Stopping lets what runs finish and hands the rest back; a second signal stops at once. The log
+    goes to stderr, with --json one document per line.
+    """
+    parse_span(drain, "--drain")
+    options = WorkerOptions(
+        name=name,
+        concurrency=concurrency,
+        lanes=_lanes(lanes),
+        capabilities=capability or (),
+        namespace=namespace,
+        processes=processes,
+        drain=drain,
+    )
+    _start_log(log_level, as_json)
+    asyncio.run(_work(load_fabric(app, url), options))
+
+
+async def _work(fabric: Fabric, options: WorkerOptions) -> None:
+    async with fabric:
+        worker = await fabric.worker(options)
+        worker.handle_signals()
+        log.info(
+            "%s works on %s: %s; lanes: %s; %d at once",
+            worker.identity.instance,
+            redact(fabric.url),
+            ", ".join(sorted(fabric.tasks)) or "no tasks",
+            ", ".join(options.lanes) or "all",
+            options.concurrency,
+        )
+        await worker.run()
+        log.info("%s stopped after %d runs", worker.identity.instance, worker.completed)
+
+
+def _lanes(text: str | None) -> list[str] | dict[str, int]:
+    """`fast,slow` or `fast=3,slow=1`; a lane without a weight among weights has 1."""
+    pairs = [part.strip().partition("=") for part in (text or "").split(",") if part.strip()]
+    if not any(equals for _, equals, _ in pairs):
+        return [name for name, _, _ in pairs]
+    return {name: _weight(name, weight) if equals else 1 for name, equals, weight in pairs}
+
+
+def _weight(lane: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        reason = f"--lanes: the weight of {lane!r} is a whole number above 0, not {text!r}"
+        raise CommandError(reason, Code.USAGE, "usage")
+    return int(text)
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON, with the run it belongs to where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at": iso(Millis(int(record.created * 1000))),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in ("execution", "task", "attempt"):
+            if hasattr(record, name):
+                line[name] = getattr(record, name)
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def _start_log(level: Level, as_json: bool) -> None:
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    handler.setFormatter(JsonFormatter() if as_json else plain)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,1 @@
+"""A short tour: real worker processes on an embedded store, one of them killed in the middle."""
