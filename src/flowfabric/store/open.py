@@ -3,6 +3,7 @@
 from urllib.parse import unquote, urlsplit
 
 from flowfabric.core.errors import Invalid, Unavailable
+from flowfabric.core.text import check_text
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import Store
 
@@ -14,12 +15,16 @@ async def open_store(url: str, *, clock: Clock | None = None) -> Store:
     store cannot be reached; neither text ever contains a password."""
     if not isinstance(url, str):
         raise Invalid(f"a store's URL must be text such as {FORMS}")
-    scheme = url.partition("://")[0]
+    check_text(url, "a store's URL")
+    scheme, colon, _ = url.partition("://")
+    if not colon:
+        # Not shown: what is no URL may well be a password.
+        raise Invalid(f"that is not a URL; a store's is {FORMS}")
     match scheme:
         case "sqlite":
             from flowfabric.store.sqlite.store import open_sqlite
 
-            return await open_sqlite(_sqlite_path(url), clock=clock)
+            return await open_sqlite(sqlite_path(url), clock=clock)
         case "postgresql" | "postgres":
             return await _open_postgres(url, clock)
         case _:
@@ -38,10 +43,14 @@ async def _open_postgres(url: str, clock: Clock | None) -> Store:
     return await open_postgres(url, clock=clock)
 
 
-def _sqlite_path(url: str) -> str:
+def sqlite_path(url: str) -> str:
+    """The file a `sqlite://` URL names, or `:memory:`."""
     rest = url.removeprefix("sqlite://")
     if rest in (":memory:", "/:memory:", ""):
         return ":memory:"
     if not rest.startswith("/"):
         raise Invalid(f"three slashes lead to a file: sqlite:///{rest}")
-    return unquote(urlsplit(url).path.removeprefix("/"))
+    path = unquote(urlsplit(url).path.removeprefix("/"))
+    if not path or "\0" in path:
+        raise Invalid(f"{path[:80]!r} is not the path of a file; use {FORMS}")
+    return path
