@@ -15,7 +15,60 @@ from typing import NamedTuple
 
 DIALECTS = ("postgres", "sqlite")
 
-ONLY: dict[str, set[str]] = {"postgres": set(), "sqlite": set()}
+ONLY: dict[str, set[str]] = {
+    "postgres": {
+        "candidates",
+        "changed_lease",
+        "done_rows",
+        "ended_leases",
+        "ended_session",
+        "event_writers",
+        "has_schema",
+        "has_version",
+        "hint",
+        "lease_rows",
+        "moment",
+        "names_lock",
+        "new_schema",
+        "new_version",
+        "noted_leases",
+        "open_writers",
+        "parked_rows",
+        "ready_rows",
+        "schema_lines",
+        "schema_lock",
+        "schema_version",
+        "served_by",
+        "session",
+        "state_versions",
+        "submitted_executions",
+        "tagged_execution",
+        "trimmed_done",
+    },
+    "sqlite": {
+        "candidates_of_route",
+        "claimable_executions",
+        "full_windows",
+        "held_keys",
+        "last_event",
+        "last_window_event",
+        "last_window_event_of",
+        "later_leases",
+        "live_key",
+        "moved_done",
+        "moved_lease",
+        "moved_parked",
+        "moved_ready",
+        "new_executions",
+        "new_keys",
+        "new_progress",
+        "new_tags",
+        "paused_lanes",
+        "refused_fences",
+        "tags_of",
+        "taken_events",
+    },
+}
 """Queries that one dialect alone has, because the other needs no such thing."""
 
 SQL = re.compile(

@@ -1,5 +1,6 @@
 """Where the database is, and how to say so without giving the password away."""
 
+import re
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from msgspec import Struct
@@ -8,6 +9,7 @@ from flowfabric.core.errors import Invalid
 
 _SCHEMES = ("postgresql", "postgres")
 _POOLERS = ("none", "session", "transaction")
+_PORT = re.compile("[0-9]{1,5}")
 
 
 class Address(Struct, frozen=True):
@@ -36,6 +38,7 @@ def read_address(url: str) -> Address:
     rest = urlencode([(name, value) for name, value in options if name != "pooler"])
     userinfo, _, place = parts.netloc.rpartition("@")
     _, _, password = userinfo.partition(":")
+    _check_ports(place)
     host = place or given.get("host") or "the local socket"
     database = parts.path.lstrip("/") or given.get("database") or given.get("dbname") or ""
     return Address(
@@ -44,6 +47,14 @@ def read_address(url: str) -> Address:
         password=unquote(password) or given.get("password") or None,
         pooler=pooler,
     )
+
+
+def _check_ports(place: str) -> None:
+    """A URL may name several hosts, each with a port of its own."""
+    for host in place.split(","):
+        _, colon, port = host.rpartition("]")[2].rpartition(":")
+        if colon and port and not (_PORT.fullmatch(port) and 0 < int(port) < 65_536):
+            raise Invalid(f"{port[:20]!r} is no port")
 
 
 def _split(url: str) -> SplitResult:

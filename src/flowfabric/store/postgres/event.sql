@@ -23,7 +23,7 @@ where l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
     and l.relation = '{schema}.event'::regclass
     and l.virtualtransaction = any($1::text[])
 
--- name: events
+-- name: events_after
 select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
 from {schema}.event v join {schema}.execution e on e.id = v.id
 where v.seq > $1 and v.seq <= $2

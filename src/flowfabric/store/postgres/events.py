@@ -66,7 +66,7 @@ class Telling(Part):
         values = (query.after, last, kinds, query.namespace, tag, value, query.limit)
         queries, book = self._session.queries, self._session.book
         if query.uuid is None:
-            rows: list[Any] = await connection.fetch(queries["events"], *values)
+            rows: list[Any] = await connection.fetch(queries["events_after"], *values)
         else:
             rows = await connection.fetch(queries["events_of"], *values, query.uuid)
         newest = max((row[_ROUTE] for row in rows), default=0)

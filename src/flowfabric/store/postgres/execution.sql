@@ -3,7 +3,7 @@
 -- name: snapshots
 select * from {schema}.snapshot where id = any($1::uuid[])
 
--- name: detail
+-- name: details
 -- The columns of a snapshot, then what else there is, in one statement.
 select
     s.*, e.payload,
@@ -20,10 +20,10 @@ join {schema}.execution e on e.id = s.id
 left join {schema}.progress p on p.id = s.id
 where s.id = $1
 
--- name: attempts
+-- name: attempts_of
 select doc from {schema}.attempt where id = $1 order by index
 
--- name: steps
+-- name: steps_of
 select position, name, occurrence, doc from {schema}.step
 where id = $1 and generation = $2 order by position
 
@@ -39,20 +39,20 @@ with found as (
 )
 select id from found
 
--- name: page_end
+-- name: window_end
 -- The last execution a page may look at; none when fewer are left.
 select created_at, id from {schema}.execution
 where ($1::bigint is null or (created_at, id) > ($1, $2::uuid))
     and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
 order by created_at, id offset $5 limit 1
 
--- name: page_end_newest
+-- name: window_end_newest_first
 select created_at, id from {schema}.execution
 where ($1::bigint is null or (created_at, id) < ($1, $2::uuid))
     and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
 order by created_at desc, id desc offset $5 limit 1
 
--- name: page
+-- name: listed_executions
 select s.*
 from (
     select id, created_at, route, kind from {schema}.execution
@@ -85,7 +85,7 @@ where ($7::text is null or e.kind = $7)
 order by e.created_at, e.id
 limit $16
 
--- name: page_newest
+-- name: listed_executions_newest_first
 select s.*
 from (
     select id, created_at, route, kind from {schema}.execution
@@ -159,13 +159,13 @@ where ($2::bigint is null or (x.expires_at, x.id) > ($2, $3::uuid))
 order by x.expires_at, x.id
 limit $5
 
--- name: leases_of
+-- name: leases_of_instance
 select s.* from {schema}.snapshot s
 where s.place = 'lease'
     and s.worker in (select w.number from {schema}.worker w where w.instance = $1)
 order by s.id limit $2
 
--- name: counts
+-- name: state_counts
 -- How many rows of each kind there are, each counted up to a limit: the table, the number that
 -- tells its rows apart (lost, gate or outcome), and why a blocked one is blocked.
 with wanted as materialized (

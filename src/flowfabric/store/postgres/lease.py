@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change
@@ -15,10 +16,10 @@ from flowfabric.store.postgres.apply import recognise
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, columns
-from flowfabric.store.rows import EVENT, Names, Row, event_row, trim_at, workers_in, write_life
+from flowfabric.store.rows import EVENT, Row, event_row, workers_in, write_life
 
-_NO_EVENT = (None,) * (len(EVENT) - 1)
-_END_WIDTH = 10 + len(_NO_EVENT)
+_NO_EVENT = (None, None, None)
+_END_WIDTH = 9 + len(_NO_EVENT)
 _NOTE_WIDTH = 10
 
 
@@ -64,8 +65,9 @@ class Owning(Part):
         ends: list[Row] = []
         events: list[Row] = []
         for change in changes:
-            ends.append(_end_row(change, names))
-            if len(change.events) != 1:
+            told = _only_event(change)
+            ends.append(_end_row(change, told))
+            if told is _NO_EVENT:
                 events += [event_row(event, names) for event in change.events]
         rows = await connection.fetch(
             self._session.queries["ended_leases"],
@@ -79,7 +81,22 @@ class Owning(Part):
         return ended
 
 
-def _end_row(change: Change[object], names: Names) -> Row:
+def _only_event(change: Change[object]) -> Row:
+    """The moment, kind and detail of an ending's event, if it has one, about its own lease."""
+    before, _, lease, _ = _ending(change)
+    match change.events:
+        case (event,) if (
+            event.epoch == before.head.epoch
+            and event.attempt == lease.attempt
+            and event.worker == lease.worker
+        ):
+            detail = None if event.detail is None else msgspec.json.encode(event.detail)
+            return (event.at, int(event.kind), detail)
+        case _:
+            return _NO_EVENT
+
+
+def _end_row(change: Change[object], told: Row) -> Row:
     before, after, lease, ended = _ending(change)
     kept = after.head.life is before.head.life or after.head.life == before.head.life
     return (
@@ -92,8 +109,7 @@ def _end_row(change: Change[object], names: Names) -> Row:
         int(ended.outcome),
         ended.ended_at,
         ended.result,
-        trim_at(after, ended.ended_at),
-        *(event_row(change.events[0], names)[1:] if len(change.events) == 1 else _NO_EVENT),
+        *told,
     )
 
 

@@ -9,48 +9,47 @@ where l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at >
 returning l.id, l.expires_at
 
 -- name: ended_leases
--- A life of NULL keeps the one of the lease, an empty one clears it. The only event of an ending
--- rides with it; where there are none or several, `kind` is NULL and they follow by themselves.
+-- A life of NULL keeps the one of the lease, an empty one clears it. The one event an ending
+-- usually has tells of the lease itself and rides with it; where it is otherwise, `kind` is NULL
+-- and the events follow by themselves.
 with ended as (
     delete from {schema}.lease l
     using unnest(
         $1::uuid[], $2::integer[], $3::integer[], $4::uuid[], $5::integer[], $6::bytea[],
-        $7::smallint[], $8::bigint[], $9::bytea[], $10::bigint[],
-        $11::bigint[], $12::smallint[], $13::integer[], $14::integer[], $15::integer[],
-        $16::bytea[]
+        $7::smallint[], $8::bigint[], $9::bytea[], $10::bigint[], $11::smallint[], $12::bytea[]
     ) as g (
-        id, version, epoch, claim, new_version, new_life, outcome, ended_at, result, trim_at,
-        event_at, kind, event_epoch, event_attempt, event_worker, detail
+        id, version, epoch, claim, new_version, new_life, outcome, ended_at, result,
+        event_at, kind, detail
     )
     where l.id = g.id and l.version = g.version and l.epoch = g.epoch and l.claim = g.claim
-        and l.expires_at > $17
+        and l.expires_at > $13
     returning
         l.id, g.new_version, l.epoch, l.rank, l.flags, l.attempt, l.start, l.life, g.new_life,
-        g.outcome, g.ended_at, l.claim, l.worker, l.started_at, g.result, g.trim_at,
-        g.event_at, g.kind, g.event_epoch, g.event_attempt, g.event_worker, g.detail
+        g.outcome, g.ended_at, l.claim, l.worker, l.started_at, g.result,
+        g.event_at, g.kind, g.detail
 ),
 settled as (
     insert into {schema}.done (
         id, version, epoch, rank, flags, attempt, start, life,
-        outcome, ended_at, claim, worker, started_at, result, trim_at
+        outcome, ended_at, claim, worker, started_at, result
     )
     select
         e.id, e.new_version, e.epoch, e.rank, e.flags, e.attempt, e.start,
         case when e.new_life is null then e.life else nullif(e.new_life, ''::bytea) end,
-        e.outcome, e.ended_at, e.claim, e.worker, e.started_at, e.result, e.trim_at
+        e.outcome, e.ended_at, e.claim, e.worker, e.started_at, e.result
     from ended e
 ),
 told as (
     insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
-    select e.id, e.event_at, e.kind, e.event_epoch, e.event_attempt, e.event_worker, e.detail
+    select e.id, e.event_at, e.kind, e.epoch, e.attempt, e.worker, e.detail
     from ended e where e.kind is not null
 ),
 told_more as (
     insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
     select v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail
     from unnest(
-        $18::uuid[], $19::bigint[], $20::smallint[], $21::integer[], $22::integer[],
-        $23::integer[], $24::bytea[]
+        $14::uuid[], $15::bigint[], $16::smallint[], $17::integer[], $18::integer[],
+        $19::integer[], $20::bytea[]
     ) as v (id, at, kind, epoch, attempt, worker, detail)
     where (v.id in (select ended.id from ended)) is true
 )

@@ -47,6 +47,10 @@ FREE = _COMMON | {"plan_cache_mode": "force_custom_plan"}
 """For questions whose best plan depends on what is asked."""
 
 
+_FORGETFUL = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""What was prepared a moment ago is unknown, or somebody else's: the session is another one."""
+
+
 class Served(Struct, frozen=True):
     """Which process of the server serves a connection."""
 
@@ -95,8 +99,11 @@ class Dialer:
     async def _is_shared(self, connection: Connection) -> bool:
         """Whether the session answering is another one than was greeted, or changes."""
         seen = {connection.get_server_pid()}
-        for _ in range(2):
-            seen.add(await connection.fetchval(self.queries["served_by"]))
+        try:
+            for _ in range(2):
+                seen.add(await connection.fetchval(self.queries["served_by"]))
+        except _FORGETFUL:
+            return True
         return len(seen) > 1
 
     def _found_pooler(self, error: asyncpg.ProtocolViolationError) -> None:

@@ -45,7 +45,7 @@ class Listing(Part):
 
     async def leases_of(self, instance: str, limit: int) -> list[Snapshot]:
         session = self._session
-        return await session.snapshots(session.report, "leases_of", instance, limit)
+        return await session.snapshots(session.report, "leases_of_instance", instance, limit)
 
     async def lanes(self, after: str | None, limit: int) -> list[str]:
         rows = await self._session.fetch(self._session.report, "lane_names", after, limit)
@@ -57,7 +57,7 @@ class Listing(Part):
     async def counts(self, namespace: str | None, lane: str | None) -> Counts:
         session = self._session
         rows = await session.fetch(
-            session.report, "counts", namespace, lane, COUNTED + 1, list(GATES), list(OUTCOMES)
+            session.report, "state_counts", namespace, lane, COUNTED + 1, list(GATES), list(OUTCOMES)
         )
         found: Counter[str] = Counter()
         for place, cell, blocked, count in rows:
@@ -69,14 +69,14 @@ class Listing(Part):
 
     async def _page(self, query: Query, connection: Connection, repeated: bool) -> Page:
         queries = self._session.queries
-        way = "page_end_newest" if query.newest_first else "page_end"
+        way = "window_end_newest_first" if query.newest_first else "window_end"
         moment, uuid = query.after or (None, None)
         place = (moment, uuid, query.created_from, query.created_until)
         end = None
         if _filters(query):
             end = await connection.fetchrow(queries[way], *place, EXAMINED - 1)
         rows = await connection.fetch(
-            queries["page_newest" if query.newest_first else "page"],
+            queries["listed_executions_newest_first" if query.newest_first else "listed_executions"],
             *place,
             *(end or (None, None)),
             query.kind,

@@ -80,4 +80,4 @@ select line from (
     union all
     select 4, i.tablename, 0, i.indexdef from pg_indexes i where i.schemaname = '{schema}'
 ) described
-order by part, owner, at, line
+order by part, owner, at, line collate "C"

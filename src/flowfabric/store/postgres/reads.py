@@ -25,11 +25,11 @@ class Reading(Part):
         return await self._session.load.run(partial(self._detail, uuid))
 
     async def attempts(self, uuid: UUID) -> list[Attempt]:
-        rows = await self._session.fetch(self._session.load, "attempts", uuid)
+        rows = await self._session.fetch(self._session.load, "attempts_of", uuid)
         return [read_attempt(doc) for (doc,) in rows]
 
     async def steps(self, uuid: UUID, generation: int) -> list[Step]:
-        rows = await self._session.fetch(self._session.load, "steps", uuid, generation)
+        rows = await self._session.fetch(self._session.load, "steps_of", uuid, generation)
         return [
             Step(generation, position, name, occurrence, doc)
             for position, name, occurrence, doc in rows
@@ -42,7 +42,7 @@ class Reading(Part):
         return bool(await session.fetch(session.apply, "tagged_execution", uuid, keys, values, now))
 
     async def _detail(self, uuid: UUID, connection: Connection, repeated: bool) -> Detail | None:
-        row = await connection.fetchrow(self._session.queries["detail"], uuid)
+        row = await connection.fetchrow(self._session.queries["details"], uuid)
         if row is None:
             return None
         (snapshot,) = await self._session.read(connection, [row])

@@ -76,7 +76,7 @@ def filter_of(states: Collection[PublicState]) -> Filter:
 
 
 def state_of(place: str, cell: int | None, blocked: str | None) -> PublicState:
-    """The public state of the rows one line of `counts` is about."""
+    """The public state of the rows one line of `state_counts` is about."""
     match Place(place):
         case Place.READY:
             return WAITING if cell is None else LOST

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
 from flowfabric.core.errors import Unavailable
+from flowfabric.core.execution import Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
@@ -26,6 +28,13 @@ from flowfabric.store.rows import (
 Answers = dict[UUID, ExecutionId | None]
 
 MAX_ROUNDS = 5
+
+# Most columns of a fresh row in `ready` are the same for all; the statement knows them.
+_READY = COLUMNS[Place.READY]
+_VARYING = ("id", "rank", "flags", "life", "route", "timeout")
+_FRESH = (1, 0, 0, 0, 0, None, None)
+_varying = itemgetter(*map(_READY.index, _VARYING))
+_same = itemgetter(*(n for n, name in enumerate(_READY) if name not in _VARYING))
 
 
 class Submitting(Part):
@@ -100,6 +109,15 @@ def _number(creation: Creation) -> int:
     return creation.snapshot.execution.uuid.int
 
 
+def _ready_row(snapshot: Snapshot, names: Names) -> Row:
+    """What can differ between two executions that were just created and wait for a worker."""
+    row = state_row(snapshot, names)
+    if _same(row) != _FRESH:
+        raise AssertionError("an execution that was just created has no past")
+    varying: Row = _varying(row)
+    return varying
+
+
 def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[Any]:
     """The parameters of the statement: one array per column of every table."""
     executions, keys, deadlines, tags = [], [], [], []
@@ -109,8 +127,10 @@ def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[An
         snapshot = creation.snapshot
         execution = snapshot.execution
         executions.append((*execution_row(creation, names), creation.key is not None))
-        state = state_row(snapshot, names)
-        (ready if place_of(snapshot.state) is Place.READY else parked).append(state)
+        if place_of(snapshot.state) is Place.READY:
+            ready.append(_ready_row(snapshot, names))
+        else:
+            parked.append(state_row(snapshot, names))
         if creation.key is not None:
             key = (execution.route.namespace, creation.key, execution.uuid, creation.key_until)
             keys.append(key)
@@ -123,7 +143,7 @@ def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[An
         *columns(executions, len(EXECUTION) + 1),
         *columns(keys, 4),
         now,
-        *columns(ready, len(COLUMNS[Place.READY])),
+        *columns(ready, len(_VARYING)),
         *columns(parked, len(COLUMNS[Place.PARKED])),
         *columns(deadlines, 2),
         *columns(tags, 4),

@@ -26,16 +26,14 @@ made as (
     returning execution.id
 ),
 made_ready as (
+    -- version 1, no lease yet, the first attempt to come, held for nobody
     insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life,
-        route, timeout, held_until, held_for, lost
+        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until
     )
-    select r.*
+    select r.id, 1, 0, r.rank, r.flags, 0, 0, r.life, r.route, r.timeout, 0
     from unnest(
-        $15::uuid[], $16::integer[], $17::integer[], $18::bigint[], $19::smallint[],
-        $20::integer[], $21::smallint[], $22::bytea[],
-        $23::integer[], $24::bigint[], $25::bigint[], $26::text[], $27::smallint[]
-    ) as r (id)
+        $15::uuid[], $16::bigint[], $17::smallint[], $18::bytea[], $19::integer[], $20::bigint[]
+    ) as r (id, rank, flags, life, route, timeout)
     where (r.id in (select made.id from made)) is true
 ),
 made_parked as (
@@ -45,21 +43,21 @@ made_parked as (
     )
     select p.*
     from unnest(
-        $28::uuid[], $29::integer[], $30::integer[], $31::bigint[], $32::smallint[],
-        $33::integer[], $34::smallint[], $35::bytea[],
-        $36::bigint[], $37::smallint[], $38::bigint[], $39::bigint[], $40::bytea[]
+        $21::uuid[], $22::integer[], $23::integer[], $24::bigint[], $25::smallint[],
+        $26::integer[], $27::smallint[], $28::bytea[],
+        $29::bigint[], $30::smallint[], $31::bigint[], $32::bigint[], $33::bytea[]
     ) as p (id)
     where (p.id in (select made.id from made)) is true
 ),
 made_deadlines as (
     insert into {schema}.deadline (id, at)
-    select d.id, d.at from unnest($41::uuid[], $42::bigint[]) as d (id, at)
+    select d.id, d.at from unnest($34::uuid[], $35::bigint[]) as d (id, at)
     where (d.id in (select made.id from made)) is true
 ),
 made_tags as (
     insert into {schema}.tag (id, key, value, at)
     select t.id, t.key, t.value, t.at
-    from unnest($43::uuid[], $44::text[], $45::text[], $46::bigint[]) as t (id, key, value, at)
+    from unnest($36::uuid[], $37::text[], $38::text[], $39::bigint[]) as t (id, key, value, at)
     where (t.id in (select made.id from made)) is true
 )
 select made.id from made

@@ -1,0 +1,220 @@
+table attempt.id uuid not null
+table attempt.index integer not null
+table attempt.doc bytea not null
+table deadline.at bigint not null
+table deadline.id uuid not null
+table dedup.until bigint not null
+table dedup.id uuid not null
+table dedup.namespace text not null
+table dedup.key text not null
+table done.rank bigint not null
+table done.ended_at bigint not null
+table done.started_at bigint
+table done.trim_at bigint
+table done.id uuid not null
+table done.claim uuid
+table done.worker integer
+table done.version integer not null
+table done.epoch integer not null
+table done.attempt integer
+table done.flags smallint not null
+table done.start smallint not null
+table done.outcome smallint not null
+table done.pending smallint
+table done.life bytea
+table done.result bytea
+table duty.until bigint not null
+table duty.name text not null
+table duty.holder text not null
+table event.seq bigint not null identity
+table event.at bigint not null
+table event.id uuid not null
+table event.epoch integer not null
+table event.worker integer
+table event.attempt integer
+table event.kind smallint not null
+table event.detail bytea
+table execution.created_at bigint not null
+table execution.id uuid not null
+table execution.flow uuid
+table execution.route integer not null
+table execution.kind text not null
+table execution.policy bytea
+table execution.facts bytea
+table execution.payload bytea not null
+table lane.name text not null
+table lane.paused boolean not null
+table lease.rank bigint not null
+table lease.started_at bigint not null
+table lease.expires_at bigint not null
+table lease.times_out_at bigint
+table lease.renewed_at bigint
+table lease.id uuid not null
+table lease.claim uuid not null
+table lease.worker integer not null
+table lease.version integer not null
+table lease.epoch integer not null
+table lease.attempt integer not null
+table lease.flags smallint not null
+table lease.start smallint not null
+table lease.life bytea
+table meta.key text not null
+table meta.value bytea not null
+table parked.rank bigint not null
+table parked.timeout bigint
+table parked.due_at bigint
+table parked.since bigint
+table parked.id uuid not null
+table parked.version integer not null
+table parked.epoch integer not null
+table parked.attempt integer not null
+table parked.flags smallint not null
+table parked.start smallint not null
+table parked.gate smallint not null
+table parked.life bytea
+table parked.note bytea
+table progress.at bigint not null
+table progress.id uuid not null
+table progress.percent integer
+table progress.message text
+table ready.rank bigint not null
+table ready.timeout bigint
+table ready.held_until bigint not null
+table ready.id uuid not null
+table ready.route integer not null
+table ready.version integer not null
+table ready.epoch integer not null
+table ready.attempt integer not null
+table ready.flags smallint not null
+table ready.start smallint not null
+table ready.lost smallint
+table ready.life bytea
+table ready.held_for text
+table route.number integer not null
+table route.namespace text not null
+table route.lane text not null
+table route.capabilities text not null
+view snapshot.id uuid
+view snapshot.created_at bigint
+view snapshot.exec_route integer
+view snapshot.kind text
+view snapshot.policy bytea
+view snapshot.facts bytea
+view snapshot.flow uuid
+view snapshot.place text
+view snapshot.version integer
+view snapshot.epoch integer
+view snapshot.rank bigint
+view snapshot.flags smallint
+view snapshot.attempt integer
+view snapshot.start smallint
+view snapshot.life bytea
+view snapshot.timeout bigint
+view snapshot.held_until bigint
+view snapshot.held_for text
+view snapshot.lost smallint
+view snapshot.claim uuid
+view snapshot.worker integer
+view snapshot.started_at bigint
+view snapshot.expires_at bigint
+view snapshot.times_out_at bigint
+view snapshot.renewed_at bigint
+view snapshot.gate smallint
+view snapshot.due_at bigint
+view snapshot.since bigint
+view snapshot.note bytea
+view snapshot.outcome smallint
+view snapshot.ended_at bigint
+view snapshot.pending smallint
+view snapshot.result bytea
+table step.id uuid not null
+table step.generation integer not null
+table step.occurrence integer not null
+table step.position integer not null
+table step.name text not null
+table step.doc bytea not null
+table tag.at bigint not null
+table tag.id uuid not null
+table tag.key text not null
+table tag.value text not null
+table worker.number integer not null
+table worker.id text not null
+table worker.instance text not null
+table lease with (fillfactor=70, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+table ready with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+constraint attempt_index CHECK ((index >= 0))
+constraint attempt_pkey PRIMARY KEY (id, index)
+constraint deadline_pkey PRIMARY KEY (id)
+constraint dedup_pkey PRIMARY KEY (namespace, key)
+constraint done_attempt CHECK ((attempt >= 0))
+constraint done_epoch CHECK ((epoch >= 0))
+constraint done_lease CHECK ((((claim IS NULL) = (worker IS NULL)) AND ((claim IS NULL) = (started_at IS NULL))))
+constraint done_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
+constraint done_pending CHECK (((pending >= 0) AND (pending <= 4)))
+constraint done_pkey PRIMARY KEY (id)
+constraint done_start CHECK (((start >= 0) AND (start <= 4)))
+constraint done_version CHECK ((version >= 1))
+constraint duty_pkey PRIMARY KEY (name)
+constraint event_epoch CHECK ((epoch >= 0))
+constraint event_kind CHECK ((kind > 0))
+constraint event_pkey PRIMARY KEY (seq)
+constraint execution_pkey PRIMARY KEY (id)
+constraint lane_pkey PRIMARY KEY (name)
+constraint lease_attempt CHECK ((attempt >= 0))
+constraint lease_epoch CHECK ((epoch >= 1))
+constraint lease_expires_at CHECK ((expires_at >= started_at))
+constraint lease_pkey PRIMARY KEY (id)
+constraint lease_start CHECK (((start >= 0) AND (start <= 4)))
+constraint lease_version CHECK ((version >= 1))
+constraint meta_pkey PRIMARY KEY (key)
+constraint parked_attempt CHECK ((attempt >= 0))
+constraint parked_epoch CHECK ((epoch >= 0))
+constraint parked_gate CHECK ((((gate >= 0) AND (gate <= 9)) OR (gate = 20)))
+constraint parked_pkey PRIMARY KEY (id)
+constraint parked_start CHECK (((start >= 0) AND (start <= 4)))
+constraint parked_suspended CHECK ((((gate = 20) = (note IS NOT NULL)) AND ((gate = 20) = (since IS NOT NULL))))
+constraint parked_version CHECK ((version >= 1))
+constraint progress_pkey PRIMARY KEY (id)
+constraint ready_attempt CHECK ((attempt >= 0))
+constraint ready_epoch CHECK ((epoch >= 0))
+constraint ready_hold CHECK (((held_until > 0) OR (held_for IS NULL)))
+constraint ready_lost CHECK (((lost IS NULL) OR ((lost = ANY (ARRAY[0, 1])) AND (start = 3))))
+constraint ready_start CHECK (((start >= 0) AND (start <= 4)))
+constraint ready_version CHECK ((version >= 1))
+constraint route_pkey PRIMARY KEY (number)
+constraint step_generation CHECK ((generation >= 0))
+constraint step_occurrence CHECK ((occurrence >= 0))
+constraint step_pkey PRIMARY KEY (id, generation, name, occurrence)
+constraint tag_pkey PRIMARY KEY (id, key)
+constraint worker_pkey PRIMARY KEY (number)
+CREATE UNIQUE INDEX attempt_pkey ON flowfabric.attempt USING btree (id, index)
+CREATE INDEX deadline_at ON flowfabric.deadline USING btree (at)
+CREATE UNIQUE INDEX deadline_pkey ON flowfabric.deadline USING btree (id)
+CREATE INDEX dedup_until ON flowfabric.dedup USING btree (until)
+CREATE UNIQUE INDEX dedup_pkey ON flowfabric.dedup USING btree (namespace, key)
+CREATE INDEX done_ended_at ON flowfabric.done USING brin (ended_at)
+CREATE INDEX done_outcome ON flowfabric.done USING btree (outcome) WHERE (outcome <> 0)
+CREATE INDEX done_trim_at ON flowfabric.done USING btree (trim_at) WHERE (trim_at IS NOT NULL)
+CREATE UNIQUE INDEX done_pkey ON flowfabric.done USING btree (id)
+CREATE UNIQUE INDEX duty_pkey ON flowfabric.duty USING btree (name)
+CREATE INDEX event_id ON flowfabric.event USING btree (id, seq)
+CREATE UNIQUE INDEX event_pkey ON flowfabric.event USING btree (seq)
+CREATE INDEX execution_created_at ON flowfabric.execution USING btree (created_at, id)
+CREATE UNIQUE INDEX execution_pkey ON flowfabric.execution USING btree (id)
+CREATE UNIQUE INDEX lane_pkey ON flowfabric.lane USING btree (name)
+CREATE UNIQUE INDEX lease_pkey ON flowfabric.lease USING btree (id)
+CREATE UNIQUE INDEX meta_pkey ON flowfabric.meta USING btree (key)
+CREATE INDEX parked_due_at ON flowfabric.parked USING btree (due_at) WHERE (due_at IS NOT NULL)
+CREATE UNIQUE INDEX parked_pkey ON flowfabric.parked USING btree (id)
+CREATE UNIQUE INDEX progress_pkey ON flowfabric.progress USING btree (id)
+CREATE INDEX ready_lost_id ON flowfabric.ready USING btree (id) WHERE (lost IS NOT NULL)
+CREATE INDEX ready_rank ON flowfabric.ready USING btree (route, rank, id)
+CREATE UNIQUE INDEX ready_id ON flowfabric.ready USING btree (id)
+CREATE INDEX route_lane ON flowfabric.route USING btree (lane)
+CREATE UNIQUE INDEX route_name ON flowfabric.route USING btree (namespace, lane, hashtextextended(capabilities, (0)::bigint))
+CREATE UNIQUE INDEX route_pkey ON flowfabric.route USING btree (number)
+CREATE UNIQUE INDEX step_pkey ON flowfabric.step USING btree (id, generation, name, occurrence)
+CREATE UNIQUE INDEX tag_pkey ON flowfabric.tag USING btree (id, key)
+CREATE INDEX worker_instance ON flowfabric.worker USING btree (instance)
+CREATE UNIQUE INDEX worker_name ON flowfabric.worker USING btree (id, instance)
+CREATE UNIQUE INDEX worker_pkey ON flowfabric.worker USING btree (number)

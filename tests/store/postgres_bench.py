@@ -1,0 +1,210 @@
+"""What tests of the Postgres store share: a fresh store, a clock that stands still, short words.
+
+Executions are made by the rules of the core, never by hand.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from flowfabric.core import attempt as attempts
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Active, Lease, Snapshot, Worker
+from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.lease import Owner, fence_of
+from flowfabric.core.step import Step
+from flowfabric.core.submission import Creation, Submission, create
+from flowfabric.core.time import Millis
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.contract import ClaimCall, Note, Progress, Renewal
+from flowfabric.store.postgres import PostgresStore, open_postgres
+from flowfabric.store.postgres.link import Connection, Link
+from tests.postgres import Databases
+
+W1 = Worker("w1", "w1-a")
+W2 = Worker("w2", "w2-a")
+TTL = Millis(30_000)
+
+_numbers = itertools.count(1)
+
+
+class Bench:
+    """One store and what a test does with it."""
+
+    def __init__(self, store: PostgresStore, clock: ManualClock, url: str) -> None:
+        self.store = store
+        self.clock = clock
+        self.url = url
+        self._raw: list[Connection] = []
+        self._stores = [store]
+
+    @property
+    def now(self) -> Millis:
+        return self.clock.now()
+
+    def fresh(self) -> UUID:
+        return new_uuid7(self.now, next(_numbers) << 30)
+
+    def creation(self, kind: str = "job", **members: Any) -> Creation:
+        return create(Submission(kind=kind, **members), self.fresh(), self.now)
+
+    async def submit(self, **members: Any) -> Snapshot:
+        """A fresh execution as it was written."""
+        (snapshot,) = await self.submit_many(1, **members)
+        return snapshot
+
+    async def submit_many(self, count: int, **members: Any) -> list[Snapshot]:
+        creations = [self.creation(**members) for _ in range(count)]
+        assert await self.store.submit(creations, self.now) == [None] * count
+        return [creation.snapshot for creation in creations]
+
+    def call(self, limit: int = 1, worker: Worker = W1, **members: Any) -> ClaimCall:
+        given = {
+            "id": self.fresh(),
+            "capabilities": frozenset(),
+            "lanes": (),
+            "namespace": None,
+            "ttl": TTL,
+            **members,
+        }
+        return ClaimCall(worker=worker, limit=limit, **given)
+
+    async def claim(self, limit: int = 1, worker: Worker = W1, **members: Any) -> list[Snapshot]:
+        taken = await self.store.claim(self.call(limit, worker, **members), self.now)
+        return [item.snapshot for item in taken]
+
+    async def running(self, **members: Any) -> Snapshot:
+        """A fresh execution, claimed; nothing else may be waiting."""
+        submitted = await self.submit(**members)
+        (claimed,) = await self.claim(
+            capabilities=frozenset(submitted.execution.route.capabilities)
+        )
+        assert claimed.execution.uuid == submitted.execution.uuid
+        return claimed
+
+    async def ended(self, **members: Any) -> Snapshot:
+        change = self.completion(await self.running(**members))
+        assert await self.store.end([change], self.now) == {uuid_of(change)}
+        return after(change)
+
+    def completion(self, held: Snapshot, result: bytes | None = b"done") -> Change[object]:
+        return attempts.complete(held, owner_of(held), self.now, result)
+
+    async def load(self, snapshot: Snapshot) -> Snapshot:
+        uuid = snapshot.execution.uuid
+        return (await self.store.load([uuid]))[uuid]
+
+    async def apply(self, change: Change[object]) -> Snapshot:
+        """Writes a change, which must succeed; gives what it made."""
+        assert await self.store.apply([change]) == {uuid_of(change)}
+        return after(change)
+
+    async def raw(self) -> Connection:
+        """A connection beside the store's, closed with the test."""
+        connection: Connection = await asyncpg.connect(self.url)
+        self._raw.append(connection)
+        return connection
+
+    async def other_store(self) -> PostgresStore:
+        """A store of another process on the same database."""
+        store = await open_postgres(self.url, clock=self.clock)
+        self._stores.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+        for connection in self._raw:
+            await connection.close()
+
+
+_templates: dict[str, str] = {}
+
+
+def migrated_template(databases: Databases) -> str:
+    """A migrated database, made once per worker process."""
+
+    async def migrate(url: str) -> None:
+        store = await open_postgres(url)
+        await store.migrate()
+        await store.close()
+
+    if databases.url not in _templates:
+        url = databases.create()
+        asyncio.run(migrate(url))
+        _templates[databases.url] = url
+    return _templates[databases.url]
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Bench]:
+    clock = ManualClock()
+    bench = Bench(await open_postgres(url, clock=clock), clock, url)
+    try:
+        yield bench
+    finally:
+        await bench.close()
+
+
+def id_of(snapshot: Snapshot) -> ExecutionId:
+    return snapshot.execution.id
+
+
+def uuid_of(change: Change[object]) -> UUID:
+    assert change.before is not None
+    return change.before.execution.uuid
+
+
+def after(change: Change[object]) -> Snapshot:
+    assert change.after is not None
+    return change.after
+
+
+def uuids(snapshots: Iterable[Snapshot]) -> list[UUID]:
+    return [snapshot.execution.uuid for snapshot in snapshots]
+
+
+def lease_of(snapshot: Snapshot) -> Lease:
+    assert isinstance(snapshot.state, Active)
+    return snapshot.state.lease
+
+
+def owner_of(snapshot: Snapshot) -> Owner:
+    return Owner.of(fence_of(snapshot, lease_of(snapshot)))
+
+
+def renewal(held: Snapshot, ttl: int = TTL) -> Renewal:
+    return Renewal(held.execution.uuid, lease_of(held).id, held.head.epoch, Millis(ttl))
+
+
+def progress(held: Snapshot, percent: int | None = None, message: str | None = None) -> Note:
+    lease = lease_of(held)
+    return Note(held.execution.uuid, lease.id, held.head.epoch, Progress(percent, message))
+
+
+def step(position: int, name: str = "fetch", doc: bytes = b"1") -> Step:
+    return Step(generation=0, position=position, name=name, occurrence=0, doc=doc)
+
+
+def lose_reply(link: Link) -> None:
+    """The next thing done on the link is done, and nobody hears of it."""
+
+    async def cut(connection: Connection) -> None:
+        link.seam = None
+        connection.terminate()
+        raise ConnectionResetError("the reply was lost")
+
+    link.seam = cut
+
+
+async def until_waiting(watcher: Connection, count: int = 1) -> None:
+    """Returns when so many sessions of the database wait for a lock."""
+    query = """select count(*) from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock'"""
+    while await watcher.fetchval(query) < count:
+        pass

@@ -1,0 +1,202 @@
+"""Replies lost after the commit: done once, and told right."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from flowfabric.core import attempt, control, lease
+from flowfabric.core.event import EventKind
+from flowfabric.core.execution import Failure
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import Owner
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import EventQuery, Note
+from flowfabric.store.postgres.link import Link
+from tests.postgres import Databases
+from tests.store.postgres_bench import (
+    TTL,
+    Bench,
+    after,
+    id_of,
+    lease_of,
+    lose_reply,
+    migrated_template,
+    opened,
+    owner_of,
+    progress,
+    renewal,
+    step,
+    until_waiting,
+    uuid_of,
+    uuids,
+)
+
+OPERATOR = Owner(source="operator_override")
+
+
+@pytest.fixture
+def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
+    return fresh_database(template=migrated_template(databases))
+
+
+@pytest.fixture
+async def bench(database: str) -> AsyncIterator[Bench]:
+    async with opened(database) as bench:
+        yield bench
+
+
+# -- a reply lost after the commit
+
+
+async def test_a_lost_reply_to_a_submit_is_no_duplicate(bench: Bench) -> None:
+    there = await bench.submit(key="old")
+    await bench.submit()
+    lose_reply(bench.store.session.submit)
+    given = ExecutionId.solo("default", bench.fresh())
+    creations = [
+        bench.creation(),
+        bench.creation(key="new"),
+        bench.creation(id=given),
+        bench.creation(key="old"),
+        bench.creation(id=id_of(there)),
+    ]
+    bench.clock.advance(1)
+    answers = await bench.store.submit(creations, bench.now)
+    assert answers[:4] == [None, None, None, id_of(there)]
+    assert len(await bench.claim(99)) == 5
+
+
+async def test_an_id_known_before_a_lost_reply_stays_a_duplicate(bench: Bench) -> None:
+    there = await bench.submit()
+    bench.clock.advance(1)
+    lose_reply(bench.store.session.submit)
+    again = bench.creation(id=id_of(there))
+    assert await bench.store.submit([again], bench.now) == [id_of(there)]
+
+
+async def test_a_lost_reply_to_a_claim_loses_nothing(bench: Bench) -> None:
+    submitted = await bench.submit_many(3)
+    await bench.claim(1)
+    lose_reply(bench.store.session.claim)
+    call = bench.call(2)
+    taken = await bench.store.claim(call, bench.now)
+    assert uuids(item.snapshot for item in taken) == uuids(submitted[1:])
+    assert {lease_of(item.snapshot).id for item in taken} == {call.id}
+    assert [item.payload for item in taken] == [b"", b""]
+    events = (await bench.store.events(EventQuery())).events
+    assert len(events) == 3
+
+
+async def test_a_lost_reply_to_a_renewal_renews(bench: Bench) -> None:
+    held = await bench.running()
+    bench.clock.advance(5)
+    lose_reply(bench.store.session.renew)
+    assert await bench.store.renew([renewal(held)], bench.now) == {
+        held.execution.uuid: bench.now + TTL
+    }
+
+
+async def test_a_lost_reply_to_an_ending_is_recognised(bench: Bench) -> None:
+    held, failing = await bench.running(), await bench.running()
+    gone = await bench.running()
+    await bench.apply(lease.revoke(gone, bench.now, reason=""))
+    lose_reply(bench.store.session.end)
+    changes = [
+        bench.completion(held),
+        attempt.fail(failing, owner_of(failing), bench.now, Failure("no", "permanent")),
+        bench.completion(gone),
+    ]
+    assert await bench.store.end(changes, bench.now) == set(uuids([held, failing]))
+    events = await bench.store.events(EventQuery(uuid=held.execution.uuid))
+    assert [e.kind for e in events.events] == [EventKind.CLAIMED, EventKind.COMPLETED]
+
+
+async def test_somebody_elses_ending_is_not_taken_for_ones_own(bench: Bench) -> None:
+    held, other = await bench.running(), await bench.running()
+    await bench.apply(control.cancel(held, OPERATOR, bench.now, ""))
+    lose_reply(bench.store.session.end)
+    changes = [bench.completion(held), bench.completion(other)]
+    assert await bench.store.end(changes, bench.now) == {other.execution.uuid}
+
+
+async def test_a_lost_reply_to_a_note_writes_it_once(bench: Bench) -> None:
+    held = await bench.running()
+    lose_reply(bench.store.session.end)
+    note = Note(held.execution.uuid, lease_of(held).id, held.head.epoch, None, step(0))
+    notes = [note, progress(held, 7)]
+    assert await bench.store.note(notes, bench.now) == {held.execution.uuid}
+    assert len(await bench.store.steps(held.execution.uuid, 0)) == 1
+
+
+async def test_a_lost_reply_to_a_general_change_is_recognised(bench: Bench) -> None:
+    ready, stale, parked = await bench.submit_many(3)
+    held = await bench.running(priority=9)
+    ended = await bench.ended(priority=9)
+    await bench.apply(control.change_priority(stale, bench.now, 3))
+    changes = [
+        control.change_priority(ready, bench.now, 5),
+        control.cancel(stale, OPERATOR, bench.now, ""),
+        control.block(parked, bench.now, "paused_by_operator"),
+        lease.renew(held, owner_of(held), TTL, bench.now),
+        control.replay(await bench.load(ended), bench.now),
+    ]
+    lose_reply(bench.store.session.apply)
+    expected = {uuid_of(change) for change in changes} - {stale.execution.uuid}
+    assert await bench.store.apply(changes) == expected
+    for change in changes:
+        if uuid_of(change) in expected:
+            assert await bench.load(after(change)) == after(change)
+
+
+async def test_a_rivals_equal_version_is_not_taken_for_ones_own(bench: Bench) -> None:
+    mine, other = await bench.submit_many(2)
+    await bench.apply(control.change_priority(mine, bench.now, 3))
+    lose_reply(bench.store.session.apply)
+    changes = [
+        control.change_priority(mine, bench.now, 4),
+        control.change_priority(other, bench.now, 4),
+    ]
+    assert await bench.store.apply(changes) == {other.execution.uuid}
+
+
+@pytest.mark.parametrize("name", ["load", "sweep", "report", "apply"])
+async def test_a_lost_reply_to_a_question_is_asked_again(bench: Bench, name: str) -> None:
+    submitted = await bench.submit()
+    link: Link = getattr(bench.store.session, name)
+    lose_reply(link)
+    match name:
+        case "load":
+            assert await bench.load(submitted) == submitted
+        case "sweep":
+            assert await bench.store.take_duty("d", "me", bench.now, Millis(bench.now + 1))
+        case "report":
+            assert await bench.store.lanes(None, 9) == ["default"]
+        case _:
+            held = bench.creation(lane="never seen")
+            assert await bench.store.submit([held], bench.now) == [None]
+            assert bench.store.session.book.newest_route == 2
+    assert link.seam is None
+
+
+async def test_what_a_broken_connection_left_running_ends_before_the_repeat(bench: Bench) -> None:
+    """The network breaks while the claim still waits inside the server."""
+    await bench.claim()
+    submitted = await bench.submit()
+    blocker, watcher = await bench.raw(), await bench.raw()
+    transaction = blocker.transaction()
+    await transaction.start()
+    await blocker.execute("lock table flowfabric.event in exclusive mode")
+    claiming = asyncio.create_task(bench.claim())
+    await until_waiting(watcher)
+    connection = bench.store.session.claim._connection
+    assert connection is not None
+    connection.terminate()
+    ends = """select count(*) from pg_stat_activity where datname = current_database()
+        and pid <> pg_backend_pid() and query ilike '%pg_terminate_backend(pid%'"""
+    while await watcher.fetchval(ends) == 0:
+        assert not claiming.done()
+    await until_waiting(watcher)
+    await transaction.commit()
+    assert uuids(await claiming) == uuids([submitted])
+    assert await watcher.fetchval("select count(*) from flowfabric.lease") == 1

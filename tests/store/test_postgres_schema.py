@@ -1,0 +1,261 @@
+"""The schema: made from nothing, described, refused when newer; and the plans it is made for."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew, Unavailable
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.postgres import open_postgres
+from flowfabric.store.postgres.link import FREE, PINNED, Connection
+from flowfabric.store.rows import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
+from flowfabric.store.sql import load_migrations, load_queries
+from tests.postgres import Databases
+from tests.store.postgres_bench import W1, Bench, migrated_template, opened, renewal
+
+SNAPSHOT_FILE = files("flowfabric.store.postgres") / "schema.snapshot.sql"
+
+
+@pytest.fixture
+def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
+    return fresh_database(template=migrated_template(databases))
+
+
+@pytest.fixture
+async def bench(database: str) -> AsyncIterator[Bench]:
+    async with opened(database) as bench:
+        yield bench
+
+
+# -- migrations
+
+
+async def test_migrating_from_nothing_gives_the_snapshot(bench: Bench) -> None:
+    assert await bench.store.schema_text() == SNAPSHOT_FILE.read_text("utf-8")
+
+
+async def test_migrating_again_changes_nothing(bench: Bench) -> None:
+    assert await bench.store.migrate() == len(load_migrations("postgres"))
+
+
+async def test_many_processes_may_migrate_at_once(fresh_database: Callable[..., str]) -> None:
+    url = fresh_database()
+    stores = [await open_postgres(url, clock=ManualClock()) for _ in range(5)]
+    versions = await asyncio.gather(*(store.migrate() for store in stores))
+    assert set(versions) == {len(load_migrations("postgres"))}
+    secrets = await asyncio.gather(*(store.secret() for store in stores))
+    assert len(set(secrets)) == 1
+    assert len(secrets[0]) == 32
+    for store in stores:
+        await store.close()
+
+
+async def test_a_database_of_a_newer_release_is_refused(bench: Bench) -> None:
+    raw = await bench.raw()
+    await raw.execute("update flowfabric.meta set value = '99' where key = 'version'")
+    with pytest.raises(SchemaTooNew, match="99"):
+        await bench.store.migrate()
+
+
+async def test_two_schemas_of_one_database_are_strangers(bench: Bench) -> None:
+    other = await open_postgres(bench.url, clock=bench.clock, schema="second")
+    await other.migrate()
+    creation = bench.creation()
+    assert await other.submit([creation], bench.now) == [None]
+    assert await bench.claim() == []
+    assert len(await other.claim(bench.call(), bench.now)) == 1
+    text = await other.schema_text()
+    assert text.replace("second.", "flowfabric.") == SNAPSHOT_FILE.read_text("utf-8")
+    await other.close()
+
+
+async def test_a_schema_made_by_somebody_else_is_used(fresh_database: Callable[..., str]) -> None:
+    async with opened(fresh_database()) as bench:
+        await (await bench.raw()).execute("create schema flowfabric")
+        await bench.store.migrate()
+        await bench.submit()
+
+
+@pytest.mark.parametrize("schema", ["", "a b", "Big", 'x"y', "a.b", "1st", "x" * 60])
+async def test_a_schema_has_a_plain_name(bench: Bench, schema: str) -> None:
+    with pytest.raises(Invalid):
+        await open_postgres(bench.url, schema=schema)
+
+
+async def test_a_secret_that_was_deleted_is_made_anew_or_told(bench: Bench) -> None:
+    first = await bench.store.secret()
+    raw = await bench.raw()
+    await raw.execute("delete from flowfabric.meta where key = 'secret'")
+    assert await bench.store.secret() != first
+    await raw.execute(
+        """create rule forget as on insert to flowfabric.meta do instead nothing;
+        delete from flowfabric.meta where key = 'secret'"""
+    )
+    with pytest.raises(Corruption):
+        await bench.store.secret()
+
+
+async def test_the_view_and_the_tables_have_the_shared_columns(bench: Bench) -> None:
+    raw = await bench.raw()
+
+    async def columns(table: str) -> list[str]:
+        query = """select column_name from information_schema.columns
+            where table_schema = 'flowfabric' and table_name = $1 order by ordinal_position"""
+        return [name for (name,) in await raw.fetch(query, table)]
+
+    assert await columns("snapshot") == list(SNAPSHOT)
+    for place, names in COLUMNS.items():
+        assert set(await columns(place)) == set(names)
+    assert set(await columns("execution")) == set(EXECUTION)
+    assert set(await columns("event")) == {"seq", *EVENT}
+    assert set(await columns("step")) == set(STEP)
+
+
+async def test_an_old_server_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowfabric.store.postgres.link.OLDEST_SERVER", 99)
+    with pytest.raises(Unavailable, match="99 or later"):
+        await open_postgres(bench.url)
+
+
+# -- plans
+
+ROWS = 100_000
+
+
+@pytest.fixture(scope="module")
+def crowded_template(databases: Databases) -> str:
+    """A database with very many executions, made once."""
+    url = databases.create(template=migrated_template(databases))
+
+    async def fill() -> None:
+        async with opened(url) as bench:
+            await bench.running(lane="one")
+            await bench.submit(lane="two")
+            await crowd(await bench.raw())
+
+    asyncio.run(fill())
+    return url
+
+
+@pytest.fixture
+async def crowded(
+    crowded_template: str, fresh_database: Callable[..., str]
+) -> AsyncIterator[Bench]:
+    async with opened(fresh_database(template=crowded_template)) as bench:
+        yield bench
+
+
+async def crowd(raw: Connection) -> None:
+    """Half of them ready, a quarter each parked and done, and events of all."""
+    await raw.execute(
+        f"""
+        insert into flowfabric.execution (id, created_at, route, kind, payload)
+        select gen_random_uuid(), 1600000000000 + n, 1 + n % 2, 'crowd', '\\x00'
+        from generate_series(1, {ROWS}) n;
+        insert into flowfabric.ready
+            (id, version, epoch, rank, flags, attempt, start, route, held_until)
+        select id, 1, 0, created_at, 0, 0, 0, route, 0
+        from flowfabric.execution where kind = 'crowd' and created_at % 4 < 2;
+        insert into flowfabric.parked
+            (id, version, epoch, rank, flags, attempt, start, gate, due_at)
+        select id, 1, 0, created_at, 0, 0, 0, 4, created_at
+        from flowfabric.execution where kind = 'crowd' and created_at % 4 = 2;
+        insert into flowfabric.done
+            (id, version, epoch, rank, flags, attempt, start, outcome, ended_at)
+        select id, 1, 0, created_at, 0, 0, 0, 0, created_at
+        from flowfabric.execution where kind = 'crowd' and created_at % 4 = 3;
+        insert into flowfabric.event (id, at, kind, epoch)
+        select id, created_at, 1, 1 from flowfabric.execution;
+        """
+    )
+    await raw.execute("analyze")
+
+
+async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) -> str:
+    """How the server runs a query on a connection of the given kind."""
+    connection = await bench.store.session.dialer.dial(settings)
+    query = load_queries("postgres")[name]
+    transaction = connection.transaction()
+    await transaction.start()
+    rows = await connection.fetch(f"explain (analyze, costs off) {query}", *values)
+    await transaction.rollback()
+    await connection.close()
+    return "\n".join(line for (line,) in rows)
+
+
+async def test_a_claim_reads_the_index_in_its_order(crowded: Bench) -> None:
+    numbers = list(crowded.store.session.book.names.routes) or [1, 2]
+    values = (numbers, crowded.now, "w1", 26, 10, crowded.fresh(), 1, 30_000, None)
+    steps = await plan(crowded, PINNED, "taken_leases", *values)
+    assert "Index Scan using ready_rank on ready" in steps
+    assert "Tid Scan on ready" in steps
+    assert "Seq Scan on ready" not in steps
+    assert "Seq Scan on execution" not in steps
+    assert "Index Scan using execution_pkey" in steps
+
+
+async def test_a_claim_is_in_order_however_many_wait(crowded: Bench) -> None:
+    taken = await crowded.claim(20)
+    ranks = [snapshot.head.rank for snapshot in taken]
+    assert ranks == sorted(ranks)
+    assert ranks[0] == 1_600_000_000_001 - (1_600_000_000_001 % 4 == 2)
+    assert len(ranks) == 20
+
+
+async def test_what_is_due_is_found_by_its_indexes(crowded: Bench) -> None:
+    steps = await plan(crowded, FREE, "due_executions", crowded.now, 100)
+    assert "parked_due_at" in steps
+    assert "Seq Scan on parked" not in steps
+    steps = await plan(crowded, FREE, "next_due_moment", crowded.now)
+    assert "Seq Scan on parked" not in steps
+
+
+@pytest.mark.parametrize("name", ["listed_executions", "listed_executions_newest_first"])
+async def test_a_page_reads_the_index_in_its_order_and_stops(crowded: Bench, name: str) -> None:
+    nothing = (None,) * 11
+    values: tuple[Any, ...] = (*nothing, None, None, [], [], 101)
+    steps = await plan(crowded, FREE, name, *values)
+    assert "using execution_created_at on execution" in steps
+    assert "Sort" not in steps
+    for table in ("execution", "ready", "parked", "done"):
+        assert f"Seq Scan on {table}" not in steps
+    filtered = (None,) * 6 + ("crowd", "default", "one", None, None, True, True, [4], [0], 101)
+    steps = await plan(crowded, FREE, name, *filtered)
+    assert "using execution_created_at on execution" in steps
+
+
+async def test_loads_and_endings_read_by_key(crowded: Bench) -> None:
+    ids = [crowded.fresh() for _ in range(100)]
+    steps = await plan(crowded, PINNED, "snapshots", ids)
+    assert "Seq Scan" not in steps
+    none: tuple[list[Any], ...] = ([],) * 7
+    row = ([ids[0]], [1], [1], [ids[0]], [2], [None], [0], [5], [None], [5], [10], [None])
+    steps = await plan(crowded, PINNED, "ended_leases", *row, crowded.now, *none)
+    assert "Index Scan using lease_pkey on lease" in steps
+
+
+async def test_events_are_read_in_the_order_of_their_key(crowded: Bench) -> None:
+    nothing = (None, None, None, None)
+    steps = await plan(crowded, PINNED, "events_after", 10, 10**6, *nothing, 100)
+    assert "using event_pkey on event" in steps
+    uuid = (await crowded.store.leases_of(W1.instance, 1))[0].execution.uuid
+    steps = await plan(crowded, PINNED, "events_of", 0, 10**6, *nothing, 100, uuid)
+    assert "using event_id on event" in steps
+
+
+async def test_a_renewal_touches_no_index(bench: Bench) -> None:
+    held = await bench.running()
+    for _ in range(20):
+        bench.clock.advance(1)
+        await bench.store.renew([renewal(held)], bench.now)
+    await bench.store.close()
+    raw = await bench.raw()
+    await raw.execute("select pg_stat_force_next_flush()")
+    query = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relname = 'lease'"
+    updates, hot = 0, 0
+    while updates < 20:
+        updates, hot = await raw.fetchrow(query)  # type: ignore[misc]
+    assert hot == updates

@@ -1,0 +1,295 @@
+"""What is submitted, and who gets it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from msgspec.structs import replace
+
+from flowfabric.core import attempt, control, grant, lease
+from flowfabric.core.event import EventKind
+from flowfabric.core.execution import (
+    Failure,
+    Lost,
+    Ready,
+    Start,
+    Waiting,
+)
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import Owner, Taking
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import EventQuery
+from tests.postgres import Databases
+from tests.store.postgres_bench import (
+    W1,
+    W2,
+    Bench,
+    id_of,
+    migrated_template,
+    opened,
+    owner_of,
+    uuids,
+)
+
+OPERATOR = Owner(source="operator_override")
+KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
+
+
+@pytest.fixture
+def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
+    return fresh_database(template=migrated_template(databases))
+
+
+@pytest.fixture
+async def bench(database: str) -> AsyncIterator[Bench]:
+    async with opened(database) as bench:
+        yield bench
+
+
+async def kinds(bench: Bench, uuid: UUID) -> list[EventKind]:
+    page = await bench.store.events(EventQuery(uuid=uuid))
+    return [event.kind for event in page.events]
+
+
+# -- submit
+
+
+async def test_what_was_submitted_can_be_loaded(bench: Bench) -> None:
+    creations = [
+        bench.creation(),
+        bench.creation("other", payload=b"\0\xff", priority=7, creator="me", lane="b"),
+        bench.creation(delay_until=bench.now + 5),
+        bench.creation(deadline_at=bench.now + 9, policy=KEPT_AN_HOUR),
+        bench.creation(policy={"routing_requirements": {"required_capabilities": ["gpu"]}}),
+    ]
+    assert await bench.store.submit(creations, bench.now) == [None] * 5
+    loaded = await bench.store.load([c.snapshot.execution.uuid for c in creations])
+    assert loaded == {c.snapshot.execution.uuid: c.snapshot for c in creations}
+
+
+async def test_an_id_is_created_once(bench: Bench) -> None:
+    first = await bench.submit(payload=b"1")
+    again = bench.creation(id=id_of(first), payload=b"2")
+    fresh = bench.creation()
+    assert await bench.store.submit([fresh, again], bench.now) == [None, id_of(first)]
+    detail = await bench.store.detail(first.execution.uuid)
+    assert detail is not None
+    assert detail.payload == b"1"
+
+
+async def test_a_live_key_finds_the_execution_it_was_given_to(bench: Bench) -> None:
+    first = await bench.submit(key="k", lane="a")
+    again = bench.creation(key="k", lane="b")
+    elsewhere = bench.creation(key="k", namespace="another")
+    found = await bench.store.submit([again, elsewhere], bench.now)
+    assert found == [id_of(first), None]
+    assert again.snapshot.execution.uuid not in await bench.store.load(
+        [again.snapshot.execution.uuid]
+    )
+
+
+async def test_the_key_is_asked_before_the_id(bench: Bench) -> None:
+    keyed, other = await bench.submit(key="k"), await bench.submit()
+    both = bench.creation(key="k", id=id_of(other))
+    assert await bench.store.submit([both], bench.now) == [id_of(keyed)]
+
+
+async def test_a_submission_refused_for_its_id_takes_no_key(bench: Bench) -> None:
+    first = await bench.submit()
+    assert await bench.store.submit([bench.creation(key="k", id=id_of(first))], bench.now) == [
+        id_of(first)
+    ]
+    assert await bench.store.submit([bench.creation(key="k")], bench.now) == [None]
+
+
+async def test_a_key_whose_window_has_passed_is_taken_over(bench: Bench) -> None:
+    first = bench.creation(key="k")
+    await bench.store.submit([first], bench.now)
+    bench.clock.advance(first.key_until - bench.now - 1)
+    assert await bench.store.submit([bench.creation(key="k")], bench.now) == [id_of(first.snapshot)]
+    bench.clock.advance(1)
+    second = await bench.submit(key="k")
+    assert await bench.store.submit([bench.creation(key="k")], bench.now) == [id_of(second)]
+    assert len(await bench.claim(9)) == 2
+
+
+async def test_of_many_rivals_for_a_key_one_creates_and_all_learn_its_id(bench: Bench) -> None:
+    others = [await bench.other_store() for _ in range(3)]
+    creations = [bench.creation(key="k") for _ in range(4)]
+    stores = [bench.store, *others]
+    answers = await asyncio.gather(
+        *(s.submit([c], bench.now) for s, c in zip(stores, creations, strict=True))
+    )
+    winners = [c for c, (a,) in zip(creations, answers, strict=True) if a is None]
+    assert len(winners) == 1
+    losers = [a for (a,) in answers if a is not None]
+    assert losers == [id_of(winners[0].snapshot)] * 3
+    assert len(await bench.claim(9)) == 1
+
+
+async def test_of_many_rivals_for_an_id_one_creates(bench: Bench) -> None:
+    others = [await bench.other_store() for _ in range(3)]
+    id = ExecutionId.solo("default", bench.fresh())
+    answers = await asyncio.gather(
+        *(s.submit([bench.creation(id=id)], bench.now) for s in (bench.store, *others))
+    )
+    assert sorted(map(repr, answers)) == sorted(map(repr, [[None]] + [[id]] * 3))
+
+
+# -- claim
+
+
+@pytest.mark.parametrize("policy", [None, {"timeout_policy": {"attempt_timeout_ms": 500}}])
+async def test_a_claim_does_what_the_rule_says(bench: Bench, policy: object) -> None:
+    """Every way an execution comes to a claim, compared with `core.lease.take`."""
+    retry = {"retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 0}}}
+    fresh = await bench.submit(policy=policy)
+    assert await taken_by_rule(bench, fresh) is EventKind.CLAIMED
+    held = await bench.load(fresh)
+    paused = await bench.apply(attempt.hand_back(held, owner_of(held), bench.now))
+    assert await taken_by_rule(bench, paused) is EventKind.RESUMED
+    held = await bench.load(fresh)
+    lost = await bench.apply(lease.revoke(held, bench.now, reason="test"))
+    assert await taken_by_rule(bench, lost) is EventKind.RECLAIMED
+    held = await bench.load(fresh)
+    ended = await bench.apply(control.cancel(held, OPERATOR, bench.now, "test"))
+    replayed = await bench.apply(control.replay(ended, bench.now))
+    assert await taken_by_rule(bench, replayed) is EventKind.CLAIMED
+    held = await bench.load(fresh)
+    await bench.apply(control.cancel(held, OPERATOR, bench.now, "make room"))
+    failing = await bench.running(policy=retry)
+    change = attempt.fail(failing, owner_of(failing), bench.now, Failure("boom"))
+    retried = await bench.apply(change)
+    if isinstance(retried.state, Waiting):
+        bench.clock.advance(1_000_000)
+        retried = await bench.apply(control.due(retried, bench.now, 0.0, Millis(0)))
+    assert isinstance(retried.state, Ready)
+    assert retried.state.next.start is Start.RETRY
+    assert await taken_by_rule(bench, retried) is EventKind.CLAIMED
+
+
+async def taken_by_rule(bench: Bench, before: object) -> EventKind:
+    """Claims the only ready execution and compares everything with the rule."""
+    snapshot = before
+    assert hasattr(snapshot, "state")
+    assert isinstance(snapshot.state, Ready | Lost)
+    bench.clock.advance(10)
+    call = bench.call()
+    cursor = await bench.store.last_event()
+    (taken,) = await bench.store.claim(call, bench.now)
+    taking = Taking(call.id, call.worker, call.ttl)
+    rule = lease.take(snapshot, snapshot.state.next, taking, bench.now)  # type: ignore[arg-type]
+    assert taken.snapshot == rule.after == await bench.load(taken.snapshot)
+    (event,) = (await bench.store.events(EventQuery(after=cursor))).events
+    (expected,) = rule.events
+    assert (event.at, event.kind, event.epoch, event.attempt, event.worker, event.detail) == (
+        expected.at, expected.kind, expected.epoch,
+        expected.attempt, expected.worker, expected.detail,
+    )  # fmt: skip
+    return event.kind
+
+
+async def test_the_best_come_first_over_all_routes(bench: Bench) -> None:
+    low = await bench.submit(lane="a", priority=1)
+    high = await bench.submit(lane="b", priority=2)
+    bench.clock.advance(1)
+    late = await bench.submit(lane="a", priority=2)
+    assert uuids(await bench.claim(2)) == uuids([high, late])
+    assert uuids(await bench.claim(2)) == uuids([low])
+
+
+async def test_a_claim_takes_only_what_it_asks_for(bench: Bench) -> None:
+    gpu = {"routing_requirements": {"required_capabilities": ["gpu"]}}
+    mine = await bench.submit(lane="a", namespace="n")
+    await bench.submit(lane="b", namespace="n")
+    await bench.submit(lane="a", namespace="m")
+    needy = await bench.submit(lane="a", namespace="n", policy=gpu)
+    other_kind = await bench.submit(kind="other", lane="a", namespace="n")
+    asked: dict[str, Any] = {"lanes": ("a",), "namespace": "n"}
+    assert await bench.claim(9, **asked, kinds=frozenset({"unheard of"})) == []
+    assert uuids(await bench.claim(9, **asked, kinds=frozenset({"other"}))) == uuids([other_kind])
+    assert uuids(await bench.claim(9, **asked)) == uuids([mine])
+    offered = frozenset({"gpu", "more"})
+    assert uuids(await bench.claim(9, **asked, capabilities=offered)) == uuids([needy])
+    assert len(await bench.claim(9)) == 2
+
+
+async def test_a_paused_lane_gives_nothing_until_it_is_opened(bench: Bench) -> None:
+    await bench.store.pause_lane("a", True)
+    await bench.submit(lane="a")
+    open_lane = await bench.submit(lane="b")
+    assert uuids(await bench.claim(9)) == uuids([open_lane])
+    await bench.store.pause_lane("a", False)
+    assert len(await bench.claim(9)) == 1
+
+
+async def test_a_hold_keeps_an_execution_for_one_worker_until_it_runs_out(bench: Bench) -> None:
+    submitted = await bench.submit()
+    grantee = grant.Grantee("w2", frozenset(), Millis(100))
+    held = await bench.apply(grant.issue_grant(submitted, grantee, bench.now))
+    assert await bench.load(held) == held
+    assert await bench.claim(worker=W1) == []
+    assert uuids(await bench.claim(worker=W2)) == uuids([held])
+    submitted = await bench.submit()
+    await bench.apply(grant.issue_grant(submitted, grantee, bench.now))
+    bench.clock.advance(100)
+    assert uuids(await bench.claim(worker=W1)) == uuids([submitted])
+
+
+async def test_a_claim_learns_routes_that_other_processes_made(bench: Bench) -> None:
+    other = await bench.other_store()
+    assert await bench.claim() == []
+    creation = bench.creation(lane="new")
+    assert await other.submit([creation], bench.now) == [None]
+    assert uuids(await bench.claim(5)) == uuids([creation.snapshot])
+
+
+async def test_two_claimers_share_and_take_nothing_twice(bench: Bench) -> None:
+    other = await bench.other_store()
+    submitted = await bench.submit_many(60)
+    halves = await asyncio.gather(
+        *(store.claim(bench.call(20), bench.now) for store in (bench.store, other, bench.store))
+    )
+    taken = [item.snapshot.execution.uuid for half in halves for item in half]
+    taken += uuids(await bench.claim(60))
+    assert sorted(taken) == sorted(uuids(submitted))
+
+
+async def test_rows_another_claimer_has_locked_are_skipped(bench: Bench) -> None:
+    first, second = await bench.submit_many(2)
+    rival = await bench.raw()
+    async with rival.transaction():
+        await rival.execute(
+            "select 1 from flowfabric.ready where id = $1 for update", first.execution.uuid
+        )
+        assert uuids(await bench.claim(2)) == uuids([second])
+    assert uuids(await bench.claim(2)) == uuids([first])
+
+
+async def test_a_repeated_call_returns_what_it_took_and_fills_up(bench: Bench) -> None:
+    first, second, third = await bench.submit_many(3)
+    call = bench.call(2)
+    taken = await bench.store.claim(call, bench.now)
+    again = await bench.store.claim(replace(call, repeated=True), bench.now)
+    assert again == taken
+    assert uuids(item.snapshot for item in taken) == uuids([first, second])
+    more = await bench.store.claim(replace(call, repeated=True, limit=3), bench.now)
+    assert uuids(item.snapshot for item in more) == uuids([first, second, third])
+
+
+async def test_a_worker_of_very_many_routes_gets_everything_in_turn(bench: Bench) -> None:
+    creations = [bench.creation(lane=f"lane-{n}") for n in range(150)]
+    await bench.store.submit(creations, bench.now)
+    taken: list[UUID] = []
+    while claimed := await bench.claim(50):
+        taken += uuids(claimed)
+    assert sorted(taken) == sorted(uuids(c.snapshot for c in creations))
+
+
+async def test_a_claim_brings_the_payload(bench: Bench) -> None:
+    creation = bench.creation(payload=bytes(range(256)) * 100)
+    await bench.store.submit([creation], bench.now)
+    (taken,) = await bench.store.claim(bench.call(), bench.now)
+    assert taken.payload == creation.payload
