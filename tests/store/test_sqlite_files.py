@@ -124,6 +124,8 @@ from flowfabric.core.errors import StoreReadOnly
 from flowfabric.store.sqlite import open_sqlite
 
 async def main():
+    # Everything is imported before root's rights, and with them its files, are given up.
+    await (await open_sqlite(":memory:")).close()
     if os.getuid() == 0:
         os.setuid(65534)
     try:

@@ -255,6 +255,29 @@ async def test_lanes_are_listed_in_order(bench: Bench) -> None:
     assert await bench.store.lanes("a", 1) == ["b"]
 
 
+# -- duties and the secret
+
+
+async def test_a_duty_has_one_holder_until_it_lapses(bench: Bench) -> None:
+    until = Millis(bench.now + 100)
+    assert await bench.store.take_duty("sweep", "a", bench.now, until)
+    assert not await bench.store.take_duty("sweep", "b", bench.now, until)
+    assert await bench.store.take_duty("sweep", "a", bench.now, Millis(until + 1))
+    assert await bench.store.take_duty("other", "b", bench.now, until)
+    bench.clock.advance(101)
+    assert await bench.store.take_duty("sweep", "b", bench.now, Millis(bench.now + 1))
+    await bench.store.drop_duty("sweep", "a")
+    assert not await bench.store.take_duty("sweep", "a", bench.now, until)
+    await bench.store.drop_duty("sweep", "b")
+    assert await bench.store.take_duty("sweep", "a", bench.now, until)
+
+
+async def test_the_secret_is_made_once(bench: Bench) -> None:
+    secret = await bench.store.secret()
+    assert len(secret) == 32
+    assert await bench.store.secret() == secret
+
+
 # -- events
 
 

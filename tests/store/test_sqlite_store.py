@@ -458,7 +458,7 @@ async def test_an_execution_with_its_own_retention_goes_when_that_has_passed(ben
     held = await bench.running(policy=policy)
     await bench.apply(bench.completing(held))
     bench.clock.advance(999)
-    assert await bench.store.trim(Millis(0), bench.now, 10) == 0
+    assert await bench.store.trim(bench.now, bench.now, 10) == 0
     bench.clock.advance(1)
     assert await bench.store.trim(Millis(0), bench.now, 10) == 1
 
@@ -472,26 +472,6 @@ async def test_numbers_of_events_are_not_used_again_after_trim(bench: Bench) -> 
     assert await bench.store.last_event() == last
     await bench.running()
     assert [event.seq for event in (await bench.store.events(EventQuery())).events] == [last + 1]
-
-
-async def test_a_duty_has_one_holder_until_it_lapses(bench: Bench) -> None:
-    until = Millis(bench.now + 100)
-    assert await bench.store.take_duty("sweep", "a", bench.now, until)
-    assert not await bench.store.take_duty("sweep", "b", bench.now, until)
-    assert await bench.store.take_duty("sweep", "a", bench.now, Millis(until + 1))
-    assert await bench.store.take_duty("other", "b", bench.now, until)
-    bench.clock.advance(101)
-    assert await bench.store.take_duty("sweep", "b", bench.now, Millis(bench.now + 1))
-    await bench.store.drop_duty("sweep", "a")
-    assert not await bench.store.take_duty("sweep", "a", bench.now, until)
-    await bench.store.drop_duty("sweep", "b")
-    assert await bench.store.take_duty("sweep", "a", bench.now, until)
-
-
-async def test_the_secret_is_made_once(bench: Bench) -> None:
-    secret = await bench.store.secret()
-    assert len(secret) == 32
-    assert await bench.store.secret() == secret
 
 
 async def test_a_revoked_lease_is_lost(bench: Bench) -> None:

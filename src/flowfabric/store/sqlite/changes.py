@@ -1,7 +1,6 @@
 """Writing what the core decided."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from flowfabric.core.change import Change
@@ -9,13 +8,14 @@ from flowfabric.core.execution import Active, Ended, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
 from flowfabric.store.rows import Place
-from flowfabric.store.sqlite.session import Session, blobs, state_row
+from flowfabric.store.sqlite.claims import refused_fences
+from flowfabric.store.sqlite.session import Session, keyed, state_row
 
-_VERSIONS = {
-    Place.READY: "ready_versions",
-    Place.LEASE: "lease_versions",
-    Place.PARKED: "parked_versions",
-    Place.DONE: "done_versions",
+_MOVED = {
+    Place.READY: "moved_ready",
+    Place.LEASE: "moved_lease",
+    Place.PARKED: "moved_parked",
+    Place.DONE: "moved_done",
 }
 _GONE = {
     Place.READY: "gone_ready",
@@ -34,7 +34,7 @@ _NEW = {
 class Decided:
     """A change that writes something, with what is asked of it more than once."""
 
-    __slots__ = ("after", "before", "change", "id", "place", "uuid")
+    __slots__ = ("after", "before", "change", "id", "uuid")
 
     def __init__(self, change: Change[object], before: Snapshot, after: Snapshot) -> None:
         self.change = change
@@ -42,14 +42,13 @@ class Decided:
         self.after = after
         self.uuid = before.execution.uuid
         self.id = self.uuid.bytes
-        self.place = rows.place_of(before.state)
 
 
 def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
     decided = _decided(changes)
-    ids = [item.id for item in decided]
-    fences = {row[0]: row[1:] for row in session.among("standing_leases", ids, now)}
-    ended = [item for item in decided if fences.get(item.id) == _fence(item.before)]
+    fences = [_fence(item) for item in decided]
+    refused = {id for id, _, _ in refused_fences(session, fences, now)}
+    ended = [item for item in decided if item.id not in refused]
     if ended:
         session.among("gone_lease", [item.id for item in ended])
         _write(session, ended, {Place.DONE: ended})
@@ -58,9 +57,9 @@ def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set
 
 def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
     standing = _standing(session, _decided(changes))
-    for place, items in _by(standing, lambda item: item.place).items():
+    for place, items in _by(standing, _place_before).items():
         session.among(_GONE[place], [item.id for item in items])
-    _write(session, standing, _by(standing, lambda item: rows.place_of(item.after.state)))
+    _write(session, standing, _by(standing, _place_after))
     _write_attempts(session, standing)
     _write_deadlines(session, standing)
     return {item.uuid for item in standing}
@@ -74,46 +73,66 @@ def _decided(changes: Sequence[Change[object]]) -> list[Decided]:
     ]
 
 
-def _fence(before: Snapshot) -> tuple[int, int, bytes] | None:
-    if not isinstance(before.state, Active):
-        return None
-    return before.head.version, before.head.epoch, before.state.lease.id.bytes
+def _fence(item: Decided) -> tuple[bytes, int, int, bytes]:
+    head, state = item.before.head, item.before.state
+    # Nobody holds a lease without an id: whatever is not active is refused.
+    claim = state.lease.id.bytes if isinstance(state, Active) else b""
+    return item.id, head.version, head.epoch, claim
 
 
-def _version(before: Snapshot) -> tuple[int, ...]:
+def _version(item: Decided) -> tuple[object, ...]:
     """What must still stand: the version, and for a lease its expiry."""
-    if isinstance(before.state, Active):
-        return before.head.version, before.state.lease.expires_at
-    return (before.head.version,)
+    head, state = item.before.head, item.before.state
+    if isinstance(state, Active):
+        return item.id, head.version, state.lease.expires_at
+    return item.id, head.version
 
 
 def _standing(session: Session, decided: Sequence[Decided]) -> list[Decided]:
     """The changes whose version is still in the place it was decided on."""
     standing = []
-    for place, items in _by(decided, lambda item: item.place).items():
-        found = session.among(_VERSIONS[place], [item.id for item in items])
-        versions = {row[0]: row[1:] for row in found}
-        standing += [item for item in items if versions.get(item.id) == _version(item.before)]
+    for place, items in _by(decided, _place_before).items():
+        moved = {id for (id,) in session.given(_MOVED[place], [_version(item) for item in items])}
+        standing += [item for item in items if item.id not in moved]
     return standing
 
 
 def _write(session: Session, items: list[Decided], places: dict[Place, list[Decided]]) -> None:
     """New state rows and events."""
-    for item in items:
-        session.intern_workers(rows.workers_in(item.change))
-    names = session.names
-    for place, moved in places.items():
-        session.insert(_NEW[place], [state_row(session, item.after) for item in moved])
-    events = [event for item in items for event in item.change.events]
-    session.insert("new_events", [blobs(rows.event_row(event, names)) for event in events])
+    try:
+        states, events = _rows(session, items, places)
+    except KeyError:
+        # A worker this process has not met.
+        for item in items:
+            session.intern_workers(rows.workers_in(item.change))
+        states, events = _rows(session, items, places)
+    for place, new in states.items():
+        session.insert(_NEW[place], new)
+    session.insert("new_events", events)
+
+
+def _rows(
+    session: Session, items: list[Decided], places: dict[Place, list[Decided]]
+) -> tuple[dict[Place, list[rows.Row]], list[rows.Row]]:
+    states = {
+        place: [state_row(session, item.id, item.after) for item in moved]
+        for place, moved in places.items()
+    }
+    events = [
+        keyed(item.id, rows.event_row(event, session.names))
+        for item in items
+        for event in item.change.events
+    ]
+    return states, events
 
 
 def _write_attempts(session: Session, items: Iterable[Decided]) -> None:
-    attempts: list[tuple[Any, ...]] = []
-    steps: list[tuple[Any, ...]] = []
+    attempts: list[rows.Row] = []
+    steps: list[rows.Row] = []
     for item in items:
-        attempts += [blobs(rows.attempt_row(item.uuid, one)) for one in item.change.attempts]
-        steps += [blobs(rows.step_row(item.uuid, one)) for one in item.change.steps]
+        id, uuid, change = item.id, item.uuid, item.change
+        attempts += [keyed(id, rows.attempt_row(uuid, attempt)) for attempt in change.attempts]
+        steps += [keyed(id, rows.step_row(uuid, step)) for step in change.steps]
     session.insert("new_attempts", attempts)
     session.insert("new_steps", steps)
 
@@ -134,7 +153,15 @@ def _write_deadlines(session: Session, items: Iterable[Decided]) -> None:
     session.insert("new_deadlines", new)
 
 
-def _by(items: Iterable[Decided], place: Any) -> dict[Place, list[Decided]]:
+def _place_before(item: Decided) -> Place:
+    return rows.place_of(item.before.state)
+
+
+def _place_after(item: Decided) -> Place:
+    return rows.place_of(item.after.state)
+
+
+def _by(items: Iterable[Decided], place: Callable[[Decided], Place]) -> dict[Place, list[Decided]]:
     found: dict[Place, list[Decided]] = {}
     for item in items:
         found.setdefault(place(item), []).append(item)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from msgspec.json import encode
@@ -13,11 +13,12 @@ from flowfabric.core.routing import satisfies
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
 from flowfabric.store.contract import ClaimCall, Note, Renewal, Taken
-from flowfabric.store.sqlite.session import Session, blobs, read_uuid
+from flowfabric.store.sqlite.session import Session, keyed, read_uuid
 
 _STARTS = tuple(Start)
 
 Row = tuple[Any, ...]
+Fenced = TypeVar("Fenced", Renewal, Note)
 
 
 def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
@@ -33,36 +34,47 @@ def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
 
 
 def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
-    renewed = {}
-    for renewal in renewals:
-        values = {
-            "id": renewal.uuid.bytes,
-            "claim": renewal.lease_id.bytes,
-            "epoch": renewal.epoch,
-            "ttl": renewal.ttl,
-            "now": now,
-        }
-        # All rows are fetched: a statement that is not finished would outlive the commit.
-        if found := session.rows("renewed_lease", values):
-            renewed[renewal.uuid] = Millis(found[0][0])
+    by_ttl: dict[Millis, dict[bytes, UUID]] = {}
+    for renewal, id in _standing(session, renewals, now):
+        by_ttl.setdefault(renewal.ttl, {})[id] = renewal.uuid
+    renewed: dict[UUID, Millis] = {}
+    for ttl, uuids in by_ttl.items():
+        ids, until = list(uuids), Millis(now + ttl)
+        renewed |= dict.fromkeys(uuids.values(), until)
+        renewed |= {uuids[id]: at for id, at in session.among("later_leases", ids, until)}
+        session.among("renewed_leases", ids, until, now)
     return renewed
 
 
 def note(session: Session, notes: Sequence[Note], now: Millis) -> set[UUID]:
-    ids = [note.uuid.bytes for note in notes]
-    fences = {
-        (id, epoch, claim) for id, _, epoch, claim in session.among("standing_leases", ids, now)
-    }
-    standing = [
-        note for note in notes if (note.uuid.bytes, note.epoch, note.lease_id.bytes) in fences
-    ]
-    steps = [blobs(rows.step_row(note.uuid, note.step)) for note in standing if note.step]
-    session.insert("new_steps", steps)
-    for note in standing:
+    steps, progress, standing = [], [], set()
+    for note, id in _standing(session, notes, now):
+        standing.add(note.uuid)
+        if note.step is not None:
+            steps.append(keyed(id, rows.step_row(note.uuid, note.step)))
         if note.progress is not None:
-            percent, message = note.progress.percent, note.progress.message
-            session.execute("new_progress", (note.uuid.bytes, percent, message, now))
-    return {note.uuid for note in standing}
+            progress.append((id, note.progress.percent, note.progress.message, now))
+    session.insert("new_steps", steps)
+    session.insert("new_progress", progress)
+    return standing
+
+
+def refused_fences(
+    session: Session, fences: Sequence[tuple[bytes, int | None, int, bytes]], now: Millis
+) -> set[Row]:
+    """Of (id, version or None, epoch, claim) those that do not stand, without the version."""
+    return set(session.given("refused_fences", fences, now)) if fences else set()
+
+
+def _standing(session: Session, items: Sequence[Fenced], now: Millis) -> list[tuple[Fenced, bytes]]:
+    """The items whose lease stands, with the id of their execution."""
+    fences = [(item.uuid.bytes, None, item.epoch, item.lease_id.bytes) for item in items]
+    refused = refused_fences(session, fences, now)
+    return [
+        (item, id)
+        for item, (id, _, epoch, claim) in zip(items, fences, strict=True)
+        if (id, epoch, claim) not in refused
+    ]
 
 
 def routes_for(

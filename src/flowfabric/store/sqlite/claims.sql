@@ -53,16 +53,22 @@ where l.claim = :claim and l.expires_at > :now
 order by l.rank, l.id
 limit :limit
 
--- name: renewed_lease
--- The version stays: renewing extends a lease, nobody's decision depends on it.
-update lease
-set expires_at = max(expires_at, :now + :ttl), renewed_at = :now
-where id = :id and claim = :claim and epoch = :epoch and expires_at > :now
-returning expires_at
+-- name: refused_fences
+-- Those that do not stand or have run out, most often none. The version may be left open.
+with given (id, version, epoch, claim) as (values (?, ?, ?, ?))
+select g.id, g.epoch, g.claim
+from given as g
+left join lease as l on l.id = g.id and l.epoch = g.epoch and l.claim = g.claim
+    and (g.version is null or l.version = g.version) and l.expires_at > ?
+where l.id is null
 
--- name: standing_leases
--- The fences of those leases that have not run out.
-select id, version, epoch, claim from lease where expires_at > ? and id in (?)
+-- name: renewed_leases
+-- The version stays: renewing extends a lease, nobody's decision depends on it.
+update lease set expires_at = max(expires_at, ?), renewed_at = ? where id in (?)
+
+-- name: later_leases
+-- Those that would have been shortened.
+select id, expires_at from lease where expires_at > ? and id in (?)
 
 -- name: new_progress
 insert into progress (id, percent, message, at) values (?, ?, ?, ?)

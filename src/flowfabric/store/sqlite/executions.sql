@@ -71,18 +71,31 @@ on conflict (id, generation, name, occurrence) do nothing
 insert or fail into event (id, at, kind, epoch, attempt, worker, detail)
 values (?, ?, ?, ?, ?, ?, ?)
 
--- name: ready_versions
-select id, version from ready where id in (?)
+-- name: moved_ready
+-- Those whose version does not stand, most often none.
+with given (id, version) as (values (?, ?))
+select g.id from given as g
+left join ready as s on s.id = g.id and s.version = g.version
+where s.id is null
 
--- name: lease_versions
+-- name: moved_lease
 -- A renewal moves only the expiry.
-select id, version, expires_at from lease where id in (?)
+with given (id, version, expires_at) as (values (?, ?, ?))
+select g.id from given as g
+left join lease as s on s.id = g.id and s.version = g.version and s.expires_at = g.expires_at
+where s.id is null
 
--- name: parked_versions
-select id, version from parked where id in (?)
+-- name: moved_parked
+with given (id, version) as (values (?, ?))
+select g.id from given as g
+left join parked as s on s.id = g.id and s.version = g.version
+where s.id is null
 
--- name: done_versions
-select id, version from done where id in (?)
+-- name: moved_done
+with given (id, version) as (values (?, ?))
+select g.id from given as g
+left join done as s on s.id = g.id and s.version = g.version
+where s.id is null
 
 -- name: gone_ready
 delete from ready where id in (?)

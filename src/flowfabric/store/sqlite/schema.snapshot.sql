@@ -90,7 +90,7 @@ CREATE TABLE done (
     check ((claim is null) = (worker is null) and (claim is null) = (started_at is null))
 ) strict, without rowid;
 
-CREATE INDEX done_ended_at on done (outcome, ended_at);
+CREATE INDEX done_ended_at on done (outcome, ended_at, trim_at);
 
 CREATE INDEX done_trim_at on done (trim_at) where trim_at is not null;
 

@@ -7,7 +7,17 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.execution import Lost, Ready, Route, Snapshot, Worker
+from flowfabric.core.execution import (
+    Active,
+    Ended,
+    Lost,
+    Ready,
+    Route,
+    Snapshot,
+    Suspended,
+    Waiting,
+    Worker,
+)
 from flowfabric.store import rows
 from flowfabric.store.rows import COLUMNS, Names, Place
 from flowfabric.store.sql import load_queries
@@ -16,6 +26,8 @@ Values = Sequence[Any] | Mapping[str, Any]
 
 _WIDTHS = (64, 16, 4, 1)
 _ROUTE = COLUMNS[Place.READY].index("route")
+_LEASE_CLAIM = COLUMNS[Place.LEASE].index("claim")
+_DONE_CLAIM = COLUMNS[Place.DONE].index("claim")
 
 
 class Registry:
@@ -91,15 +103,19 @@ class Session:
                 self.connection.execute(_wide_values(query, width), values)
                 start += width
 
+    def given(self, name: str, rows: Sequence[Sequence[Any]], *after: object) -> sqlite3.Cursor:
+        """Runs a query that reads `values (?, …)` for many rows; `after` are its other values."""
+        filling = [rows[-1]] * (_width(len(rows)) - len(rows))
+        query = _wide_values(self._queries[name], _width(len(rows)))
+        return self.connection.execute(query, [*chain.from_iterable([*rows, *filling]), *after])
+
     def each(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         self.connection.executemany(self._queries[name], rows)
 
     def among(self, name: str, ids: Sequence[bytes], *before: object) -> sqlite3.Cursor:
         """Runs a query that ends in `in (?)` for many keys; `before` are its other values."""
-        width = 1 << max(len(ids) - 1, 0).bit_length()
-        # A key may be asked for twice: one statement text serves many lengths.
-        filling = [ids[-1] if ids else b""] * (width - len(ids))
-        query = _wide_keys(self._queries[name], width)
+        filling = [ids[-1]] * (_width(len(ids)) - len(ids))
+        query = _wide_keys(self._queries[name], _width(len(ids)))
         return self.connection.execute(query, (*before, *ids, *filling))
 
     # -- names
@@ -159,18 +175,34 @@ def read_uuid(data: bytes) -> UUID:
     return UUID(bytes=data)
 
 
-def blobs(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row with its keys as SQLite stores them."""
-    return tuple([value.bytes if type(value) is UUID else value for value in row])
+def keyed(id: bytes, row: rows.Row) -> rows.Row:
+    """A row whose only key is its first column."""
+    return (id, *row[1:])
 
 
-def state_row(session: Session, snapshot: Snapshot) -> rows.Row:
+def state_row(session: Session, id: bytes, snapshot: Snapshot) -> rows.Row:
     """As `rows.state_row`, but with the number of the route that has the kind in it."""
-    if not isinstance(snapshot.state, Ready | Lost):
-        return blobs(rows.state_row(snapshot, session.names))
-    number = session.intern_route(snapshot.execution.route, snapshot.execution.kind)
-    row = blobs(rows.state_row(snapshot, session.names))
-    return (*row[:_ROUTE], number, *row[_ROUTE + 1 :])
+    match snapshot.state:
+        case Ready() | Lost():
+            number = session.intern_route(snapshot.execution.route, snapshot.execution.kind)
+            row = rows.state_row(snapshot, session.names)
+            return (id, *row[1:_ROUTE], number, *row[_ROUTE + 1 :])
+        case Waiting() | Suspended():
+            return keyed(id, rows.state_row(snapshot, session.names))
+        case Active():
+            return _with_claim(id, rows.state_row(snapshot, session.names), _LEASE_CLAIM)
+        case Ended():
+            return _with_claim(id, rows.state_row(snapshot, session.names), _DONE_CLAIM)
+
+
+def _with_claim(id: bytes, row: rows.Row, at: int) -> rows.Row:
+    claim: UUID | None = row[at]
+    return (id, *row[1:at], None if claim is None else claim.bytes, *row[at + 1 :])
+
+
+def _width(count: int) -> int:
+    """What is asked for may be asked for twice, so that one statement serves many lengths."""
+    return 1 << (count - 1).bit_length()
 
 
 @lru_cache(maxsize=256)

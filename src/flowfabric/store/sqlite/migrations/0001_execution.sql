@@ -95,7 +95,7 @@ create table done (
 ) strict, without rowid;
 
 -- By outcome first, so that endings of one kind can be counted without the others.
-create index done_ended_at on done (outcome, ended_at);
+create index done_ended_at on done (outcome, ended_at, trim_at);
 create index done_trim_at on done (trim_at) where trim_at is not null;
 
 create table deadline (
