@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import control
+from flowfabric.core import control, lease
 from flowfabric.core.errors import Invalid, StoreFull, StoreReadOnly, Unavailable
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Owner
@@ -112,6 +112,25 @@ async def test_a_store_that_is_gone_is_unavailable(bench: Bench, databases: Data
     assert await methods[-1]() == set()
 
 
+async def test_a_caller_that_goes_away_spoils_nothing_for_the_next(bench: Bench) -> None:
+    held = await bench.running()
+    blocker, watcher = await bench.raw(), await bench.raw()
+    changes = [lease.revoke(held, bench.now, reason="")]
+    async with blocker.transaction():
+        await blocker.execute("select 1 from flowfabric.lease for update")
+        leaving = [
+            asyncio.create_task(bench.store.end([bench.completion(held)], bench.now)),
+            asyncio.create_task(bench.store.apply(changes)),
+        ]
+        await until_waiting(watcher, 2)
+        for task in leaving:
+            task.cancel()
+        await asyncio.wait(leaving)
+        assert all(task.cancelled() for task in leaving)
+    assert await bench.store.apply(changes) == {held.execution.uuid}
+    assert await bench.store.end([bench.completion(held)], bench.now) == set()
+
+
 async def test_a_closed_store_is_unavailable(bench: Bench) -> None:
     await bench.store.close()
     with pytest.raises(Unavailable, match="closed"):
@@ -212,8 +231,9 @@ async def test_a_guilty_change_keeps_no_neighbour_from_being_written(bench: Benc
     changes = [control.cancel(s, OPERATOR, bench.now, "") for s in submitted]
     broken = after(changes[2])
     changes[2] = replace(changes[2], after=replace(broken, head=replace(broken.head, epoch=-1)))
-    with pytest.raises(Invalid, match="done_epoch"):
+    with pytest.raises(Invalid, match="done_epoch") as caught:
         await bench.store.apply(changes)
+    assert str(submitted[2].execution.uuid) not in str(caught.value), "rows are not quoted"
     assert uuids(await bench.claim(9)) == uuids([submitted[2]])
 
 

@@ -14,6 +14,7 @@ from flowfabric.core.lease import Owner
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import EventQuery
 from flowfabric.store.postgres import PostgresStore, open_postgres
+from flowfabric.store.postgres.link import PINNED
 from tests.postgres import Databases, database_name
 from tests.store.postgres_bench import (
     Bench,
@@ -162,9 +163,9 @@ def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
 
 
 @asynccontextmanager
-async def pooled(url: str, *, strict: bool) -> AsyncIterator[tuple[Pooler, str]]:
+async def pooled(url: str, *, strict: bool, sessions: int = 2) -> AsyncIterator[tuple[Pooler, str]]:
     pooler = Pooler(url, strict=strict)
-    await pooler.start(2)
+    await pooler.start(sessions)
     server = await asyncio.start_server(pooler.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
@@ -225,6 +226,19 @@ async def test_the_url_has_the_last_word_about_a_pooler(database: str) -> None:
     async with pooled(database, strict=False) as (_, url):
         assert await is_pooled(url)
         assert not await is_pooled(f"{url}?pooler=session")
+
+
+async def test_a_pooler_that_keeps_sessions_together_gets_its_settings_later(
+    database: str,
+) -> None:
+    async with (
+        pooled(database, strict=True, sessions=1) as (_, url),
+        opened(f"{url}?pooler=session") as bench,
+    ):
+        await bench.ended()
+        connection = await bench.store.session.dialer.dial(PINNED)
+        assert await connection.fetchval("show plan_cache_mode") == "force_generic_plan"
+        await connection.close()
 
 
 async def test_a_told_pooler_works_without_one(database: str) -> None:

@@ -1,6 +1,7 @@
 """What went wrong, in the words of the engine: broken, lost against a rival, or refused."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from textwrap import shorten
 from typing import TypeVar
 
 import asyncpg
@@ -20,6 +21,8 @@ Answer = TypeVar("Answer")
 RIVALS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """Undone by the server; the same statement can be sent again."""
 
+MAX_TEXT = 300
+
 _DATA_CLASSES = ("22", "23", "54", "P0")
 _ENDED_CLASSES = ("08", "57P")
 _MISSING = ("3F000", "42P01")
@@ -38,11 +41,14 @@ def is_broken(error: BaseException) -> bool:
 
 def translate(error: Exception, address: Address) -> FlowFabricError:
     """An error of the driver or of the server as one of ours."""
-    text = f"{address.shown}: {address.censored(error) or type(error).__name__}"
+    # The server's details quote whole rows; only what it says first is passed on.
+    told = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
+    brief = shorten(address.censored(told), MAX_TEXT) or type(error).__name__
+    text = f"{address.shown}: {brief}"
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(str(error.sqlstate), text)
     if isinstance(error, asyncpg.DataError):
-        return Invalid(address.censored(error))
+        return Invalid(brief)
     return Unavailable(text)
 
 

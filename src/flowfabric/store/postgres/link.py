@@ -24,7 +24,7 @@ Work = Callable[[Connection, bool], Awaitable[T]]
 earlier try was lost."""
 
 CONNECT_SECONDS = 10.0
-STATEMENT_SECONDS = 30.0
+STATEMENT_SECONDS = 20.0
 QUESTION_SECONDS = 600.0
 MAX_BREAKS = 3
 MAX_RIVALS = 10
@@ -34,6 +34,7 @@ _COMMON = {
     "application_name": "flowfabric",
     "default_transaction_isolation": "read committed",
     "jit": "off",
+    "tcp_keepalives_idle": "30",
 }
 PINNED = _COMMON | {
     "plan_cache_mode": "force_generic_plan",
@@ -85,15 +86,19 @@ class Dialer:
         return connection
 
     async def dial(self, settings: Mapping[str, str]) -> Connection:
+        later = self.address.pooler == "session"  # it takes no settings at the door
         connection: Connection = await asyncpg.connect(
             self.address.dsn,
             timeout=CONNECT_SECONDS,
             command_timeout=STATEMENT_SECONDS if settings is PINNED else QUESTION_SECONDS,
-            server_settings=None if self.pooled else dict(settings),
+            server_settings=None if self.pooled or later else dict(settings),
             statement_cache_size=0 if self.pooled else 200,
             max_cached_statement_lifetime=0,
             max_cacheable_statement_size=0,
         )
+        if later:
+            for name, value in settings.items():
+                await connection.execute(f"set {name} = '{value}'")
         return connection
 
     async def _is_shared(self, connection: Connection) -> bool:
