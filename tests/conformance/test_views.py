@@ -1,0 +1,938 @@
+"""Reading: one execution in the depth wanted, many by filter, and waiting for an end.
+
+E-T320 to E-T329, E-T341, E-X28, INV-6, INV-7, INV-28; §3.48 to §3.61, §3.68.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from flowfabric.core.errors import (
+    Corruption,
+    Invalid,
+    InvalidId,
+    NotActive,
+    NotFound,
+    Unavailable,
+)
+from flowfabric.core.event import StoredEvent
+from flowfabric.core.execution import (
+    Active,
+    AttemptOutcome,
+    Failure,
+    Gate,
+    Next,
+    Outcome,
+    Snapshot,
+    Start,
+    Waiting,
+)
+from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.lease import AlreadySatisfied
+from flowfabric.core.submission import Submission, Submitted
+from flowfabric.core.time import Millis
+from flowfabric.core.vector import PublicState, Vector
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.views import Context, Description, Ending, Info
+from flowfabric.store.contract import Progress, Query
+from tests import situations
+from tests.lab import TTL, W1, W2, Lab
+from tests.situations import ALL, DELAY, ENDED, LIVING, is_legal, load, put, suspend, take
+
+Read = Callable[[str], Awaitable[Any]]
+
+
+async def described(lab: Lab, id: str) -> Description:
+    seen = await lab.engine.views.describe(id)
+    assert seen is not None
+    return seen
+
+
+async def missing_ids(lab: Lab) -> list[ExecutionId]:
+    """An id nobody ever gave, and a real uuid in the wrong partition."""
+    id = await lab.submit()
+    return [
+        ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1)),
+        ExecutionId.of((id.partition_index + 1) % 256, id.uuid),
+    ]
+
+
+# -- one execution
+
+
+async def test_what_does_not_exist_is_seen_by_nobody(lab: Lab) -> None:
+    """E-T320, E-T325, E-T341: nothing where nothing is an answer, NotFound elsewhere"""
+    views, executions, claims = lab.engine.views, lab.engine.executions, lab.engine.claims
+    grants = lab.engine.grants
+    nothing: list[Read] = [
+        views.describe,
+        views.info,
+        views.state,
+        views.vector,
+        views.result,
+        views.namespace,
+    ]
+    refused: list[Read] = [
+        views.context,
+        views.attempts,
+        views.current_attempt,
+        views.attempts_made,
+        lambda id: views.wait(id, timeout=20),
+        lambda id: executions.cancel(id, reason="r"),
+        lambda id: executions.change_priority(id, 1),
+        executions.replay,
+        lambda id: executions.block(id, "paused_by_operator"),
+        executions.unblock,
+        executions.resume,
+        lambda id: executions.set_tag(id, "app.x", "v"),
+        lambda id: claims.revoke(id, reason="r"),
+        lambda id: grants.issue(id, "w1"),
+        lambda id: grants.issue_reclaim(id, "w1"),
+        lambda id: grants.claim(id, W1),
+        lambda id: grants.claim_resumed(id, W1),
+        grants.take,
+    ]
+    for id in await missing_ids(lab):
+        for read in nothing:
+            assert await read(id) is None
+        for call in refused:
+            with pytest.raises(NotFound) as caught:
+                await call(id)
+            assert caught.value.entity == "execution"
+        assert await executions.expire(id) == AlreadySatisfied("already_terminal")
+        assert await claims.mark_expired(id) == AlreadySatisfied("execution_not_found")
+    for read in nothing + refused:
+        with pytest.raises(InvalidId):
+            await read("nonsense")
+
+
+async def test_a_fresh_execution_is_described(lab: Lab) -> None:
+    """E-T321"""
+    id = await lab.submit(
+        "send",
+        namespace="shop",
+        lane="mail",
+        priority=7,
+        key="order-1",
+        creator="tests",
+        encoding="json",
+        tags={"z.z": "2", "a.a": "1"},
+        policy={"routing_requirements": {"required_capabilities": ["smtp", "eu"]}},
+    )
+    seen = await described(lab, id)
+    assert seen == Description(
+        id=id,
+        kind="send",
+        namespace="shop",
+        lane="mail",
+        flow=None,
+        priority=7,
+        vector=seen.vector,
+        state=PublicState.WAITING,
+        blocking=seen.vector.blocking,
+        blocking_detail=None,
+        attempt=None,
+        attempt_id=None,
+        attempts_made=0,
+        lease=None,
+        retries=0,
+        reclaims=0,
+        replays=0,
+        epoch=0,
+        created_at=lab.clock.now(),
+        started_at=None,
+        ended_at=None,
+        deadline_at=None,
+        touched_at=lab.clock.now(),
+        failure=None,
+        cancel_reason=None,
+        cancelled_by=None,
+        progress=None,
+        capabilities=("eu", "smtp"),
+        creator="tests",
+        encoding="json",
+        key="order-1",
+        tags={"a.a": "1", "z.z": "2"},
+    )
+    assert seen.blocking == "waiting_for_worker"
+    assert list(seen.tags) == ["a.a", "z.z"]
+
+
+async def test_a_delay_is_described_with_its_end(lab: Lab) -> None:
+    """E-T322"""
+    for situation, reason, text in (
+        (situations.delayed, "waiting_for_delay", "delayed until"),
+        (situations.worker_delayed, "waiting_for_delay", "delayed until"),
+        (situations.resume_delayed, "waiting_for_resume_delay", "resume delayed until"),
+        (situations.backing_off, "waiting_for_retry_backoff", "attempt 0 failed, retry after"),
+    ):
+        seen = await described(lab, await situation(lab))
+        assert seen.blocking == reason
+        assert seen.blocking_detail == f"{text} {lab.clock.now() + DELAY}"
+
+
+async def test_a_running_execution_is_described_with_its_lease(lab: Lab) -> None:
+    """E-T323"""
+    id = await lab.submit()
+    lab.clock.advance(5)
+    claim = await lab.claim_one()
+    seen = await described(lab, id)
+    assert (seen.attempt, seen.attempt_id, seen.attempts_made) == (0, claim.attempt_id, 1)
+    assert (seen.started_at, seen.touched_at) == (lab.clock.now(), lab.clock.now())
+    assert seen.lease is not None
+    assert (seen.lease.lease_id, seen.lease.epoch) == (claim.lease.id, 1)
+    assert (seen.lease.worker, seen.lease.instance) == (W1.id, W1.instance)
+    assert (seen.lease.attempt, seen.lease.expires_at) == (0, lab.clock.now() + TTL)
+    assert seen.lease.renewed_at is None
+    assert (seen.blocking, seen.blocking_detail) == ("none", None)
+    renewed_at = lab.clock.advance(100)
+    await lab.engine.claims.renew(claim)
+    seen = await described(lab, id)
+    assert seen.lease is not None
+    assert (seen.lease.renewed_at, seen.lease.expires_at) == (renewed_at, renewed_at + TTL)
+    assert seen.touched_at == renewed_at
+
+
+async def test_progress_is_described_and_what_is_not_said_stays(lab: Lab) -> None:
+    """§3.13"""
+    claim = await lab.running()
+    progress = lab.engine.attempts.progress
+    await progress(claim, 10, "begun")
+    await progress(claim, 20)
+    assert (await described(lab, claim.id)).progress == Progress(20, "begun")
+    touched_at = lab.clock.advance(3)
+    await progress(claim, message="nearly")
+    seen = await described(lab, claim.id)
+    assert (seen.progress, seen.touched_at) == (Progress(20, "nearly"), touched_at)
+
+
+async def test_an_ending_is_described(lab: Lab) -> None:
+    claim = await lab.running()
+    ended_at = lab.clock.advance(9)
+    await lab.engine.attempts.fail(claim, Failure("broken", "permanent", b"trace"))
+    seen = await described(lab, claim.id)
+    assert (seen.state, seen.ended_at, seen.touched_at) == (PublicState.FAILED, ended_at, ended_at)
+    assert seen.failure == Failure("broken", "permanent", b"trace")
+    assert (seen.attempt, seen.attempt_id, seen.lease) == (0, claim.attempt_id, None)
+
+
+async def test_a_state_no_rule_writes_is_told_and_not_guessed(lab: Lab) -> None:
+    """E-T324, INV-6"""
+    id = await lab.submit()
+    await put(lab, id, Waiting(Gate.BACKOFF, Next(Start.INITIAL, 0), lab.clock.now()))
+    reads: list[Read] = [
+        lab.engine.views.describe,
+        lab.engine.views.info,
+        lab.engine.views.state,
+        lab.engine.views.vector,
+    ]
+    for read in reads:
+        with pytest.raises(Corruption, match="waiting_for_retry_backoff"):
+            await read(id)
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_every_view_tells_the_same_story(lab: Lab, name: str) -> None:
+    """E-T325, E-X28, INV-6, INV-7: what is derived is what is listed and counted"""
+    id = await ALL[name](lab, namespace="shop", lane="mail")
+    views = lab.engine.views
+    seen, info = await described(lab, id), await views.info(id)
+    assert info is not None
+    assert is_legal(seen.vector)
+    assert seen.vector == info.vector == await views.vector(id)
+    assert seen.state == info.state == await views.state(id) == seen.vector.public
+    for member in (
+        "id",
+        "kind",
+        "namespace",
+        "lane",
+        "priority",
+        "created_at",
+        "started_at",
+        "ended_at",
+        "attempt",
+        "attempts_made",
+        "flow",
+        "blocking_detail",
+    ):
+        assert getattr(seen, member) == getattr(info, member), member
+    assert await views.namespace(id) == "shop"
+    assert await views.attempts_made(id) == seen.attempts_made
+    assert await views.current_attempt(id) == max(0, seen.attempts_made - 1)
+    assert (seen.lease is not None) == (name == "running")
+    assert (seen.ended_at is not None) == (name in ENDED)
+    assert len(await views.attempts(id)) == seen.attempts_made
+    for state in PublicState:
+        page = await views.list(Query(states=(state,)))
+        assert page.items == ((info,) if state == seen.state else ()), state
+        assert page.cursor is None
+    counts = await views.counts()
+    assert {word: count for word, count in counts.by_state.items() if count} == {seen.state: 1}
+    assert not counts.capped
+
+
+async def test_started_is_the_first_start_and_ended_the_last_end(lab: Lab) -> None:
+    """E-T326, INV-28"""
+    id = await lab.submit(policy=situations.RETRY_AT_ONCE)
+    started_at = lab.clock.advance(5)
+    await lab.fail(await lab.claim_one())
+    lab.clock.advance(5)
+    claim = await lab.claim_one()
+    assert claim.attempt == 1
+    assert (await described(lab, id)).started_at == started_at
+    ended_at = lab.clock.advance(5)
+    await lab.complete(claim)
+    seen = await described(lab, id)
+    assert (seen.started_at, seen.ended_at) == (started_at, ended_at)
+    assert (seen.vector.phase, seen.vector.outcome) == ("terminal", "success")
+
+
+async def test_a_result_is_exactly_what_was_given(lab: Lab) -> None:
+    """§3.48"""
+    for result in (bytes(range(256)), b"", b"\0", b"x" * (1 << 20)):
+        claim = await lab.running()
+        assert await lab.engine.views.result(claim.id) is None
+        await lab.complete(claim, result)
+        assert await lab.engine.views.result(claim.id) == result
+
+
+async def test_only_a_completed_execution_has_a_result(lab: Lab) -> None:
+    claim = await lab.running()
+    await lab.complete(claim)
+    assert await lab.engine.views.result(claim.id) is None
+    for name in set(ALL) - {"completed"}:
+        assert await lab.engine.views.result(await ALL[name](lab)) is None
+
+
+async def test_a_handler_gets_what_was_submitted(lab: Lab) -> None:
+    """read_execution_context"""
+    payload = bytes(range(256)) * 16
+    members: dict[str, Any] = {"payload": payload, "encoding": "raw", "tags": {"a.a": "1"}}
+    id = await lab.submit("render", **members)
+    assert await lab.engine.views.context(id) == Context("render", payload, "raw", {"a.a": "1"})
+    claim = await lab.claim_one()
+    assert (claim.payload, claim.kind) == (payload, "render")
+    await lab.complete(claim)
+    assert (await lab.engine.views.context(id)).payload == payload
+    bare = await lab.submit()
+    assert await lab.engine.views.context(bare) == Context("job", b"", None, {})
+
+
+async def test_attempts_are_told_in_order_with_what_became_of_them(lab: Lab) -> None:
+    """INV-9, INV-10: failed, lost, interrupted and continued, and the one in hand"""
+    id = await lab.submit(policy=situations.RETRY_AT_ONCE)
+    views = lab.engine.views
+    assert await views.attempts(id) == []
+    first = await lab.claim_one()
+    assert [attempt.outcome for attempt in await views.attempts(id)] == [AttemptOutcome.STARTED]
+    failed_at = lab.clock.advance(1)
+    await lab.fail(first)
+    second = await lab.claim_one()
+    await lab.lose(second)
+    assert [attempt.outcome for attempt in await views.attempts(id)] == [
+        AttemptOutcome.FAILURE,
+        AttemptOutcome.STARTED,
+    ]
+    third = await lab.claim_one(W2)
+    reclaimed_at = lab.clock.now()
+    await lab.engine.attempts.hand_back(third)
+    assert (await views.attempts(id))[2].outcome is AttemptOutcome.SUSPENDED
+    lab.clock.advance(1)
+    await lab.complete(await lab.claim_one(), b"ok")
+    one, two, three = await views.attempts(id)
+    assert (one.type, one.outcome, one.ended_at) == (
+        Start.INITIAL,
+        AttemptOutcome.FAILURE,
+        failed_at,
+    )
+    assert (one.failure, one.previous, one.worker) == (Failure("boom"), None, W1)
+    assert (two.type, two.outcome, two.ended_at) == (
+        Start.RETRY,
+        AttemptOutcome.RECLAIMED,
+        reclaimed_at,
+    )
+    assert (three.type, three.outcome, three.previous) == (
+        Start.RECLAIM,
+        AttemptOutcome.SUCCESS,
+        1,
+    )
+    assert (three.started_at, three.result) == (third.lease.started_at, b"ok")
+
+
+# -- a whole life
+
+
+def vector_text(shape: Vector) -> str:
+    members = (
+        shape.phase,
+        shape.ownership,
+        shape.eligibility,
+        shape.blocking,
+        shape.outcome,
+        shape.attempt,
+        shape.public,
+    )
+    return " ".join(members)
+
+
+def event_text(event: StoredEvent) -> str:
+    completion = None if event.completion is None else event.completion.name.lower()
+    return "+".join(word for word in (event.lease, completion, event.operator) if word)
+
+
+READY = "runnable unowned eligible_now waiting_for_worker none"
+RUNNING = "active leased not_applicable none none running_attempt active"
+SUSPENDED = "suspended unowned not_applicable waiting_for_signal none attempt_interrupted suspended"
+BACKOFF = "runnable unowned not_eligible_until_time waiting_for_retry_backoff none"
+GONE = "not_applicable waiting_for_worker none attempt_interrupted active"
+OVER = "terminal unowned not_applicable none"
+
+# What happens, then the vector, the attempt and the epoch seen after it.
+TRACE: list[tuple[str, str, int | None, int]] = [
+    ("submit", f"{READY} pending_first_attempt waiting", None, 0),
+    ("claim", RUNNING, 0, 1),
+    ("suspend", SUSPENDED, 0, 1),
+    ("resume", f"{READY} attempt_interrupted waiting", 0, 1),
+    ("claim", RUNNING, 0, 2),
+    ("fail", f"{BACKOFF} pending_retry_attempt delayed", None, 2),
+    ("wait", f"{READY} pending_retry_attempt waiting", None, 2),
+    ("claim", RUNNING, 1, 3),
+    ("lose", f"active lease_expired_reclaimable {GONE}", 1, 3),
+    ("claim", RUNNING, 2, 4),
+    ("complete", f"{OVER} success attempt_terminal completed", 2, 4),
+    ("replay", f"{READY} pending_replay_attempt waiting", None, 4),
+    ("claim", RUNNING, 3, 5),
+    ("revoke", f"active lease_revoked {GONE}", 3, 5),
+    ("cancel", f"{OVER} cancelled attempt_terminal cancelled", 3, 5),
+]
+TOLD = [
+    ("acquired", 1),
+    ("released", 1),
+    ("acquired", 2),
+    ("released", 2),
+    ("acquired", 3),
+    ("expired", 3),
+    ("reclaimed", 4),
+    ("released+success", 4),
+    ("replayed", 4),
+    ("acquired", 5),
+    ("revoked", 5),
+    ("cancelled", 5),
+]
+
+
+class Life:
+    """One execution and what can happen to it, each by its word."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.id = ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1))
+        self.held: list[Claim] = []
+
+    async def happen(self, act: str) -> None:
+        lab, executions = self.lab, self.lab.engine.executions
+        match act:
+            case "submit":
+                retry = {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 10}}
+                await lab.submit(id=self.id, policy={"retry_policy": retry})
+            case "claim":
+                self.held.append(await lab.claim_one())
+            case "suspend":
+                await suspend(lab, self.held[-1])
+            case "resume":
+                await executions.resume(self.id)
+            case "fail":
+                await lab.fail(self.held[-1])
+            case "wait":
+                await lab.pass_time(10)
+            case "lose":
+                await lab.lose(self.held[-1])
+            case _:
+                await self._end(act)
+
+    async def _end(self, act: str) -> None:
+        match act:
+            case "complete":
+                await self.lab.complete(self.held[-1])
+            case "replay":
+                await self.lab.engine.executions.replay(self.id)
+            case "revoke":
+                await self.lab.engine.claims.revoke(self.id, reason="maintenance")
+            case _:
+                await self.lab.engine.executions.cancel(self.id, reason="enough")
+
+
+async def test_a_whole_life_shows_the_documented_vectors(lab: Lab) -> None:
+    """E-T328, §3.68: every step of the worked trace, its attempt, its epoch and its events"""
+    life = Life(lab)
+    for act, expected, attempt, epoch in TRACE:
+        await life.happen(act)
+        seen = await described(lab, life.id)
+        assert (act, vector_text(seen.vector)) == (act, expected)
+        assert (act, seen.attempt, seen.epoch) == (act, attempt, epoch)
+        if act == "revoke":
+            assert seen.blocking_detail == "lease revoked: maintenance"
+    told = [(event_text(event), event.epoch) for event in await lab.events(life.id)]
+    assert told == TOLD
+    outcomes = [attempt.outcome for attempt in await lab.engine.views.attempts(life.id)]
+    assert outcomes == [
+        AttemptOutcome.FAILURE,
+        AttemptOutcome.RECLAIMED,
+        AttemptOutcome.SUCCESS,
+        AttemptOutcome.CANCELLED,
+    ]
+
+
+# -- lists
+
+
+async def walk(lab: Lab, **filters: Any) -> list[ExecutionId]:
+    """Every page, one after the other."""
+    query = Query(**filters)
+    page = await lab.engine.views.list(query)
+    found = [info.id for info in page.items]
+    while page.cursor is not None:
+        page = await lab.engine.views.list(query, page.cursor)
+        found += [info.id for info in page.items]
+    return found
+
+
+async def test_a_list_has_pages_and_a_last_one(lab: Lab) -> None:
+    """E-T329: fifteen by five, in order of creation, each once, no cursor at the end"""
+    ids = []
+    for number in range(15):
+        ids.append(await lab.submit())
+        lab.clock.advance(number % 3)
+    cursor, pages = None, []
+    for _ in range(3):
+        page = await lab.engine.views.list(Query(limit=5), cursor)
+        pages.append([info.id for info in page.items])
+        cursor = page.cursor
+    assert pages == [ids[:5], ids[5:10], ids[10:]]
+    assert cursor is None
+    assert await walk(lab, limit=4, newest_first=True) == ids[::-1]
+    assert await walk(lab, limit=1) == ids
+
+
+async def test_an_empty_list_and_a_list_of_nothing(lab: Lab) -> None:
+    """E-T329"""
+    views = lab.engine.views
+    assert (await views.list(Query())).items == ()
+    assert (await views.list(Query())).cursor is None
+    await lab.submit()
+    for query in (Query(limit=0), Query(namespace="none"), Query(lane="none"), Query(kind="none")):
+        page = await views.list(query)
+        assert (page.items, page.cursor) == ((), None)
+
+
+async def test_what_was_created_in_one_millisecond_is_listed_whole(lab: Lab) -> None:
+    submissions = [Submission(kind="job") for _ in range(60)]
+    answers = await lab.engine.executions.submit_many(submissions)
+    ids = [answer.id for answer in answers]
+    for newest_first in (False, True):
+        found = await walk(lab, limit=7, newest_first=newest_first)
+        assert found == (ids[::-1] if newest_first else ids)
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "nonsense",
+        "1",
+        "1.",
+        ".",
+        "1.zz",
+        "x." + "0" * 32,
+        "1." + "0" * 31,
+        "-1." + "0" * 32,
+        "1" * 30 + "." + "0" * 32,
+        "1" * 5000 + "." + "0" * 32,
+        "1.\0" + "0" * 31,
+    ],
+)
+async def test_a_malformed_cursor_is_refused(lab: Lab, cursor: str) -> None:
+    """E-T329"""
+    await lab.submit()
+    with pytest.raises(Invalid):
+        await lab.engine.views.list(Query(), cursor)
+
+
+async def test_a_cursor_of_what_is_gone_continues_where_it_was(lab: Lab) -> None:
+    ids = [await situations.cancelled_unrun(lab) for _ in range(4)]
+    page = await lab.engine.views.list(Query(limit=2))
+    lab.clock.advance(8 * 86_400_000)
+    later = await lab.submit()
+    assert await lab.engine.sweep.trim() == 4
+    page = await lab.engine.views.list(Query(limit=2), page.cursor)
+    assert [info.id for info in page.items] == [later]
+    assert ids
+
+
+async def test_a_list_is_filtered_by_where_and_what(lab: Lab) -> None:
+    """Each filter alone, and together"""
+    rows = [
+        (namespace, lane, kind, tenant)
+        for namespace in ("n1", "n2")
+        for lane in ("l1", "l2")
+        for kind in ("k1", "k2")
+        for tenant in ("t1", "t2")
+    ]
+    ids = {
+        row: await lab.submit(
+            row[2], namespace=row[0], lane=row[1], tags={"app.tenant": row[3], "app.x": "1"}
+        )
+        for row in rows
+    }
+
+    def expected(**wanted: str) -> list[ExecutionId]:
+        names = ("namespace", "lane", "kind", "tenant")
+        return [
+            ids[row]
+            for row in rows
+            if all(row[names.index(name)] == value for name, value in wanted.items())
+        ]
+
+    assert await walk(lab, namespace="n1") == expected(namespace="n1")
+    assert await walk(lab, lane="l2") == expected(lane="l2")
+    assert await walk(lab, kind="k1") == expected(kind="k1")
+    assert await walk(lab, tag=("app.tenant", "t2")) == expected(tenant="t2")
+    assert await walk(lab, tag=("app.tenant", "t3")) == []
+    assert await walk(lab, tag=("app.none", "t2")) == []
+    assert await walk(lab, namespace="n2", lane="l1", limit=3) == expected(
+        namespace="n2", lane="l1"
+    )
+    everything: dict[str, Any] = {"namespace": "n2", "lane": "l1", "kind": "k2"}
+    assert await walk(lab, **everything, tag=("app.tenant", "t1"), limit=1) == expected(
+        **everything, tenant="t1"
+    )
+
+
+async def test_a_list_is_filtered_by_when(lab: Lab) -> None:
+    """From is inclusive, until is not"""
+    start = lab.clock.now()
+    ids = []
+    for _ in range(5):
+        ids.append(await lab.submit())
+        lab.clock.advance(10)
+    moment = Millis(start + 20)
+    assert await walk(lab, created_from=moment) == ids[2:]
+    assert await walk(lab, created_until=moment) == ids[:2]
+    assert (
+        await walk(lab, created_from=Millis(start + 10), created_until=Millis(start + 31))
+        == (ids[1:4])
+    )
+    assert await walk(lab, created_from=moment, limit=1, newest_first=True) == ids[:1:-1]
+    assert await walk(lab, created_from=moment, created_until=moment) == []
+
+
+async def test_a_list_is_filtered_by_every_state(lab: Lab) -> None:
+    """Each public state, alone and with others, by pages of one"""
+    by_state: dict[PublicState, list[ExecutionId]] = {state: [] for state in PublicState}
+    ids = []
+    for situation in [*ALL.values()] * 2:
+        id = await situation(lab)
+        ids.append(id)
+        by_state[await lab.state(id)].append(id)
+    assert all(by_state.values())
+    for state, expected in by_state.items():
+        for limit in (1, 100):
+            assert await walk(lab, states=(state,), limit=limit) == expected, state
+        newest = await walk(lab, states=(state,), limit=2, newest_first=True)
+        assert newest == expected[::-1], state
+    mixed = {PublicState.WAITING, PublicState.RATE_LIMITED, PublicState.FAILED}
+    expected = [id for id in ids if any(id in by_state[state] for state in mixed)]
+    assert await walk(lab, states=tuple(mixed), limit=3) == expected
+    assert await walk(lab, states=tuple(PublicState)) == ids
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"states": ("nonsense",)},
+        {"namespace": "a\0b"},
+        {"lane": 7},
+        {"kind": "\ud800"},
+        {"tag": ("app.tenant", "a\0b")},
+        {"tag": ("nodot", "v")},
+        {"tag": ("app.tenant",)},
+        {"created_from": -1},
+        {"created_until": 2**70},
+        {"created_from": "yesterday"},
+    ],
+)
+async def test_a_filter_that_makes_no_sense_is_refused(lab: Lab, wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        await lab.engine.views.list(Query(**wrong))
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_pages_neither_repeat_nor_lose_anything_while_rows_are_added(
+    lab: Lab, newest_first: bool
+) -> None:
+    """Also while the listed ones move from state to state"""
+    ids = []
+    for number in range(20):
+        ids.append(await lab.submit())
+        lab.clock.advance(number % 2)
+    query = Query(limit=3, newest_first=newest_first)
+    cursor, seen = None, []
+    for _ in range(40):
+        page = await lab.engine.views.list(query, cursor)
+        seen += [info.id for info in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+        await lab.submit()
+        for claim in await lab.claim(limit=2):
+            await lab.complete(claim)
+        await lab.submit(delay_until=Millis(lab.clock.now() + 1))
+        if len(seen) > 30:
+            break
+    assert len(seen) == len(set(seen))
+    old = [id for id in seen if id in ids]
+    assert old == (ids[::-1] if newest_first else ids)
+
+
+async def test_a_rare_row_in_a_long_list_is_found(lab: Lab) -> None:
+    """A call looks at a bounded number of rows: a short page may still have a cursor"""
+    many = [Submission(kind="common", delay_until=Millis(lab.clock.now() + 1))] * 10_100
+    await lab.engine.executions.submit_many(many)
+    rare = await lab.submit("rare", tags={"app.rare": "yes"})
+    for filters in (
+        {"kind": "rare"},
+        {"tag": ("app.rare", "yes")},
+        {"states": (PublicState.WAITING,)},
+    ):
+        assert await walk(lab, **filters) == [rare]
+    page = await lab.engine.views.list(Query(limit=50_000))
+    assert len(page.items) == 1000
+    assert page.cursor is not None
+    newest = await lab.engine.views.list(Query(limit=1, newest_first=True))
+    assert [info.id for info in newest.items] == [rare]
+    assert (await lab.engine.views.counts()).by_state["delayed"] == 10_100
+
+
+async def test_what_a_list_shows_is_what_the_execution_shows(lab: Lab) -> None:
+    ids = [await situation(lab) for situation in LIVING.values()]
+    infos: list[Info | None] = [await lab.engine.views.info(id) for id in ids]
+    assert list((await lab.engine.views.list(Query())).items) == infos
+
+
+# -- counts
+
+
+async def test_counts_are_those_of_the_states(lab: Lab) -> None:
+    views = lab.engine.views
+    expected: Counter[PublicState] = Counter()
+    for number, situation in enumerate([*ALL.values()] * 2):
+        lane, namespace = f"lane-{number % 2}", f"space-{number % 3}"
+        id = await situation(lab, lane=lane, namespace=namespace)
+        expected[await lab.state(id)] += 1
+    counts = await views.counts()
+    assert {PublicState(word): count for word, count in counts.by_state.items() if count} == (
+        expected
+    )
+    assert not counts.capped
+    total: Counter[str] = Counter()
+    for lane in ("lane-0", "lane-1"):
+        for namespace in ("space-0", "space-1", "space-2"):
+            part = (await views.counts(namespace=namespace, lane=lane)).by_state
+            listed = await walk(lab, namespace=namespace, lane=lane)
+            assert sum(part.values()) == len(listed)
+            total.update(part)
+    assert {word: count for word, count in total.items() if count} == expected
+    assert sum((await views.counts(lane="nowhere")).by_state.values()) == 0
+
+
+# -- waiting for an end
+
+
+@pytest.mark.parametrize("name", ENDED)
+async def test_waiting_for_what_has_ended_answers_at_once(lab: Lab, name: str) -> None:
+    id = await ENDED[name](lab)
+    seen = await described(lab, id)
+    ending = await lab.engine.views.wait(id, timeout=20)
+    assert (ending.id, ending.outcome.name.lower()) == (id, seen.vector.outcome)
+    assert (ending.ended_at, ending.failure) == (seen.ended_at, seen.failure)
+    assert (ending.result, ending.reason) == (
+        b"result" if name == "completed" else None,
+        seen.cancel_reason,
+    )
+
+
+async def waiters(lab: Lab, *ids: str) -> list[asyncio.Task[Ending]]:
+    """Tasks that wait for these, each known to the engine when this returns."""
+    tasks = [asyncio.create_task(lab.engine.views.wait(id, timeout=20)) for id in ids]
+    await asyncio.wait(tasks, timeout=0)
+    return tasks
+
+
+async def test_waiting_ends_with_the_execution_however_it_ends(lab: Lab) -> None:
+    ids = [await lab.submit(deadline_at=Millis(lab.clock.now() + 100)) for _ in range(4)]
+    tasks = await waiters(lab, *ids)
+    await lab.complete(await take(lab, ids[0]), b"done")
+    assert (await tasks[0]).result == b"done"
+    await lab.fail(await take(lab, ids[1]), "permanent", "broken")
+    assert (await tasks[1]).failure == Failure("broken", "permanent")
+    await lab.engine.executions.cancel(ids[2], reason="enough")
+    assert (await tasks[2]).reason == "enough"
+    await lab.pass_time(100)
+    assert (await tasks[3]).outcome is Outcome.EXPIRED
+
+
+async def test_waiting_outlasts_retries_and_replays(lab: Lab) -> None:
+    id = await lab.submit(policy=situations.RETRY_AT_ONCE)
+    (task,) = await waiters(lab, id)
+    await lab.fail(await lab.claim_one())
+    await lab.lose(await lab.claim_one())
+    assert not task.done()
+    await lab.complete(await lab.claim_one(), b"at last")
+    assert (await task).result == b"at last"
+
+
+async def test_an_end_in_another_engine_is_seen(lab: Lab, second_lab: Lab) -> None:
+    """By a hint, or at the latest by the poll floor"""
+    claim = await lab.running()
+    (task,) = await waiters(second_lab, claim.id)
+    await lab.complete(claim, b"over there")
+    assert (await task).result == b"over there"
+
+
+async def test_waiting_has_an_end_of_its_own(lab: Lab) -> None:
+    claim = await lab.running()
+    for timeout in (0, 0.01):
+        with pytest.raises(TimeoutError):
+            await lab.engine.views.wait(claim.id, timeout=timeout)
+    (task,) = await waiters(lab, claim.id)
+    await lab.complete(claim)
+    assert (await task).outcome is Outcome.SUCCESS
+
+
+async def test_waiting_for_what_does_not_exist_is_refused_at_once(lab: Lab) -> None:
+    for id in await missing_ids(lab):
+        with pytest.raises(NotFound):
+            await lab.engine.views.wait(id)
+
+
+async def test_waiting_for_what_is_forgotten_meanwhile_is_refused(
+    lab: Lab, second_lab: Lab
+) -> None:
+    id = await lab.submit()
+    (task,) = await waiters(second_lab, id)
+    await lab.engine.executions.cancel(id, reason="r")
+    lab.clock.advance(8 * 86_400_000)
+    await lab.engine.sweep.trim()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(outcome, NotFound | Ending)
+
+
+class Loads:
+    """Counts what the engine reads."""
+
+    def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self._load = lab.engine.store.load
+        monkeypatch.setattr(lab.engine.store, "load", self.load)
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        self.sizes.append(len(uuids))
+        return await self._load(uuids)
+
+
+async def test_a_thousand_who_wait_for_one_cost_a_few_looks(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design §8"""
+    claim = await lab.running()
+    loads = Loads(lab, monkeypatch)
+    tasks = await waiters(lab, *[claim.id] * 1000)
+    await lab.complete(claim, b"for all")
+    endings = await asyncio.gather(*tasks)
+    assert {ending.result for ending in endings} == {b"for all"}
+    assert len(loads.sizes) <= 6
+    assert max(loads.sizes) == 1
+
+
+async def test_a_thousand_who_wait_for_a_thousand_cost_a_few_looks(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design §8: one query per hint, not one per caller"""
+    await lab.engine.executions.submit_many([Submission(kind="job")] * 1000)
+    claims = [claim for _ in range(2) for claim in await lab.claim(limit=500)]
+    assert len(claims) == 1000
+    loads = Loads(lab, monkeypatch)
+    tasks = await waiters(lab, *(claim.id for claim in claims))
+    await asyncio.gather(*(lab.complete(claim, b"ok") for claim in claims))
+    endings = await asyncio.gather(*tasks)
+    assert [ending.id for ending in endings] == [claim.id for claim in claims]
+    assert len(loads.sizes) <= 40
+    assert max(loads.sizes) <= 500
+
+
+async def test_who_goes_away_takes_nobody_along(lab: Lab) -> None:
+    claim = await lab.running()
+    impatient, patient = await waiters(lab, claim.id, claim.id)
+    impatient.cancel()
+    await lab.complete(claim)
+    assert (await patient).outcome is Outcome.SUCCESS
+    assert impatient.cancelled()
+
+
+async def test_who_waits_hears_of_a_store_in_trouble(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = await lab.running()
+
+    async def broken(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(lab.engine.store, "load", broken)
+    with pytest.raises(Unavailable):
+        await lab.engine.views.wait(claim.id, timeout=20)
+    monkeypatch.undo()
+    (task,) = await waiters(lab, claim.id)
+    await lab.complete(claim)
+    assert (await task).outcome is Outcome.SUCCESS
+
+
+async def test_closing_an_engine_lets_those_who_wait_go(lab: Lab, second_lab: Lab) -> None:
+    claim = await lab.running()
+    tasks = await waiters(second_lab, claim.id, claim.id)
+    await second_lab.engine.close()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(outcome, Unavailable)
+    assert isinstance((await load(lab, claim.id)).state, Active)
+
+
+async def test_nobody_is_watched_for_when_nobody_waits(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = Loads(lab, monkeypatch)
+    for _ in range(3):
+        await lab.complete(await lab.running())
+    assert loads.sizes == []
+
+
+async def test_a_repeated_end_says_how_it_ended(lab: Lab) -> None:
+    """§3.0.3: what a client needs to find out that its own call succeeded"""
+    claim = await lab.running()
+    await lab.complete(claim)
+    with pytest.raises(NotActive) as caught:
+        await lab.fail(claim)
+    error = caught.value
+    assert (error.phase, error.outcome, error.epoch) == ("terminal", "success", 1)
+    assert error.attempt_id == claim.attempt_id
+
+
+async def test_submitting_tells_the_state_it_is_in(lab: Lab) -> None:
+    soon = Millis(lab.clock.now() + 1)
+    now = await lab.engine.executions.submit(Submission(kind="job"))
+    later = await lab.engine.executions.submit(Submission(kind="job", delay_until=soon))
+    for answer, state in ((now, PublicState.WAITING), (later, PublicState.DELAYED)):
+        assert isinstance(answer, Submitted)
+        assert answer.state is state is await lab.state(answer.id)
