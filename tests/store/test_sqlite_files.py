@@ -276,6 +276,19 @@ async def test_names_of_a_transaction_that_failed_are_forgotten(bench: Bench, pa
     assert uuids(await bench.claim(lanes=("bad",))) == [mine]
 
 
+async def test_a_row_that_cannot_be_read_hides_nobody(bench: Bench) -> None:
+    bad = [await bench.submit(priority=9, payload=b"bad") for _ in range(3)]
+    good = await bench.submit_many(2)
+    database = bench.store.writer.session.connection
+    database.executemany(
+        "update ready set life = x'21' where id = ?", [(uuid.bytes,) for uuid in bad]
+    )
+    with pytest.raises(Corruption):
+        await bench.store.load(bad[:1])
+    assert set(uuids(await bench.claim(limit=1) + await bench.claim(limit=9))) == set(good)
+    assert await bench.claim() == []
+
+
 # -- the log
 
 

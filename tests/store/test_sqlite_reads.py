@@ -217,6 +217,23 @@ async def test_candidates_are_given_in_claim_order(bench: Bench) -> None:
     assert len(await bench.store.candidates("default", None, bench.now, 9)) == 3
 
 
+async def test_candidates_for_a_worker_are_those_it_could_claim(bench: Bench) -> None:
+    gpu = {"routing_requirements": {"required_capabilities": ["gpu"]}}
+    plain, special = await bench.submit(), await bench.submit(policy=gpu)
+
+    async def found(*offered: str) -> set[UUID]:
+        candidates = await bench.store.candidates(
+            "default", None, bench.now, 9, capabilities=frozenset(offered)
+        )
+        return {snapshot.execution.uuid for snapshot in candidates}
+
+    assert await found() == {plain}
+    assert await found("gpu") == {plain, special}
+    await bench.store.pause_lane("default", True)
+    assert await found("gpu") == set()
+    assert len(await bench.store.candidates("default", None, bench.now, 9)) == 2
+
+
 async def test_leases_that_ran_out_and_lost_ones_are_listed(bench: Bench) -> None:
     first = await bench.running()
     revoked = await bench.running(namespace="ns")
@@ -344,6 +361,7 @@ async def test_a_claim_walks_the_ready_table_in_its_order(bench: Bench) -> None:
     assert "SEARCH best USING PRIMARY KEY (route=?)" in heads
 
 
+@pytest.mark.timeout(120)
 async def test_a_claim_costs_the_same_whatever_waits(bench: Bench) -> None:
     """Counted in steps of the database's own machine, so that no clock is asked."""
     few = await steps_of_claim(bench)

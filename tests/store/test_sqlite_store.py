@@ -26,7 +26,7 @@ from flowfabric.core.lease import Owner, Taking, lose, mark_expired, revoke, tak
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import EventQuery, Note, Progress, Renewal
+from flowfabric.store.contract import MAX_BATCH, EventQuery, Note, Progress, Renewal
 from flowfabric.store.sqlite import open_sqlite
 from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
 
@@ -96,10 +96,19 @@ async def test_a_key_whose_window_has_passed_is_taken_over(bench: Bench) -> None
     assert await bench.store.submit([bench.creation(key="k")], bench.now) == [text_of(second)]
 
 
-async def test_a_batch_of_any_size_is_written_whole(bench: Bench) -> None:
-    for count in (1, 3, 99, 500):
-        made = await bench.submit_many(count)
-        assert (await bench.store.load(made)).keys() == set(made)
+@pytest.mark.parametrize("count", [1, 3, 99, MAX_BATCH])
+async def test_a_batch_of_any_size_is_written_whole(bench: Bench, count: int) -> None:
+    made = set(await bench.submit_many(count))
+    assert (await bench.store.load(list(made))).keys() == made
+    held = [taken.snapshot for taken in await bench.claim(limit=count)]
+    renewals = [Renewal(s.execution.uuid, lease_of(s).id, 1, TTL) for s in held]
+    assert (await bench.store.renew(renewals, bench.now)).keys() == made
+    notes = [Note(r.uuid, r.lease_id, 1, Progress(1), Step(0, 0, "s", 0, b"")) for r in renewals]
+    assert await bench.store.note(notes, bench.now) == made
+    backs = [hand_back(snapshot, owner_of(snapshot), bench.now) for snapshot in held]
+    assert await bench.apply(*backs) == made
+    held = [taken.snapshot for taken in await bench.claim(limit=count)]
+    assert await bench.end(*map(bench.completing, held)) == made
 
 
 # -- claim

@@ -1,6 +1,7 @@
 """Taking, keeping and using leases."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from heapq import merge
 from itertools import islice
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ from uuid import UUID
 
 from msgspec.json import encode
 
+from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Active, Flags, Head, Lease, Route, Snapshot, Start
 from flowfabric.core.routing import satisfies
 from flowfabric.core.time import Millis
@@ -27,10 +29,10 @@ def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
     limit = call.limit - len(taken)
     if limit <= 0:
         return taken
-    chosen = _choose(session, call, now, limit)
-    if chosen:
-        _move(session, call, now, [row[0] for row in chosen])
-    return taken + [_take(session, call, now, row) for row in chosen]
+    fresh = _readable(session, call, now, limit)
+    if fresh:
+        _move(session, call, now, list(fresh))
+    return [*taken, *fresh.values()]
 
 
 def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
@@ -99,6 +101,20 @@ def _open_routes(session: Session, call: ClaimCall) -> list[int]:
         and (call.kinds is None or kinds[number] in call.kinds)
         and satisfies(route.capabilities, call.capabilities)
     ]
+
+
+def _readable(session: Session, call: ClaimCall, now: Millis, limit: int) -> dict[bytes, Taken]:
+    """What the call takes, by id. A row that cannot be read stays and hides nobody behind it."""
+    wanted = limit
+    while True:
+        chosen = _choose(session, call, now, wanted)
+        found = {}
+        for row in chosen:
+            with suppress(Corruption):
+                found[row[0]] = _take(session, call, now, row)
+        if len(found) >= limit or len(chosen) < wanted:
+            return found
+        wanted += limit - len(found)
 
 
 def _choose(session: Session, call: ClaimCall, now: Millis, limit: int) -> list[Row]:

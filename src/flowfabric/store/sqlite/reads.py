@@ -7,10 +7,11 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.execution import Attempt, Snapshot
+from flowfabric.core.routing import Capabilities, satisfies
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
-from flowfabric.store.contract import Detail, ExpiredLease, Progress
+from flowfabric.store.contract import MAX_BATCH, Detail, ExpiredLease, Progress
 from flowfabric.store.sqlite.claims import routes_for
 from flowfabric.store.sqlite.session import Session, read_uuid
 from flowfabric.store.sqlite.submissions import read_id
@@ -23,8 +24,11 @@ def load(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
 
 def snapshots(session: Session, ids: Sequence[bytes]) -> dict[bytes, Snapshot]:
     """By id, in the order of `ids`."""
-    found = session.among("snapshots", ids).fetchall() if ids else []
-    values = {row[0]: _read(session, row) for row in found}
+    values = {
+        row[0]: _read(session, row)
+        for start in range(0, len(ids), MAX_BATCH)
+        for row in session.among("snapshots", ids[start : start + MAX_BATCH])
+    }
     return {id: values[id] for id in ids if id in values}
 
 
@@ -53,12 +57,20 @@ def steps(session: Session, uuid: UUID, generation: int) -> list[Step]:
 
 
 def candidates(
-    session: Session, lane: str, namespace: str | None, now: Millis, limit: int
+    session: Session,
+    lane: str,
+    namespace: str | None,
+    now: Millis,
+    limit: int,
+    capabilities: Capabilities | None = None,
 ) -> list[Snapshot]:
     session.learn_routes()
+    if capabilities is not None and (lane,) in session.rows("paused_lanes"):
+        return []
     found = [
-        session.rows("candidates_of_route", {"route": route, "now": now, "limit": limit})
-        for route, _ in routes_for(session, [lane], namespace)
+        session.rows("candidates_of_route", {"route": number, "now": now, "limit": limit})
+        for number, route in routes_for(session, [lane], namespace)
+        if capabilities is None or satisfies(route.capabilities, capabilities)
     ]
     ids = [id for _, id in islice(merge(*found), limit)]
     return list(snapshots(session, ids).values())

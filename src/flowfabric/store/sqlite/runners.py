@@ -43,6 +43,7 @@ class Runners:
         # The last connection to close copies the log: that is the writer's, when all is done.
         for runner in reversed(self._all):
             await runner.close()
+        self.wakeups.hint()
 
 
 def open_runners(path: str, synchronous: str) -> Runners:
