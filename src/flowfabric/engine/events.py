@@ -1,6 +1,6 @@
 """Reading what happened, and following what happens."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from flowfabric.core.errors import Invalid
@@ -52,7 +52,7 @@ class Events(Noun):
         namespace: str | None = None,
         family: Family | None = None,
         tag: tuple[str, str] | None = None,
-    ) -> AsyncIterator[StoredEvent]:
+    ) -> AsyncGenerator[StoredEvent, None]:
         """Every matching event after the cursor (default: from now on), as it is committed, each
         once and in order. Resume with the `seq` of the last one seen."""
         _query(after or 0, 1, execution, namespace, family, tag)
