@@ -1,0 +1,86 @@
+"""Changes: two of them folded into one write, and which endings need no load."""
+
+import pytest
+from hypothesis import given
+
+from flowfabric.core import attempt, control
+from flowfabric.core.change import Change, fold, refused, unchanged
+from flowfabric.core.errors import LeaseExpired, NotFound
+from flowfabric.core.execution import Flags
+from flowfabric.core.step import Step
+from flowfabric.core.time import Millis
+from tests.lab import TTL
+from tests.walk import NOW, OPERATOR, POLICY, Act, Book, after, fresh, lives, owner, play, running
+
+EXPIRY = Millis(NOW + TTL)
+
+
+@given(lives)
+def test_folding_changes_writes_what_one_after_the_other_writes(life: list[Act]) -> None:
+    turns = list(play(life))
+    one_by_one, at_once = Book(fresh(policy=POLICY)), Book(fresh(policy=POLICY))
+    folded: Change[object] | None = None
+    for turn in turns:
+        one_by_one.write(turn.change)
+        folded = turn.change if folded is None else fold(folded, turn.change)
+    if folded is not None:
+        at_once.write(folded)
+        assert folded.outcome is turns[-1].change.outcome
+    assert at_once.all() == one_by_one.all()
+
+
+def test_folding_with_an_answer_that_writes_nothing_keeps_the_write() -> None:
+    held = running()
+    write = attempt.complete(held, owner(held), NOW)
+    answer: Change[object] = unchanged("told")
+    assert fold(write, answer) == Change("told", write.before, write.after, write.events)
+    assert fold(answer, write) == write
+    assert fold(answer, unchanged("again")).after is None
+
+
+def test_a_refusal_is_written_and_told_as_an_error() -> None:
+    """G5"""
+    held = running()
+    write = attempt.hand_back(held, owner(held), NOW)
+    error = LeaseExpired()
+    change = refused(write, error)
+    assert change.outcome is error
+    assert (change.before, change.after) == (write.before, write.after)
+    assert (change.events, change.attempts) == (write.events, write.attempts)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in Flags if flag])
+def test_an_ending_of_what_owns_more_is_not_plain(flag: Flags) -> None:
+    held = running()
+    assert attempt.complete(held, owner(held), NOW).plain_end
+    rich = held.to(held.state, flags=flag)
+    assert not attempt.complete(rich, owner(rich), NOW).plain_end
+
+
+def test_only_an_ending_by_its_owner_that_writes_nothing_else_is_plain() -> None:
+    held = running()
+    step = Step(0, 0, "sleep", 0, b"")
+    end = attempt.complete(held, owner(held), NOW)
+    assert not Change(end.outcome, end.before, end.after, steps=(step,)).plain_end
+    assert not Change(end.outcome, None, end.after).plain_end
+    assert not unchanged("told").plain_end
+    assert not attempt.hand_back(held, owner(held), NOW).plain_end
+    assert not control.cancel(fresh(), OPERATOR, NOW, "enough").plain_end
+
+
+def test_a_refusal_is_never_a_plain_ending() -> None:
+    """A claim whose lease was renewed looks expired to its holder; over its cap, that would be an
+    ending."""
+    held = running(policy={"max_reclaim_count": 0})
+    late = attempt.complete(held, owner(held), EXPIRY)
+    assert isinstance(late.outcome, LeaseExpired)
+    assert after(late).state != held.state
+    assert not late.plain_end
+
+
+def test_a_deadline_stands_until_the_end() -> None:
+    deadline = Millis(NOW + 5000)
+    held = running(deadline_at=deadline)
+    assert attempt.hand_back(held, owner(held), NOW).deadline == deadline
+    assert attempt.complete(held, owner(held), NOW).deadline is None
+    assert Change(NotFound("execution")).deadline is None
