@@ -273,6 +273,18 @@ async def test_candidates_are_ready_and_free_in_claim_order(bench: Bench) -> Non
     assert uuids(await bench.store.candidates("a", None, later, 9)) == uuids([high, low, held])
 
 
+async def test_candidates_of_a_worker_are_those_it_could_claim(bench: Bench) -> None:
+    gpu = {"routing_requirements": {"required_capabilities": ["gpu", "x"]}}
+    plain, needy = await bench.submit(), await bench.submit(policy=gpu)
+    candidates, now = bench.store.candidates, bench.now
+    assert await candidates("default", None, now, 9, frozenset({"gpu"})) == [plain]
+    offered = frozenset({"gpu", "x", "y"})
+    assert len(await candidates("default", None, now, 9, offered)) == 2
+    await bench.store.pause_lane("default", True)
+    assert await candidates("default", None, now, 9, offered) == []
+    assert uuids(await candidates("default", None, now, 9)) == uuids([plain, needy])
+
+
 async def test_expired_leases_are_those_that_ran_out_and_those_lost(bench: Bench) -> None:
     revoked = await bench.running(namespace="n")
     await bench.apply(lease.revoke(revoked, bench.now, reason=""))
@@ -326,9 +338,8 @@ async def test_counting_stops_somewhere_and_says_so(
     assert counts.capped == {"waiting"}
     other = await bench.store.counts("m", "default")
     assert (other.by_state["waiting"], other.by_state["delayed"]) == (0, 1)
-    assert await bench.store.counts("m", "nowhere") == Counts(
-        dict.fromkeys(counts.by_state, 0), frozenset()
-    )
+    nothing = Counts(dict.fromkeys(PublicState, 0), frozenset())
+    assert await bench.store.counts("m", "nowhere") == nothing
 
 
 # -- what is due

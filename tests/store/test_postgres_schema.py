@@ -227,6 +227,13 @@ async def test_a_page_reads_the_index_in_its_order_and_stops(crowded: Bench, nam
     assert "using execution_created_at on execution" in steps
 
 
+async def test_counts_and_trims_do_not_read_all_that_ended(crowded: Bench) -> None:
+    steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4])
+    assert "using done_outcome on done" in steps
+    steps = await plan(crowded, FREE, "trimmable_executions", 0, 0, 500)
+    assert "Seq Scan on done" not in steps
+
+
 async def test_loads_and_endings_read_by_key(crowded: Bench) -> None:
     ids = [crowded.fresh() for _ in range(100)]
     steps = await plan(crowded, PINNED, "snapshots", ids)

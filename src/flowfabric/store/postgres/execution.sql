@@ -129,6 +129,13 @@ from (
         order by q.rank, q.id limit $4
     ) c
     where r.lane = $1 and ($2::text is null or r.namespace = $2)
+        and (
+            $5::text[] is null
+            or (
+                string_to_array(r.capabilities, ',') <@ $5
+                and (select l.paused from {schema}.lane l where l.name = $1) is not true
+            )
+        )
     order by c.rank, c.id limit $4
 ) best
 cross join lateral (
@@ -166,8 +173,9 @@ where s.place = 'lease'
 order by s.id limit $2
 
 -- name: state_counts
--- How many rows of each kind there are, each counted up to a limit: the table, the number that
--- tells its rows apart (lost, gate or outcome), and why a blocked one is blocked.
+-- How many rows of each kind there are, most counted up to a limit: the table, the number that
+-- tells its rows apart (lost, gate or outcome), and why a blocked one is blocked. $4 are the
+-- outcomes other than success, which an index knows.
 with wanted as materialized (
     select r.number from {schema}.route r
     where ($1::text is null or r.namespace = $1) and ($2::text is null or r.lane = $2)
@@ -200,35 +208,23 @@ select 'lease', null, null, (
     ) n
 )
 union all
-select 'parked', g.gate, null, (
-    select count(*) from (
-        select from {schema}.parked p
-        where p.gate = g.gate and (
-            ($1 is null and $2 is null) or (
-                select e.route from {schema}.execution e where e.id = p.id
-            ) in (select number from wanted)
-        )
-        limit $3
-    ) n
-)
-from unnest($4::smallint[]) as g (gate)
-union all
-select 'parked', 2, b.blocked, count(*)
+select 'parked', p.gate, p.blocked, count(*)
 from (
-    select cast(convert_from(p.life, 'UTF8') as json) ->> 'blocked' as blocked
-    from {schema}.parked p
-    where p.gate = 2 and (
-        ($1 is null and $2 is null) or (
-            select e.route from {schema}.execution e where e.id = p.id
-        ) in (select number from wanted)
-    )
-) b
-group by b.blocked
+    select
+        w.gate,
+        case w.gate when 2 then cast(convert_from(w.life, 'UTF8') as json) ->> 'blocked' end
+            as blocked
+    from {schema}.parked w
+    where ($1 is null and $2 is null) or (
+        select e.route from {schema}.execution e where e.id = w.id
+    ) in (select number from wanted)
+) p
+group by p.gate, p.blocked
 union all
-select 'done', o.outcome, null, (
+select 'done', 0, null, (
     select count(*) from (
         select from {schema}.done d
-        where d.outcome = o.outcome and (
+        where d.outcome = 0 and (
             ($1 is null and $2 is null) or (
                 select e.route from {schema}.execution e where e.id = d.id
             ) in (select number from wanted)
@@ -236,4 +232,16 @@ select 'done', o.outcome, null, (
         limit $3
     ) n
 )
-from unnest($5::smallint[]) as o (outcome)
+union all
+select 'done', o.outcome, null, (
+    select count(*) from (
+        select from {schema}.done d
+        where d.outcome = o.outcome and d.outcome <> 0 and (
+            ($1 is null and $2 is null) or (
+                select e.route from {schema}.execution e where e.id = d.id
+            ) in (select number from wanted)
+        )
+        limit $3
+    ) n
+)
+from unnest($4::smallint[]) as o (outcome)

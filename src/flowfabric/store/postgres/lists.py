@@ -7,12 +7,13 @@ from uuid import UUID
 
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.routing import Capabilities
 from flowfabric.core.time import Millis
-from flowfabric.core.vector import vector
+from flowfabric.core.vector import PublicState, vector
 from flowfabric.store.contract import Counts, ExpiredLease, Page, Query
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part
-from flowfabric.store.postgres.standing import GATES, OUTCOMES, filter_of, state_of
+from flowfabric.store.postgres.standing import OUTCOMES, filter_of, state_of
 from flowfabric.store.rows import Names, read_life
 
 EXAMINED = 10_000
@@ -27,10 +28,17 @@ class Listing(Part):
         return await self._session.report.run(partial(self._page, query))
 
     async def candidates(
-        self, lane: str, namespace: str | None, now: Millis, limit: int
+        self,
+        lane: str,
+        namespace: str | None,
+        now: Millis,
+        limit: int,
+        capabilities: Capabilities | None = None,
     ) -> list[Snapshot]:
         session = self._session
-        return await session.snapshots(session.report, "candidates", lane, namespace, now, limit)
+        offered = None if capabilities is None else list(capabilities)
+        values = (lane, namespace, now, limit, offered)
+        return await session.snapshots(session.report, "candidates", *values)
 
     async def expired_leases(
         self,
@@ -56,14 +64,14 @@ class Listing(Part):
 
     async def counts(self, namespace: str | None, lane: str | None) -> Counts:
         session = self._session
-        rows = await session.fetch(
-            session.report, "state_counts", namespace, lane, COUNTED + 1, list(GATES), list(OUTCOMES)
-        )
+        others = [outcome for outcome in OUTCOMES if outcome]
+        values = (namespace, lane, COUNTED + 1, others)
+        rows = await session.fetch(session.report, "state_counts", *values)
         found: Counter[str] = Counter()
         for place, cell, blocked, count in rows:
             found[str(state_of(place, cell, blocked))] += count
         return Counts(
-            by_state={state: min(count, COUNTED) for state, count in found.items()},
+            by_state={state: min(found[state], COUNTED) for state in PublicState},
             capped=frozenset(state for state, count in found.items() if count > COUNTED),
         )
 
@@ -76,7 +84,9 @@ class Listing(Part):
         if _filters(query):
             end = await connection.fetchrow(queries[way], *place, EXAMINED - 1)
         rows = await connection.fetch(
-            queries["listed_executions_newest_first" if query.newest_first else "listed_executions"],
+            queries[
+                "listed_executions_newest_first" if query.newest_first else "listed_executions"
+            ],
             *place,
             *(end or (None, None)),
             query.kind,

@@ -139,7 +139,7 @@ create table {schema}.done (
     )
 );
 
-create index done_ended_at on {schema}.done using brin (ended_at);
+create index done_ended_at on {schema}.done using brin (ended_at) with (autosummarize = on);
 create index done_trim_at on {schema}.done (trim_at) where trim_at is not null;
 -- Rare endings can be counted without reading the successes.
 create index done_outcome on {schema}.done (outcome) where outcome <> 0;
