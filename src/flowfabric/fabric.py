@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -171,9 +171,16 @@ class Fabric:
             self._loop, self._opening, self._engine = loop, asyncio.Lock(), None
         async with self._opening:
             if self._engine is None:
-                store = await open_store(self.url, clock=self._clock)
-                self._engine = await Engine.open(store, options=self._options)
+                self._engine = await self._open()
         return self._engine
+
+    async def _open(self) -> Engine:
+        store = await open_store(self.url, clock=self._clock)
+        try:
+            return await Engine.open(store, options=self._options)
+        except BaseException:
+            await store.close()
+            raise
 
     async def close(self) -> None:
         engine, self._engine, self._loop = self._engine, None, None
@@ -189,8 +196,14 @@ class Fabric:
 
     # -- without an event loop
 
-    def block_on(self, work: Awaitable[Any]) -> Any:
-        """Runs engine calls of a script that has no event loop, in a thread kept for that."""
+    def block_on(self, work: Coroutine[Any, Any, R]) -> R:
+        """Runs engine calls of code that has no event loop: of a script in a thread kept for
+        that, of a task in a thread in the event loop of its worker."""
+        if _has_loop():
+            work.close()
+            raise Invalid("there is an event loop here: await the call without _sync instead")
+        if self._engine is not None and self._loop is not None and self._loop.is_running():
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         if self._portal is None:
             self._portal = _Portal()
         return self._portal.run(work)
@@ -219,13 +232,18 @@ class _Portal:
         )
         self._thread.start()
 
-    def run(self, work: Awaitable[Any]) -> Any:
-        async def wait() -> Any:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

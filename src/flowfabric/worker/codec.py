@@ -5,32 +5,49 @@ The payload is an object with one member per parameter, so that any language can
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from inspect import Parameter
 from typing import Any, Union
 
 import msgspec
 
-from flowfabric.core.errors import Invalid
+from flowfabric.core.errors import FlowFabricError, Invalid
 
-_EMPTY = inspect.Parameter.empty
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class Undecodable(Exception):
+class Undecodable(FlowFabricError):
     """A payload or a recorded value no longer fits the code's annotations."""
+
+    code = "undecodable"
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 def encode(value: object) -> bytes:
-    """Any value msgspec knows, pydantic models included; TypeError for the rest."""
-    return _encoder.encode(value)
+    """Any value msgspec knows, pydantic models included; Invalid says what stands in the way."""
+    try:
+        return _encoder.encode(value)
+    except Exception as error:  # a model's own serialisers may raise anything
+        raise Invalid(f"{type(value).__name__}: {_told(error)}") from None
 
 
 def decode(data: bytes, type: Any) -> Any:
     """The value of `type` in JSON; Undecodable says what does not fit, and where."""
     try:
         return _decoder(type).decode(data)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise Undecodable(str(error)) from error
+    except Exception as error:  # a model's own validators may raise anything
+        raise Undecodable(_told(error)) from error
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function, without those that only exist for the type checker."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception:
+        return dict(_single_hints(function))
 
 
 class Signature:
@@ -38,110 +55,129 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any], *, skip_first: bool) -> None:
         self.name = getattr(function, "__qualname__", repr(function))
-        hints = _hints(function)
+        hints = hints_of(function)
         parameters = list(inspect.signature(function).parameters.values())
-        parameters = parameters[1:] if skip_first else parameters
-        self._signature = inspect.Signature(parameters)
-        self._types = {p.name: _type_of(p, hints.get(p.name, Any)) for p in parameters}
-        self._defaults = {p.name for p in parameters if p.default is not _EMPTY or _variadic(p)}
-        self._kinds = {p.name: p.kind for p in parameters}
+        self._parameters = parameters[1:] if skip_first else parameters
+        self._signature = inspect.Signature(self._parameters)
+        kinds = {parameter.kind for parameter in self._parameters}
+        self.takes_any_keyword = Parameter.VAR_KEYWORD in kinds
+        self._takes_more = Parameter.VAR_POSITIONAL in kinds
         self.returns = hints.get("return", Any)
-        self._struct = _arguments_type(self._types, self._defaults)
+        self._struct = self._arguments_type(hints)
 
     @property
     def parameters(self) -> frozenset[str]:
-        return frozenset(self._types)
+        return frozenset(self._signature.parameters)
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises TypeError for a call that does not fit the signature and
-        Invalid, naming the parameter, for an argument that cannot be encoded or has the wrong
-        type."""
+        Invalid, naming the parameter, for an argument that cannot be encoded or that the
+        function's annotation does not accept."""
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
         try:
-            return _encoder.encode(bound)
-        except (TypeError, ValueError, OverflowError, RecursionError):
+            payload = _encoder.encode(bound)
+        except Exception:
             raise self._unencodable(bound) from None
+        try:
+            _decoder(self._struct).decode(payload)
+        except Exception as error:
+            raise Invalid(f"{self.name} does not accept this: {_told(error)}") from None
+        return payload
 
     def decode(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
         """The call in a payload. Undecodable says which argument does not fit, and why."""
         try:
             values = _decoder(self._struct).decode(payload or b"{}")
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:
-            raise Undecodable(f"the arguments do not fit {self.name}: {error}") from error
+        except Exception as error:
+            raise Undecodable(f"the arguments do not fit {self.name}: {_told(error)}") from error
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for name, kind in self._kinds.items():
-            value = getattr(values, name)
+        for parameter in self._parameters:
+            value = getattr(values, parameter.name)
             if value is msgspec.UNSET:
-                continue
-            _place(name, kind, value, args, kwargs)
+                if not self._must_fill(parameter):
+                    continue
+                value = parameter.default
+            _place(parameter, value, args, kwargs)
         return args, kwargs
+
+    def _must_fill(self, parameter: Parameter) -> bool:
+        """Whether leaving a parameter out would move later arguments into its place."""
+        if parameter.kind is Parameter.POSITIONAL_ONLY:
+            return True
+        return parameter.kind in _POSITIONAL and self._takes_more
+
+    def _arguments_type(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+        fields = [self._field(parameter, hints) for parameter in self._parameters]
+        return msgspec.defstruct("Arguments", fields, kw_only=True)
+
+    def _field(self, parameter: Parameter, hints: Mapping[str, Any]) -> tuple[Any, ...]:
+        hint = _type_of(parameter, hints.get(parameter.name, Any))
+        try:
+            msgspec.json.Decoder(hint, dec_hook=_dec_hook)
+        except Exception as error:
+            raise Invalid(f"parameter {parameter.name!r} of {self.name}: {error}") from None
+        if parameter.default is Parameter.empty and not _variadic(parameter):
+            return (parameter.name, hint)
+        return (parameter.name, Union[hint, msgspec.UnsetType], msgspec.UNSET)  # noqa: UP007
 
     def _unencodable(self, bound: Mapping[str, Any]) -> Invalid:
         for name, value in bound.items():
             try:
-                _encoder.encode(value)
-            except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                return Invalid(
-                    f"argument {name!r} of {self.name} cannot be sent: "
-                    f"{type(value).__name__}: {error}"
-                )
+                encode(value)
+            except Invalid as error:
+                return Invalid(f"argument {name!r} of {self.name} cannot be sent: {error.detail}")
         return Invalid(f"the arguments of {self.name} cannot be sent")
 
 
-def _place(name: str, kind: Any, value: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    match kind:
-        case inspect.Parameter.POSITIONAL_ONLY:
+def _place(parameter: Parameter, value: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    match parameter.kind:
+        case Parameter.POSITIONAL_ONLY:
             args.append(value)
-        case inspect.Parameter.VAR_POSITIONAL:
+        case Parameter.VAR_POSITIONAL:
             # What came before must be positional too, or it would be given twice.
             args[:] = [*args, *kwargs.values(), *value]
             kwargs.clear()
-        case inspect.Parameter.VAR_KEYWORD:
+        case Parameter.VAR_KEYWORD:
             kwargs.update(value)
         case _:
-            kwargs[name] = value
+            kwargs[parameter.name] = value
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):
-        return {}  # annotations that only exist for the type checker: taken as they come
+def _single_hints(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Each annotation on its own, so that one nobody can resolve does not hide the others."""
+    inner = inspect.unwrap(function)
+    names = getattr(inner, "__globals__", {})
+    for name, annotation in getattr(inner, "__annotations__", {}).items():
+
+        def probe() -> None: ...
+
+        probe.__annotations__ = {name: annotation}
+        try:
+            yield name, typing.get_type_hints(probe, names, include_extras=True)[name]
+        except Exception:  # noqa: S112 - whatever it means, it means nothing at run time
+            continue
 
 
-def _variadic(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+def _variadic(parameter: Parameter) -> bool:
+    return parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
-def _type_of(parameter: inspect.Parameter, hint: Any) -> Any:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return list[hint]
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return dict[str, hint]
-    return hint
+def _type_of(parameter: Parameter, hint: Any) -> Any:
+    match parameter.kind:
+        case Parameter.VAR_POSITIONAL:
+            return list[hint]
+        case Parameter.VAR_KEYWORD:
+            return dict[str, hint]
+        case _:
+            return hint
 
 
-def _arguments_type(hints: Mapping[str, Any], optional: set[str]) -> type[msgspec.Struct]:
-    fields: list[Any] = []
-    for name, hint in hints.items():
-        if name in optional:
-            fields.append((name, _known(Union[hint, msgspec.UnsetType]), msgspec.UNSET))  # noqa: UP007
-        else:
-            fields.append((name, _known(hint)))
-    return msgspec.defstruct("Arguments", fields, kw_only=True)
-
-
-def _known(hint: Any) -> Any:
-    """The annotation if a decoder can be made for it; anything goes otherwise."""
-    try:
-        msgspec.json.Decoder(hint, dec_hook=_dec_hook)
-    except (TypeError, ValueError):
-        return Any
-    return hint
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _enc_hook(value: Any) -> Any:
@@ -155,7 +191,9 @@ def _dec_hook(type: Any, value: Any) -> Any:
     validate = getattr(type, "model_validate", None)
     if callable(validate):
         return validate(value)
-    raise TypeError(f"{type.__name__} cannot be read from JSON")
+    if type is object:
+        return value
+    raise TypeError(f"{getattr(type, '__name__', type)} cannot be read from JSON")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
@@ -163,11 +201,19 @@ _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 @lru_cache(maxsize=1024)
 def _cached_decoder(type: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(type, dec_hook=_dec_hook)
+    return _new_decoder(type)
+
+
+def _new_decoder(type: Any) -> msgspec.json.Decoder[Any]:
+    """A decoder for the annotation if there can be one; anything goes otherwise."""
+    try:
+        return msgspec.json.Decoder(type, dec_hook=_dec_hook)
+    except Exception:
+        return msgspec.json.Decoder(dec_hook=_dec_hook)
 
 
 def _decoder(type: Any) -> msgspec.json.Decoder[Any]:
     try:
         return _cached_decoder(type)
-    except TypeError:  # not hashable, or not a type msgspec knows
-        return msgspec.json.Decoder(_known(type), dec_hook=_dec_hook)
+    except TypeError:  # not hashable
+        return _new_decoder(type)

@@ -1,13 +1,12 @@
 """What a handler can ask of the engine while it runs."""
 
 import asyncio
-import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from msgspec import Struct
 
@@ -16,17 +15,13 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.time import Millis, parse_span, to_datetime
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
-from flowfabric.worker.control import Unwind
+from flowfabric.worker.control import OVER, Unwind
+from flowfabric.worker.journal import Branch, Journal, Place
+from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Run
-from flowfabric.worker.steps import (
-    Journal,
-    attempt,
-    perform,
-    returns_of,
-    step_name,
-    unwrap,
-)
-from flowfabric.worker.task import Call, CallOptions, Task
+from flowfabric.worker.steps import Work, attempt, attempt_here, keep, perform, read
+from flowfabric.worker.task import Call, Task, is_async
+from flowfabric.worker.threads import Threads
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,14 +47,19 @@ class Info(Struct, frozen=True):
 
 
 class Context:
-    """Given to a task whose first parameter is `ctx`."""
+    """Given to a task whose first parameter is `ctx`.
 
-    def __init__(self, engine: Engine, claim: Claim, loop: asyncio.AbstractEventLoop) -> None:
+    Whatever is recorded (`step`, `sleep`, `now`, `random`, `submit`) gets its place in the history
+    when it is called, so several may be awaited together. Code that makes several such calls and
+    runs beside other such code belongs into `gather`, which keeps their places apart.
+    """
+
+    def __init__(self, engine: Engine, claim: Claim, threads: Threads) -> None:
         self._engine = engine
         self._claim = claim
-        self._loop = loop
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
         self._journal = Journal(engine, claim)
-        self._stopping = ""
 
     @cached_property
     def info(self) -> Info:
@@ -72,93 +72,139 @@ class Context:
         fields = {"execution": str(claim.id), "task": claim.kind, "attempt": claim.attempt}
         return logging.LoggerAdapter(logging.getLogger(f"flowfabric.task.{claim.kind}"), fields)
 
-    # -- steps
+    # -- what is recorded
 
+    @overload
     def step(
-        self, function: Callable[P, Awaitable[R] | R], *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, R]:
+        self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def step(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    def step(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Coroutine[Any, Any, Any]:
         """Runs a function once: its result is recorded, and whenever the handler runs again the
         recorded value is returned instead. Plain functions run in a thread."""
-        target, options = unwrap(function)
-        place = self._journal.place(step_name(target, options))
-        return perform(
-            self._journal,
-            place,
-            lambda: attempt(target, options, args, dict(kwargs)),
-            returns_of(target),
-        )
+        work = Work.of(function, args, kwargs)
+        place = self._journal.place(work.name)
+        return perform(self._journal, place, lambda: attempt(work, self._threads), work.returns)
 
     async def gather(self, *steps: Awaitable[Any]) -> list[Any]:
         """Runs steps at the same time; results in the order given. When one fails, the others
         are finished (and recorded) before its error is raised."""
-        results = await asyncio.gather(*steps, return_exceptions=True)
+        journal = self._journal
+        tasks = [asyncio.ensure_future(self._beside(step, journal.branch())) for step in steps]
+        with journal.waiting():
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         unwinding = [result for result in results if isinstance(result, Unwind)]
         failures = [result for result in results if isinstance(result, BaseException)]
         for error in (*unwinding, *failures):
             raise error
         return list(results)
 
-    async def sleep(self, span: Span) -> None:
+    def sleep(self, span: Span) -> Coroutine[Any, Any, None]:
         """Sleeps without a worker slot, through crashes and deploys, for minutes or months."""
-        place = self._journal.place("sleep")
-        record = await self._journal.recorded(place)
-        if record is None:
-            until = Millis(self._engine.now() + parse_span(span, "sleep"))
-        else:
-            until = record.until or Millis(0)
-            if until <= self._engine.now():
-                return
-        await self._journal.park(place, until, known=record is not None)
+        length = parse_span(span, "sleep")
+        return self._sleep(self._journal.place("sleep"), length)
 
-    async def now(self) -> datetime:
+    def now(self) -> Coroutine[Any, Any, datetime]:
         """The time, recorded: the same whenever the handler runs again."""
-        place = self._journal.place("now")
-        millis = await perform(self._journal, place, self._clock, int)
-        return to_datetime(Millis(millis))
+        return self._now(self._journal.place("now"))
 
-    async def random(self) -> float:
+    def random(self) -> Coroutine[Any, Any, float]:
         """A random number in [0, 1), recorded."""
-        place = self._journal.place("random")
-        value: float = await perform(self._journal, place, _dice, float)
-        return value
+        return perform(self._journal, self._journal.place("random"), _dice, float)
 
-    async def submit(self, task: "Task[P, R]", *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+    def submit(
+        self, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Run[R]]:
         """Submits a child run exactly once, however often the handler runs."""
-        place = self._journal.place(f"submit:{task.name}")
-        key = f"{self._claim.uuid}:{self._claim.snapshot.life.generation}:{place.position}"
-
-        async def submit() -> str:
-            run = await Call(task, CallOptions(key=key)).submit(*args, **kwargs)
-            return str(run.id)
-
-        id = await perform(self._journal, place, submit, str)
-        return Run(task._client, id, task.signature.returns)
+        call = task if isinstance(task, Call) else task.with_options()
+        place = self._journal.place(f"submit:{call.task.name}")
+        return self._submit(place, call, args, kwargs)
 
     # -- the attempt itself
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Says how far the run is, for people who watch it."""
-        await self._engine.attempts.progress(self._claim, percent, message)
+        await patiently(
+            lambda: self._engine.attempts.progress(self._claim, percent, message), self._is_stopped
+        )
 
     def heartbeat(self) -> None:
         """For plain functions that run long: stops the function here when its lease was lost or
         the worker is stopping. Coroutines are stopped by themselves."""
-        if self._stopping or self._journal.parked:
-            raise Unwind(self._stopping)
+        if self._journal.stopped or self._journal.parked:
+            raise Unwind(self._journal.stopped)
+
+    # -- for the worker
+
+    def adopt(self) -> None:
+        """Called where the handler is about to run."""
+        self._journal.adopt()
 
     def stop(self, reason: str) -> None:
-        """Called by the worker: nothing this handler does from now on counts."""
-        self._stopping = reason
+        """Nothing this handler asks for from now on is done."""
+        self._journal.stopped = self._journal.stopped or reason
+
+    def close(self) -> None:
+        """The handler is over; what it left behind can do nothing any more."""
+        self.stop(OVER)
 
     @property
     def parked(self) -> bool:
         return self._journal.parked
 
-    def check_finished(self) -> None:
-        self._journal.check_finished()
+    async def finish(self) -> None:
+        await self._journal.finish()
 
-    async def _clock(self) -> int:
-        return self._engine.now()
+    async def release(self) -> None:
+        await self._journal.release()
+
+    # -- how
+
+    def _is_stopped(self) -> bool:
+        return bool(self._journal.stopped)
+
+    async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
+        with self._journal.strand(branch):
+            try:
+                return await step
+            except (SystemExit, KeyboardInterrupt) as error:
+                # In a task of its own it would end the event loop, and all others with it.
+                raise RuntimeError(f"a step raised {error!r}") from error
+
+    async def _sleep(self, place: Place, span: Millis) -> None:
+        record = await self._journal.recorded(place)
+        if record is None:
+            until = Millis(self._engine.now() + span)
+        else:
+            until = record.until or Millis(0)
+            if until <= self._engine.now():
+                return
+        await self._journal.sleep(place, until, known=record is not None)
+
+    async def _now(self, place: Place) -> datetime:
+        async def clock() -> int:
+            return self._engine.now()
+
+        return to_datetime(await perform(self._journal, place, clock, int))
+
+    async def _submit(
+        self, place: Place, call: "Call[P, R]", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Run[R]:
+        generation = self._claim.snapshot.life.generation
+        key = f"{self._claim.uuid}:{generation}:{place.branch}:{place.position}"
+
+        async def submit() -> str:
+            keyed = call.or_key(key)
+            run = await patiently(lambda: keyed.submit(*args, **kwargs), self._is_stopped)
+            return str(run.id)
+
+        id = await perform(self._journal, place, submit, str)
+        return call.task.run_of(ExecutionId(id))
 
 
 class SyncContext:
@@ -175,29 +221,28 @@ class SyncContext:
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         return self._context.log
 
-    def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `Context.step`; the function runs in this very thread."""
-        target, options = unwrap(function)
-        if inspect.iscoroutinefunction(target):
-            value: R = self._block(self._start(function, args, kwargs))
-            return value
-        here: R = self._step_here(target, options, args, kwargs)
-        return here
+    @overload
+    def step(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `Context.step`; a plain function runs in this very thread, unless it has a timeout."""
+        work = Work.of(function, args, kwargs)
+        if is_async(work.function):
+            return self._block(self._context.step(function, *args, **kwargs))
+        return self._step_here(work)
 
     def sleep(self, span: Span) -> None:
         self._block(self._context.sleep(span))
 
     def now(self) -> datetime:
-        moment: datetime = self._block(self._context.now())
-        return moment
+        return self._block(self._context.now())
 
     def random(self) -> float:
-        number: float = self._block(self._context.random())
-        return number
+        return self._block(self._context.random())
 
-    def submit(self, task: "Task[P, R]", *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        run: Run[R] = self._block(self._context.submit(task, *args, **kwargs))
-        return run
+    def submit(self, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        return self._block(self._context.submit(task, *args, **kwargs))
 
     def progress(self, percent: int | None = None, message: str | None = None) -> None:
         self._block(self._context.progress(percent, message))
@@ -205,54 +250,23 @@ class SyncContext:
     def heartbeat(self) -> None:
         self._context.heartbeat()
 
-    def _start(self, function: Any, args: Any, kwargs: Any) -> Coroutine[Any, Any, Any]:
-        async def start() -> Any:
-            return await self._context.step(function, *args, **kwargs)
-
-        return start()
-
-    def _step_here(self, target: Any, options: Any, args: Any, kwargs: Any) -> Any:
+    def _step_here(self, work: Work) -> Any:
         """The work is done in the handler's own thread, only the journal is asked in the loop."""
         journal = self._context._journal
-        place = self._block(_in_loop(lambda: journal.place(step_name(target, options))))
+        place = journal.place(work.name)
+        record = self._block(journal.recorded(place))
+        if record is not None:
+            return read(place, record, work.returns)
+        self.heartbeat()
+        result = attempt_here(work, self._context._threads, self.heartbeat)
+        return self._block(keep(journal, place, result, work.returns))
 
-        async def in_this_thread() -> Any:
-            raise _NotRecorded
-
-        try:
-            return self._block(perform(journal, place, in_this_thread, returns_of(target)))
-        except _NotRecorded:
-            self._context.heartbeat()
-            result = _attempt_here(target, options, args, kwargs)
-
-        async def done() -> Any:
-            return result
-
-        return self._block(perform(journal, place, done, returns_of(target)))
-
-    def _block(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._context._loop).result()
-
-
-class _NotRecorded(Exception):
-    pass
-
-
-def _attempt_here(target: Any, options: Any, args: Any, kwargs: Any) -> Any:
-    """Retries of a step that runs in the handler's thread. A timeout cannot stop a plain
-    function, so it has none here."""
-    return asyncio.run(_attempt_sync(target, options, args, kwargs))
-
-
-async def _attempt_sync(target: Any, options: Any, args: Any, kwargs: Any) -> Any:
-    async def call() -> Any:
-        return target(*args, **kwargs)
-
-    return await attempt(call, options, (), {})
-
-
-async def _in_loop(call: Callable[[], R]) -> R:
-    return call()
+    def _block(self, work: Coroutine[Any, Any, R]) -> R:
+        loop = self._context._loop
+        if loop.is_closed():
+            work.close()
+            raise Unwind("the worker is gone")
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
 
 
 async def _dice() -> float:

@@ -3,6 +3,13 @@
 from datetime import timedelta
 
 from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.time import Millis, parse_span
+
+LOST = "lease lost"
+DRAIN = "worker stopping"
+TIMED_OUT = "timed out"
+OVER = "run over"
+"""Why a handler was stopped; nothing it asks for afterwards is done."""
 
 
 class Fail(Exception):
@@ -14,7 +21,7 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.after = after
+        self.after: Millis | None = None if after is None else parse_span(after, "retry")
 
 
 class Unwind(BaseException):
@@ -28,8 +35,8 @@ class Unwind(BaseException):
 class StepsChanged(FlowFabricError):
     """The code no longer asks for the steps that are recorded.
 
-    The run fails rather than mix two histories. Deploy the old code to finish it, or replay it
-    after cancelling.
+    The run fails rather than mix two histories. Deploy the old code and replay the run to finish
+    it, or submit it anew.
     """
 
     code = "steps_changed"

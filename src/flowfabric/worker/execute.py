@@ -1,31 +1,40 @@
 """Runs one claimed execution to whatever end its handler gives it."""
 
 import asyncio
-import contextvars
+import inspect
 import logging
-import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
+from uuid import UUID
 
-from flowfabric.core.errors import FlowFabricError, Invalid, LeaseLost, Overloaded, Unavailable
-from flowfabric.core.execution import Failure
+import msgspec
+
+from flowfabric.core.errors import FlowFabricError, Invalid, LeaseLost
 from flowfabric.core.retry import Category
-from flowfabric.core.time import Millis, parse_span
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.codec import Undecodable, encode
 from flowfabric.worker.context import Context, SyncContext
-from flowfabric.worker.control import Fail, Retry, StepsChanged, Unwind
+from flowfabric.worker.control import DRAIN, LOST, TIMED_OUT
+from flowfabric.worker.patience import patiently
 from flowfabric.worker.processes import ProcessDied, Processes
+from flowfabric.worker.report import (
+    Report,
+    completing,
+    delaying,
+    failing,
+    failing_by,
+    handing_back,
+    leaving,
+    nothing,
+    timing_out,
+)
 from flowfabric.worker.steps import current_context
 from flowfabric.worker.task import Mode, Task
+from flowfabric.worker.threads import Threads
 
 log = logging.getLogger("flowfabric.worker")
-
-UNKNOWN_TASK_DELAY = Millis(5_000)
-MAX_DETAIL = 16_384
-MAX_MESSAGE = 4_096
 
 
 class Active:
@@ -36,40 +45,61 @@ class Active:
         self.handler = handler
         self.context: Context | None = None
         self.job: asyncio.Task[None] | None = None
+        self.thread: Future[Any] | None = None
+        self.handling = False
         self.stopped = ""
 
+    @property
+    def key(self) -> tuple[UUID, int]:
+        """Which lease: a worker may claim an execution again while it still stops the handler
+        whose lease of it was lost."""
+        return self.claim.uuid, self.claim.epoch
+
+    @property
+    def parked(self) -> bool:
+        return self.context is not None and self.context.parked
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a plain function goes on although nobody waits for it any more."""
+        return self.thread is not None and not self.thread.done()
+
     def stop(self, reason: str) -> None:
-        """Cancels the handler; the first reason counts."""
+        """Cancels the handler, but never the report of how it ended; the first reason counts."""
         if self.stopped:
             return
         self.stopped = reason
         if self.context is not None:
             self.context.stop(reason)
-        if self.job is not None:
+        if self.handling and self.job is not None:
             self.job.cancel()
-
-
-LOST = "lease lost"
-DRAIN = "worker stopping"
 
 
 class Executor:
     """Calls handlers where they belong (event loop, thread, process) and reports how they
     ended. The only place where user code is called."""
 
-    def __init__(self, engine: Engine, threads: ThreadPoolExecutor, processes: Processes) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        handlers: Threads,
+        steps: Threads,
+        processes: Processes,
+        stopping: Callable[[], bool],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """`stopping` says whether the worker drains, `cancelled` whether it is torn down."""
         self._engine = engine
-        self._threads = threads
+        self._handlers = handlers
+        self._steps = steps
         self._processes = processes
+        self._stopping = stopping
+        self._cancelled = cancelled
 
     async def run(self, active: Active) -> None:
-        """Never raises: whatever happens ends up in the store or, for a lost lease, nowhere."""
-        try:
-            report = await self._outcome(active)
-        except asyncio.CancelledError:
-            report = self._stopped(active)
-        except BaseException as error:
-            report = self._parked_or(active, error)
+        """Whatever happens ends up in the store or, for a lost lease, nowhere."""
+        report = await self._handle(active)
         try:
             await self._deliver(active, report)
         except LeaseLost as error:
@@ -77,28 +107,42 @@ class Executor:
         except FlowFabricError as error:
             log.warning("%s could not be reported: %s", active.claim.id, error)
 
-    async def _outcome(self, active: Active) -> "Report":
-        """Calls the handler; what it returns or raises becomes a report."""
+    async def _handle(self, active: Active) -> Report:
+        """How the handler ended, as the report to make about it."""
+        if active.stopped:
+            return self._stopped(active)
+        active.handling = True
+        try:
+            return await self._outcome(active)
+        except asyncio.CancelledError:
+            return self._stopped(active)
+        except BaseException as error:
+            return self._raised(active, error)
+        finally:
+            active.handling = False
+            if active.context is not None:
+                active.context.close()
+
+    async def _outcome(self, active: Active) -> Report:
+        """Calls the handler; what it returns becomes a report."""
         handler, claim = active.handler, active.claim
         if handler is None:
             return self._unknown(claim)
         try:
             args, kwargs = handler.signature.decode(claim.payload)
         except Undecodable as error:
-            return failing(claim, str(error), Category.PERMANENT)
-        if handler.takes_context:
-            active.context = Context(self._engine, claim, asyncio.get_running_loop())
+            return failing(claim, str(error))
+        if handler.mode is not Mode.PROCESS:
+            active.context = Context(self._engine, claim, self._steps)
         result = await self._timed(active, handler, args, kwargs)
         if active.context is not None:
             if active.context.parked:
-                return nothing
-            active.context.check_finished()
+                return delaying(active.context)
+            await active.context.finish()
         try:
-            body = encode(result)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            message = f"what {handler.name} returned cannot be stored: {error}"
-            return failing(claim, message, Category.PERMANENT)
-        return completing(claim, body)
+            return completing(claim, encode(result))
+        except Invalid as error:
+            return failing(claim, f"what {handler.name} returned cannot be stored: {error.detail}")
 
     async def _timed(
         self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
@@ -114,116 +158,84 @@ class Executor:
             if not timer.expired():
                 raise
             if active.context is not None:
-                active.context.stop("timed out")
+                active.context.stop(TIMED_OUT)
             raise _TimedOut from None
 
     async def _call(
         self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        match handler.mode:
-            case Mode.ASYNC:
-                if active.context is None:
-                    return await handler.function(*args, **kwargs)
-                current_context.set(active.context)
-                return await handler.function(active.context, *args, **kwargs)
-            case Mode.THREAD:
-                return await self._in_thread(active, handler, args, kwargs)
-            case Mode.PROCESS:
-                return await self._processes.call(handler, active.claim.payload)
+        context = active.context
+        if context is None:
+            return msgspec.Raw(await self._processes.call(handler, active.claim.payload))
+        if handler.mode is Mode.ASYNC:
+            context.adopt()
+            current_context.set(context)
+            given = [context, *args] if handler.takes_context else args
+            result = handler.function(*given, **kwargs)
+        else:
+            result = await self._in_thread(active, context, handler, args, kwargs)
+        return await result if inspect.isawaitable(result) else result
 
     async def _in_thread(
-        self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
+        self,
+        active: Active,
+        context: Context,
+        handler: Task[Any, Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
     ) -> Any:
-        if active.context is not None:
-            outer = SyncContext(active.context)
-            args = [outer, *args]
+        outer = SyncContext(context)
+        given = [outer, *args] if handler.takes_context else args
+
+        def call() -> Any:
+            context.adopt()
             current_context.set(outer)
-        here = contextvars.copy_context()
-        call: Callable[[], Any] = lambda: here.run(handler.function, *args, **kwargs)  # noqa: E731
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            return handler.function(*given, **kwargs)
 
-    def _unknown(self, claim: Claim) -> "Report":
+        active.thread = self._handlers.start(call)
+        return await asyncio.wrap_future(active.thread)
+
+    def _unknown(self, claim: Claim) -> Report:
         log.warning("no task named %r here; %s is left for another worker", claim.kind, claim.id)
-        until = Millis(self._engine.now() + UNKNOWN_TASK_DELAY)
-        return lambda engine: engine.attempts.delay(claim, until)
+        return leaving(claim)
 
-    def _stopped(self, active: Active) -> "Report":
-        claim = active.claim
+    def _stopped(self, active: Active) -> Report:
+        """The handler was cancelled: by the worker, by the end of the event loop, or by itself."""
         if active.stopped == LOST:
             return nothing
-        if active.context is not None and active.context.parked:
-            return nothing
-        if active.stopped == DRAIN:
-            return lambda engine: engine.attempts.hand_back(claim)
-        return failing(claim, "the handler cancelled itself", Category.TRANSIENT)
+        if active.parked and active.context is not None:
+            return delaying(active.context)
+        if active.stopped == DRAIN or self._cancelled():
+            return handing_back(active.claim)
+        return failing(active.claim, "the handler cancelled itself", Category.TRANSIENT)
 
-    def _parked_or(self, active: Active, error: BaseException) -> "Report":
-        if active.context is not None and active.context.parked:
-            return nothing
-        return _failure_report(active, error)
+    def _raised(self, active: Active, error: BaseException) -> Report:
+        """The handler ended with an error, which a parked or stopped one may owe to just that."""
+        claim = active.claim
+        if active.stopped or active.parked:
+            return self._stopped(active)
+        if isinstance(error, _TimedOut):
+            return timing_out(claim)
+        if isinstance(error, ProcessDied):
+            # The signal that stops the worker may have reached its processes as well.
+            crash = failing(claim, str(error), Category.INFRA_CRASH)
+            return handing_back(claim) if self._stopping() else crash
+        return failing_by(claim, error)
 
-    async def _deliver(self, active: Active, report: "Report") -> None:
+    async def _deliver(self, active: Active, report: Report) -> None:
         """Reports until the store has answered; the heartbeat keeps the lease meanwhile."""
-        pause = 0.05
-        while True:
-            try:
-                await report(self._engine)
-                return
-            except (Unavailable, Overloaded):
-                if active.stopped == LOST:
-                    raise
-                await asyncio.sleep(pause)
-                pause = min(2.0, pause * 2)
 
+        async def deliver(report: Report) -> None:
+            await patiently(lambda: report(self._engine), lambda: self._pointless(active))
 
-Report = Callable[[Engine], Any]
+        try:
+            await deliver(report)
+        except Invalid as error:  # such as a result that is too large
+            await deliver(failing(active.claim, f"how it ended cannot be stored: {error.detail}"))
+
+    def _pointless(self, active: Active) -> bool:
+        return active.stopped == LOST or self._cancelled()
 
 
 class _TimedOut(Exception):
     pass
-
-
-async def nothing(engine: Engine) -> None:
-    """There is nothing to report: the lease is given up or lost already."""
-
-
-def completing(claim: Claim, body: bytes) -> Report:
-    return lambda engine: engine.attempts.complete(claim, body)
-
-
-def failing(
-    claim: Claim,
-    message: str,
-    category: Category,
-    *,
-    detail: str | None = None,
-    retry_after: Millis | None = None,
-) -> Report:
-    trace = None if detail is None else _storable(detail[-MAX_DETAIL:]).encode()
-    failure = Failure(_storable(message[:MAX_MESSAGE]), category, trace)
-    return lambda engine: engine.attempts.fail(claim, failure, retry_after=retry_after)
-
-
-def _failure_report(active: Active, error: BaseException) -> Report:
-    claim = active.claim
-    if isinstance(error, Unwind) or active.stopped == LOST:
-        return nothing
-    if isinstance(error, LeaseLost):
-        return nothing
-    if isinstance(error, _TimedOut):
-        return failing(claim, "the attempt ran longer than its timeout", Category.TIMEOUT)
-    if isinstance(error, ProcessDied):
-        return failing(claim, str(error), Category.INFRA_CRASH)
-    trace = "".join(traceback.format_exception(error))
-    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if isinstance(error, Retry):
-        after = None if error.after is None else parse_span(error.after, "retry")
-        return failing(claim, message, Category.TRANSIENT, detail=trace, retry_after=after)
-    permanent = isinstance(error, Fail | StepsChanged | Invalid)
-    category = Category.PERMANENT if permanent else Category.TRANSIENT
-    return failing(claim, message, category, detail=trace)
-
-
-def _storable(text: str) -> str:
-    """Error texts come from anywhere; what no store can hold is replaced."""
-    return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()

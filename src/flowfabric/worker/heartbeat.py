@@ -1,8 +1,8 @@
 """One heartbeat for all leases of a worker, from a thread that user code cannot block.
 
-The thread has its own event loop and its own way to the store, and only renews. It cannot beat C
-code that keeps the interpreter lock for longer than a lease. It also watches the worker's event
-loop and says so when a handler blocks it.
+The thread has its own event loop and its own way to the store, and only renews and looks. It
+cannot beat C code that keeps the interpreter lock for longer than a lease. It also watches the
+worker's event loop and says so when a handler blocks it.
 """
 
 import asyncio
@@ -15,7 +15,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import UUID
 
+from msgspec import Struct
+
 from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Active, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.claims import Claim
 from flowfabric.store.contract import MAX_BATCH, Renewal, Store
@@ -23,6 +26,22 @@ from flowfabric.store.contract import MAX_BATCH, Renewal, Store
 log = logging.getLogger("flowfabric.worker")
 
 BLOCKED_AFTER = 2.0
+LOOK_EVERY = 1.0
+"""Seconds after which a lease is looked at, so that a cancelled run is stopped soon."""
+
+Key = tuple[UUID, int]
+
+
+class Held(Struct):
+    """A lease as the heartbeat knows it; moments of the steady clock."""
+
+    renewal: Renewal
+    renewed_at: float
+    seen_at: float
+
+    @property
+    def key(self) -> Key:
+        return self.renewal.uuid, self.renewal.epoch
 
 
 class Heartbeat:
@@ -34,18 +53,19 @@ class Heartbeat:
         store: Callable[[], Awaitable[Store]],
         *,
         ttl: Millis,
-        on_lost: Callable[[UUID], None],
+        on_lost: Callable[[Key], None],
         owns_store: bool,
     ) -> None:
         self._open = store
         self._owns_store = owns_store
         self._ttl = ttl / 1000
         self._on_lost = on_lost
-        self._held: dict[UUID, tuple[Renewal, float]] = {}
+        self._held: dict[Key, Held] = {}
         self._lock = threading.Lock()
-        self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
-        self._stop = threading.Event()
+        self._worker_loop = asyncio.get_running_loop()
+        self._worker_thread = threading.get_ident()
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
         self._ponged_at = time.monotonic()
         self._warned = False
         self._thread = threading.Thread(target=self._main, name="flowfabric-heartbeat", daemon=True)
@@ -54,88 +74,140 @@ class Heartbeat:
         self._thread.start()
 
     async def stop(self) -> None:
-        self._stop.set()
+        with suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._stopping.set)
         await asyncio.to_thread(self._thread.join, 5.0)
 
-    def hold(self, claim: Claim) -> None:
+    def hold(self, claim: Claim, age: float) -> None:
+        """Keeps a lease that began `age` seconds ago."""
         renewal = Renewal(claim.uuid, claim.lease.id, claim.epoch, claim.ttl)
-        self._held[claim.uuid] = (renewal, time.monotonic())
+        began = time.monotonic() - max(0.0, age)
+        with self._lock:
+            self._held[claim.uuid, claim.epoch] = Held(renewal, began, began)
 
-    def drop(self, uuid: UUID) -> None:
-        self._held.pop(uuid, None)
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            self._held.pop(key, None)
+
+    # -- in the thread
 
     def _main(self) -> None:
-        with suppress(Exception):
-            asyncio.run(self._beat())
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._beat())
 
     async def _beat(self) -> None:
+        watching = asyncio.create_task(self._watch())
+        try:
+            await self._renew_until_stopped()
+        finally:
+            watching.cancel()
+
+    async def _renew_until_stopped(self) -> None:
         store: Store | None = None
         interval = self._ttl / 3
         next_beat = time.monotonic() + interval
-        while not self._stop.is_set():
-            self._watch_loop()
-            await asyncio.sleep(min(0.25, interval / 4))
-            if time.monotonic() < next_beat:
-                continue
-            next_beat = time.monotonic() + interval
+        while not await self._stopped_within(min(LOOK_EVERY, next_beat - time.monotonic())):
             try:
                 store = store or await self._open()
-                await self._renew(store)
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + interval
+                    await self._renew(store)
+                else:
+                    await self._look(store)
             except FlowFabricError as error:
                 log.debug("the heartbeat missed a beat: %s", error)
-                next_beat = time.monotonic() + min(1.0, interval)
-            self._give_up_stale()
+                next_beat = time.monotonic() + min(1.0, interval / 2)
+            except Exception:
+                log.exception("the heartbeat stumbled and goes on")
+                next_beat = time.monotonic() + min(1.0, interval / 2)
         if store is not None and self._owns_store:
             with suppress(FlowFabricError):
                 await store.close()
 
-    async def _renew(self, store: Store) -> None:
-        entries = [renewal for renewal, _ in list(self._held.values())]
-        for start in range(0, len(entries), MAX_BATCH):
-            page = entries[start : start + MAX_BATCH]
-            began = time.monotonic()
-            extended = await store.renew(page, store.clock.now())
-            for renewal in page:
-                self._renewed(renewal, began, renewal.uuid in extended)
+    async def _stopped_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), max(0.001, seconds))
+        return self._stopping.is_set()
 
-    def _renewed(self, renewal: Renewal, at: float, alive: bool) -> None:
-        current = self._held.get(renewal.uuid)
-        if current is None or current[0] is not renewal:
-            return  # ended, or claimed again, while the renewal was under way
-        if alive:
-            self._held[renewal.uuid] = (renewal, at)
-        else:
-            self._lose(renewal.uuid)
+    async def _renew(self, store: Store) -> None:
+        for page in _pages(self._all()):
+            began = time.monotonic()
+            extended = await store.renew([held.renewal for held in page], store.clock.now())
+            for held in page:
+                if held.renewal.uuid in extended:
+                    held.renewed_at = held.seen_at = began
+                else:
+                    self._lose(held)
+
+    async def _look(self, store: Store) -> None:
+        """Asks for leases that nobody has asked for in a while: a run may have been cancelled."""
+        limit = time.monotonic() - LOOK_EVERY * 0.9
+        for page in _pages([held for held in self._all() if held.seen_at < limit]):
+            began = time.monotonic()
+            found = await store.load([held.renewal.uuid for held in page])
+            for held in page:
+                held.seen_at = began
+                if not _stands(found.get(held.renewal.uuid), held.renewal):
+                    self._lose(held)
+
+    def _all(self) -> list[Held]:
+        with self._lock:
+            return list(self._held.values())
+
+    def _lose(self, held: Held) -> None:
+        with self._lock:
+            gone = self._held.pop(held.key, None)
+        if gone is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                self._worker_loop.call_soon_threadsafe(self._on_lost, held.key)
+
+    # -- watching
+
+    async def _watch(self) -> None:
+        """Beside the renewals, because those may hang as long as the store does."""
+        pause = min(0.25, self._ttl / 12)
+        while True:
+            self._give_up_stale()
+            self._watch_loop()
+            await asyncio.sleep(pause)
 
     def _give_up_stale(self) -> None:
         """Without a renewal the worker stops by its own clock, before somebody else may start."""
         limit = time.monotonic() - self._ttl * 5 / 6
-        for uuid, (_, renewed_at) in list(self._held.items()):
-            if renewed_at < limit:
-                self._lose(uuid)
-
-    def _lose(self, uuid: UUID) -> None:
-        if self._held.pop(uuid, None) is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                self._loop.call_soon_threadsafe(self._on_lost, uuid)
+        for held in self._all():
+            if held.renewed_at < limit:
+                self._lose(held)
 
     def _watch_loop(self) -> None:
-        now = time.monotonic()
-        if now - self._ponged_at > BLOCKED_AFTER:
-            if not self._warned:
-                self._warned = True
-                frame = sys._current_frames().get(self._loop_thread)
-                where = "".join(traceback.format_stack(frame)[-3:]) if frame else ""
-                log.warning(
-                    "the event loop is blocked for %.1f s; leases are kept, but nothing else "
-                    "moves. Use a plain function (thread) or `await`.\n%s",
-                    now - self._ponged_at,
-                    where,
-                )
-            return
-        self._warned = False
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._pong)
+        blocked = time.monotonic() - self._ponged_at
+        if blocked <= BLOCKED_AFTER:
+            self._warned = False
+            with suppress(RuntimeError):
+                self._worker_loop.call_soon_threadsafe(self._pong)
+        elif not self._warned:
+            self._warned = True
+            log.warning(
+                "the event loop is blocked for %.1f s; leases are kept, but nothing else "
+                "moves. Use a plain function (thread) or `await`.\n%s",
+                blocked,
+                self._where(),
+            )
 
     def _pong(self) -> None:
         self._ponged_at = time.monotonic()
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self._worker_thread)
+        return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
+
+
+def _pages(held: list[Held]) -> list[list[Held]]:
+    return [held[start : start + MAX_BATCH] for start in range(0, len(held), MAX_BATCH)]
+
+
+def _stands(found: Snapshot | None, renewal: Renewal) -> bool:
+    match found:
+        case Snapshot(state=Active(lease=lease), head=head):
+            return (lease.id, head.epoch) == (renewal.lease_id, renewal.epoch)
+        case _:
+            return False

@@ -6,12 +6,9 @@ import os
 import secrets
 import signal
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
-from uuid import UUID
 
 from msgspec import Struct
 
@@ -19,24 +16,30 @@ from flowfabric.core.errors import FlowFabricError, Invalid
 from flowfabric.core.execution import Worker as Identity
 from flowfabric.core.lease import DEFAULT_TTL
 from flowfabric.core.time import Millis, parse_span
-from flowfabric.engine.claims import MAX_CLAIM, Claim
+from flowfabric.engine.claims import MAX_CLAIM, Claim, check_ttl
 from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import Store
-from flowfabric.worker.execute import DRAIN, LOST, Active, Executor
-from flowfabric.worker.heartbeat import Heartbeat
+from flowfabric.worker.control import DRAIN, LOST
+from flowfabric.worker.execute import Active, Executor
+from flowfabric.worker.heartbeat import Heartbeat, Key
 from flowfabric.worker.processes import Processes
+from flowfabric.worker.room import Room, Wish
 from flowfabric.worker.task import Task
+from flowfabric.worker.threads import Threads
 
 log = logging.getLogger("flowfabric.worker")
 
 POLL_FLOOR = 1.0
 MAX_BACKOFF = 10.0
+LAST_MOMENT = 10.0
+"""Seconds a stopping worker waits for the store to take back what it hands back."""
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
     """How a worker behaves. `lanes` may have weights: {"fast": 3, "slow": 1}; none means all.
 
-    `drain` is how long a stopping worker waits for what it runs before it hands it back.
+    `ttl` is the length of a lease: how long a worker that died goes unnoticed. `drain` is how long
+    a stopping worker waits for what it runs before it hands it back.
     """
 
     name: str = "worker"
@@ -63,34 +66,40 @@ class Worker:
     ) -> None:
         if options.concurrency < 1:
             raise Invalid("concurrency must be at least 1")
+        if isinstance(options.lanes, str):
+            raise Invalid(f"lanes are a list of names, such as [{options.lanes!r}]")
         self.engine = engine
         self.options = options
         self.identity = Identity(options.name, options.instance or _instance())
-        self.active: dict[UUID, Active] = {}
+        self.active: dict[Key, Active] = {}
+        self.completed = 0
+        self._ttl = check_ttl(options.ttl)
+        self._drain_for = parse_span(options.drain, "drain") / 1000
         self._tasks = tasks
-        self._running: Counter[str] = Counter()
+        self._processes = options.processes or os.cpu_count() or 1
+        self._room = Room(options.concurrency, self._processes, tasks)
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._signals: list[int] = []
         self._heartbeat_store = heartbeat_store
         self._heartbeat: Heartbeat | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._healthy = True
-        self.completed = 0
 
     async def run(self) -> None:
-        """Works until stopped, then drains: waits for what runs, hands back what does not end."""
-        threads = ThreadPoolExecutor(
-            self.options.concurrency + 32, thread_name_prefix="flowfabric-task"
-        )
-        processes = Processes(self.options.processes or os.cpu_count() or 1)
-        executor = Executor(self.engine, threads, processes)
+        """Works until stopped, then drains: waits for what runs, hands back what does not end.
+        Cancelling it hands everything back at once."""
+        bench = Bench(self)
+        self._task = asyncio.current_task()
         self._start_heartbeat()
-        self.engine.sweep.start()
+        self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         try:
-            await self._claim_until_stopped(executor)
+            await self._claim_until_stopped(bench.executor)
             await self._drain()
         finally:
-            await self._finish(threads, processes)
+            await self._hand_back()
+            await self._finish(bench)
 
     def stop(self) -> None:
         """Stops claiming; a second call also stops what runs, at once."""
@@ -104,122 +113,146 @@ class Worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+            self._signals.append(number)
 
-    async def run_until_idle(self, executor: Executor | None = None) -> int:
+    async def run_until_idle(self) -> int:
         """Runs everything that can be claimed now, one batch after the other; for tests."""
+        bench = Bench(self)
         done = 0
-        threads = ThreadPoolExecutor(self.options.concurrency)
-        processes = Processes(1)
-        executor = executor or Executor(self.engine, threads, processes)
         try:
-            while claims := await self._claim(self.options.concurrency):
-                done += len(claims)
-                for claim in claims:
-                    self._launch(executor, claim)
+            while count := await self._claim(bench.executor):
+                done += count
                 await self._all_done()
         finally:
-            threads.shutdown(wait=False)
-            processes.close()
+            await self._hand_back()
+            bench.close()
         return done
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `run` itself was cancelled, perhaps together with everything in the loop."""
+        return self._task is not None and self._task.cancelling() > 0
 
     # -- claiming
 
     async def _claim_until_stopped(self, executor: Executor) -> None:
         backoff = 0.1
         while not self._stopping.is_set():
-            room = self._room()
-            if room <= 0:
-                await self._wait_for_room()
+            self._freed.clear()
+            if self._room.left <= 0:
+                await self._freed.wait()
                 continue
             try:
-                claims = await self._claim(room)
-            except FlowFabricError as error:
+                count = await self._claim(executor)
+            except Invalid:
+                raise  # it will not become valid by waiting
+            except Exception as error:
                 self._unhealthy(error)
                 await self._pause(backoff)
                 backoff = min(MAX_BACKOFF, backoff * 2)
                 continue
             self._healthy_again()
             backoff = 0.1
-            for claim in claims:
-                self._launch(executor, claim)
-            if len(claims) < room:
+            if count < MAX_CLAIM and self._room.left > 0:
                 await self._pause(None)
 
-    async def _claim(self, room: int) -> list[Claim]:
-        kinds = self._kinds_with_room()
-        if not kinds:
-            return []
-        return await self.engine.claims.claim(
+    async def _claim(self, executor: Executor) -> int:
+        """Starts what there is room for. Tasks with a limit of their own are asked for one by
+        one; all others come in the order the store has for them."""
+        count = 0
+        for wish in self._room.narrow():
+            count += await self._claim_wish(executor, wish)
+        return count + await self._claim_wish(executor, self._room.wide())
+
+    async def _claim_wish(self, executor: Executor, wish: Wish) -> int:
+        limit = min(wish.limit, self._room.left, MAX_CLAIM)
+        if limit <= 0 or not wish.kinds:
+            return 0
+        claims = await self.engine.claims.claim(
             self.identity,
             lanes=self.options.lanes,
             capabilities=self.options.capabilities,
-            kinds=kinds,
-            limit=min(room, MAX_CLAIM),
-            ttl=self.options.ttl,
+            kinds=wish.kinds,
+            limit=limit,
+            ttl=self._ttl,
             namespace=self.options.namespace,
         )
-
-    def _room(self) -> int:
-        return self.options.concurrency - len(self.active)
-
-    def _kinds_with_room(self) -> frozenset[str]:
-        return frozenset(
-            name
-            for name, task in self._tasks.items()
-            if task.options.concurrency is None or self._running[name] < task.options.concurrency
-        )
-
-    async def _wait_for_room(self) -> None:
-        self._freed.clear()
-        if self._room() <= 0 and not self._stopping.is_set():
-            await self._freed.wait()
+        for claim in claims:
+            self._launch(executor, claim)
+        return len(claims)
 
     async def _pause(self, seconds: float | None) -> None:
-        """Until a hint says that work arrived, a stop, or `seconds` (None: the poll floor)."""
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        """Until a hint says that work arrived, a stop, or `seconds` (None: the poll floor). Room
+        for a task with a limit of its own is a reason to look again as well."""
+        events = [self._stopping, self._freed] if self._room.limited else [self._stopping]
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
         hint = asyncio.ensure_future(
             self.engine.store.wait_hint(POLL_FLOOR) if seconds is None else asyncio.sleep(seconds)
         )
         try:
-            await asyncio.wait({stopping, hint}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*waits, hint}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
-            hint.cancel()
-            with suppress(asyncio.CancelledError, FlowFabricError):
-                await hint
+            for wait in (*waits, hint):
+                wait.cancel()
+            await asyncio.gather(hint, return_exceptions=True)
 
     # -- running
 
     def _launch(self, executor: Executor, claim: Claim) -> None:
         active = Active(claim, self._tasks.get(claim.kind))
-        self.active[claim.uuid] = active
-        self._running[claim.kind] += 1
+        self.active[active.key] = active
+        self._room.take(claim.kind)
         if self._heartbeat is not None:
-            self._heartbeat.hold(claim)
+            age = self.engine.now() - (claim.expires_at - claim.ttl)
+            self._heartbeat.hold(claim, age / 1000)
         active.job = asyncio.create_task(executor.run(active))
-        active.job.add_done_callback(lambda _: self._done(active))
+        active.job.add_done_callback(lambda job: self._done(active, job))
+        if self._stopping.is_set():
+            active.stop(DRAIN)
 
-    def _done(self, active: Active) -> None:
-        claim = active.claim
-        if self.active.get(claim.uuid) is active:
-            del self.active[claim.uuid]
-            if self._heartbeat is not None:
-                self._heartbeat.drop(claim.uuid)
-        self._running[claim.kind] -= 1
+    def _done(self, active: Active, job: "asyncio.Task[None]") -> None:
+        self.active.pop(active.key, None)
+        if self._heartbeat is not None:
+            self._heartbeat.drop(active.key)
         self.completed += 1
+        if not job.cancelled() and (error := job.exception()) is not None:
+            log.error("%s ended unreported", active.claim.id, exc_info=error)
+        if active.thread is not None and active.lingers:
+            log.warning(
+                "%s goes on in its thread although it was stopped; its slot stays taken until it "
+                "ends. Call ctx.heartbeat() in plain functions that run long.",
+                active.claim.id,
+            )
+            loop = asyncio.get_running_loop()
+            active.thread.add_done_callback(lambda _: self._free_from_thread(loop, active))
+        else:
+            self._free(active)
+
+    def _free(self, active: Active) -> None:
+        self._room.give(active.claim.kind)
         self._freed.set()
 
-    def _lost(self, uuid: UUID) -> None:
-        active = self.active.get(uuid)
+    def _free_from_thread(self, loop: asyncio.AbstractEventLoop, active: Active) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody needs the slot
+            loop.call_soon_threadsafe(self._free, active)
+
+    def _lost(self, key: Key) -> None:
+        active = self.active.get(key)
         if active is not None:
             log.warning("the lease of %s was lost; its handler is stopped", active.claim.id)
             active.stop(LOST)
 
     # -- health
 
-    def _unhealthy(self, error: FlowFabricError) -> None:
-        if self._healthy:
+    def _unhealthy(self, error: Exception) -> None:
+        if self._healthy and isinstance(error, FlowFabricError):
             log.warning("the store does not answer, claiming pauses: %s", error)
+        elif self._healthy:
+            log.error("claiming stumbled and pauses", exc_info=error)
         self._healthy = False
 
     def _healthy_again(self) -> None:
@@ -231,18 +264,23 @@ class Worker:
 
     async def _drain(self) -> None:
         if self.active:
-            log.info(
-                "stopping: %d running, up to %s to finish", len(self.active), self.options.drain
-            )
-        limit = parse_span(self.options.drain, "drain") / 1000
+            log.info("stopping: %d running, up to %s s", len(self.active), self._drain_for)
         stop_now = asyncio.ensure_future(self._stop_now.wait())
-        finished = asyncio.ensure_future(self._all_done())
-        await asyncio.wait({stop_now, finished}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        stop_now.cancel()
+        done = asyncio.ensure_future(self._all_done())
+        try:
+            await asyncio.wait(
+                {stop_now, done}, timeout=self._drain_for, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            stop_now.cancel()
+            done.cancel()
+
+    async def _hand_back(self) -> None:
+        """Stops whatever still runs; the same attempt goes on in another worker."""
         for active in list(self.active.values()):
             active.stop(DRAIN)
         with suppress(TimeoutError):
-            await asyncio.wait_for(finished, 10.0)
+            await asyncio.wait_for(self._all_done(), LAST_MOMENT)
 
     async def _all_done(self) -> None:
         while jobs := [active.job for active in self.active.values() if active.job is not None]:
@@ -253,19 +291,43 @@ class Worker:
             return
         self._heartbeat = Heartbeat(
             self._heartbeat_store,
-            ttl=self.options.ttl,
+            ttl=self._ttl,
             on_lost=self._lost,
             owns_store=self.engine.store.name != "sqlite",
         )
         self._heartbeat.start()
 
-    async def _finish(self, threads: ThreadPoolExecutor, processes: Processes) -> None:
+    async def _finish(self, bench: "Bench") -> None:
+        for number in self._signals:
+            asyncio.get_running_loop().remove_signal_handler(number)
+        self._signals.clear()
+        bench.close()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
             self._heartbeat = None
-        processes.close()
-        threads.shutdown(wait=False, cancel_futures=True)
-        await self.engine.sweep.stop()
+
+
+class Bench:
+    """What a worker runs its handlers on."""
+
+    def __init__(self, worker: Worker) -> None:
+        size = worker.options.concurrency
+        self._handlers = Threads(size, "flowfabric-task")
+        self._steps = Threads(size + 32, "flowfabric-step")
+        self._processes = Processes(worker._processes)
+        self.executor = Executor(
+            worker.engine,
+            handlers=self._handlers,
+            steps=self._steps,
+            processes=self._processes,
+            stopping=lambda: worker.stopping,
+            cancelled=lambda: worker.cancelled,
+        )
+
+    def close(self) -> None:
+        self._processes.close()
+        self._handlers.close()
+        self._steps.close()
 
 
 def _instance() -> str:

@@ -4,13 +4,20 @@ a crash takes nobody else along."""
 import asyncio
 import importlib
 import multiprocessing
+import os
 import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from flowfabric.core.errors import Invalid
-from flowfabric.worker.codec import decode, encode
+from flowfabric.worker.codec import Signature, encode
+from flowfabric.worker.raised import InProcess, Raised
 from flowfabric.worker.task import Task
 
 
@@ -18,72 +25,113 @@ class ProcessDied(Exception):
     """The process that ran the handler ended without an answer."""
 
 
+class Answer(Struct, frozen=True):
+    """What a process sends back: a result as JSON, or what the handler raised."""
+
+    body: bytes | None = None
+    raised: Raised | None = None
+
+
 class Processes:
     """Up to `size` spawned processes, started when first needed. Spawned and never forked: a
     forked copy of a database connection corrupts it."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
         self._idle: list[ProcessPoolExecutor] = []
+        self._busy: set[ProcessPoolExecutor] = set()
         self._room = asyncio.Semaphore(size)
 
-    async def call(self, handler: Task[Any, Any], payload: bytes) -> Any:
-        target = _address(handler)
+    async def call(self, handler: Task[Any, Any], payload: bytes) -> bytes:
+        """What the handler returns, as JSON. Raises ProcessDied when there is no answer, and
+        InProcess for what the handler raised."""
+        function = handler.function
+        target = function.__module__, function.__qualname__
         async with self._room:
-            pool = self._idle.pop() if self._idle else _start()
-            try:
-                future = pool.submit(_run, target, payload)
-                body = await asyncio.wrap_future(future)
-            except BrokenProcessPool:
-                pool.shutdown(wait=False)
-                raise ProcessDied(f"the process that ran {handler.name} died") from None
-            except asyncio.CancelledError:
-                _kill(pool)
-                raise
-            except BaseException:
-                self._idle.append(pool)
-                raise
+            answer = await self._ask(target, payload, handler.name)
+        if answer.raised is not None:
+            raise InProcess(answer.raised)
+        return answer.body or b"null"
+
+    async def _ask(self, target: tuple[str, str], payload: bytes, name: str) -> Answer:
+        pool, future = self._submit(target, payload)
+        self._busy.add(pool)
+        try:
+            body = await asyncio.wrap_future(future)
+        except BrokenProcessPool:
+            raise ProcessDied(f"the process that ran {name} died") from None
+        else:
             self._idle.append(pool)
-            return decode(body, handler.signature.returns)
+            return msgspec.msgpack.decode(body, type=Answer)
+        finally:
+            self._busy.discard(pool)
+            if pool not in self._idle:
+                _kill(pool)
+
+    def _submit(self, target: tuple[str, str], payload: bytes) -> tuple[ProcessPoolExecutor, Any]:
+        while self._idle:
+            pool = self._idle.pop()
+            try:
+                return pool, pool.submit(_run, target, payload)
+            except BrokenProcessPool:  # it died while nobody needed it
+                _kill(pool)
+        pool = _start()
+        return pool, pool.submit(_run, target, payload)
 
     def close(self) -> None:
-        for pool in self._idle:
-            pool.shutdown(wait=False, cancel_futures=True)
+        """No process of this worker is left, whatever it does."""
+        for pool in (*self._idle, *self._busy):
+            _kill(pool)
         self._idle.clear()
+        self._busy.clear()
 
 
 def _start() -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=_ignore_signals)
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:
     """A process whose answer nobody wants any more cannot be asked to stop, only made to."""
-    for process in list(getattr(pool, "_processes", {}).values()):
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ignore_signals() -> None:
+# -- in the child
+
+
+def _begin() -> None:
     # The worker decides when its processes stop; Ctrl-C goes to the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="flowfabric-parent", daemon=True).start()
 
 
-def _address(handler: Task[Any, Any]) -> tuple[str, str]:
-    function = handler.function
-    module, name = function.__module__, function.__qualname__
-    if "<" in name:
-        raise Invalid(f"{handler.name}: a task that runs in a process must be a module's function")
-    return module, name
+def _end_with_parent() -> None:
+    """A worker that was killed cannot stop its processes, so they watch it."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _run(target: tuple[str, str], payload: bytes) -> bytes:
-    """In the child: find the function again by its address, call it, encode what it returns."""
+    """Finds the function again by its address and calls it. Errors go back as data: many cannot
+    be made again from a pickle."""
+    try:
+        answer = Answer(body=_call(target, payload))
+    except BaseException as error:
+        answer = Answer(raised=Raised.by(error))
+    return msgspec.msgpack.encode(answer)
+
+
+def _call(target: tuple[str, str], payload: bytes) -> bytes:
     module, name = target
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    if not isinstance(found, Task):
-        raise TypeError(f"{module}.{name} is not a task")
-    args, kwargs = found.signature.decode(payload)
-    return encode(found.function(*args, **kwargs))
+    function = found.function if isinstance(found, Task) else found
+    args, kwargs = Signature(function, skip_first=False).decode(payload)
+    result = function(*args, **kwargs)
+    try:
+        return encode(result)
+    except Invalid as error:
+        raise Invalid(f"what {name} returned cannot be stored: {error.detail}") from None

@@ -1,7 +1,7 @@
 """A run: what a caller holds of an execution it submitted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from flowfabric.core.control import Cancelled, Replayed
@@ -24,7 +24,7 @@ class Client:
     def __init__(
         self,
         engine: Callable[[], Awaitable[Engine]],
-        block_on: Callable[[Awaitable[Any]], Any],
+        block_on: Callable[[Coroutine[Any, Any, Any]], Any],
     ) -> None:
         self.engine = engine
         self.block_on = block_on

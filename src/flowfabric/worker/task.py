@@ -86,7 +86,7 @@ class Task(Generic[P, R]):
     def __init__(self, function: Callable[..., Any], options: TaskOptions, client: Client) -> None:
         self.function = function
         self.options = options
-        self.name = check_kind(options.name or getattr(function, "__name__", ""))
+        self.name = check_kind(_name(function) if options.name is None else options.name)
         self.takes_context = _takes_context(function)
         self.mode = _mode(function, options)
         self.signature = Signature(function, skip_first=self.takes_context)
@@ -95,10 +95,24 @@ class Task(Generic[P, R]):
         check_lane(options.lane)
         check_namespace(options.namespace)
         check_tags(options.tags)
-        if self.mode is Mode.PROCESS and self.takes_context:
-            raise Invalid(f"{self.name}: a task that runs in a process cannot take a context")
+        self._check_context()
+        if self.mode is Mode.PROCESS:
+            self._check_process()
         if options.concurrency is not None and options.concurrency < 1:
             raise Invalid(f"{self.name}: concurrency must be at least 1")
+
+    def _check_context(self) -> None:
+        wanted = _context_name(self.function) if self.takes_context else None
+        if wanted == "SyncContext" and self.mode is Mode.ASYNC:
+            raise Invalid(f"{self.name}: a coroutine is given a Context, not a SyncContext")
+        if wanted == "Context" and self.mode is Mode.THREAD:
+            raise Invalid(f"{self.name}: a plain function is given a SyncContext, not a Context")
+
+    def _check_process(self) -> None:
+        if self.takes_context:
+            raise Invalid(f"{self.name}: a task that runs in a process cannot take a context")
+        if "<" in getattr(self.function, "__qualname__", "<"):
+            raise Invalid(f"{self.name}: a task that runs in a process must be a module's function")
 
     def __repr__(self) -> str:
         return f"Task({self.name!r})"
@@ -113,7 +127,7 @@ class Task(Generic[P, R]):
 
     async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
         """Submits one run per item, many at once. An item is the only argument, a tuple of
-        positional ones, or a dict of named ones."""
+        positional ones, or a dict of named ones, among which may be a `key` and other options."""
         return await Call(self, _NO_OPTIONS).submit_many(calls)
 
     def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
@@ -169,9 +183,8 @@ class Task(Generic[P, R]):
             encoding="json",
         )
 
-    def run(self, outcome: Submitted | Duplicate) -> Run[R]:
-        duplicate = isinstance(outcome, Duplicate)
-        return Run(self._client, outcome.id, self.signature.returns, duplicate=duplicate)
+    def run_of(self, id: ExecutionId, *, duplicate: bool = False) -> Run[R]:
+        return Run(self._client, id, self.signature.returns, duplicate=duplicate)
 
     async def _submit(
         self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -179,22 +192,30 @@ class Task(Generic[P, R]):
         options, kwargs = self._split(options, kwargs)
         engine = await self._client.engine()
         submission = self.submission(options, args, kwargs, engine.now())
-        return self.run(await engine.executions.submit(submission))
+        return self._run(await engine.executions.submit(submission))
 
     async def _submit_many(self, options: CallOptions, calls: Iterable[Any]) -> list[Run[R]]:
         engine = await self._client.engine()
         now = engine.now()
-        submissions = [self.submission(options, *_arguments(call), now) for call in calls]
+        submissions = [self._one_of_many(options, call, now) for call in calls]
         outcomes = await engine.executions.submit_many(submissions)
-        return [self.run(outcome) for outcome in outcomes]
+        return [self._run(outcome) for outcome in outcomes]
+
+    def _run(self, outcome: Submitted | Duplicate) -> Run[R]:
+        return self.run_of(outcome.id, duplicate=isinstance(outcome, Duplicate))
+
+    def _one_of_many(self, options: CallOptions, call: Any, now: Millis) -> Submission:
+        args, kwargs = _arguments(call)
+        options, kwargs = self._split(options, kwargs)
+        return self.submission(options, args, kwargs, now)
 
     def _split(
         self, options: CallOptions, kwargs: Mapping[str, Any]
     ) -> tuple[CallOptions, Mapping[str, Any]]:
         """Options may also be given beside the arguments, where the function has no such
-        parameter of its own."""
+        parameter of its own and takes no arbitrary ones."""
         given = (kwargs.keys() & _CALL_OPTIONS) - self.signature.parameters
-        if not given:
+        if not given or self.signature.takes_any_keyword:
             return options, kwargs
         rest = {name: value for name, value in kwargs.items() if name not in given}
         return replace(options, **{name: kwargs[name] for name in given}), rest
@@ -204,22 +225,26 @@ class Call(Generic[P, R]):
     """A task together with the options of its next submission."""
 
     def __init__(self, task: Task[P, R], options: CallOptions) -> None:
-        self._task = task
-        self._options = options
+        self.task = task
+        self.options = options
+
+    def or_key(self, key: str) -> "Call[P, R]":
+        """The same with this key, unless it has one."""
+        return self if self.options.key else Call(self.task, replace(self.options, key=key))
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """Submits a run with these options and arguments."""
-        return await self._task._submit(self._options, args, kwargs)
+        return await self.task._submit(self.options, args, kwargs)
 
     async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
         """As `Task.submit_many`, with these options for every run (but no key: it names one)."""
-        if self._options.key is not None or self._options.id is not None:
+        if self.options.key is not None or self.options.id is not None:
             raise Invalid("one key or id cannot name many runs")
-        return await self._task._submit_many(self._options, calls)
+        return await self.task._submit_many(self.options, calls)
 
     def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """`submit` for a script without an event loop."""
-        run: Run[R] = self._task._client.block_on(self.submit(*args, **kwargs))
+        run: Run[R] = self.task._client.block_on(self.submit(*args, **kwargs))
         return run
 
 
@@ -231,23 +256,43 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (call,), {}
 
 
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "")
+
+
 def _takes_context(function: Callable[..., Any]) -> bool:
     """A first parameter called `ctx`, or annotated with a context, receives it."""
     parameters = list(inspect.signature(function).parameters.values())
-    if not parameters:
-        return False
-    first = parameters[0]
+    return bool(parameters) and (parameters[0].name == "ctx" or _context_name(function) is not None)
+
+
+def _context_name(function: Callable[..., Any]) -> str | None:
+    """The context the first parameter is annotated with, however that is written."""
+    first = next(iter(inspect.signature(function).parameters.values()))
     annotation = first.annotation
-    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return first.name == "ctx" or name.rpartition(".")[2] in ("Context", "SyncContext")
+    if isinstance(annotation, str):
+        name = annotation.strip("'\"").rpartition(".")[2]
+    elif getattr(annotation, "__module__", "") == "flowfabric.worker.context":
+        name = annotation.__name__
+    else:
+        return None
+    return name if name in ("Context", "SyncContext") else None
 
 
 def _mode(function: Callable[..., Any], options: TaskOptions) -> Mode:
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
         if options.process:
             raise Invalid("a task that runs in a process must be a plain function")
         return Mode.ASYNC
     return Mode.PROCESS if options.process else Mode.THREAD
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine, also behind a decorator that says what it wraps."""
+    inner = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
+        getattr(inner, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+    )
 
 
 def _policy(options: TaskOptions) -> Policy:

@@ -1,0 +1,314 @@
+"""The recorded steps of one run: where a call stands, what is recorded there, what is added.
+
+A place does not depend on which of two things that happen side by side is faster: it is given when
+a call is made, and whatever runs side by side counts on its own, in a branch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.errors import Invalid, LeaseLost
+from flowfabric.core.execution import Start
+from flowfabric.core.step import Step
+from flowfabric.core.time import Millis
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.engine import Engine
+from flowfabric.worker.control import LOST, StepsChanged, Unwind
+from flowfabric.worker.patience import patiently
+
+_LOOSE = "~"
+"""Marks a branch that the handler made itself and that may be left unfinished."""
+
+inside_step: ContextVar[str | None] = ContextVar("flowfabric_inside_step", default=None)
+"""The name of the step whose function is being called."""
+
+_branch: ContextVar["Branch | None"] = ContextVar("flowfabric_branch", default=None)
+
+
+class Place(Struct, frozen=True):
+    """Where in the history a call stands; given when it is made, not when it finishes."""
+
+    branch: str
+    position: int
+    name: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return _title(self.name, self.occurrence)
+
+
+class Recorded(Struct, frozen=True, omit_defaults=True):
+    """What a step row holds: the value a step returned, or the moment a sleep ends."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    until: Millis | None = None
+    branch: str = ""
+
+
+class Branch:
+    """Calls that are made one after the other: by the handler itself, or by one of several things
+    it does side by side."""
+
+    def __init__(self, journal: "Journal", path: str, owner: object = None) -> None:
+        self.journal = journal
+        self.path = path
+        self.owner = owner
+        self.counted = False
+        self.position = 0
+        self._occurrences: dict[str, int] = {}
+        self._children = 0
+
+    def place(self, name: str) -> Place:
+        full = f"{self.path}/{name}" if self.path else name
+        occurrence = self._occurrences.get(full, 0)
+        self._occurrences[full] = occurrence + 1
+        position = self.position
+        self.position += 1
+        return Place(self.path, position, full, occurrence)
+
+    def child(self, mark: str = "") -> str:
+        number = f"{mark}{self._children}"
+        self._children += 1
+        return f"{self.path}.{number}" if self.path else number
+
+
+class Journal:
+    """Loaded once, appended after. Once it is stopped or has seen that the code changed, every
+    further call is refused."""
+
+    def __init__(self, engine: Engine, claim: Claim) -> None:
+        self._engine = engine
+        self._claim = claim
+        self._generation = claim.snapshot.life.generation
+        self._steps: dict[tuple[str, int], tuple[Step, Recorded]] = {}
+        self._positions: dict[tuple[str, int], int] = {}
+        self._loaded = claim.lease.start is Start.INITIAL
+        self._loading: asyncio.Lock | None = None
+        self._lock = threading.Lock()
+        self._root = Branch(self, "")
+        self._branches = {"": self._root}
+        self._busy = 0
+        self._idle: asyncio.Event | None = None
+        self._sleepers: dict[Place, tuple[Millis, bool]] = {}
+        self._changed: StepsChanged | None = None
+        self.stopped = ""
+        self.parked = False
+
+    # -- places
+
+    def adopt(self) -> None:
+        """The caller's task or thread is the one that runs the handler."""
+        self._root.owner = _caller()
+
+    def place(self, name: str) -> Place:
+        """The place of the next call. A run that was parked or stopped makes no further calls."""
+        if (step := inside_step.get()) is not None:
+            raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
+        if self._changed is not None:
+            raise self._changed
+        if self.parked or self.stopped:
+            raise Unwind(self.stopped)
+        with self._lock:
+            return self._branch_here().place(name)
+
+    def branch(self) -> Branch:
+        """A branch for one of several things that are waited for together."""
+        with self._lock:
+            parent = self._strand()
+            return self._open(parent.child())
+
+    def _open(self, path: str, owner: object = None) -> Branch:
+        branch = self._branches[path] = Branch(self, path, owner)
+        return branch
+
+    def _strand(self) -> Branch:
+        branch = _branch.get()
+        return self._root if branch is None or branch.journal is not self else branch
+
+    def _branch_here(self) -> Branch:
+        branch, caller = self._strand(), _caller()
+        if branch.owner is None:
+            branch.owner = caller
+        elif branch.owner != caller:
+            branch = self._open(branch.child(_LOOSE), caller)
+            _branch.set(branch)
+        return branch
+
+    # -- records
+
+    async def recorded(self, place: Place) -> Recorded | None:
+        """What is recorded at a place; StepsChanged if something else is."""
+        if not self._loaded:
+            await self._load()
+        found = self._steps.get((place.branch, place.position))
+        if found is None:
+            self._check_absent(place)
+            return None
+        step, record = found
+        if (step.name, step.occurrence) != (place.name, place.occurrence):
+            self._refuse(
+                f"step {place.position} was recorded as {_title(step.name, step.occurrence)} "
+                f"but the code now asks for {place}"
+            )
+        return record
+
+    async def record(self, place: Place, value: Recorded) -> None:
+        """Writes under the fence, however long the store is away; raises a LeaseLost when
+        somebody else owns the run."""
+        step = self._step(place, value)
+        try:
+            await patiently(
+                lambda: self._engine.attempts.record_step(self._claim, step),
+                give_up=lambda: bool(self.stopped),
+            )
+        except LeaseLost:
+            self.stopped = self.stopped or LOST
+            raise
+
+    async def finish(self) -> None:
+        """The handler returned: everything recorded must have been asked for."""
+        if self._changed is not None:
+            raise self._changed
+        if not self._loaded:
+            await self._load()
+        extra = [place for place in self._steps if self._unasked(*place)]
+        if extra:
+            step, _ = self._steps[min(extra)]
+            self._refuse(
+                f"step {step.position}, {_title(step.name, step.occurrence)}, is recorded "
+                f"but the code no longer asks for it"
+            )
+
+    def _unasked(self, path: str, position: int) -> bool:
+        branch = self._branches.get(path)
+        return _LOOSE not in path and (branch is None or position >= branch.position)
+
+    def _check_absent(self, place: Place) -> None:
+        position = self._positions.get((place.name, place.occurrence))
+        if position is not None:
+            self._refuse(
+                f"{place} was recorded as step {position} "
+                f"but the code now asks for it as step {place.position}"
+            )
+
+    def _refuse(self, message: str) -> NoReturn:
+        self._changed = StepsChanged(message)
+        raise self._changed
+
+    async def _load(self) -> None:
+        self._loading = self._loading or asyncio.Lock()
+        async with self._loading:
+            if self._loaded:
+                return
+            steps = await patiently(
+                lambda: self._engine.attempts.steps(self._claim.uuid, self._generation),
+                give_up=lambda: bool(self.stopped),
+            )
+            for step in steps:
+                record = msgspec.json.decode(step.doc, type=Recorded)
+                self._steps[record.branch, step.position] = (step, record)
+                self._positions[step.name, step.occurrence] = step.position
+            self._loaded = True
+
+    def _step(self, place: Place, value: Recorded) -> Step:
+        if place.branch:
+            value = msgspec.structs.replace(value, branch=place.branch)
+        doc = msgspec.json.encode(value)
+        return Step(self._generation, place.position, place.name, place.occurrence, doc)
+
+    # -- sleeping
+
+    def begin(self) -> None:
+        """Something is under way that must not be cut off by a sleep beside it."""
+        self._busy += 1
+
+    def end(self) -> None:
+        self._busy -= 1
+        if self._busy == 0 and self._idle is not None:
+            self._idle.set()
+
+    @contextmanager
+    def strand(self, branch: Branch) -> Iterator[None]:
+        """What runs in the block is a branch of its own and counts as under way."""
+        token = _branch.set(branch)
+        branch.owner, branch.counted = _caller(), True
+        self.begin()
+        try:
+            yield
+        finally:
+            if branch.counted:
+                self.end()
+            _branch.reset(token)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The caller's branch only waits for others, so it does not count as under way."""
+        branch = self._strand()
+        counted, branch.counted = branch.counted, False
+        if counted:
+            self.end()
+        try:
+            yield
+        finally:
+            if counted:
+                branch.counted = True
+                self.begin()
+
+    async def sleep(self, place: Place, until: Millis, *, known: bool) -> None:
+        """Takes the handler off its slot until the earliest of all sleeps: then it never returns.
+        While something else is under way it waits for that, and returns if its own time is over
+        before."""
+        with self.waiting():
+            await asyncio.sleep(0)  # whoever was started together with this sleep begins
+            if self._busy and not known:
+                await self.record(place, Recorded(until=until))
+                known = True
+            self._sleepers[place] = (until, known)
+            try:
+                await self._quiet(until)
+            except BaseException:
+                del self._sleepers[place]
+                raise
+            if not self._busy:
+                self.parked = True
+                raise Unwind
+            del self._sleepers[place]
+
+    async def _quiet(self, until: Millis) -> None:
+        """Returns when nothing is under way, or at `until`."""
+        self._idle = self._idle or asyncio.Event()
+        while self._busy and (left := until - self._engine.now()) > 0:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), left / 1000)
+
+    async def release(self) -> None:
+        """Gives the lease up until the first of all sleeps is over, and records them."""
+        fresh = [
+            self._step(place, Recorded(until=until))
+            for place, (until, known) in self._sleepers.items()
+            if not known
+        ]
+        for step in fresh[1:]:
+            await self._engine.attempts.record_step(self._claim, step)
+        until = min(until for until, _ in self._sleepers.values())
+        first = fresh[0] if fresh else None
+        await self._engine.attempts.delay(self._claim, until, step=first)
+
+
+def _caller() -> object:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return threading.get_ident()
+
+
+def _title(name: str, occurrence: int) -> str:
+    return f"{name!r} (call {occurrence + 1})"

@@ -1,0 +1,63 @@
+"""What a worker tells the engine about an execution in the end, as one call to make."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from flowfabric.core.execution import Failure
+from flowfabric.core.lease import AlreadySatisfied
+from flowfabric.core.retry import Category
+from flowfabric.core.time import Millis
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.engine import Engine
+from flowfabric.worker.context import Context
+from flowfabric.worker.raised import MAX_MESSAGE, Raised, storable
+
+Report = Callable[[Engine], Awaitable[Any]]
+
+UNKNOWN_TASK_DELAY = Millis(5_000)
+
+
+async def nothing(engine: Engine) -> None:
+    """There is nothing to report: the lease is lost."""
+
+
+def completing(claim: Claim, body: bytes) -> Report:
+    return lambda engine: engine.attempts.complete(claim, body)
+
+
+def delaying(context: Context) -> Report:
+    """The run sleeps."""
+    return lambda _: context.release()
+
+
+def handing_back(claim: Claim) -> Report:
+    """The same attempt goes on elsewhere, no retry is spent."""
+    return lambda engine: engine.attempts.hand_back(claim)
+
+
+def leaving(claim: Claim) -> Report:
+    """The same after a while, so that a worker that knows the task has time to take it."""
+    return lambda engine: engine.attempts.delay(claim, Millis(engine.now() + UNKNOWN_TASK_DELAY))
+
+
+def timing_out(claim: Claim) -> Report:
+    """As the sweep would: whoever of the two is first, the run ends the same way."""
+
+    async def report(engine: Engine) -> None:
+        if isinstance(await engine.executions.expire(claim.id), AlreadySatisfied):
+            # The timer was a little faster than the store's clock.
+            await failing(claim, "attempt_timeout", Category.TIMEOUT)(engine)
+
+    return report
+
+
+def failing(claim: Claim, message: str, category: Category = Category.PERMANENT) -> Report:
+    failure = Failure(storable(message[:MAX_MESSAGE]), category)
+    return lambda engine: engine.attempts.fail(claim, failure)
+
+
+def failing_by(claim: Claim, error: BaseException) -> Report:
+    """What a handler raised decides whether and when it is worth another try."""
+    raised = Raised.by(error)
+    failure = Failure(raised.message, raised.category, raised.trace.encode() or None)
+    return lambda engine: engine.attempts.fail(claim, failure, retry_after=raised.after)

@@ -1,0 +1,77 @@
+"""Threads for plain functions.
+
+They are daemons: a function that nobody can stop must not keep a worker that was told to stop
+from ending, as the threads of the standard pool would.
+"""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+Job = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Threads:
+    """Up to `size` threads, made when needed and kept for the next call."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._started = 0
+        self._lock = threading.Lock()
+
+    def start(self, function: Callable[[], Any]) -> "Future[Any]":
+        """Has the function called with the caller's context variables."""
+        future: Future[Any] = Future()
+        here = contextvars.copy_context()
+        self._queue.put((future, lambda: here.run(function)))
+        self._ensure_one_listens()
+        return future
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """What the function returns. A cancelled caller leaves a running function behind."""
+        return await asyncio.wrap_future(self.start(function))
+
+    def close(self) -> None:
+        """Idle threads end now, the others after what they do."""
+        with self._lock:
+            for _ in range(self._started):
+                self._queue.put(None)
+
+    def _ensure_one_listens(self) -> None:
+        if self._idle.acquire(blocking=False):
+            return
+        with self._lock:
+            if self._started >= self._size:
+                return
+            self._started += 1
+        name = f"{self._name}-{self._started}"
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            _run(*job)
+            del job  # what it returned must not live until the next one
+            self._idle.release()
+
+
+def _run(future: "Future[Any]", function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        # The first cannot be put into a future of an event loop, the others would end the loop.
+        wrapped = RuntimeError(f"the function raised {error!r}")
+        wrapped.__cause__ = error
+        future.set_exception(wrapped)
+    except BaseException as error:  # Unwind included: it goes on in whoever waits
+        future.set_exception(error)
+    else:
+        future.set_result(result)

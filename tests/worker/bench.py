@@ -1,0 +1,92 @@
+"""How the tests of the worker drive runs: by hand on a clock that stands still, or by a worker in
+the background."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from flowfabric.core.step import Step
+from flowfabric.core.time import Millis
+from flowfabric.engine.engine import Engine
+from flowfabric.fabric import Fabric
+from flowfabric.store.clock import ManualClock
+from flowfabric.worker.loop import Worker, WorkerOptions
+from flowfabric.worker.run import Run
+
+TTL = Millis(30_000)
+
+
+class Bench:
+    """One fabric on a manual clock: nothing happens but what is asked for."""
+
+    def __init__(self, fabric: Fabric, engine: Engine, clock: ManualClock) -> None:
+        self.fabric = fabric
+        self.engine = engine
+        self.clock = clock
+
+    async def work(self, **options: Any) -> int:
+        """Runs everything that can be claimed now; returns how many attempts that were."""
+        worker = await self.fabric.worker(WorkerOptions(**{"ttl": TTL, **options}))
+        return await worker.run_until_idle()
+
+    async def pass_time(self, millis: int) -> None:
+        self.clock.advance(millis)
+        await self.engine.sweep.once()
+
+    async def work_through(self, run: Run[Any], *, step: int = 3_600_000) -> None:
+        """Works and lets time pass until the run has ended."""
+        for _ in range(20):
+            await self.work()
+            if (await run.state()).value in ENDED:
+                return
+            await self.pass_time(step)
+        raise AssertionError("the run does not end")
+
+    async def lose(self) -> None:
+        """Whoever holds a lease now loses it, as after a crash."""
+        await self.pass_time(TTL)
+
+    async def steps(self, run: Run[Any], generation: int = 0) -> list[Step]:
+        return await self.engine.attempts.steps(run.id.uuid, generation)
+
+    async def step_names(self, run: Run[Any], generation: int = 0) -> list[str]:
+        return [step.name for step in await self.steps(run, generation)]
+
+
+ENDED = {"completed", "failed", "cancelled", "expired", "skipped"}
+
+
+@asynccontextmanager
+async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
+    """A worker in the background; leaving the block stops it at once."""
+    worker = await fabric.worker(WorkerOptions(**{"ttl": Millis(2_000), **options}))
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.stop()
+        await asyncio.wait_for(running, 20)
+
+
+async def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Waits until something is so; fails when it does not become so."""
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110 - anything may be waited for
+            await asyncio.sleep(0.005)
+
+
+class Calls:
+    """Counts the calls of a store's methods; everything else is the store itself."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.made: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if callable(found):
+            self.made[name] += 1
+        return found

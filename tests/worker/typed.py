@@ -1,0 +1,86 @@
+"""What the type checker must know, and must refuse, about tasks. Never run: only checked, by
+`make check` and by a test. An `ignore` that is not needed is an error as well."""
+
+from typing import Any, assert_type
+
+from flowfabric import Context, Fabric, Run, SyncContext, Task
+
+fabric = Fabric("sqlite://:memory:")
+
+
+@fabric.task()
+async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
+    assert_type(await ctx.step(plain_step, 1), str)
+    assert_type(await ctx.step(async_step, 1), bytes)
+    assert_type(await ctx.submit(plain, 1.5), Run[int])
+    assert_type(await ctx.submit(plain.with_options(key="x"), 1.5), Run[int])
+    assert_type(await ctx.step(own_step, 1), bytes)
+    assert_type(await own_step(1), bytes)
+    assert_type(await ctx.random(), float)
+    await own_step("one")  # type: ignore[call-overload]
+    await ctx.step(plain_step, "one")  # type: ignore[call-overload]
+    await ctx.submit(plain, "one")  # type: ignore[arg-type]
+    return [a]
+
+
+@fabric.task(retries=3)
+async def without_context(a: int) -> dict[str, int]:
+    return {"a": a}
+
+
+@fabric.task(lane="x")
+def plain(a: float) -> int:
+    return int(a)
+
+
+@fabric.task()
+def plain_with_context(ctx: SyncContext, *, name: str) -> None:
+    assert_type(ctx.step(plain_step, 1), str)
+    assert_type(ctx.step(async_step, 1), bytes)
+    assert_type(ctx.submit(plain, 1.5), Run[int])
+    ctx.step(plain_step, "one")  # type: ignore[call-overload]
+
+
+@fabric.task()
+async def nothing() -> None: ...
+
+
+def plain_step(a: int) -> str:
+    return str(a)
+
+
+async def async_step(a: int) -> bytes:
+    return bytes(a)
+
+
+@fabric.step(retries=2)
+async def own_step(a: int) -> bytes:
+    return bytes(a)
+
+
+async def submitted() -> None:
+    assert_type(await with_context.submit(1, b="x"), Run[list[int]])
+    assert_type(await (await with_context.submit(1)).result(), list[int])
+    assert_type(await (await without_context.submit(a=1)).result(), dict[str, int])
+    assert_type(await (await plain.submit(1.5)).result(), int)
+    assert_type((await plain_with_context.submit(name="x")).result_sync(), None)
+    assert_type(await nothing.submit(), Run[None])
+    assert_type(await plain.with_options(key="k", delay="1h").submit(2.0), Run[int])
+    assert_type(await plain.submit_many([1.0, (2.0,), {"a": 3.0}]), list[Run[int]])
+    assert_type(plain.submit_sync(1.0), Run[int])
+    assert_type(plain.with_options(priority=3).submit_sync(1.0).result_sync(), int)
+    assert_type(fabric.get_task("plain"), Task[Any, Any])
+
+
+async def refused() -> None:
+    await with_context.submit("one")  # type: ignore[arg-type]
+    await with_context.submit()  # type: ignore[call-arg]
+    await with_context.submit(1, c=2)  # type: ignore[call-arg]
+    await without_context.submit(1, 2)  # type: ignore[call-arg]
+    await plain.submit("x")  # type: ignore[arg-type]
+    await plain.with_options(key="k").submit("x")  # type: ignore[arg-type]
+    await plain_with_context.submit("x")  # type: ignore[call-arg]
+    await nothing.submit(1)  # type: ignore[call-arg]
+    plain.submit_sync("x")  # type: ignore[arg-type]
+    plain.with_options(colour="red")  # type: ignore[call-arg]
+    fabric.task(retrys=1)  # type: ignore[call-arg]
