@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change, refused, unchanged
+from flowfabric.core.check import check_kind_of
 from flowfabric.core.errors import (
     FenceRequired,
     LeaseExpired,
@@ -39,6 +40,7 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.history import closing_attempts
 from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.text import MAX_NAME, check_text
 from flowfabric.core.time import NO_TIME, Millis
 from flowfabric.core.vector import vector
 
@@ -62,7 +64,7 @@ class Owner(Struct, frozen=True):
         match (self.lease_id, self.epoch, self.attempt_id):
             case (None, None, None):
                 return None
-            case (UUID() as lease_id, int() as epoch, UUID() as attempt_id):
+            case (UUID() as lease_id, int() as epoch, UUID() as attempt_id) if type(epoch) is int:
                 return Fence(lease_id, epoch, attempt_id)
             case _:
                 raise PartialFence("lease id, epoch and attempt id belong together")
@@ -70,6 +72,13 @@ class Owner(Struct, frozen=True):
     @classmethod
     def of(cls, fence: Fence) -> "Owner":
         return cls(fence.lease_id, fence.epoch, fence.attempt_id)
+
+
+def check_owner(owner: object) -> Owner:
+    """`owner` if it is one and its source can be stored."""
+    checked = check_kind_of(owner, Owner, "owner")
+    check_text(checked.source, "source", limit=MAX_NAME)
+    return checked
 
 
 class Renewed(Struct, frozen=True):

@@ -99,19 +99,20 @@ def _execution(
     submission: Submission, policy: Policy | None, fresh: UUID, now: Millis
 ) -> Execution:
     rules = policy or DEFAULT_POLICY
+    given = None if submission.id is None else ExecutionId(submission.id)
     route = Route(
         check_namespace(submission.namespace), check_lane(submission.lane), rules.capabilities
     )
     execution = Execution(
-        uuid=fresh if submission.id is None else ExecutionId(submission.id).uuid,
+        uuid=fresh if given is None else given.uuid,
         created_at=now,
         route=route,
         kind=check_kind(submission.kind),
         policy=policy,
         facts=_facts(submission, rules, now),
     )
-    if submission.id is not None and submission.id != execution.id:
-        raise InvalidId("wrong_partition", submission.id)
+    if given is not None and given != execution.id:
+        raise InvalidId("wrong_partition", given)
     return execution
 
 

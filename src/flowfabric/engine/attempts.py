@@ -14,15 +14,17 @@ from flowfabric.core import attempt as rules
 from flowfabric.core import control
 from flowfabric.core.attempt import Chance, Completed, Delayed, RetryScheduled, TerminalFailed
 from flowfabric.core.change import Change, unchanged
+from flowfabric.core.check import check_kind_of, check_whole
 from flowfabric.core.control import Cancelled
 from flowfabric.core.errors import FenceRequired, Invalid, InvalidHandle
 from flowfabric.core.execution import Failure, Fence, Snapshot, Source
 from flowfabric.core.handle import HandleBody, HandleKind, open_handle, seal
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import Owner, Renewed, enter, present
+from flowfabric.core.ids import ExecutionId, parse_uuid
+from flowfabric.core.lease import Owner, Renewed, check_owner, enter, present
 from flowfabric.core.retry import Category
 from flowfabric.core.step import Step
 from flowfabric.core.text import (
+    MAX_NAME,
     MAX_PROGRESS_MESSAGE,
     MAX_REASON,
     MAX_RESULT,
@@ -69,7 +71,7 @@ class Attempts(Noun):
         """Ends the execution in success. Repeating it with the same fence gives the same answer
         and keeps the first result."""
         if result is not None:
-            check_bytes(result, "result", MAX_RESULT)
+            result = check_bytes(result, "result", MAX_RESULT)
         if isinstance(owned, Claim):
             change = rules.complete(owned.snapshot, _SELF, self._now(), result)
             if change.plain_end and await self._ends.put(change):
@@ -84,7 +86,7 @@ class Attempts(Noun):
         `retry_after` replaces its backoff for this once."""
         _check_failure(failure)
         if retry_after is not None:
-            _check_wait(retry_after)
+            check_whole(retry_after, "retry_after", 0, MAX_SPAN)
         chance = Chance(self._luck(), retry_after)
         if isinstance(owned, Claim):
             change = rules.fail(owned.snapshot, _SELF, self._now(), failure, chance)
@@ -100,6 +102,8 @@ class Attempts(Noun):
         """Gives the lease up; the same attempt goes on at `until`. A step given along is recorded
         by the very change that parks the execution."""
         moment = check_moment(until, "delay")
+        if step is not None:
+            _check_step(step)
         return await self._release(
             owned,
             lambda held, now, owner: rules.delay(held, owner, now, moment, step=step),
@@ -133,21 +137,21 @@ class Attempts(Noun):
         self, owned: Owned, percent: int | None = None, message: str | None = None
     ) -> None:
         """Says how far the attempt is; what is not given stays as it was."""
-        if percent is not None and (type(percent) is not int or not 0 <= percent <= 100):
-            raise Invalid(f"progress is 0 to 100 percent, not {percent!r}")
+        if percent is not None:
+            check_whole(percent, "progress in percent", 0, 100)
         if message is not None:
             check_text(message, "progress message", limit=MAX_PROGRESS_MESSAGE)
         await self._note(owned, Progress(percent, message), None)
 
     async def record_step(self, owned: Owned, step: Step) -> None:
         """Records a step under the fence. A step that is recorded already stays as it is."""
-        check_text(step.name, "step name", limit=256)
-        check_bytes(step.doc, "step", MAX_STEP)
+        _check_step(step)
         await self._note(owned, None, step)
 
     async def steps(self, uuid: UUID, generation: int) -> list[Step]:
         """The recorded steps of an execution's generation, in order."""
-        return await self._parts.store.steps(uuid, generation)
+        check_whole(generation, "generation")
+        return await self._parts.store.steps(parse_uuid(uuid, "execution"), generation)
 
     def seal(self, claim: Claim) -> str:
         """The handle of a claim: opaque signed text that can leave the process."""
@@ -181,7 +185,7 @@ class Attempts(Noun):
             case Claim():
                 return owned.id, owned.owner
             case Held():
-                return ExecutionId(owned.id), owned.owner
+                return ExecutionId(owned.id), check_owner(owned.owner)
             case _:
                 body = self.open(owned)
                 if body.kind is HandleKind.SUSPENDED:
@@ -258,14 +262,18 @@ def _note_weight(note: Note) -> int:
     return len(note.step.doc) if note.step else 0
 
 
+def _check_step(step: Step) -> None:
+    check_kind_of(step, Step, "step")
+    check_text(step.name, "step name", limit=MAX_NAME)
+    check_bytes(step.doc, "step", MAX_STEP)
+    for number in (step.generation, step.position, step.occurrence):
+        check_whole(number, "a number of a step")
+
+
 def _check_failure(failure: Failure) -> None:
+    check_kind_of(failure, Failure, "failure")
     check_text(failure.message, "failure message", limit=1 << 16)
     if failure.detail is not None:
         check_bytes(failure.detail, "failure detail", MAX_RESULT)
     if failure.category not in list(Category):
-        raise Invalid(f"unknown failure category {failure.category!r}")
-
-
-def _check_wait(wait: object) -> None:
-    if type(wait) is not int or not 0 <= wait <= MAX_SPAN:
-        raise Invalid(f"a retry waits for 0 to {MAX_SPAN} ms, not {wait!r}")
+        raise Invalid(f"unknown failure category {failure.category!r:.80}")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -9,14 +10,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core import lease as rules
+from flowfabric.core.check import (
+    check_kind_of,
+    check_limit,
+    check_names,
+    check_seconds,
+    check_whole,
+)
 from flowfabric.core.errors import FlowFabricError, Invalid
 from flowfabric.core.execution import Active, Fence, Lease, Snapshot, Start, Worker
 from flowfabric.core.handle import HandleKind
-from flowfabric.core.ids import ExecutionId, derive_attempt_id
-from flowfabric.core.lease import AlreadySatisfied, MarkedExpired, Owner, Renewed, Revoked
+from flowfabric.core.ids import ExecutionId, derive_attempt_id, parse_uuid
+from flowfabric.core.lease import (
+    AlreadySatisfied,
+    MarkedExpired,
+    Owner,
+    Renewed,
+    Revoked,
+    check_owner,
+)
 from flowfabric.core.policy import Policy
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import (
+    MAX_NAME,
     MAX_REASON,
     check_kind,
     check_lane,
@@ -24,7 +40,7 @@ from flowfabric.core.text import (
     check_text,
     check_worker,
 )
-from flowfabric.core.time import Millis, parse_span
+from flowfabric.core.time import Millis, check_moment, parse_span
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
 from flowfabric.engine.lanes import share_out
@@ -33,6 +49,7 @@ from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Taken
 MAX_CLAIM = 500
 POLL_FLOOR = 1.0
 MAX_EXPIRED_PAGE = 10_000
+MAX_HELD = 10_000
 
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
 
@@ -123,10 +140,11 @@ class Claims(Noun):
         error. Lanes with weights are served in that proportion; without weights the order is by
         priority and age over all of them, and no lane at all means every lane. `kinds` leaves
         everything else for others. Waits up to `max_wait` seconds for work to arrive."""
-        call = self._call(worker, tuple(lanes), capabilities, kinds, limit, ttl, namespace)
         weights = _weights(lanes)
+        names = check_names(tuple(lanes) if isinstance(lanes, Mapping) else lanes, "lanes")
+        call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + max_wait
+        give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
             taken = await self._take(call, weights)
             remaining = give_up_at - loop.time()
@@ -136,7 +154,8 @@ class Claims(Noun):
 
     async def renew(self, owned: Claim, ttl: Millis | None = None) -> Renewed:
         """Extends the lease to now + ttl. Never shortens it; raises a LeaseLost that says why."""
-        lease, span = owned.lease, owned.ttl if ttl is None else check_ttl(ttl)
+        lease = check_kind_of(owned, Claim, "claim").lease
+        span = owned.ttl if ttl is None else check_ttl(ttl)
         renewal = Renewal(owned.uuid, lease.id, owned.epoch, span)
         expires_at = await self._renewals.put(renewal)
         if expires_at is not None:
@@ -145,8 +164,8 @@ class Claims(Noun):
 
     async def renew_as(self, id: str, owner: Owner, ttl: Millis) -> Renewed:
         """The same for a caller that holds an id and a fence instead of a claim."""
-        span = check_ttl(ttl)
-        return await self._decide(id, lambda held, now: rules.renew(held, owner, span, now))
+        span, who = check_ttl(ttl), check_owner(owner)
+        return await self._decide(id, lambda held, now: rules.renew(held, who, span, now))
 
     async def renew_all(self, owned: Sequence[Claim]) -> dict[UUID, Renewed | FlowFabricError]:
         """One heartbeat for everything a worker holds: each renewed, or why it was lost."""
@@ -166,10 +185,12 @@ class Claims(Noun):
     ) -> Revoked | AlreadySatisfied:
         """An operator takes the lease away; the old worker can change nothing any more."""
         text = check_text(reason, "reason", limit=MAX_REASON)
+        check_text(instance, "instance", limit=MAX_NAME)
+        aimed_at = None if lease_id is None else parse_uuid(lease_id, "lease")
         return await self._decide(
             id,
             lambda held, now: rules.revoke(
-                held, now, reason=text, lease_id=lease_id, instance=instance
+                held, now, reason=text, lease_id=aimed_at, instance=instance
             ),
         )
 
@@ -187,18 +208,19 @@ class Claims(Noun):
         namespace: str | None = None,
     ) -> list[ExpiredLease]:
         """Leases that ran out or were revoked and wait for a reclaim, by (expiry, id)."""
-        if limit <= 0:
+        wanted = check_limit(limit, MAX_EXPIRED_PAGE)
+        moment = self._now() if as_of is None else check_moment(as_of, "as_of")
+        cursor = None if after is None else _expired_cursor(after)
+        place = None if namespace is None else check_namespace(namespace)
+        if not wanted:
             return []
-        moment = self._now() if as_of is None else as_of
-        cursor = None if after is None else (after[0], ExecutionId(after[1]).uuid)
-        return await self._parts.store.expired_leases(
-            moment, cursor, min(limit, MAX_EXPIRED_PAGE), namespace
-        )
+        return await self._parts.store.expired_leases(moment, cursor, wanted, place)
 
     async def held_by(self, instance: str, limit: int = 1000) -> list[ExecutionId]:
         """What a worker instance holds leases of."""
         name = check_worker(instance, "instance")
-        held = await self._parts.store.leases_of(name, limit)
+        wanted = check_limit(limit, MAX_HELD)
+        held = await self._parts.store.leases_of(name, wanted) if wanted else []
         return [snapshot.execution.id for snapshot in held]
 
     async def drain(self) -> None:
@@ -207,26 +229,24 @@ class Claims(Noun):
     def _call(
         self,
         worker: Worker,
-        lanes: tuple[str, ...],
+        lanes: Iterable[object],
         capabilities: Iterable[str],
         kinds: Iterable[str] | None,
         limit: int,
         ttl: Millis,
         namespace: str | None,
     ) -> ClaimCall:
-        if not 1 <= limit <= MAX_CLAIM:
-            raise Invalid(f"a claim takes 1 to {MAX_CLAIM} executions, not {limit}")
-        check_worker(worker.id, "worker")
-        check_worker(worker.instance, "instance")
         return ClaimCall(
             id=self._fresh(),
-            worker=worker,
+            worker=check_known(worker),
             capabilities=frozenset(check_capabilities(capabilities, "worker")),
             lanes=tuple(check_lane(lane) for lane in lanes),
             namespace=None if namespace is None else check_namespace(namespace),
-            limit=limit,
+            limit=check_whole(limit, "the limit of a claim", 1, MAX_CLAIM),
             ttl=check_ttl(ttl),
-            kinds=None if kinds is None else frozenset(check_kind(kind) for kind in kinds),
+            kinds=None
+            if kinds is None
+            else frozenset(map(check_kind, check_names(kinds, "kinds"))),
         )
 
     async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
@@ -255,19 +275,30 @@ class Claims(Noun):
 
 
 def check_ttl(ttl: Any) -> Millis:
-    span = Millis(ttl) if isinstance(ttl, int) and not isinstance(ttl, bool) else None
-    span = parse_span(ttl, "lease ttl") if span is None else span
-    if not 1 <= span <= rules.MAX_TTL:
-        raise Invalid(f"a lease lasts 1 ms to {rules.MAX_TTL} ms, not {span}")
-    return span
+    """Milliseconds, or a span in words. A bare fraction would be neither: it is refused."""
+    span = parse_span(ttl, "lease ttl") if isinstance(ttl, str | timedelta) else ttl
+    return Millis(check_whole(span, "lease ttl in milliseconds", 1, rules.MAX_TTL))
+
+
+def check_known(worker: object) -> Worker:
+    """`worker` if it is one with acceptable names."""
+    checked = check_kind_of(worker, Worker, "worker")
+    check_worker(checked.id, "worker")
+    check_worker(checked.instance, "instance")
+    return checked
+
+
+def _expired_cursor(after: object) -> tuple[Millis, UUID]:
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise Invalid("a cursor of expired leases is a pair of expiry and id")
+    return check_moment(after[0], "cursor"), ExecutionId(after[1]).uuid
 
 
 def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     if not isinstance(lanes, Mapping):
         return {}
-    for lane, weight in lanes.items():
-        if not isinstance(weight, int) or weight < 1:
-            raise Invalid(f"the weight of lane {lane!r} must be a whole number above 0")
+    for weight in lanes.values():
+        check_whole(weight, "the weight of a lane", 1)
     return dict(lanes) if len(lanes) > 1 else {}
 
 

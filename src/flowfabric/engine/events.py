@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
+from flowfabric.core.check import check_limit, check_whole
 from flowfabric.core.errors import Invalid
 from flowfabric.core.event import EventKind, Family, StoredEvent, kinds_of
 from flowfabric.core.ids import ExecutionId
@@ -34,9 +35,7 @@ class Events(Noun):
         key = None if execution is None else ExecutionId(execution)
         page = await self._parts.store.events(query)
         events = tuple(
-            event
-            for event in page.events
-            if _belongs(event, family) and key in (None, event.id)
+            event for event in page.events if _belongs(event, family) and key in (None, event.id)
         )
         return EventPage(events, page.cursor)
 
@@ -81,17 +80,23 @@ def _query(
     family: Family | None,
     tag: tuple[str, str] | None,
 ) -> EventQuery:
-    if type(after) is not int or not 0 <= after <= MAX_CURSOR:
-        raise Invalid(f"not a cursor: {after!r}")
-    kinds: frozenset[EventKind] | None = None if family is None else kinds_of(family)
+    kinds: frozenset[EventKind] | None = None if family is None else kinds_of(_family(family))
     return EventQuery(
-        after=after,
-        limit=max(1, min(limit, MAX_PAGE)),
+        after=check_whole(after, "cursor", 0, MAX_CURSOR),
+        limit=max(1, check_limit(limit, MAX_PAGE)),
         uuid=None if execution is None else ExecutionId(execution).uuid,
         namespace=None if namespace is None else check_text(namespace, "namespace"),
         kinds=kinds,
         tag=None if tag is None else check_tag(tag),
     )
+
+
+def _family(word: object) -> Family:
+    text = check_text(word, "family")
+    try:
+        return Family(text)
+    except ValueError:
+        raise Invalid(f"{text[:80]!r} is no family of events") from None
 
 
 def _belongs(event: StoredEvent, family: Family | None) -> bool:

@@ -1,12 +1,13 @@
 """Submitting executions and steering them from outside: cancel, priority, replay, block, tags."""
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
 from flowfabric.core import control
 from flowfabric.core.attempt import RetryScheduled
+from flowfabric.core.check import check_kind_of, check_whole
 from flowfabric.core.control import (
     Blocked,
     Cancelled,
@@ -19,10 +20,10 @@ from flowfabric.core.control import (
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Source
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import AlreadySatisfied, Owner
+from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
 from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
-from flowfabric.core.time import NO_TIME, Millis
+from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
 from flowfabric.core.vector import vector
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
@@ -44,9 +45,11 @@ class Executions(Noun):
         """Creates an execution. A known key or id gives Duplicate and changes nothing."""
         return await self._creations.put(self._create(submission))
 
-    async def submit_many(self, submissions: Sequence[Submission]) -> list[Submitted | Duplicate]:
+    async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
         """Creates many, answers in order. All are checked before the first one is written; each is
         written on its own, so that an interrupted call can be repeated with the same keys."""
+        if not isinstance(submissions, Iterable):
+            raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         creations = [self._create(submission) for submission in submissions]
         answers: list[Submitted | Duplicate] = []
         for start in range(0, len(creations), _CHUNK):
@@ -57,7 +60,8 @@ class Executions(Noun):
     async def cancel(self, id: str, *, reason: str, owner: Owner = _OPERATOR) -> Cancelled:
         """Ends an execution as cancelled whatever it does; its worker finds out and stops."""
         text = check_text(reason, "reason", limit=MAX_REASON)
-        return await self._decide(id, lambda held, now: control.cancel(held, owner, now, text))
+        who = check_owner(owner)
+        return await self._decide(id, lambda held, now: control.cancel(held, who, now, text))
 
     async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled:
         """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
@@ -81,19 +85,21 @@ class Executions(Noun):
 
     async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:
         """Keeps an eligible execution from being claimed."""
+        check_text(reason, "reason", limit=MAX_REASON)
         if detail is not None:
             check_text(detail, "detail", limit=MAX_REASON)
         return await self._decide(id, lambda held, now: control.block(held, now, reason, detail))
 
     async def unblock(self, id: str, expected: str | None = None) -> Unblocked:
         """Undoes a block, if it is still the expected one."""
+        if expected is not None:
+            check_text(expected, "expected reason", limit=MAX_REASON)
         return await self._decide(id, lambda held, now: control.unblock(held, now, expected))
 
     async def resume(self, id: str, *, delay: Millis = NO_TIME) -> Resumed:
         """Wakes a suspended execution without a signal, after an optional delay."""
-        if delay < 0:
-            raise Invalid("a delay cannot be negative")
-        return await self._decide(id, lambda held, now: control.resume(held, now, delay))
+        wait = Millis(check_whole(delay, "delay", 0, MAX_SPAN))
+        return await self._decide(id, lambda held, now: control.resume(held, now, wait))
 
     async def set_tags(self, id: str, tags: Mapping[str, str]) -> int:
         """Adds or replaces tags, all or none, in any phase; returns how many."""
@@ -124,7 +130,8 @@ class Executions(Noun):
 
     def _create(self, submission: Submission) -> Creation:
         now = self._now()
-        return create(submission, self._parts.ids.fresh(now), now)
+        checked = check_kind_of(submission, Submission, "submission")
+        return create(checked, self._parts.ids.fresh(now), now)
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         found = await self._parts.store.submit(creations, self._now())

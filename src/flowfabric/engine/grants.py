@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from flowfabric.core import grant as rules
-from flowfabric.core.errors import Contention, GrantExists, Invalid, LeaseConflict, NotFound
+from flowfabric.core.check import check_limit, check_whole
+from flowfabric.core.errors import Contention, GrantExists, LeaseConflict, NotFound
 from flowfabric.core.execution import Snapshot, Worker
 from flowfabric.core.grant import (
     OPERATOR,
@@ -14,17 +15,18 @@ from flowfabric.core.grant import (
     NotReclaimable,
     ReclaimCapExceeded,
 )
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.lease import DEFAULT_TTL, Taking
-from flowfabric.core.routing import check_capabilities, satisfies
-from flowfabric.core.text import check_lane, check_worker
+from flowfabric.core.routing import check_capabilities
+from flowfabric.core.text import check_lane, check_namespace, check_worker
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun
-from flowfabric.engine.claims import Claim, check_ttl
+from flowfabric.engine.claims import Claim, check_known, check_ttl
 
 MAX_GRANT = Millis(60_000)
 DEFAULT_GRANT = Millis(10_000)
 EXAMINED = 200
+MAX_PAGE = 1000
 
 
 class Grants(Noun):
@@ -53,9 +55,9 @@ class Grants(Noun):
         max_reclaims: int | None = None,
     ) -> Granted | NotReclaimable | ReclaimCapExceeded:
         """Reserves a lost execution for a rescuer."""
-        grantee = _grantee(worker, capabilities, ttl)
+        grantee, cap = _grantee(worker, capabilities, ttl), _count(max_reclaims, "max_reclaims")
         return await self._decide(
-            id, lambda held, now: rules.issue_reclaim_grant(held, grantee, now, max_reclaims)
+            id, lambda held, now: rules.issue_reclaim_grant(held, grantee, now, cap)
         )
 
     async def find_and_issue(
@@ -68,14 +70,13 @@ class Grants(Noun):
         namespace: str | None = None,
     ) -> Granted | None:
         """The best waiting execution of a lane that this worker can run, granted to it; None when
-        there is none. What it cannot run hides nothing behind it."""
+        there is none or the lane is paused. What it cannot run hides nothing behind it."""
         grantee = _grantee(worker, capabilities, ttl)
+        place = None if namespace is None else check_namespace(namespace)
         candidates = await self._parts.store.candidates(
-            check_lane(lane), namespace, self._now(), EXAMINED
+            check_lane(lane), place, self._now(), EXAMINED, grantee.capabilities
         )
         for candidate in candidates:
-            if not satisfies(candidate.execution.route.capabilities, grantee.capabilities):
-                continue
             try:
                 return await self.issue(
                     candidate.execution.id,
@@ -98,8 +99,9 @@ class Grants(Noun):
     ) -> Claim:
         """Redeems a claim grant: a new attempt starts under a new lease."""
         taking = self._taking(worker, ttl, lease_id)
+        expected = _count(expected_attempt, "expected_attempt")
         snapshot = await self._decide(
-            id, lambda held, now: rules.claim_granted(held, taking, now, expected_attempt)
+            id, lambda held, now: rules.claim_granted(held, taking, now, expected)
         )
         return await self._claim(snapshot, taking)
 
@@ -141,25 +143,25 @@ class Grants(Noun):
     ) -> Claim | GrantNotFound | NotReclaimable | ReclaimCapExceeded:
         """Redeems a reclaim grant: a new attempt replaces the lost one. Only the worker id counts,
         another instance of it may redeem."""
-        taking = self._taking(worker, ttl, lease_id)
-        outcome = await self._decide(
-            id, lambda held, now: rules.reclaim(held, taking, now, max_reclaims)
-        )
+        taking, cap = self._taking(worker, ttl, lease_id), _count(max_reclaims, "max_reclaims")
+        outcome = await self._decide(id, lambda held, now: rules.reclaim(held, taking, now, cap))
         return await self._claim(outcome, taking) if isinstance(outcome, Snapshot) else outcome
 
     async def eligible(
         self, lane: str, *, limit: int = 100, namespace: str | None = None
     ) -> list[ExecutionId]:
-        """What a claim of this lane would take, in order; nothing is taken."""
-        if limit <= 0:
+        """What waits for a worker in this lane, in claim order, also while the lane is paused;
+        nothing is taken."""
+        wanted, name = check_limit(limit, MAX_PAGE), check_lane(lane)
+        place = None if namespace is None else check_namespace(namespace)
+        if not wanted:
             return []
-        found = await self._parts.store.candidates(check_lane(lane), namespace, self._now(), limit)
+        found = await self._parts.store.candidates(name, place, self._now(), wanted)
         return [snapshot.execution.id for snapshot in found]
 
     def _taking(self, worker: Worker, ttl: Millis, lease_id: UUID | None) -> Taking:
-        check_worker(worker.id, "worker")
-        check_worker(worker.instance, "instance")
-        return Taking(self._fresh() if lease_id is None else lease_id, worker, check_ttl(ttl))
+        id = self._fresh() if lease_id is None else parse_uuid(lease_id, "lease")
+        return Taking(id, check_known(worker), check_ttl(ttl))
 
     async def _claim(self, snapshot: Snapshot, taking: Taking) -> Claim:
         detail = await self._parts.store.detail(snapshot.execution.uuid)
@@ -169,7 +171,10 @@ class Grants(Noun):
 
 
 def _grantee(worker: str, capabilities: Iterable[str], ttl: Millis) -> Grantee:
-    if type(ttl) is not int or not 1 <= ttl <= MAX_GRANT:
-        raise Invalid(f"a grant lasts 1 ms to {MAX_GRANT} ms, not {ttl!r}")
+    span = Millis(check_whole(ttl, "grant ttl in milliseconds", 1, MAX_GRANT))
     offered = frozenset(check_capabilities(capabilities, "worker"))
-    return Grantee(check_worker(worker, "worker"), offered, ttl)
+    return Grantee(check_worker(worker, "worker"), offered, span)
+
+
+def _count(value: int | None, what: str) -> int | None:
+    return None if value is None else check_whole(value, what)

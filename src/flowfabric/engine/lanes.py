@@ -1,5 +1,6 @@
 """Lanes: listing, pausing, and how a weighted claim is shared out among them."""
 
+from flowfabric.core.check import check_limit
 from flowfabric.core.text import check_lane, check_text
 from flowfabric.engine.base import Noun
 
@@ -11,11 +12,10 @@ class Lanes(Noun):
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> list[str]:
         """Names of all lanes anything was submitted to, ascending, after a cursor."""
-        if limit <= 0:
-            return []
+        wanted = check_limit(limit, MAX_PAGE)
         if after is not None:
             check_text(after, "cursor")
-        return await self._parts.store.lanes(after, min(limit, MAX_PAGE))
+        return await self._parts.store.lanes(after, wanted) if wanted else []
 
     async def pause(self, lane: str) -> None:
         """Nothing of this lane is claimed until it is resumed. What runs goes on running."""

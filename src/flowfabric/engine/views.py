@@ -6,6 +6,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from flowfabric.core.check import check_kind_of, check_limit, check_names, check_seconds
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
 from flowfabric.core.history import inline_attempts
@@ -170,14 +171,16 @@ class Views(Noun):
     async def wait(self, id: str, timeout: float | None = None) -> Ending:
         """How the execution ended, once it has. Raises TimeoutError after `timeout` seconds."""
         key = ExecutionId(id)
-        async with asyncio.timeout(timeout):
+        seconds = None if timeout is None else check_seconds(timeout, "timeout")
+        async with asyncio.timeout(seconds):
             return _ending(await self._parts.waiting.end_of(key))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page begins the next."""
-        if query.limit <= 0:
+        bounded = _bounded(check_kind_of(query, Query, "query"), cursor)
+        if not bounded.limit:
             return Infos((), None)
-        page = await self._parts.store.page(_bounded(query, cursor))
+        page = await self._parts.store.page(bounded)
         items = tuple(_info(snapshot) for snapshot in page.items)
         return Infos(items, None if page.cursor is None else _write_cursor(page.cursor))
 
@@ -202,12 +205,12 @@ def _bounded(query: Query, cursor: str | None) -> Query:
         namespace=_text(query.namespace, "namespace"),
         lane=_text(query.lane, "lane"),
         kind=_text(query.kind, "kind"),
-        states=tuple(_state(state) for state in query.states),
+        states=tuple(_state(state) for state in check_names(query.states, "states")),
         tag=None if query.tag is None else check_tag(query.tag),
         created_from=_moment(query.created_from),
         created_until=_moment(query.created_until),
-        after=query.after if cursor is None else _read_cursor(cursor),
-        limit=min(query.limit, MAX_PAGE),
+        after=_after(query.after) if cursor is None else _read_cursor(cursor),
+        limit=check_limit(query.limit, MAX_PAGE),
         newest_first=query.newest_first,
     )
 
@@ -216,11 +219,22 @@ def _text(value: str | None, what: str) -> str | None:
     return None if value is None else check_text(value, what)
 
 
-def _state(word: str) -> PublicState:
+def _state(word: object) -> PublicState:
+    text = check_text(word, "state")
     try:
-        return PublicState(word)
+        return PublicState(text)
     except ValueError:
-        raise Invalid(f"{word!r} is no state an execution can be in") from None
+        raise Invalid(f"{text[:80]!r} is no state an execution can be in") from None
+
+
+def _after(cursor: object) -> tuple[Millis, UUID] | None:
+    match cursor:
+        case None:
+            return None
+        case (moment, UUID() as key):
+            return check_moment(moment, "cursor"), key
+        case _:
+            raise Invalid("a cursor of executions is a pair of moment and uuid")
 
 
 def _moment(value: Millis | None) -> Millis | None:

@@ -246,9 +246,15 @@ class Store(Protocol):
         """Executions by (created_at, id). Examines a bounded number of rows per call."""
 
     async def candidates(
-        self, lane: str, namespace: str | None, now: Millis, limit: int
+        self,
+        lane: str,
+        namespace: str | None,
+        now: Millis,
+        limit: int,
+        capabilities: Capabilities | None = None,
     ) -> list[Snapshot]:
-        """Ready (not lost) executions of a lane in claim order that no live hold keeps."""
+        """Ready (not lost) executions of a lane in claim order that no live hold keeps. With
+        capabilities only those such a worker could claim now: none while the lane is paused."""
 
     async def expired_leases(
         self,
