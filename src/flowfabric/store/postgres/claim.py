@@ -10,7 +10,7 @@ from flowfabric.store.postgres.session import Part
 from flowfabric.store.rows import SNAPSHOT
 
 MERGED_ROUTES = 64
-"""So many routes are merged exactly; of more, a window of those with work goes round."""
+"""So many routes are merged as they are; of more, only those that can have one of the best."""
 
 MAX_ROUNDS = 4
 
@@ -19,8 +19,6 @@ _NEWEST, _CANDIDATES = _PAYLOAD + 1, _PAYLOAD + 2
 
 
 class Claiming(Part):
-    _turn = 0
-
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
         self._session.wakes.look()
         await self._session.book.need_workers([call.worker])
@@ -56,7 +54,7 @@ class Claiming(Part):
         candidates = room + room // 2 + 16
         rows = await connection.fetch(
             self._session.queries["taken_leases"],
-            await self._routes(connection, call),
+            await self._routes(connection, call, now, candidates),
             now,
             call.worker.id,
             candidates,
@@ -70,17 +68,17 @@ class Claiming(Part):
         taken = [] if first[0] is None else rows
         return taken, first[_NEWEST] or 0, first[_CANDIDATES] == candidates
 
-    async def _routes(self, connection: Connection, call: ClaimCall) -> list[int]:
+    async def _routes(
+        self, connection: Connection, call: ClaimCall, now: Millis, candidates: int
+    ) -> list[int]:
+        """The routes the first `candidates` rows are in, and perhaps others."""
         routes = self._session.book.suiting(call)
         if len(routes) <= MERGED_ROUTES:
             return routes
-        rows = await connection.fetch(self._session.queries["waiting_routes"], routes)
-        waiting = [number for (number,) in rows]
-        if len(waiting) <= MERGED_ROUTES:
-            return waiting
-        start = self._turn % len(waiting)
-        self._turn += MERGED_ROUTES
-        return (waiting[start:] + waiting[:start])[:MERGED_ROUTES]
+        kinds = None if call.kinds is None else list(call.kinds)
+        values = (routes, now, call.worker.id, kinds, candidates)
+        rows = await connection.fetch(self._session.queries["waiting_routes"], *values)
+        return [number for (number,) in rows]
 
     async def _read(self, connection: Connection, rows: list[Any]) -> list[Taken]:
         snapshots = await self._session.read(connection, rows)

@@ -1,9 +1,26 @@
 -- Taking work.
 
 -- name: waiting_routes
--- Of the given routes those with anything ready, so that a worker of very many routes merges few.
-select r.number from unnest($1::integer[]) as r (number)
-where (select q.route from {schema}.ready q where q.route = r.number limit 1) is not null
+-- Of the given routes those whose best is among the best: no other can have one of the first $5
+-- rows, so that a worker of very many routes merges few and still takes in claim order.
+select r.number
+from unnest($1::integer[]) as r (number)
+cross join lateral (
+    select q.rank, q.id from {schema}.ready q
+    where q.route = r.number and (q.held_until <= $2 or q.held_for = $3)
+        and (
+            $4::text[] is null
+            or (select e.kind from {schema}.execution e where e.id = q.id) = any($4)
+        )
+    order by q.rank, q.id
+    limit 1
+) best
+where (
+    select l.paused from {schema}.route t join {schema}.lane l on l.name = t.lane
+    where t.number = r.number
+) is not true
+order by best.rank, best.id
+limit $5
 
 -- name: taken_leases
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or
