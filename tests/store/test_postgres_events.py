@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from flowfabric.core.errors import Unavailable
 from flowfabric.core.event import EventKind
 from flowfabric.core.lease import Owner
 from flowfabric.store.contract import EventQuery
@@ -114,6 +115,8 @@ async def test_a_reader_does_not_wait_for_ever_and_skips_nothing(
         await bench.store.end([bench.completion(held)], bench.now)
         page = await bench.store.events(EventQuery(after=cursor))
         assert (page.events, page.cursor) == ((), cursor)
+        with pytest.raises(Unavailable):
+            await bench.store.last_event()
     monkeypatch.undo()
     page = await bench.store.events(EventQuery(after=cursor))
     assert len(page.events) == 2

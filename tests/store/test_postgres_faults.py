@@ -15,8 +15,9 @@ from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.address import read_address
+from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.faults import divide, is_broken, translate
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.link import MAX_BREAKS, MAX_RIVALS, Connection
 from tests.postgres import Databases, with_database
 from tests.store.postgres_bench import (
     Bench,
@@ -152,7 +153,39 @@ async def test_closing_lets_go_of_every_connection(database: str) -> None:
             pass
 
 
+async def test_a_connection_that_breaks_again_and_again_is_given_up(bench: Bench) -> None:
+    link = bench.store.session.load
+    breaks = 0
+
+    async def cut(connection: Connection) -> None:
+        nonlocal breaks
+        breaks += 1
+        connection.terminate()
+        raise ConnectionResetError("again")
+
+    link.seam = cut
+    with pytest.raises(Unavailable, match="again"):
+        await bench.store.load([bench.fresh()])
+    assert breaks == MAX_BREAKS
+    link.seam = None
+    assert await bench.store.load([bench.fresh()]) == {}
+
+
 # -- rivals
+
+
+async def test_a_rival_that_wins_every_time_is_told(bench: Bench) -> None:
+    tries = 0
+
+    async def lose(connection: Connection, repeated: bool) -> None:
+        nonlocal tries
+        tries += 1
+        assert not repeated, "the server undid it: nothing is unknown"
+        raise asyncpg.PostgresError.new({"C": "40P01", "M": "deadlock detected"})
+
+    with pytest.raises(Unavailable, match="deadlock"):
+        await bench.store.session.load.run(lose)
+    assert tries == MAX_RIVALS
 
 
 async def test_two_batches_in_opposite_order_both_come_through(bench: Bench) -> None:
@@ -379,4 +412,24 @@ async def test_the_clock_is_the_databases_unless_one_is_given(bench: Bench) -> N
     theirs = await raw.fetchval("select extract(epoch from clock_timestamp())::float8 * 1000")
     assert abs(store.clock.now() - theirs) < 1000
     assert bench.store.clock is bench.clock
+    await store.close()
+
+
+async def test_the_clock_goes_on_following(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+    answers = 0
+
+    async def sample(keeper: ClockKeeper, connection: Connection, repeated: bool = False) -> None:
+        nonlocal answers
+        answers += 1
+        if answers > SAMPLES + 1:
+            asked.set()
+        raise_once = answers == SAMPLES + 1
+        if raise_once:
+            raise Unavailable("a clock that cannot be asked once is asked again")
+
+    monkeypatch.setattr("flowfabric.store.postgres.clock.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(ClockKeeper, "sample", sample)
+    store = await open_postgres(bench.url)
+    await asked.wait()
     await store.close()

@@ -90,6 +90,14 @@ async def test_a_live_key_finds_the_execution_it_was_given_to(bench: Bench) -> N
     )
 
 
+async def test_a_member_of_a_flow_is_found_by_the_id_it_has_there(bench: Bench) -> None:
+    creation = bench.creation()
+    execution = replace(creation.snapshot.execution, flow=bench.fresh())
+    member = replace(creation, snapshot=replace(creation.snapshot, execution=execution))
+    assert await bench.store.submit([member], bench.now) == [None]
+    assert await bench.store.submit([member], bench.now) == [execution.id]
+
+
 async def test_the_key_is_asked_before_the_id(bench: Bench) -> None:
     keyed, other = await bench.submit(key="k"), await bench.submit()
     both = bench.creation(key="k", id=id_of(other))
