@@ -248,9 +248,10 @@ def partial_fences(claim: Claim) -> list[Owner]:
 async def test_a_part_of_a_fence_is_refused_and_never_taken_for_none(lab: Lab) -> None:
     """§1.3"""
     claim = await lab.running()
-    await refuse_owners(
-        lab, [Held(claim.id, owner) for owner in partial_fences(claim)], PartialFence
-    )
+    owners = partial_fences(claim)
+    await refuse_owners(lab, [Held(claim.id, owner) for owner in owners], PartialFence)
+    cancel = partial(lab.engine.executions.cancel, claim.id, reason="no")
+    await refuses(lab, "cancel", lambda owner: cancel(owner=owner), owners, PartialFence)
     await lab.complete(claim)
 
 

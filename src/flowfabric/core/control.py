@@ -258,9 +258,9 @@ def _time_out(
 
 def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
     """An owner must present its fence; operators, cascades and timeouts need none."""
+    fence = owner.fence  # a part of one is a mistake, whoever asks
     if owner.source in _UNFENCED:
         return
-    fence = owner.fence
     match snapshot.state:
         case Active() | Lost() if fence is None:
             raise FenceRequired("cancelling a running execution takes its fence")
