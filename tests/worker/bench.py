@@ -2,20 +2,27 @@
 the background."""
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from flowfabric.core.errors import Unavailable
+from flowfabric.core.retry import Fixed
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
+from flowfabric.worker.execute import Executor
 from flowfabric.worker.loop import Worker, WorkerOptions
 from flowfabric.worker.run import Run
 
 TTL = Millis(30_000)
+
+AGAIN: dict[str, Any] = {"retries": 9, "backoff": Fixed(delay=0)}
+"""Options of a task that is retried at once."""
 
 
 class Bench:
@@ -30,6 +37,11 @@ class Bench:
         """Runs everything that can be claimed now; returns how many attempts that were."""
         worker = await self.fabric.worker(WorkerOptions(**{"ttl": TTL, **options}))
         return await worker.run_until_idle()
+
+    async def work_once(self) -> int:
+        """As `work`, but what comes back is not taken up again."""
+        options = WorkerOptions(ttl=TTL)
+        return await OneClaim(self.engine, self.fabric.tasks, options).run_until_idle()
 
     async def pass_time(self, millis: int) -> None:
         self.clock.advance(millis)
@@ -55,6 +67,30 @@ class Bench:
         return [step.name for step in await self.steps(run, generation)]
 
 
+class Log(list[Any]):
+    """What the functions of a test did, in order."""
+
+    def note(self, word: Any) -> Any:
+        self.append(word)
+        return word
+
+    async def later(self, word: Any) -> Any:
+        await asyncio.sleep(0)
+        return self.note(word)
+
+
+class OneClaim(Worker):
+    """A worker that claims only once."""
+
+    claimed = False
+
+    async def _claim(self, executor: Executor) -> int:
+        if self.claimed:
+            return 0
+        self.claimed = True
+        return await super()._claim(executor)
+
+
 ENDED = {"completed", "failed", "cancelled", "expired", "skipped"}
 
 
@@ -78,15 +114,31 @@ async def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
             await asyncio.sleep(0.005)
 
 
-class Calls:
-    """Counts the calls of a store's methods; everything else is the store itself."""
+class Wire:
+    """What stands between an engine and its store: counts calls, and can be cut."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self.made: Counter[str] = Counter()
+        self.cut = False
+
+    def around(self, store: Any) -> Any:
+        return _Wired(store, self)
+
+
+class _Wired:
+    def __init__(self, store: Any, wire: Wire) -> None:
+        self._store = store
+        self._wire = wire
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
-        if callable(found):
-            self.made[name] += 1
-        return found
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._wire.made[name] += 1
+            if self._wire.cut and name != "close":
+                raise Unavailable("the wire is cut")
+            return await found(*args, **kwargs)
+
+        return call

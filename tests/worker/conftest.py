@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
 from tests.postgres import Databases
-from tests.worker.bench import Bench
+from tests.worker.bench import Bench, Log, Wire
 
 STORES = ["sqlite", "postgres"]
 
@@ -38,15 +39,32 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def fabric(store_url: str) -> AsyncIterator[Fabric]:
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    """Between every engine of the test and its store. Ask for it before the engine."""
+    wire = Wire()
+
+    async def opened(url: str, **options: Any) -> Any:
+        return wire.around(await open_store(url, **options))
+
+    monkeypatch.setattr("flowfabric.fabric.open_store", opened)
+    return wire
+
+
+@pytest.fixture
+async def fabric(wire: Wire, store_url: str) -> AsyncIterator[Fabric]:
     """On the real clock, for workers that run."""
     async with Fabric(store_url) as fabric:
         yield fabric
 
 
 @pytest.fixture
-async def bench(store_url: str) -> AsyncIterator[Bench]:
+async def bench(wire: Wire, store_url: str) -> AsyncIterator[Bench]:
     """On a clock that stands still, for runs driven by hand."""
     clock = ManualClock()
     async with Fabric(store_url, clock=clock) as fabric:
         yield Bench(fabric, await fabric.engine(), clock)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()

@@ -1,10 +1,7 @@
-"""Tasks: registering functions, submitting runs of them, and what a run tells its submitter."""
+"""Tasks: registering functions and submitting runs of them."""
 
 import asyncio
 import functools
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,24 +11,19 @@ import pytest
 
 from flowfabric import (
     Context,
-    ExecutionId,
     Exponential,
     Fabric,
     Fixed,
     Invalid,
     NotFound,
     PublicState,
-    RunCancelled,
     RunExpired,
-    RunFailed,
     SyncContext,
-    Unavailable,
 )
 from flowfabric.core.policy import Policy
-from flowfabric.worker.codec import Undecodable
 from flowfabric.worker.run import gather_results
 from flowfabric.worker.task import Mode
-from tests.worker.bench import Bench, working
+from tests.worker.bench import Bench
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +32,10 @@ ROOT = Path(__file__).parents[2]
 def plain() -> Fabric:
     """A fabric nobody opens: registering needs no store."""
     return Fabric("sqlite://:memory:")
+
+
+def print_it(text: str = "") -> str:
+    return text
 
 
 # -- registering
@@ -65,10 +61,6 @@ def test_an_unknown_task_is_told_with_those_that_are_known(plain: Fabric) -> Non
     plain.task(name="a")(print_it)
     with pytest.raises(NotFound, match="registered: a, b"):
         plain.get_task("one")
-
-
-def print_it(text: str = "") -> str:
-    return text
 
 
 def test_two_tasks_cannot_have_one_name(plain: Fabric) -> None:
@@ -359,189 +351,3 @@ async def test_a_call_that_does_not_fit_reaches_no_store(bench: Bench) -> None:
     with pytest.raises(Invalid, match=r"argument 'order' of .*charge cannot be sent"):
         await charge.submit(object())  # type: ignore[arg-type]
     assert await bench.work() == 0
-
-
-# -- runs
-
-
-async def test_what_a_run_tells(bench: Bench) -> None:
-    @bench.fabric.task(retries=1, backoff=Fixed(delay=0))
-    async def job(ctx: Context, x: int) -> int:
-        await ctx.progress(40, "so far")
-        if ctx.info.first:
-            raise ValueError("first try")
-        return x
-
-    run = await job.submit(5)
-    assert (repr(run), await run.state()) == (f"Run({run.id})", PublicState.WAITING)
-    with pytest.raises(TimeoutError):
-        await run.result(timeout=0.01)
-    await bench.work()
-    assert await run.result() == 5
-    about = await run.describe()
-    assert about.progress is not None
-    assert (about.progress.percent, about.progress.message) == (40, "so far")
-    assert [attempt.outcome.value for attempt in await run.attempts()] == [
-        "ended_failure",
-        "ended_success",
-    ]
-    kinds = [event.kind.name for event in await run.events()]
-    assert kinds == ["CLAIMED", "RETRY_SCHEDULED", "CLAIMED", "COMPLETED"]
-    assert [event.kind.name async for event in run.follow()] == kinds
-
-
-async def test_a_run_can_be_found_again_by_its_id(bench: Bench) -> None:
-    @bench.fabric.task()
-    async def when() -> datetime:
-        return datetime(2024, 1, 1, tzinfo=UTC)
-
-    id = (await when.submit()).id
-    await bench.work()
-    found = await bench.fabric.run(id)
-    assert await found.result() == datetime(2024, 1, 1, tzinfo=UTC)
-    del bench.fabric.tasks["when"]
-    assert await (await bench.fabric.run(id)).result() == "2024-01-01T00:00:00Z"
-    with pytest.raises(NotFound):
-        await bench.fabric.run(str(ExecutionId.solo("default", id.uuid.__class__(int=1))))
-
-
-async def test_a_result_that_no_longer_fits_says_so(bench: Bench) -> None:
-    @bench.fabric.task(name="job")
-    async def old() -> str:
-        return "text"
-
-    run = await old.submit()
-    await bench.work()
-    del bench.fabric.tasks["job"]
-
-    @bench.fabric.task(name="job")
-    async def new() -> int:
-        return 1
-
-    with pytest.raises(Undecodable, match="Expected `int`, got `str`"):
-        await (await bench.fabric.run(run.id)).result()
-
-
-async def test_a_run_that_ended_otherwise_raises_how(bench: Bench) -> None:
-    @bench.fabric.task()
-    async def job(x: int) -> int:
-        raise KeyError(f"no {x}")
-
-    failed, cancelled = await job.submit(1), await job.submit(2)
-    await cancelled.cancel("not needed")
-    await cancelled.cancel("twice is once")
-    await bench.work()
-    with pytest.raises(RunFailed, match="KeyError: 'no 1'") as caught:
-        await failed.result()
-    assert (caught.value.category, caught.value.id) == ("transient", failed.id)
-    assert caught.value.traceback is not None
-    assert 'raise KeyError(f"no {x}")' in caught.value.traceback
-    with pytest.raises(RunCancelled, match="not needed"):
-        await cancelled.result()
-
-
-async def test_a_fabric_serves_one_event_loop_at_a_time(store_url: str) -> None:
-    fabric = Fabric(store_url)
-    task = fabric.task()(print_it)
-    await task.submit("x")
-    with pytest.raises(Invalid, match="another event loop"):
-        await asyncio.to_thread(lambda: asyncio.run(fabric.engine()))
-    with pytest.raises(Invalid, match="await the call without _sync"):
-        task.submit_sync("y")
-    await fabric.close()
-    await fabric.close()
-    run = await task.submit("opened again")
-    assert await run.state() is PublicState.WAITING
-    await fabric.close()
-
-
-async def test_a_store_that_cannot_be_opened_is_let_go(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[str] = []
-
-    async def refuse(store: Any, **options: Any) -> None:
-        close = store.close
-
-        async def note() -> None:
-            closed.append(store.name)
-            await close()
-
-        store.close = note
-        raise Unavailable("not now")
-
-    monkeypatch.setattr("flowfabric.fabric.Engine.open", refuse)
-    with pytest.raises(Unavailable, match="not now"):
-        await Fabric(store_url).engine()
-    assert len(closed) == 1
-
-
-# -- without an event loop
-
-
-def test_a_script_without_an_event_loop(store_url: str) -> None:
-    fabric = Fabric(store_url)
-    task = fabric.task()(print_it)
-    run = task.submit_sync("x")
-    assert run.state_sync() is PublicState.WAITING
-    assert task.with_options(key="k").submit_sync("y").cancel_sync().id
-    asyncio.run(work_once(store_url))
-    assert run.result_sync(timeout=5) == "x"
-    fabric.close_sync()
-    fabric.close_sync()
-    assert task.submit_sync("and again").state_sync() is PublicState.WAITING
-    fabric.close_sync()
-
-
-async def work_once(url: str) -> None:
-    async with Fabric(url) as fabric:
-        fabric.task()(print_it)
-        await (await fabric.worker()).run_until_idle()
-
-
-async def test_a_task_in_a_thread_may_submit_and_wait(fabric: Fabric) -> None:
-    """It uses the event loop of its worker, not one of its own."""
-    child = fabric.task()(print_it)
-
-    @fabric.task()
-    def parent() -> str:
-        return child.submit_sync("from a thread").result_sync(timeout=10)
-
-    async with working(fabric):
-        run = await parent.submit()
-        assert await run.result(10) == "from a thread"
-
-
-# -- the type checker
-
-
-def test_the_type_checker_knows_a_tasks_parameters_and_result() -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "tests/worker/typed.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout
-
-
-def test_a_script_needs_no_more_than_this(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        from flowfabric import Fabric
-        fabric = Fabric("sqlite:///{tmp_path / "work.db"}")
-
-        @fabric.task()
-        def double(x: int) -> int:
-            return 2 * x
-
-        run = double.submit_sync(21)
-        print(run.state_sync())
-        """)
-    )
-    command = [sys.executable, "-W", "error", str(script)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    assert ran.stdout == "waiting\n"
-    assert ran.stderr == ""
