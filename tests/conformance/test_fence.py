@@ -1,5 +1,9 @@
 """The fence: who may act on an execution and who may not."""
 
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
 import pytest
 from msgspec.structs import replace
 
@@ -13,7 +17,7 @@ from flowfabric.core.errors import (
     NotFound,
     StaleLease,
 )
-from flowfabric.core.execution import Fence, Source, Worker
+from flowfabric.core.execution import Fence, Snapshot, Source, Worker
 from flowfabric.core.handle import HandleKind, seal
 from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.core.lease import Owner
@@ -238,6 +242,53 @@ async def test_an_id_in_another_partition_names_nothing(lab: Lab) -> None:
     before = await everything(lab, claim.id)
     await refuse_all(lab, Held(other, claim.owner), NotFound)
     assert await everything(lab, claim.id) == before
+
+
+# -- rivals
+
+
+@every_form
+@every_operation
+async def test_whoever_is_overtaken_between_its_decision_and_its_write_writes_nothing(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str, form: str
+) -> None:
+    """INV-3, INV-24: an operator of another process takes the lease away just then"""
+    claim = await lab.running(policy=RETRYING)
+    owned, store = FORMS[form](lab, claim), lab.engine.store
+    revoked: list[tuple[Any, ...]] = []
+
+    def overtaken(write: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def after_the_rival(*arguments: Any) -> Any:
+            if not revoked:
+                await second_lab.engine.claims.revoke(claim.id, reason="enough")
+                revoked.append(await everything(lab, claim.id))
+            return await write(*arguments)
+
+        return after_the_rival
+
+    for method in ("apply", "end", "note", "renew"):
+        monkeypatch.setattr(store, method, overtaken(getattr(store, method)))
+    with pytest.raises(LeaseRevoked):
+        await OPERATIONS[name](lab, owned)
+    assert [await everything(lab, claim.id)] == revoked
+
+
+@every_form
+async def test_a_refusal_is_told_at_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """E-X15: what a fence refuses is not tried again"""
+    stale, _ = await after_a_reclaim(lab)
+    owned, loads = FORMS[form](lab, stale), list[Any]()
+    load = lab.engine.store.load
+
+    async def counted(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        loads.append(uuids)
+        return await load(uuids)
+
+    monkeypatch.setattr(lab.engine.store, "load", counted)
+    await refuse_all(lab, owned, StaleLease)
+    assert loads == [[stale.uuid]] * len(OPERATIONS)
 
 
 # -- handles

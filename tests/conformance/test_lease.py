@@ -1,5 +1,6 @@
 """Leases: renewed, and run out. Who may act under one is in test_fence."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
@@ -343,7 +344,8 @@ async def test_only_one_of_many_claims_gets_the_lease(lab: Lab, second_lab: Lab)
     """INV-1, also of a lost execution"""
     await lab.submit()
     for epoch in (1, 2):
-        labs = [lab, second_lab, lab, second_lab]
-        claims = [claim for each in labs for claim in await each.claim(W1)]
+        labs = [lab, second_lab] * 4
+        answers = await asyncio.gather(*(each.claim(W1) for each in labs))
+        claims = [claim for answer in answers for claim in answer]
         assert [claim.epoch for claim in claims] == [epoch]
         await lab.lose(claims[0])
