@@ -17,7 +17,7 @@ from flowfabric import (
     Run,
     RunFailed,
 )
-from tests.worker.bench import AGAIN, Bench, Log
+from tests.worker.bench import AGAIN, Bench, Log, Wire
 
 
 async def boom(message: str = "boom") -> None:
