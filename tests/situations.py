@@ -10,7 +10,7 @@ from uuid import UUID
 
 from flowfabric.core.attempt import pause_attempt
 from flowfabric.core.change import Change
-from flowfabric.core.event import Event, EventKind
+from flowfabric.core.event import Event, EventKind, Family
 from flowfabric.core.execution import (
     Active,
     Ended,
@@ -23,11 +23,12 @@ from flowfabric.core.execution import (
     Worker,
 )
 from flowfabric.core.history import closing_attempts
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.core.lease import lease_event
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import Vector
 from flowfabric.engine.claims import Claim
+from flowfabric.engine.views import Description
 from tests.lab import TTL, W1, Lab
 
 DELAY = Millis(10_000)
@@ -55,6 +56,34 @@ async def put(lab: Lab, id: ExecutionId, state: State, *events: EventKind) -> No
     )
     change = Change[None](None, snapshot, snapshot.to(state), made)
     assert await lab.engine.store.apply([change]) == {id.uuid}
+
+
+async def described(lab: Lab, id: str) -> Description:
+    """Everything there is to see of it; it must be legal."""
+    seen = await lab.engine.views.describe(id)
+    assert seen is not None
+    assert is_legal(seen.vector)
+    return seen
+
+
+async def completions(lab: Lab, id: str) -> list[Outcome | None]:
+    """The endings that were told of it, first to last."""
+    return [event.completion for event in await lab.events(id, family=Family.COMPLETION)]
+
+
+async def missing_ids(lab: Lab) -> list[ExecutionId]:
+    """An id nobody ever gave, and a real uuid in the wrong partition."""
+    id = await lab.submit()
+    return [
+        ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1)),
+        ExecutionId.of((id.partition_index + 1) % 256, id.uuid),
+    ]
+
+
+def timeouts(*, attempt: int | None = None, deadline: int | None = None) -> dict[str, Any]:
+    """The part of a policy that limits time."""
+    limits = {"attempt_timeout_ms": attempt, "execution_deadline_ms": deadline}
+    return {"timeout_policy": {name: span for name, span in limits.items() if span is not None}}
 
 
 async def take(lab: Lab, id: ExecutionId, worker: Worker = W1) -> Claim:

@@ -14,11 +14,10 @@ from flowfabric.core.errors import (
     NotEligible,
     NotFound,
 )
-from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.core.vector import PublicState
 from tests import situations
 from tests.lab import TTL, W1, Lab
-from tests.situations import ALL, ENDED, LIVING, load
+from tests.situations import ALL, ENDED, LIVING, load, missing_ids
 
 READY = {"waiting", "resumed", "retry_ready", "replay_ready"}
 REASONS = {
@@ -137,11 +136,7 @@ async def test_what_is_not_blocked_cannot_be_unblocked(lab: Lab, subtests: pytes
 
 
 async def test_what_does_not_exist_is_neither_blocked_nor_unblocked(lab: Lab) -> None:
-    id = await lab.submit()
-    for wrong in (
-        ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1)),
-        ExecutionId.of((id.partition_index + 1) % 256, id.uuid),
-    ):
+    for wrong in await missing_ids(lab):
         with pytest.raises(NotFound):
             await block(lab, wrong, "nonsense")
         with pytest.raises(NotFound):

@@ -26,23 +26,18 @@ from flowfabric.core.errors import (
 )
 from flowfabric.core.event import Family
 from flowfabric.core.execution import AttemptOutcome, Outcome, Source
-from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.core.lease import AlreadySatisfied, Owner
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
 from tests import situations
 from tests.lab import TTL, W1, W2, Lab
-from tests.situations import ENDED, LIVING, is_legal, load, suspend
+from tests.situations import ENDED, LIVING, completions, is_legal, load, missing_ids, suspend
 
 HOLDER = Owner(source=Source.LEASE_HOLDER)
 
 
 async def cancel(lab: Lab, id: str, reason: str = "enough") -> Cancelled:
     return await lab.engine.executions.cancel(id, reason=reason)
-
-
-async def completions(lab: Lab, id: str) -> list[Outcome | None]:
-    return [event.completion for event in await lab.events(id, family=Family.COMPLETION)]
 
 
 async def released(lab: Lab, id: str) -> int:
@@ -133,16 +128,13 @@ async def test_what_ended_otherwise_cannot_be_cancelled(lab: Lab, name: str) -> 
 
 async def test_what_does_not_exist_cannot_be_cancelled(lab: Lab) -> None:
     """E-T170; the right uuid in another partition is as missing as none"""
-    id = await lab.submit()
-    missing = ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1))
-    elsewhere = ExecutionId.of((id.partition_index + 1) % 256, id.uuid)
-    for wrong in (missing, elsewhere):
+    for wrong in await missing_ids(lab):
         with pytest.raises(NotFound) as caught:
             await cancel(lab, wrong)
         assert caught.value.entity == "execution"
     with pytest.raises(InvalidId):
         await cancel(lab, "nonsense")
-    assert await lab.state(id) is PublicState.WAITING
+    assert (await lab.engine.views.counts()).by_state["waiting"] == 1
 
 
 @pytest.mark.parametrize("reason", ["a\0b", "\ud800", "x" * 5000, None, 7])

@@ -8,10 +8,10 @@ import pytest
 from flowfabric.core.control import Changed
 from flowfabric.core.errors import Invalid, NotEligible, NotFound
 from flowfabric.core.event import EventKind, Family
-from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.ids import ExecutionId
 from tests import situations
 from tests.lab import Lab
-from tests.situations import ALL, load
+from tests.situations import ALL, load, missing_ids
 
 READY = {"waiting", "resumed", "retry_ready", "replay_ready"}
 UNTOUCHABLE = {"running", "lost", "revoked", *situations.ENDED}
@@ -150,11 +150,7 @@ async def test_a_priority_given_while_parked_counts_once_it_waits(lab: Lab) -> N
 
 
 async def test_what_does_not_exist_has_no_priority(lab: Lab) -> None:
-    id = await lab.submit()
-    for wrong in (
-        ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1)),
-        ExecutionId.of((id.partition_index + 1) % 256, id.uuid),
-    ):
+    for wrong in await missing_ids(lab):
         with pytest.raises(NotFound):
             await change(lab, wrong, 5)
 

@@ -9,24 +9,16 @@ from flowfabric.core.control import Replayed
 from flowfabric.core.errors import LeaseLost, MaxReplays, NotFound, NotTerminal
 from flowfabric.core.event import EventKind, Family
 from flowfabric.core.execution import AttemptOutcome, Failure, Outcome, Start
-from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
-from flowfabric.engine.views import Description
 from tests import situations
 from tests.lab import TTL, W1, W2, Lab
-from tests.situations import ENDED, LIVING, load, take
+from tests.situations import ENDED, LIVING, described, load, missing_ids, take
 
 
 async def replay(lab: Lab, id: str) -> Replayed:
     return await lab.engine.executions.replay(id)
-
-
-async def described(lab: Lab, id: str) -> Description:
-    seen = await lab.engine.views.describe(id)
-    assert seen is not None
-    return seen
 
 
 @pytest.mark.parametrize("name", ENDED)
@@ -129,11 +121,7 @@ async def test_what_has_not_ended_cannot_be_replayed(lab: Lab, subtests: pytest.
 
 
 async def test_what_does_not_exist_cannot_be_replayed(lab: Lab) -> None:
-    id = await situations.completed(lab)
-    for wrong in (
-        ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1)),
-        ExecutionId.of((id.partition_index + 1) % 256, id.uuid),
-    ):
+    for wrong in await missing_ids(lab):
         with pytest.raises(NotFound):
             await replay(lab, wrong)
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from flowfabric.core.errors import Invalid, InvalidTag, NotFound
-from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.store.contract import Query
 from tests.lab import Lab
-from tests.situations import ALL, load
+from tests.situations import ALL, load, missing_ids
 
 WRONG_KEYS = [
     "nodot",
@@ -33,14 +32,6 @@ async def tags_of(lab: Lab, id: str) -> dict[str, str]:
     seen = await lab.engine.views.describe(id)
     assert seen is not None
     return dict(seen.tags)
-
-
-async def missing_ids(lab: Lab) -> list[ExecutionId]:
-    id = await lab.submit()
-    return [
-        ExecutionId.solo("default", new_uuid7(lab.clock.now(), 1)),
-        ExecutionId.of((id.partition_index + 1) % 256, id.uuid),
-    ]
 
 
 async def test_a_batch_of_tags_is_counted_and_stored(lab: Lab) -> None:
