@@ -13,7 +13,7 @@ from flowfabric.core.execution import Active, Ended, Lost, Ready, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.link import Connection
-from flowfabric.store.postgres.session import Part, Session
+from flowfabric.store.postgres.session import Part, Session, columns
 from flowfabric.store.rows import (
     Place,
     Row,
@@ -160,7 +160,7 @@ class Writer:
     async def _send(self, name: str, rows: Sequence[Row]) -> list[Any]:
         if not rows:
             return []
-        return await self._connection.fetch(self._queries[name], *zip(*rows, strict=True))
+        return await self._connection.fetch(self._queries[name], *columns(rows, len(rows[0])))
 
 
 def moves_of(changes: Iterable[Change[object]]) -> list[Move]:

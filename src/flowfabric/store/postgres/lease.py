@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 import msgspec
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change
-from flowfabric.core.execution import Active, Ended, Snapshot
+from flowfabric.core.event import Event
+from flowfabric.core.execution import Active, Ended, Lease, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import Note, Progress, Renewal
 from flowfabric.store.postgres.apply import recognise
@@ -20,6 +20,7 @@ from flowfabric.store.rows import EVENT, Row, event_row, workers_in, write_life
 
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
+_KIND = _END_WIDTH - 2
 _NOTE_WIDTH = 10
 
 
@@ -65,9 +66,9 @@ class Owning(Part):
         ends: list[Row] = []
         events: list[Row] = []
         for change in changes:
-            told = _only_event(change)
-            ends.append(_end_row(change, told))
-            if told is _NO_EVENT:
+            row = _end_row(change)
+            ends.append(row)
+            if row[_KIND] is None:
                 events += [event_row(event, names) for event in change.events]
         rows = await connection.fetch(
             self._session.queries["ended_leases"],
@@ -81,47 +82,41 @@ class Owning(Part):
         return ended
 
 
-def _only_event(change: Change[object]) -> Row:
-    """The moment, kind and detail of an ending's event, if it has one, about its own lease."""
-    before, _, lease, _ = _ending(change)
-    match change.events:
-        case (event,) if (
-            event.epoch == before.head.epoch
-            and event.attempt == lease.attempt
-            and event.worker == lease.worker
-        ):
-            detail = None if event.detail is None else msgspec.json.encode(event.detail)
-            return (event.at, int(event.kind), detail)
-        case _:
-            return _NO_EVENT
-
-
-def _end_row(change: Change[object], told: Row) -> Row:
+def _end_row(change: Change[object]) -> Row:
     before, after, lease, ended = _ending(change)
-    kept = after.head.life is before.head.life or after.head.life == before.head.life
+    old, new = before.head, after.head
     return (
         before.execution.uuid,
-        before.head.version,
-        before.head.epoch,
+        old.version,
+        old.epoch,
         lease.id,
-        after.head.version,
-        None if kept else write_life(after.head.life) or b"",
+        new.version,
+        None if new.life is old.life or new.life == old.life else write_life(new.life) or b"",
         int(ended.outcome),
         ended.ended_at,
         ended.result,
-        *told,
+        *_only_event(change.events, old.epoch, lease),
     )
 
 
-def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Any, Ended]:
-    match change:
-        case Change(
-            before=Snapshot(state=Active(lease=lease)) as before,
-            after=Snapshot(state=Ended() as ended) as after,
-        ):
-            return before, after, lease, ended
-        case _:
-            raise AssertionError("only endings of a running attempt are written this way")
+def _only_event(events: Sequence[Event], epoch: int, lease: Lease) -> Row:
+    """The moment, kind and detail of an ending's event, if it has one, about its own lease."""
+    if len(events) != 1:
+        return _NO_EVENT
+    event = events[0]
+    if event.epoch != epoch or event.attempt != lease.attempt or event.worker != lease.worker:
+        return _NO_EVENT
+    detail = None if event.detail is None else msgspec.json.encode(event.detail)
+    return (event.at, int(event.kind), detail)
+
+
+def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Lease, Ended]:
+    before, after = change.before, change.after
+    if before is not None and after is not None:
+        running, ended = before.state, after.state
+        if isinstance(running, Active) and isinstance(ended, Ended):
+            return before, after, running.lease, ended
+    raise AssertionError("only endings of a running attempt are written this way")
 
 
 def _folded(notes: Sequence[Note]) -> list[Note]:

@@ -83,5 +83,13 @@ def same(value: UUID) -> UUID:
 
 
 def columns(rows: Iterable[Sequence[Any]], width: int) -> Columns:
-    """The rows turned into one array per column, which is how a statement takes many rows."""
-    return list(zip(*rows, strict=True)) or [()] * width
+    """The rows turned into one array per column, which is how a statement takes many rows.
+
+    A column without any value is sent as an empty array: `unnest` fills it up with NULL.
+    """
+    found = list(zip(*rows, strict=True)) or [()] * width
+    return [() if _is_void(column) else column for column in found]
+
+
+def _is_void(column: tuple[Any, ...]) -> bool:
+    return not column or (column[0] is None and column.count(None) == len(column))

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
 from flowfabric.core.errors import Unavailable
-from flowfabric.core.execution import Snapshot
+from flowfabric.core.execution import Flags, Ready, Snapshot, Start
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
@@ -21,20 +20,16 @@ from flowfabric.store.rows import (
     Place,
     Row,
     execution_row,
-    place_of,
     state_row,
+    write_life,
 )
 
 Answers = dict[UUID, ExecutionId | None]
 
 MAX_ROUNDS = 5
 
-# Most columns of a fresh row in `ready` are the same for all; the statement knows them.
-_READY = COLUMNS[Place.READY]
-_VARYING = ("id", "rank", "flags", "life", "route", "timeout")
-_FRESH = (1, 0, 0, 0, 0, None, None)
-_varying = itemgetter(*map(_READY.index, _VARYING))
-_same = itemgetter(*(n for n, name in enumerate(_READY) if name not in _VARYING))
+_FRESH = (1, 0, 0, Start.INITIAL, None)
+_READY_WIDTH = 6
 
 
 class Submitting(Part):
@@ -109,15 +104,6 @@ def _number(creation: Creation) -> int:
     return creation.snapshot.execution.uuid.int
 
 
-def _ready_row(snapshot: Snapshot, names: Names) -> Row:
-    """What can differ between two executions that were just created and wait for a worker."""
-    row = state_row(snapshot, names)
-    if _same(row) != _FRESH:
-        raise AssertionError("an execution that was just created has no past")
-    varying: Row = _varying(row)
-    return varying
-
-
 def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[Any]:
     """The parameters of the statement: one array per column of every table."""
     executions, keys, deadlines, tags = [], [], [], []
@@ -126,15 +112,15 @@ def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[An
     for creation in creations:
         snapshot = creation.snapshot
         execution = snapshot.execution
-        executions.append((*execution_row(creation, names), creation.key is not None))
-        if place_of(snapshot.state) is Place.READY:
-            ready.append(_ready_row(snapshot, names))
+        executions.append((*execution_row(creation, names), creation.key is not None or None))
+        if isinstance(snapshot.state, Ready):
+            ready.append(_ready_row(snapshot, snapshot.state, names))
         else:
             parked.append(state_row(snapshot, names))
         if creation.key is not None:
             key = (execution.route.namespace, creation.key, execution.uuid, creation.key_until)
             keys.append(key)
-        if snapshot.deadline_at is not None:
+        if snapshot.head.flags is not Flags.NONE and snapshot.deadline_at is not None:
             deadlines.append((execution.uuid, snapshot.deadline_at))
         for name, value in creation.tags.items():
             tags.append((execution.uuid, name, value, execution.created_at))
@@ -143,8 +129,24 @@ def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[An
         *columns(executions, len(EXECUTION) + 1),
         *columns(keys, 4),
         now,
-        *columns(ready, len(_VARYING)),
+        *columns(ready, _READY_WIDTH),
         *columns(parked, len(COLUMNS[Place.PARKED])),
         *columns(deadlines, 2),
         *columns(tags, 4),
     ]
+
+
+def _ready_row(snapshot: Snapshot, state: Ready, names: Names) -> Row:
+    """What can differ between two executions that were just created and wait for a worker; the
+    statement knows the rest."""
+    head, next = snapshot.head, state.next
+    if (head.version, head.epoch, next.attempt, next.start, state.hold) != _FRESH:
+        raise AssertionError("an execution that was just created has no past")
+    return (
+        snapshot.execution.uuid,
+        head.rank,
+        int(head.flags),
+        write_life(head.life),
+        names.route_numbers[snapshot.execution.route],
+        next.timeout,
+    )

@@ -21,7 +21,7 @@ made as (
         $1::uuid[], $2::bigint[], $3::integer[], $4::text[], $5::bytea[], $6::bytea[],
         $7::uuid[], $8::bytea[], $9::boolean[]
     ) as n (id, created_at, route, kind, policy, facts, flow, payload, keyed)
-    where not n.keyed or (n.id in (select keyed.id from keyed)) is true
+    where n.keyed is null or (n.id in (select keyed.id from keyed)) is true
     on conflict (id) do nothing
     returning execution.id
 ),
