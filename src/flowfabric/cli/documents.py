@@ -48,6 +48,8 @@ def _simple(name: str, value: object) -> Any:
             return value.value
         case str() | UUID():
             return str(value)
+        case bool():
+            return value
         case int() if name.endswith("_at") or name in _MOMENTS:
             return iso(Millis(value))
         case _:

@@ -2,9 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
-from typing import Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -58,19 +57,14 @@ async def replay(url: str | None, ids: list[str], screen: Screen) -> Code:
 
 async def _all(url: str | None, ids: list[str], deed: Deed, screen: Screen) -> Code:
     """Does it to each, says how each went. The code is that of the failures if they agree."""
-    codes: set[Code] = set()
+    report = Report(screen, deed, len(ids))
     async with connect(url) as fabric:
         engine = await fabric.engine()
-        with _bar(screen, len(ids)) as bar:
-            task = bar.add_task(deed.verb, total=len(ids)) if bar else None
+        with report:
             for start in range(0, len(ids), AT_ONCE):
                 page = ids[start : start + AT_ONCE]
-                answers = await asyncio.gather(*(_one(deed, engine, id) for id in page))
-                codes |= {_tell(screen, deed, *answer) for answer in answers}
-                if bar and task is not None:
-                    bar.advance(task, len(page))
-    failures = codes - {Code.OK}
-    return min(failures) if len(failures) == 1 else Code.FAILED if failures else Code.OK
+                report.tell(await asyncio.gather(*(_one(deed, engine, id) for id in page)))
+    return report.code()
 
 
 async def _one(deed: Deed, engine: Engine, id: str) -> tuple[str, Document | Exception]:
@@ -80,21 +74,56 @@ async def _one(deed: Deed, engine: Engine, id: str) -> tuple[str, Document | Exc
         return id, error
 
 
-def _tell(screen: Screen, deed: Deed, id: str, answer: Document | Exception) -> Code:
-    if isinstance(answer, Exception):
-        code, word, text = told(answer)
-        screen.error(word, text if id in text else f"{id}: {text}", id=id)
+class Report:
+    """How each run took it: a line each, or a bar and a sum for people who wait for many."""
+
+    def __init__(self, screen: Screen, deed: Deed, total: int) -> None:
+        self._screen = screen
+        self._deed = deed
+        self._codes: Counter[Code] = Counter()
+        self._bar = _bar(screen, deed.verb, total)
+        self._quiet = self._bar is not None and screen.out.is_terminal
+
+    def __enter__(self) -> None:
+        if self._bar is not None:
+            self._bar.start()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if self._quiet:
+            self._screen.line(f"{self._deed.done} {self._codes[Code.OK]} runs")
+
+    def tell(self, answers: Sequence[tuple[str, Document | Exception]]) -> None:
+        for id, answer in answers:
+            if isinstance(answer, Exception):
+                self._codes[self._failed(id, answer)] += 1
+            else:
+                self._codes[Code.OK] += 1
+                self._succeeded(id, answer)
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0], len(answers))
+
+    def code(self) -> Code:
+        failures = set(self._codes) - {Code.OK}
+        return failures.pop() if len(failures) == 1 else Code.FAILED if failures else Code.OK
+
+    def _succeeded(self, id: str, answer: Document) -> None:
+        if self._screen.as_json:
+            self._screen.document(answer)
+        elif not self._quiet:
+            self._screen.line(f"{self._deed.done} {id}")
+
+    def _failed(self, id: str, error: Exception) -> Code:
+        code, word, text = told(error)
+        self._screen.error(word, text if id in text else f"{id}: {text}", id=id)
         return code
-    if screen.as_json:
-        screen.document(answer)
-    else:
-        screen.line(f"{deed.done} {id}")
-    return Code.OK
 
 
-def _bar(screen: Screen, total: int) -> Any:
-    """A bar on stderr for people who wait for many."""
+def _bar(screen: Screen, verb: str, total: int) -> Progress | None:
     if total < BAR_FROM or screen.as_json or not screen.err.is_terminal:
-        return nullcontext()
+        return None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=screen.err, transient=True)
+    bar = Progress(*columns, console=screen.err, redirect_stdout=False, redirect_stderr=False)
+    bar.add_task(verb, total=total)
+    return bar

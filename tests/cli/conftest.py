@@ -1,0 +1,66 @@
+"""A store in a file, the command line on it, and a worker when a test wants one."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flowfabric import WorkerOptions
+from tests.cli import sample
+from tests.cli.terminal import Cli, Work, Worker, same_tasks
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'work.db'}"
+
+
+@pytest.fixture
+def cli(url: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line where FLOWFABRIC_URL and the application name the same fresh store."""
+    monkeypatch.setenv("FLOWFABRIC_URL", url)
+    monkeypatch.setattr(sample.fabric, "url", url)
+    monkeypatch.setenv("COLUMNS", "200")
+    return Cli(url)
+
+
+@pytest.fixture
+def work(url: str) -> Work:
+    """Runs everything that can run now; returns how many were run."""
+
+    async def run() -> int:
+        async with same_tasks(url) as fabric:
+            worker = await fabric.worker(WorkerOptions(name="ada"))
+            return await worker.run_until_idle()
+
+    return lambda: asyncio.run(run())
+
+
+@pytest.fixture
+def worker(url: str) -> Worker:
+    """`with worker():` a worker is there, in a thread of its own."""
+
+    @contextmanager
+    def start() -> Iterator[None]:
+        ready, stop = threading.Event(), list[Callable[[], object]]()
+
+        async def run() -> None:
+            async with same_tasks(url) as fabric:
+                worker = await fabric.worker(WorkerOptions(name="ada", drain=0))
+                loop = asyncio.get_running_loop()
+                stop.append(lambda: loop.call_soon_threadsafe(worker.stop))
+                ready.set()
+                await worker.run()
+
+        thread = threading.Thread(target=lambda: asyncio.run(run()))
+        thread.start()
+        assert ready.wait(10)
+        yield
+        stop[0]()
+        thread.join(20)
+        assert not thread.is_alive()
+
+    return start

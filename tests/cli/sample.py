@@ -1,0 +1,38 @@
+"""An application as a user would write one."""
+
+import asyncio
+from datetime import date
+from pathlib import Path
+
+from flowfabric import Context, Fabric, Fixed
+
+fabric = Fabric("sqlite:///the-application-names-this.db")
+
+
+@fabric.task()
+async def greet(name: str, times: int = 1) -> str:
+    return " ".join([f"hello {name}"] * times)
+
+
+@fabric.task(retries=1, backoff=Fixed(delay=0))
+def divide(a: int, b: int) -> float:
+    return a / b
+
+
+@fabric.task(lane="slow", tags={"app.size": "big"})
+async def wait_for(ctx: Context, gate: str) -> str:
+    """Ends when the file exists; says so in its progress."""
+    await ctx.progress(40, "waiting [for] the gate")
+    while not Path(gate).exists():  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.02)
+    return "through"
+
+
+@fabric.task()
+async def on_day(day: date) -> str:
+    return day.isoformat()
+
+
+@fabric.task()
+async def shout(text: str) -> str:
+    raise RuntimeError(text)

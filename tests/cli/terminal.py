@@ -1,0 +1,81 @@
+"""The command line as a test types on it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+from typer.testing import CliRunner, Result
+
+from flowfabric import Fabric
+from flowfabric.cli.main import app
+from flowfabric.worker.run import Run
+from tests.cli import sample
+
+APP = "tests.cli.sample:fabric"
+NOBODY = "{fp:86}:01a1e105-5216-7000-b234-22890e43ab8b"
+
+Work = Callable[[], int]
+Worker = Callable[[], AbstractContextManager[None]]
+
+
+class Cli:
+    """`cli("run", "list")` as typed on a store; the answer's stdout and stderr are apart."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self, *words: str, code: int = 0, input: str | None = None) -> Result:
+        result = self.typed(*words, code=code, input=input)
+        assert "Traceback" not in result.output
+        return result
+
+    def typed(self, *words: str, code: int = 0, input: str | None = None) -> Result:
+        """For the one command that may print a traceback: that of a task."""
+        result = CliRunner().invoke(app, list(words), input=input)
+        assert result.exit_code == code, (result.output, result.exception)
+        return result
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        """The one document a command printed."""
+        (line,) = self(*words, "--json", code=code).stdout.splitlines()
+        return msgspec.json.decode(line)
+
+    def lines(self, *words: str, code: int = 0) -> list[Any]:
+        """The documents a list printed."""
+        printed = self(*words, "--json", code=code).stdout.splitlines()
+        return [msgspec.json.decode(line) for line in printed]
+
+    def complaint(self, *words: str, code: int) -> str:
+        """The one line on stderr of a command that fails with `code` and prints nothing."""
+        result = self(*words, code=code)
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+    def submit(self, task: str, *words: str) -> str:
+        """The id of a fresh run."""
+        id: str = self.json("submit", APP, task, *words)["id"]
+        return id
+
+
+def same_tasks(url: str) -> Fabric:
+    """The application once more, for another event loop."""
+    fabric = Fabric(url)
+    fabric.tasks.update(sample.fabric.tasks)
+    return fabric
+
+
+def follow(url: str, id: str, event: str) -> None:
+    """Returns when this has happened to the run."""
+
+    async def wait() -> None:
+        async with Fabric(url) as fabric:
+            run: Run[Any] = await fabric.run(id)
+            async for found in run.follow():
+                if found.kind.name.lower() == event:
+                    return
+
+    asyncio.run(asyncio.wait_for(wait(), 20))

@@ -1,0 +1,122 @@
+"""`flowfabric worker`, as a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.cli.terminal import APP, Cli, follow
+
+ROOT = Path(__file__).parents[2]
+
+
+class Process:
+    """A worker that was started as a user starts one. Waits for words, never for time."""
+
+    def __init__(self, url: str, *options: str) -> None:
+        command = [sys.executable, "-m", "flowfabric.cli", "worker", APP, "--url", url, *options]
+        self._process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "TZ": "UTC"}
+        )
+
+    def read_line(self) -> str:
+        assert self._process.stderr is not None
+        return self._process.stderr.readline()
+
+    def terminate(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code and what else was logged."""
+        _, words = self._process.communicate(timeout=30)
+        return self._process.returncode, words
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
+def start(processes: list[Process], cli: Cli, *options: str) -> Process:
+    processes.append(Process(cli.url, *options))
+    return processes[-1]
+
+
+def test_a_worker_lets_what_runs_finish_before_it_stops(
+    cli: Cli, processes: list[Process], tmp_path: Path
+) -> None:
+    id = cli.submit("wait_for", "--arg", f"gate={tmp_path / 'gate'}")
+    process = start(processes, cli, "--name", "ada", "--concurrency", "3")
+    first = process.read_line()
+    assert f"works on {cli.url}: divide, greet, on_day, shout, wait_for; lanes: all" in first
+    follow(cli.url, id, "claimed")
+    process.terminate()
+    assert "stopping: 1 running" in process.read_line()
+    (tmp_path / "gate").touch()
+    code, words = process.end()
+    assert code == 0
+    assert "stopped after 1 runs" in words
+    shown = cli.json("run", "show", id)
+    assert (shown["result"], shown["attempts"][0]["worker"]["id"]) == ("through", "ada")
+
+
+def test_a_worker_hands_back_what_does_not_finish(
+    cli: Cli, processes: list[Process], tmp_path: Path
+) -> None:
+    id = cli.submit("wait_for", "--arg", f"gate={tmp_path / 'gate'}")
+    process = start(processes, cli, "--drain", "0s", "--lanes", "slow=1", "--log-level", "warning")
+    follow(cli.url, id, "claimed")
+    process.terminate()
+    assert process.end() == (0, "")
+    shown = cli.json("run", "show", id)
+    assert (shown["state"], shown["attempts_made"]) == ("waiting", 1)
+
+
+def test_a_worker_logs_documents_when_asked_to(cli: Cli, processes: list[Process]) -> None:
+    process = start(processes, cli, "--json", "--lanes", "fast=3,slow=1")
+    first: dict[str, Any] = msgspec.json.decode(process.read_line())
+    assert first.keys() == {"at", "level", "logger", "message"}
+    assert (first["level"], first["logger"]) == ("info", "flowfabric.worker")
+    assert first["at"].endswith("Z")
+    assert "lanes: fast, slow" in first["message"]
+    process.terminate()
+    code, words = process.end()
+    assert code == 0
+    assert "stopped after 0 runs" in msgspec.json.decode(words)["message"]
+
+
+def test_a_worker_serves_only_its_lanes(cli: Cli, processes: list[Process], tmp_path: Path) -> None:
+    other = cli.submit("wait_for", "--arg", f"gate={tmp_path / 'gate'}")
+    mine = cli.submit("greet", "--arg", "name=x")
+    process = start(processes, cli, "--lanes", "default")
+    follow(cli.url, mine, "completed")
+    process.terminate()
+    assert process.end()[0] == 0
+    assert cli.json("run", "show", other)["state"] == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--lanes", "fast=x"), "--lanes: the weight of 'fast' is a whole number above 0"),
+        (("--lanes", "fast=0"), "--lanes: the weight of 'fast' is a whole number above 0"),
+        (("--drain", "a while"), "--drain is not a span of time"),
+    ],
+)
+def test_a_wrong_option_is_one_readable_line(
+    cli: Cli, words: tuple[str, ...], complaint: str
+) -> None:
+    assert cli.complaint("worker", APP, *words, code=2).startswith(complaint)
