@@ -45,8 +45,10 @@ class Telling(Part):
         """The number up to which every event is there to be read; None when that takes long."""
         session = self._session
         ((last, writers),) = await session.fetch(session.load, "event_writers", self._settled)
-        if last <= after or last == self._settled or not writers:
-            self._settled = last if last > after else self._settled
+        if last <= after:
+            return int(last)
+        if not writers:
+            self._settled = max(self._settled, last)
             return int(last)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + PATIENCE_SECONDS
