@@ -83,7 +83,8 @@ def routes_for(
     session: Session, lanes: Sequence[str], namespace: str | None
 ) -> Iterator[tuple[int, Route]]:
     """The routes in these lanes (empty: all) and this namespace, with their numbers."""
-    for number, route in session.names.routes.items():
+    # A copy: the other thread may learn a route meanwhile.
+    for number, route in list(session.names.routes.items()):
         if lanes and route.lane not in lanes:
             continue
         if namespace is None or route.namespace == namespace:

@@ -5,6 +5,7 @@ they may be run again, so all they leave behind is their answer and rows of the 
 """
 
 import asyncio
+import logging
 import os
 import random
 import sqlite3
@@ -27,6 +28,7 @@ PATIENCE = 10.0
 MAX_JOBS = 512
 """Most operations of one transaction, so that nobody holds the lock for long."""
 
+_log = logging.getLogger(__name__)
 _luck = random.Random()  # noqa: S311 - spreads retries, protects nothing
 
 
@@ -193,13 +195,17 @@ class Runner:
 
 def patiently(work: Callable[[], T]) -> T:
     """Tries again, a little later and not in step with others, while the file is locked."""
-    give_up = time.monotonic() + PATIENCE
+    start, told = time.monotonic(), False
     while True:
         try:
             return work()
         except sqlite3.Error as error:
-            if not busy(error) or time.monotonic() > give_up:
+            waited = time.monotonic() - start
+            if not busy(error) or waited > PATIENCE:
                 raise
+        if waited > 1 and not told:
+            _log.warning("another process has kept the database locked for a second")
+            told = True
         time.sleep(_luck.uniform(0.0002, 0.002))
 
 

@@ -46,9 +46,9 @@ class Registry:
         self._fresh_workers: list[int] = []
 
     def add_route(self, number: int, route: Route, kind: str) -> None:
-        self.names.add_route(number, route)
-        self.numbers[route, kind] = number
         self.kinds[number] = kind
+        self.numbers[route, kind] = number
+        self.names.add_route(number, route)
 
     def add_fresh_route(self, number: int, route: Route, kind: str) -> None:
         self.add_route(number, route, kind)
