@@ -135,13 +135,11 @@ class Executions(Noun):
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         found = await self._parts.store.submit(creations, self._now())
-        lanes = {
-            creation.snapshot.execution.route.lane
+        self._parts.after.created(
+            creation.snapshot
             for creation, existing in zip(creations, found, strict=True)
             if existing is None
-        }
-        if lanes:
-            self._parts.store.hint(frozenset(lanes))
+        )
         return [
             _submitted(creation) if existing is None else Duplicate(existing)
             for creation, existing in zip(creations, found, strict=True)

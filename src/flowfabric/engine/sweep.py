@@ -37,6 +37,10 @@ class Sweep(Noun):
         self._holder = holder
         self._task: asyncio.Task[None] | None = None
         self._trimmed_at = Millis(0)
+        self._has_duty = False
+        self._soonest: Millis | None = None
+        self._early = asyncio.Event()
+        parts.after.due = self._due_at
 
     def start(self) -> None:
         """Sweeps in the background whenever this process has the duty."""
@@ -101,7 +105,9 @@ class Sweep(Noun):
     async def _turn(self) -> float:
         """One round if this process has the duty; returns how long to sleep."""
         store, now = self._parts.store, self._now()
-        if not await store.take_duty(DUTY, self._holder, now, Millis(now + DUTY_SPAN)):
+        self._soonest = None
+        self._has_duty = await store.take_duty(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
+        if not self._has_duty:
             return MAX_PAUSE
         await self.once()
         if now - self._trimmed_at >= TRIM_EVERY:
@@ -113,7 +119,23 @@ class Sweep(Noun):
         return min(MAX_PAUSE, max(0.001, (next_due - self._now()) / 1000))
 
     async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        """Shorter when something that becomes due earlier is committed meanwhile."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        early = True
+        while early and (left := min(ends_at - loop.time(), self._soon())) > 0:
+            self._early.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._early.wait(), left)
+            early = self._early.is_set()
+
+    def _soon(self) -> float:
+        return MAX_PAUSE if self._soonest is None else (self._soonest - self._now()) / 1000
+
+    def _due_at(self, at: Millis) -> None:
+        if self._has_duty and (self._soonest is None or at < self._soonest):
+            self._soonest = at
+            self._early.set()
 
 
 def _due(snapshot: Snapshot | None, now: Millis, *, luck: float, grace: Millis) -> Change[object]:
