@@ -83,6 +83,19 @@ class Note(Struct, frozen=True):
     step: Step | None = None
 
 
+class Arrival(Struct, frozen=True):
+    """A submission made in somebody else's transaction; `options` is a document with the members
+    of a Submission that are not columns here."""
+
+    uuid: UUID
+    at: Millis
+    kind: str
+    namespace: str
+    lane: str
+    options: bytes
+    payload: bytes
+
+
 class Detail(Struct, frozen=True):
     """Everything a person may want to see of one execution."""
 
@@ -207,6 +220,13 @@ class Store(Protocol):
         renewal moves only that), moves the rows, writes attempts, events, steps and deadlines. One
         change per execution. Returns the executions whose change was written; the others have
         moved meanwhile and must be decided anew."""
+
+    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+        """Submissions that wait at the door, oldest first; of the given ids only, if given."""
+
+    async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
+        """Turns arrivals into executions of the same id, each once whoever asks; returns how
+        many. Their keys were taken when they arrived."""
 
     # -- what is due
 

@@ -36,7 +36,9 @@ class PostgresStore:
         self.secret = keeping.secret
         self.schema_text = keeping.schema_text
 
-        self.submit = Submitting(session).submit
+        submitting = Submitting(session)
+        self.submit = submitting.submit
+        self.arrivals, self.admit = submitting.arrivals, submitting.admit
         self.claim = Claiming(session).claim
         owning = Owning(session)
         self.renew, self.end, self.note = owning.renew, owning.end, owning.note

@@ -10,6 +10,7 @@ from flowfabric.core.execution import Flags, Ready, Snapshot, Start
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
+from flowfabric.store.contract import Arrival
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, columns
@@ -82,18 +83,47 @@ class Submitting(Part):
         created_at = {
             _uuid(creation): creation.snapshot.execution.created_at for creation in creations
         }
-        await self._session.book.know(connection, max((row[2] for row in rows), default=0))
         return {
             uuid: None
             if repeated and uuid == found and at == created_at[uuid]
-            else self._execution_id(found, route, flow)
-            for uuid, found, route, flow, at in rows
+            else _execution_id(found, lane, flow)
+            for uuid, found, lane, flow, at in rows
         }
 
-    def _execution_id(self, uuid: UUID, route: int, flow: UUID | None) -> ExecutionId:
-        if flow is not None:
-            return ExecutionId.member(flow, uuid)
-        return ExecutionId.solo(self._session.book.names.routes[route].lane, uuid)
+    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+        session = self._session
+        if uuids is None:
+            rows = await session.fetch(session.load, "arrivals", limit)
+        else:
+            rows = await session.fetch(session.load, "arrivals_among", list(uuids[:limit]))
+        return [Arrival(*row) for row in rows]
+
+    async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
+        await self._session.book.need_routes({c.snapshot.execution.route for c in creations})
+        ordered = sorted(creations, key=_number)
+        done = await divide(ordered, partial(self._send_admission, now))
+        return sum(done)
+
+    async def _send_admission(self, now: Millis, creations: Sequence[Creation]) -> int:
+        return await self._session.apply.run(partial(self._admit, creations, now))
+
+    async def _admit(
+        self, creations: Sequence[Creation], now: Millis, connection: Connection, repeated: bool
+    ) -> int:
+        """Whoever comes second finds the arrivals gone, also after a lost reply."""
+        queries = self._session.queries
+        async with connection.transaction():
+            ids = [_uuid(creation) for creation in creations]
+            here = {row[0] for row in await connection.fetch(queries["admitted_arrivals"], ids)}
+            admitted = [creation for creation in creations if _uuid(creation) in here]
+            if admitted:
+                values = _values(admitted, now, self._session.book.names)
+                await connection.fetch(queries["submitted_executions"], *values)
+        return len(admitted)
+
+
+def _execution_id(uuid: UUID, lane: str, flow: UUID | None) -> ExecutionId:
+    return ExecutionId.solo(lane, uuid) if flow is None else ExecutionId.member(flow, uuid)
 
 
 def _uuid(creation: Creation) -> UUID:

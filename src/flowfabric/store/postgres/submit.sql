@@ -63,17 +63,23 @@ made_tags as (
 select made.id from made
 
 -- name: known_executions
--- For each submission that created nothing: the execution that was there, by a live key first.
-select asked.id, known.id, known.route, known.flow, known.created_at
-from unnest($1::uuid[], $2::text[], $3::text[]) as asked (id, namespace, key)
-cross join lateral (
-    select e.id, e.route, e.flow, e.created_at
-    from {schema}.execution e
-    where e.id = coalesce(
+-- For each submission that created nothing: the execution that was there, by a live key first. One
+-- that has only arrived counts as well.
+select asked.id, known.id, known.lane, known.flow, known.created_at
+from (
+    select a.id, coalesce(
         (
             select d.id from {schema}.dedup d
-            where d.namespace = asked.namespace and d.key = asked.key and d.until > $4
+            where d.namespace = a.namespace and d.key = a.key and d.until > $4
         ),
-        asked.id
-    )
+        a.id
+    ) as found
+    from unnest($1::uuid[], $2::text[], $3::text[]) as a (id, namespace, key)
+) asked
+cross join lateral (
+    select e.id, r.lane, e.flow, e.created_at
+    from {schema}.execution e join {schema}.route r on r.number = e.route
+    where e.id = asked.found
+    union all
+    select w.id, w.lane, null, w.at from {schema}.arrival w where w.id = asked.found
 ) known

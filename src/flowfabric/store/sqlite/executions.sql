@@ -37,10 +37,14 @@ values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 select id, route, flow from execution where id in (?)
 
 -- name: live_key
--- The execution that holds a key whose window has not passed.
-select e.id, e.route, e.flow
-from dedup d join execution e on e.id = d.id
+-- The execution that holds a key whose window has not passed; one that has only arrived has no
+-- route yet, but a lane.
+select d.id, e.route, e.flow, a.lane
+from dedup d
+left join execution e on e.id = d.id
+left join arrival a on a.id = d.id
 where d.namespace = :namespace and d.key = :key and d.until > :now
+    and coalesce(e.id, a.id) is not null
 
 -- name: new_keys
 -- A key whose window has passed is taken over; a live one was looked for before.

@@ -89,6 +89,8 @@ class SqliteStore:
     secret = _writing(upkeep.secret)
 
     submit = _batched(submissions.submit)
+    arrivals = _reading(submissions.arrivals)
+    admit = _batched(submissions.admit)
     claim = _writing(claims.claim)
     renew = _batched(claims.renew, urgent=True)
     end = _batched(changes.end)

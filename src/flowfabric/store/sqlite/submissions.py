@@ -1,13 +1,15 @@
 """Creating executions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from flowfabric.core.execution import Ready
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
+from flowfabric.store.contract import Arrival
 from flowfabric.store.sqlite.session import Session, read_uuid, state_row
 
 
@@ -45,8 +47,31 @@ def _known(
         namespace = creation.snapshot.execution.route.namespace
         key = {"namespace": namespace, "key": creation.key, "now": now}
         if (row := session.row("live_key", key)) is not None:
-            known[id] = read_id(session, row)
+            known[id] = _holder(session, row)
     return known
+
+
+def _holder(session: Session, row: Sequence[Any]) -> ExecutionId:
+    id, route, _, lane = row
+    return ExecutionId.solo(lane, read_uuid(id)) if route is None else read_id(session, row)
+
+
+def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+    if uuids is None:
+        found: Iterable[Any] = session.rows("arrivals", {"limit": limit})
+    else:
+        found = session.among("arrivals_among", [uuid.bytes for uuid in uuids[:limit]])
+    return [Arrival(read_uuid(id), *rest) for id, *rest in found]
+
+
+def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
+    """Whoever comes second finds the arrival gone."""
+    by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
+    here = {id for (id,) in session.among("known_arrivals", list(by_id))} if by_id else set()
+    if here:
+        session.among("admitted_arrivals", list(here))
+        _insert(session, {id: creation for id, creation in by_id.items() if id in here})
+    return len(here)
 
 
 def _insert(session: Session, creations: Mapping[bytes, Creation]) -> None:

@@ -1,0 +1,89 @@
+"""The door: submissions made in the application's own transactions become executions here.
+
+They were only written there. Validation, route, delay and limits are decided now, by the same
+rules as everywhere; what the rules refuse ends as failed with the reason.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.submission import Creation, Submission, create, refuse
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import MAX_BATCH, Arrival, Store
+
+_OPTIONS = frozenset(
+    {"priority", "key", "tags", "policy", "delay_until", "deadline_at", "creator", "encoding"}
+)
+
+
+class Arrivals:
+    """`engine.arrivals`"""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def admit(self, uuids: Sequence[UUID] | None = None) -> int:
+        """Lets everything in that waits at the door (of the given ids only, if given)."""
+        admitted = 0
+        while waiting := await self._store.arrivals(uuids, MAX_BATCH):
+            creations = [_creation(arrival) for arrival in waiting]
+            admitted += await self._store.admit(creations, self._store.clock.now())
+            self._store.hint(frozenset(arrival.lane for arrival in waiting))
+            if uuids is not None or len(waiting) < MAX_BATCH:
+                break
+        return admitted
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        """Executions as they stand. One that is not there may be waiting at the door."""
+        found = await self._store.load(uuids)
+        missing = [uuid for uuid in uuids if uuid not in found]
+        if missing and await self.admit(missing):
+            found |= await self._store.load(missing)
+        return found
+
+
+def _creation(arrival: Arrival) -> Creation:
+    try:
+        return create(_submission(arrival), arrival.uuid, arrival.at, key_taken=True)
+    except FlowFabricError as error:
+        return refuse(arrival.uuid, arrival.at, arrival, str(error))
+
+
+def _submission(arrival: Arrival) -> Submission:
+    options = _options(arrival.options)
+    return Submission(
+        kind=arrival.kind,
+        payload=arrival.payload,
+        namespace=arrival.namespace,
+        lane=arrival.lane,
+        **options,
+    )
+
+
+def _options(data: bytes) -> Mapping[str, Any]:
+    try:
+        options = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise Invalid(f"options cannot be read: {error}") from None
+    if unknown := sorted(options.keys() - _OPTIONS):
+        raise Invalid(f"unknown options: {', '.join(unknown)}")
+    return options
+
+
+def write_options(submission: Submission) -> bytes:
+    """The document of an arrival for a submission that was checked already."""
+    members = {
+        name: getattr(submission, name)
+        for name in _OPTIONS - {"policy"}
+        if getattr(submission, name)
+    }
+    return msgspec.json.encode(members)
+
+
+def moment_of(arrival: Arrival) -> Millis:
+    return arrival.at

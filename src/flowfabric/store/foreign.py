@@ -1,0 +1,193 @@
+"""Writing on a connection that belongs to the application, inside its own transaction.
+
+Any of asyncpg, psycopg 3 (sync and async), SQLAlchemy 2 (connection or session, sync and async)
+and sqlite3. Nothing is committed here: what is written exists if and only if the application
+commits.
+"""
+
+import inspect
+import re
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.errors import Invalid
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import Arrival
+from flowfabric.store.sql import load_queries
+
+T = TypeVar("T")
+
+_NUMBERED = re.compile(r"\$(\d+)")
+
+
+class Ending(Struct, frozen=True):
+    """What ends an execution in somebody else's transaction, under its fence."""
+
+    uuid: UUID
+    lease_id: UUID
+    epoch: int
+    version: int
+    now: Millis
+    result: bytes | None
+    trim_at: Millis | None
+
+
+class Foreign:
+    """One connection of the application, whatever library it comes from."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._library = _library(connection)
+        self.dialect = _dialect(connection, self._library)
+        self._queries = load_queries(self.dialect)
+
+    async def run(self, name: str, values: Mapping[str, Any]) -> list[Any]:
+        """The rows of a named query. On Postgres the values are p1, p2, …"""
+        query = self._queries[name]
+        match self._library:
+            case "asyncpg":
+                found: list[Any] = await self._connection.fetch(query, *values.values())
+                return found
+            case "psycopg":
+                result = self._connection.execute(_NUMBERED.sub(r"%(p\1)s", query), dict(values))
+            case "sqlite3":
+                result = self._connection.execute(query, dict(values))
+                return list(result.fetchall())
+            case _:
+                result = self._connection.execute(_text(query), dict(values))
+        result = await result if inspect.isawaitable(result) else result
+        return await _rows(result)
+
+
+async def arrive(
+    connection: Any, arrival: Arrival, key: str | None, key_until: Millis
+) -> tuple[UUID, str]:
+    """Writes an arrival; gives the id and lane of the run, or of the earlier one with that key."""
+    foreign = Foreign(connection)
+    if foreign.dialect == "sqlite":
+        return await _arrive_sqlite(foreign, arrival, key, key_until)
+    values = (
+        arrival.uuid,
+        arrival.at,
+        arrival.kind,
+        arrival.namespace,
+        arrival.lane,
+        key,
+        key_until,
+        arrival.options,
+        arrival.payload,
+    )
+    ((id, lane),) = await foreign.run("arrived", _numbered(values))
+    return UUID(str(id)), lane
+
+
+async def complete(connection: Any, ending: Ending) -> bool:
+    """Ends an execution in success if its fence stands; False when it does not."""
+    foreign = Foreign(connection)
+    if foreign.dialect == "sqlite":
+        return await _complete_sqlite(foreign, ending)
+    values = (
+        ending.uuid,
+        ending.epoch,
+        ending.lease_id,
+        ending.version,
+        ending.now,
+        ending.result,
+        ending.trim_at,
+    )
+    ((count,),) = await foreign.run("completed_here", _numbered(values))
+    return bool(count)
+
+
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `arrive` or `complete` on a connection that blocks: nothing in it ever waits."""
+    try:
+        work.send(None)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+    work.close()
+    raise Invalid("this connection needs an event loop; await the call instead")
+
+
+async def _arrive_sqlite(
+    foreign: Foreign, arrival: Arrival, key: str | None, key_until: Millis
+) -> tuple[UUID, str]:
+    if key is not None:
+        held = {"namespace": arrival.namespace, "key": key}
+        taken = {**held, "id": arrival.uuid.bytes, "until": key_until, "at": arrival.at}
+        await foreign.run("arrived_key", taken)
+        ((id, lane),) = await foreign.run("arrived_holder", held)
+        if bytes(id) != arrival.uuid.bytes:
+            return UUID(bytes=bytes(id)), lane or arrival.lane
+    values = {
+        "id": arrival.uuid.bytes,
+        "at": arrival.at,
+        "kind": arrival.kind,
+        "namespace": arrival.namespace,
+        "lane": arrival.lane,
+        "options": arrival.options,
+        "payload": arrival.payload,
+    }
+    await foreign.run("arrived", values)
+    return arrival.uuid, arrival.lane
+
+
+async def _complete_sqlite(foreign: Foreign, ending: Ending) -> bool:
+    values = {
+        "id": ending.uuid.bytes,
+        "epoch": ending.epoch,
+        "claim": ending.lease_id.bytes,
+        "version": ending.version,
+        "now": ending.now,
+        "result": ending.result,
+        "trim_at": ending.trim_at,
+    }
+    if not await foreign.run("completed_here", values):
+        return False
+    await foreign.run("completed_event", {"id": values["id"], "now": ending.now})
+    await foreign.run("completed_lease", {"id": values["id"]})
+    await foreign.run("completed_deadline", {"id": values["id"]})
+    return True
+
+
+def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:
+    return {f"p{number}": value for number, value in enumerate(values, 1)}
+
+
+def _text(query: str) -> Any:
+    from sqlalchemy import text
+
+    return text(_NUMBERED.sub(r":p\1", query))
+
+
+async def _rows(result: Any) -> list[Any]:
+    if getattr(result, "returns_rows", True) is False or getattr(result, "description", ()) is None:
+        return []
+    rows = result.fetchall()
+    rows = await rows if inspect.isawaitable(rows) else rows
+    return list(rows)
+
+
+def _library(connection: Any) -> str:
+    for base in type(connection).__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in ("asyncpg", "psycopg", "sqlalchemy", "sqlite3"):
+            return root
+    raise Invalid(
+        f"{type(connection).__name__} is not a connection of asyncpg, psycopg, SQLAlchemy or sqlite3"
+    )
+
+
+def _dialect(connection: Any, library: str) -> str:
+    if library == "sqlite3":
+        return "sqlite"
+    if library != "sqlalchemy":
+        return "postgres"
+    bind = getattr(connection, "dialect", None) or connection.get_bind().dialect
+    if bind.name not in ("sqlite", "postgresql"):
+        raise Invalid(f"runs are kept in SQLite or Postgres, not in {bind.name}")
+    return "sqlite" if bind.name == "sqlite" else "postgres"

@@ -1,0 +1,47 @@
+-- Submissions made in the application's own transactions, and endings made there.
+
+-- name: arrived
+-- Runs on the application's connection.
+select run_id, run_lane from {schema}.arrive(
+    cast($1 as uuid), cast($2 as bigint), cast($3 as text), cast($4 as text), cast($5 as text),
+    cast($6 as text), cast($7 as bigint), cast($8 as bytea), cast($9 as bytea)
+)
+
+-- name: arrivals
+select id, at, kind, namespace, lane, options, payload
+from {schema}.arrival order by at, id limit $1
+
+-- name: arrivals_among
+select id, at, kind, namespace, lane, options, payload
+from {schema}.arrival where id = any($1::uuid[])
+
+-- name: admitted_arrivals
+-- Locks what is still there; whoever comes second gets none of it.
+delete from {schema}.arrival where id = any($1::uuid[]) returning id
+
+-- name: completed_here
+-- Runs on the application's connection: the lease row goes if the fence stands, or nothing happens.
+with ended as (
+    delete from {schema}.lease
+    where id = cast($1 as uuid) and epoch = cast($2 as integer) and claim = cast($3 as uuid)
+        and version = cast($4 as integer) and expires_at > cast($5 as bigint)
+    returning *
+),
+gone as (
+    delete from {schema}.deadline where id in (select ended.id from ended)
+),
+written as (
+    insert into {schema}.done (
+        id, version, epoch, rank, flags, attempt, start, life,
+        outcome, ended_at, claim, worker, started_at, result, trim_at
+    )
+    select
+        e.id, e.version + 1, e.epoch, e.rank, e.flags, e.attempt, e.start, e.life,
+        0, cast($5 as bigint), e.claim, e.worker, e.started_at, cast($6 as bytea), cast($7 as bigint)
+    from ended e
+),
+told as (
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
+    select e.id, cast($5 as bigint), 10, e.epoch, e.attempt, e.worker from ended e
+)
+select count(*) from ended

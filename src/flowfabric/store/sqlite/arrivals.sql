@@ -1,0 +1,55 @@
+-- Submissions made in the application's own transactions, and endings made there.
+
+-- name: arrived_key
+-- Runs on the application's connection: takes the key if nobody holds it.
+insert into dedup (namespace, key, id, until) values (:namespace, :key, :id, :until)
+on conflict (namespace, key) do update set id = excluded.id, until = excluded.until
+where dedup.until <= :at
+
+-- name: arrived_holder
+-- The execution or arrival that holds a key, with its lane.
+select d.id, coalesce(r.lane, a.lane)
+from dedup d
+left join execution e on e.id = d.id
+left join route r on r.number = e.route
+left join arrival a on a.id = d.id
+where d.namespace = :namespace and d.key = :key
+
+-- name: arrived
+insert into arrival (id, at, kind, namespace, lane, options, payload)
+values (:id, :at, :kind, :namespace, :lane, :options, :payload)
+
+-- name: arrivals
+select id, at, kind, namespace, lane, options, payload from arrival order by at, id limit :limit
+
+-- name: arrivals_among
+select id, at, kind, namespace, lane, options, payload from arrival where id in (?)
+
+-- name: known_arrivals
+select id from arrival where id in (?)
+
+-- name: admitted_arrivals
+delete from arrival where id in (?)
+
+-- name: completed_here
+-- Runs on the application's connection, as do the next three: only while the fence stands.
+insert into done (
+    id, version, epoch, rank, flags, attempt, start, life,
+    outcome, ended_at, claim, worker, started_at, result, trim_at
+)
+select
+    id, version + 1, epoch, rank, flags, attempt, start, life,
+    0, :now, claim, worker, started_at, :result, :trim_at
+from lease
+where id = :id and epoch = :epoch and claim = :claim and version = :version and expires_at > :now
+returning id
+
+-- name: completed_event
+insert into event (id, at, kind, epoch, attempt, worker)
+select id, :now, 10, epoch, attempt, worker from lease where id = :id
+
+-- name: completed_lease
+delete from lease where id = :id
+
+-- name: completed_deadline
+delete from deadline where id = :id
