@@ -243,8 +243,18 @@ def due(snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis) -> "
             life = replace(snapshot.life, not_before=None, delay=None)
             after = snapshot.to(admit(life, next, now), life=life)
             return Change(outcome=after, before=snapshot, after=after)
+        case Waiting(gate=Gate.ARRIVAL):
+            return _end_refused(snapshot, now)
         case _:
             return unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
+    """An arrival the rules refused: it ends without ever having run, for the reason it carries."""
+    failure = snapshot.life.failure or Failure(message="refused", category="permanent")
+    after = snapshot.to(Ended(outcome=Outcome.FAILED, ended_at=now))
+    detail = {"reason": "refused", "message": failure.message, "category": failure.category}
+    return Change(failure, snapshot, after, (_event(snapshot, EventKind.FAILED, now, detail),))
 
 
 def _time_out(

@@ -13,6 +13,7 @@ from flowfabric.core.execution import (
     NO_FACTS,
     Execution,
     Facts,
+    Failure,
     Flags,
     Gate,
     Head,
@@ -20,6 +21,7 @@ from flowfabric.core.execution import (
     Route,
     Snapshot,
     Start,
+    Waiting,
     clamp_priority,
     rank_of,
 )
@@ -28,6 +30,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policy import DEFAULT_POLICY, Policy, parse_policy
 from flowfabric.core.text import (
     MAX_PAYLOAD,
+    MAX_REASON,
     check_bytes,
     check_key,
     check_kind,
@@ -79,8 +82,11 @@ class Creation(Struct, frozen=True):
     key_until: Millis = Millis(0)
 
 
-def create(submission: Submission, fresh: UUID, now: Millis) -> Creation:
-    """The execution a submission becomes; raises before anything is written."""
+def create(
+    submission: Submission, fresh: UUID, now: Millis, *, key_taken: bool = False
+) -> Creation:
+    """The execution a submission becomes; raises before anything is written. `key_taken`: its key
+    was taken when it arrived."""
     policy = None if submission.policy is None else parse_policy(submission.policy)
     rules = policy or DEFAULT_POLICY
     execution = _execution(submission, policy, fresh, now)
@@ -90,9 +96,24 @@ def create(submission: Submission, fresh: UUID, now: Millis) -> Creation:
         snapshot=_first_state(execution, now),
         payload=check_bytes(submission.payload, "payload", MAX_PAYLOAD),
         tags=check_tags(submission.tags) if submission.tags else {},
-        key=key if window > 0 else None,
+        key=key if window > 0 and not key_taken else None,
         key_until=Millis(now + window),
     )
+
+
+def refuse(submission: Submission, fresh: UUID, now: Millis, reason: str) -> Creation:
+    """The execution an arrival becomes that the rules refuse: due at once, to end as failed."""
+    plain = Submission(
+        kind=submission.kind,
+        payload=submission.payload,
+        namespace=submission.namespace,
+        lane=submission.lane,
+    )
+    creation = create(plain, fresh, now)
+    failure = Failure(message=f"refused: {reason}"[:MAX_REASON], category="permanent")
+    head = replace(creation.snapshot.head, life=replace(EMPTY_LIFE, failure=failure))
+    state = Waiting(gate=Gate.ARRIVAL, next=Next(Start.INITIAL, 0), due_at=now)
+    return replace(creation, snapshot=replace(creation.snapshot, head=head, state=state))
 
 
 def _execution(

@@ -12,8 +12,8 @@ import msgspec
 
 from flowfabric.core.errors import FlowFabricError, Invalid
 from flowfabric.core.execution import Snapshot
+from flowfabric.core.policy import parse_policy, write_policy
 from flowfabric.core.submission import Creation, Submission, create, refuse
-from flowfabric.core.time import Millis
 from flowfabric.store.contract import MAX_BATCH, Arrival, Store
 
 _OPTIONS = frozenset(
@@ -49,13 +49,13 @@ class Arrivals:
 
 def _creation(arrival: Arrival) -> Creation:
     try:
-        return create(_submission(arrival), arrival.uuid, arrival.at, key_taken=True)
+        submission = _submission(arrival, _options(arrival.options))
+        return create(submission, arrival.uuid, arrival.at, key_taken=True)
     except FlowFabricError as error:
-        return refuse(arrival.uuid, arrival.at, arrival, str(error))
+        return refuse(_submission(arrival, {}), arrival.uuid, arrival.at, str(error))
 
 
-def _submission(arrival: Arrival) -> Submission:
-    options = _options(arrival.options)
+def _submission(arrival: Arrival, options: Mapping[str, Any]) -> Submission:
     return Submission(
         kind=arrival.kind,
         payload=arrival.payload,
@@ -77,13 +77,8 @@ def _options(data: bytes) -> Mapping[str, Any]:
 
 def write_options(submission: Submission) -> bytes:
     """The document of an arrival for a submission that was checked already."""
-    members = {
-        name: getattr(submission, name)
-        for name in _OPTIONS - {"policy"}
-        if getattr(submission, name)
-    }
-    return msgspec.json.encode(members)
-
-
-def moment_of(arrival: Arrival) -> Millis:
-    return arrival.at
+    members = {name: getattr(submission, name) for name in _OPTIONS - {"policy"}}
+    given = {name: value for name, value in members.items() if value}
+    if submission.policy is not None:
+        given["policy"] = msgspec.Raw(write_policy(parse_policy(submission.policy)))
+    return msgspec.json.encode(given)

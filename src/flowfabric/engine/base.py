@@ -11,6 +11,7 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.time import NO_TIME, Millis
 from flowfabric.engine.after import After
+from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.decisions import Decisions, Rule
 from flowfabric.engine.ids import Ids
 from flowfabric.engine.waiting import Waiting
@@ -34,6 +35,7 @@ class Parts(Struct):
     """What the nouns share."""
 
     store: Store
+    arrivals: Arrivals
     decisions: Decisions
     waiting: Waiting
     after: After
@@ -59,7 +61,7 @@ class Noun:
     async def _load(self, id: str) -> Snapshot | None:
         """The execution, None if there is none of that very id (partition included)."""
         key = ExecutionId(id)
-        found = await self._parts.store.load([key.uuid])
+        found = await self._parts.arrivals.load([key.uuid])
         return _exactly(found.get(key.uuid), key)
 
     async def _decide(self, id: str, rule: Rule[T], held: Snapshot | None = None) -> T:

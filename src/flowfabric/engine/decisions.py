@@ -18,6 +18,7 @@ from flowfabric.core.errors import Corruption, FlowFabricError, RetryExhausted
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.after import After
+from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.batch import Batcher
 from flowfabric.store.contract import Store
 
@@ -38,8 +39,9 @@ class Decision(Struct):
 
 
 class Decisions:
-    def __init__(self, store: Store, after: After) -> None:
+    def __init__(self, store: Store, arrivals: Arrivals, after: After) -> None:
         self._store = store
+        self._arrivals = arrivals
         self._after = after
         self._batcher: Batcher[Decision, Any] = Batcher("decide", self._flush)
 
@@ -104,7 +106,7 @@ class Decisions:
     async def _load(self, uuids: list[UUID]) -> Mapping[UUID, Snapshot | Corruption]:
         """The executions as they stand; one that cannot be read does not hide the others."""
         try:
-            return await self._store.load(uuids)
+            return await self._arrivals.load(uuids)
         except Corruption as error:
             if len(uuids) == 1:
                 return {uuids[0]: error}

@@ -9,6 +9,7 @@ import secrets
 
 from flowfabric.core.time import Millis
 from flowfabric.engine.after import After
+from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.attempts import Attempts
 from flowfabric.engine.base import Options, Parts
 from flowfabric.engine.claims import Claims
@@ -18,6 +19,7 @@ from flowfabric.engine.executions import Executions
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.ids import Ids
 from flowfabric.engine.lanes import Lanes
+from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.sweep import Sweep
 from flowfabric.engine.views import Views
 from flowfabric.engine.waiting import Waiting
@@ -30,6 +32,7 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self.store = parts.store
         self._parts = parts
+        self.arrivals = parts.arrivals
         self.executions = Executions(parts)
         self.claims = Claims(parts)
         self.attempts = Attempts(parts, self.claims)
@@ -37,7 +40,8 @@ class Engine:
         self.views = Views(parts)
         self.events = Events(parts)
         self.lanes = Lanes(parts)
-        self.sweep = Sweep(parts, holder=secrets.token_hex(8))
+        self.schedules = Schedules(parts, self.executions)
+        self.sweep = Sweep(parts, self.schedules, holder=secrets.token_hex(8))
 
     @classmethod
     async def open(
@@ -51,11 +55,13 @@ class Engine:
         """An engine on a store, its schema brought up to date."""
         if migrate:
             await store.migrate()
-        waiting = Waiting(store)
+        arrivals = Arrivals(store)
+        waiting = Waiting(store, arrivals)
         after = After(store, waiting)
         parts = Parts(
             store=store,
-            decisions=Decisions(store, after),
+            arrivals=arrivals,
+            decisions=Decisions(store, arrivals, after),
             waiting=waiting,
             after=after,
             ids=Ids(),

@@ -19,11 +19,13 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.decisions import Decision
+from flowfabric.engine.schedules import Schedules
 
 DUTY = "sweep"
 DUTY_SPAN = Millis(5_000)
 PAGE = 500
 MAX_PAUSE = 1.0
+DOOR_PAUSE = 0.02
 TRIM_EVERY = Millis(60_000)
 
 log = logging.getLogger("flowfabric.sweep")
@@ -32,10 +34,11 @@ log = logging.getLogger("flowfabric.sweep")
 class Sweep(Noun):
     """`engine.sweep`"""
 
-    def __init__(self, parts: Parts, holder: str) -> None:
+    def __init__(self, parts: Parts, schedules: Schedules, holder: str) -> None:
         super().__init__(parts)
+        self._schedules = schedules
         self._holder = holder
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._trimmed_at = Millis(0)
         self._has_duty = False
         self._soonest: Millis | None = None
@@ -43,22 +46,27 @@ class Sweep(Noun):
         parts.after.due = self._due_at
 
     def start(self) -> None:
-        """Sweeps in the background whenever this process has the duty."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="flowfabric-sweep")
+        """Sweeps in the background whenever this process has the duty, and keeps the door."""
+        if not self._tasks:
+            self._tasks = (
+                asyncio.create_task(self._run(), name="flowfabric-sweep"),
+                asyncio.create_task(self._open_door(), name="flowfabric-door"),
+            )
 
     async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is None:
+        tasks, self._tasks = self._tasks, ()
+        if not tasks:
             return
-        task.cancel()
-        await asyncio.wait([task])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         with suppress(FlowFabricError):
             await self._parts.store.drop_duty(DUTY, self._holder)
 
     async def once(self) -> int:
         """Does everything that is due now, whoever has the duty; returns how many executions
         were looked at."""
+        await self._schedules.fire_due()
         looked_at: set[UUID] = set()
         while due := await self._parts.store.due(self._now(), PAGE):
             fresh = [uuid for uuid in due if uuid not in looked_at]
@@ -102,6 +110,17 @@ class Sweep(Noun):
                 pause = MAX_PAUSE
             await self._pause(pause)
 
+    async def _open_door(self) -> None:
+        """Lets arrivals in soon after they were committed: on a hint, or at the poll floor."""
+        while True:
+            try:
+                await self._parts.store.wait_hint(MAX_PAUSE)
+                await self._parts.arrivals.admit()
+            except FlowFabricError as error:
+                log.debug("the door is closed: %s", error)
+                await asyncio.sleep(MAX_PAUSE)
+            await asyncio.sleep(DOOR_PAUSE)
+
     async def _turn(self) -> float:
         """One round if this process has the duty; returns how long to sleep."""
         store, now = self._parts.store, self._now()
@@ -113,7 +132,8 @@ class Sweep(Noun):
         if now - self._trimmed_at >= TRIM_EVERY:
             self._trimmed_at = now
             await self.trim()
-        next_due = await store.next_due(now)
+        moments = [await store.next_due(now), await self._schedules.next_at()]
+        next_due = min((moment for moment in moments if moment is not None), default=None)
         if next_due is None:
             return MAX_PAUSE
         return min(MAX_PAUSE, max(0.001, (next_due - self._now()) / 1000))

@@ -191,6 +191,8 @@ class Views(Noun):
     async def _detail(self, id: str) -> Detail | None:
         key = ExecutionId(id)
         detail = await self._parts.store.detail(key.uuid)
+        if detail is None and await self._parts.arrivals.admit([key.uuid]):
+            detail = await self._parts.store.detail(key.uuid)
         return detail if detail is not None and detail.snapshot.execution.id == key else None
 
     async def _existing(self, id: str) -> Snapshot:

@@ -8,14 +8,16 @@ from uuid import UUID
 from flowfabric.core.errors import NotFound, Unavailable
 from flowfabric.core.execution import Ended, Snapshot
 from flowfabric.core.ids import ExecutionId
+from flowfabric.engine.arrivals import Arrivals
 from flowfabric.store.contract import MAX_BATCH, Store
 
 POLL_FLOOR = 1.0
 
 
 class Waiting:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, arrivals: Arrivals) -> None:
         self._store = store
+        self._arrivals = arrivals
         self._waiters: dict[UUID, dict[asyncio.Future[Snapshot], ExecutionId]] = {}
         self._nudged: set[UUID] = set()
         self._nudge = asyncio.Event()
@@ -79,7 +81,7 @@ class Waiting:
         rest = iter(uuids)
         while page := list(islice(rest, MAX_BATCH)):
             try:
-                found = await self._store.load(page)
+                found = await self._arrivals.load(page)
             except Exception as error:
                 self._fail(page, error)
                 continue

@@ -24,6 +24,7 @@ from flowfabric.core.event import EventKind, StoredEvent
 from flowfabric.core.execution import Attempt, Snapshot, Worker
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.routing import Capabilities
+from flowfabric.core.schedule import Schedule
 from flowfabric.core.step import Step
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
@@ -248,7 +249,25 @@ class Store(Protocol):
     async def drop_duty(self, duty: str, holder: str) -> None:
         """Gives the duty up if `holder` has it."""
 
+    async def due_schedules(self, now: Millis, limit: int) -> list[Schedule]:
+        """Schedules whose next moment has come, earliest first."""
+
+    async def next_schedule(self) -> Millis | None:
+        """The earliest next moment of all schedules."""
+
     # -- reads
+
+    async def schedules(self, after: str, limit: int) -> list[Schedule]:
+        """Schedules by name."""
+
+    async def schedule(self, name: str) -> Schedule | None:
+        """One schedule."""
+
+    async def put_schedule(self, schedule: Schedule, expected: int | None) -> bool:
+        """Writes a schedule if the stored version is the expected one (None: there is none)."""
+
+    async def drop_schedule(self, name: str) -> bool:
+        """Deletes a schedule; False when there was none."""
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         """The executions as they stand, in one statement, so that a moving row is seen once."""

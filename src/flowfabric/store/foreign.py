@@ -178,7 +178,7 @@ def _library(connection: Any) -> str:
         if root in ("asyncpg", "psycopg", "sqlalchemy", "sqlite3"):
             return root
     raise Invalid(
-        f"{type(connection).__name__} is not a connection of asyncpg, psycopg, SQLAlchemy or sqlite3"
+        f"{type(connection).__name__} is no connection of asyncpg, psycopg, SQLAlchemy or sqlite3"
     )
 
 

@@ -1,3 +1,10 @@
+table arrival.id uuid not null
+table arrival.at bigint not null
+table arrival.kind text not null
+table arrival.namespace text not null
+table arrival.lane text not null
+table arrival.options bytea not null
+table arrival.payload bytea not null
 table attempt.id uuid not null
 table attempt.index integer not null
 table attempt.doc bytea not null
@@ -94,6 +101,10 @@ table route.number integer not null
 table route.namespace text not null
 table route.lane text not null
 table route.capabilities text not null
+table schedule.name text not null
+table schedule.version integer not null
+table schedule.next_at bigint
+table schedule.doc bytea not null
 view snapshot.id uuid
 view snapshot.created_at bigint
 view snapshot.exec_route integer
@@ -142,6 +153,10 @@ table worker.id text not null
 table worker.instance text not null
 table lease with (fillfactor=70, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table ready with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+constraint arrival_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
+constraint arrival_lane_check CHECK ((lane ~ '^[ -~]{1,64}$'::text))
+constraint arrival_namespace_check CHECK (((octet_length(namespace) >= 1) AND (octet_length(namespace) <= 256)))
+constraint arrival_pkey PRIMARY KEY (id)
 constraint attempt_index CHECK ((index >= 0))
 constraint attempt_pkey PRIMARY KEY (id, index)
 constraint deadline_pkey PRIMARY KEY (id)
@@ -182,11 +197,15 @@ constraint ready_lost CHECK (((lost IS NULL) OR ((lost = ANY (ARRAY[0, 1])) AND 
 constraint ready_start CHECK (((start >= 0) AND (start <= 4)))
 constraint ready_version CHECK ((version >= 1))
 constraint route_pkey PRIMARY KEY (number)
+constraint schedule_pkey PRIMARY KEY (name)
+constraint schedule_version_check CHECK ((version >= 1))
 constraint step_generation CHECK ((generation >= 0))
 constraint step_occurrence CHECK ((occurrence >= 0))
 constraint step_pkey PRIMARY KEY (id, generation, name, occurrence)
 constraint tag_pkey PRIMARY KEY (id, key)
 constraint worker_pkey PRIMARY KEY (number)
+CREATE INDEX arrival_order ON flowfabric.arrival USING btree (at, id)
+CREATE UNIQUE INDEX arrival_pkey ON flowfabric.arrival USING btree (id)
 CREATE UNIQUE INDEX attempt_pkey ON flowfabric.attempt USING btree (id, index)
 CREATE INDEX deadline_at ON flowfabric.deadline USING btree (at)
 CREATE UNIQUE INDEX deadline_pkey ON flowfabric.deadline USING btree (id)
@@ -213,6 +232,8 @@ CREATE UNIQUE INDEX ready_id ON flowfabric.ready USING btree (id)
 CREATE INDEX route_lane ON flowfabric.route USING btree (lane)
 CREATE UNIQUE INDEX route_name ON flowfabric.route USING btree (namespace, lane, hashtextextended(capabilities, (0)::bigint))
 CREATE UNIQUE INDEX route_pkey ON flowfabric.route USING btree (number)
+CREATE INDEX schedule_next ON flowfabric.schedule USING btree (next_at) WHERE (next_at IS NOT NULL)
+CREATE UNIQUE INDEX schedule_pkey ON flowfabric.schedule USING btree (name)
 CREATE UNIQUE INDEX step_pkey ON flowfabric.step USING btree (id, generation, name, occurrence)
 CREATE UNIQUE INDEX tag_pkey ON flowfabric.tag USING btree (id, key)
 CREATE INDEX worker_instance ON flowfabric.worker USING btree (instance)

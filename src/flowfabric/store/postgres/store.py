@@ -14,6 +14,7 @@ from flowfabric.store.postgres.lease import Owning
 from flowfabric.store.postgres.link import Dialer
 from flowfabric.store.postgres.lists import Listing
 from flowfabric.store.postgres.reads import Reading
+from flowfabric.store.postgres.schedules import Scheduling
 from flowfabric.store.postgres.schema import Keeping, check_schema
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.submit import Submitting
@@ -47,6 +48,13 @@ class PostgresStore:
         sweeping = Sweeping(session)
         self.due, self.next_due, self.trim = sweeping.due, sweeping.next_due, sweeping.trim
         self.take_duty, self.drop_duty = sweeping.take_duty, sweeping.drop_duty
+        self._look(session)
+
+    def _look(self, session: Session) -> None:
+        scheduling = Scheduling(session)
+        self.schedules, self.schedule = scheduling.schedules, scheduling.schedule
+        self.due_schedules, self.next_schedule = scheduling.due_schedules, scheduling.next_schedule
+        self.put_schedule, self.drop_schedule = scheduling.put_schedule, scheduling.drop_schedule
 
         reading = Reading(session)
         self.load, self.detail = reading.load, reading.detail

@@ -231,3 +231,24 @@ select
     null, null, null, null,
     s.outcome, s.ended_at, s.pending, s.result
 from done s join execution e on e.id = s.id;
+
+CREATE TABLE arrival (
+    id blob primary key check (length(id) = 16),
+    at integer not null,
+    kind text not null check (length(kind) between 1 and 256),
+    namespace text not null check (length(namespace) between 1 and 256),
+    lane text not null check (length(lane) between 1 and 64),
+    options blob not null,
+    payload blob not null
+) strict, without rowid;
+
+CREATE INDEX arrival_order on arrival (at, id);
+
+CREATE TABLE schedule (
+    name text primary key,
+    version integer not null check (version >= 1),
+    next_at integer,
+    doc blob not null
+) strict, without rowid;
+
+CREATE INDEX schedule_next on schedule (next_at) where next_at is not null;

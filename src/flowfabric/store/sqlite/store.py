@@ -17,6 +17,7 @@ from flowfabric.store.sqlite import (
     upkeep,
 )
 from flowfabric.store.sqlite import events as event_reads
+from flowfabric.store.sqlite import schedules as schedule_rows
 from flowfabric.store.sqlite.connection import check_library, check_path
 from flowfabric.store.sqlite.runners import Runners, open_runners
 from flowfabric.store.sqlite.session import Session
@@ -96,6 +97,13 @@ class SqliteStore:
     end = _batched(changes.end)
     note = _batched(claims.note)
     apply = _batched(changes.apply)
+
+    schedules = _reading(schedule_rows.schedules)
+    schedule = _reading(schedule_rows.schedule)
+    due_schedules = _reading(schedule_rows.due_schedules)
+    next_schedule = _reading(schedule_rows.next_schedule)
+    put_schedule = _writing(schedule_rows.put_schedule)
+    drop_schedule = _writing(schedule_rows.drop_schedule)
 
     due = _reading(upkeep.due)
     next_due = _reading(upkeep.next_due)

@@ -1,0 +1,39 @@
+"""Schedules: rows with a version, a next moment and a document."""
+
+from flowfabric.core import document
+from flowfabric.core.schedule import Schedule
+from flowfabric.core.time import Millis
+from flowfabric.store.postgres.session import Part
+
+
+class Scheduling(Part):
+    async def schedules(self, after: str, limit: int) -> list[Schedule]:
+        return await self._read("schedules", after, limit)
+
+    async def schedule(self, name: str) -> Schedule | None:
+        found = await self._read("named_schedule", name)
+        return found[0] if found else None
+
+    async def due_schedules(self, now: Millis, limit: int) -> list[Schedule]:
+        return await self._read("due_schedules", now, limit)
+
+    async def next_schedule(self) -> Millis | None:
+        session = self._session
+        ((moment,),) = await session.fetch(session.sweep, "next_schedule")
+        return None if moment is None else Millis(moment)
+
+    async def put_schedule(self, schedule: Schedule, expected: int | None) -> bool:
+        session = self._session
+        values = (schedule.name, schedule.version, schedule.next_at, document.write(schedule))
+        if expected is None:
+            return bool(await session.fetch(session.sweep, "new_schedule", *values))
+        return bool(await session.fetch(session.sweep, "changed_schedule", *values, expected))
+
+    async def drop_schedule(self, name: str) -> bool:
+        session = self._session
+        return bool(await session.fetch(session.sweep, "dropped_schedule", name))
+
+    async def _read(self, name: str, *values: object) -> list[Schedule]:
+        session = self._session
+        rows = await session.fetch(session.sweep, name, *values)
+        return [document.read(Schedule, bytes(doc)) for (doc,) in rows]

@@ -1,0 +1,42 @@
+"""Schedules: rows with a version, a next moment and a document."""
+
+from flowfabric.core import document
+from flowfabric.core.schedule import Schedule
+from flowfabric.core.time import Millis
+from flowfabric.store.sqlite.session import Session
+
+
+def schedules(session: Session, after: str, limit: int) -> list[Schedule]:
+    rows = session.rows("schedules", {"after": after, "limit": limit})
+    return [document.read(Schedule, bytes(doc)) for (doc,) in rows]
+
+
+def schedule(session: Session, name: str) -> Schedule | None:
+    row = session.row("named_schedule", {"name": name})
+    return None if row is None else document.read(Schedule, bytes(row[0]))
+
+
+def due_schedules(session: Session, now: Millis, limit: int) -> list[Schedule]:
+    rows = session.rows("due_schedules", {"now": now, "limit": limit})
+    return [document.read(Schedule, bytes(doc)) for (doc,) in rows]
+
+
+def next_schedule(session: Session) -> Millis | None:
+    row = session.row("next_schedule")
+    return None if row is None or row[0] is None else Millis(row[0])
+
+
+def put_schedule(session: Session, schedule: Schedule, expected: int | None) -> bool:
+    values = {
+        "name": schedule.name,
+        "version": schedule.version,
+        "next_at": schedule.next_at,
+        "doc": document.write(schedule),
+    }
+    if expected is None:
+        return session.row("new_schedule", values) is not None
+    return session.row("changed_schedule", {**values, "expected": expected}) is not None
+
+
+def drop_schedule(session: Session, name: str) -> bool:
+    return session.row("dropped_schedule", {"name": name}) is not None

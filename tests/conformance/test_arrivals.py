@@ -1,0 +1,300 @@
+"""Submissions and endings inside the application's own transaction, whatever library it uses."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, TypeVar
+from uuid import UUID
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.execution import Outcome
+from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.submission import Duplicate, Submission
+from flowfabric.core.time import Millis
+from flowfabric.engine.arrivals import write_options
+from flowfabric.store import foreign
+from flowfabric.store.contract import Arrival
+from tests.lab import Lab
+
+T = TypeVar("T")
+
+Connect = Callable[[], AbstractAsyncContextManager[Any]]
+"""Opens a transaction of the application; commits at the end, rolls back on an error."""
+
+
+def sqlalchemy_url(url: str, driver: str) -> str:
+    if url.startswith("sqlite"):
+        return url
+    return url.replace("postgresql://", f"postgresql+{driver}://", 1)
+
+
+@asynccontextmanager
+async def with_sqlite3(url: str) -> AsyncIterator[Any]:
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    try:
+        with connection:
+            yield connection
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def with_asyncpg(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def with_psycopg(url: str) -> AsyncIterator[Any]:
+    with psycopg.connect(url) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def with_psycopg_async(url: str) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def with_sqlalchemy(url: str) -> AsyncIterator[Any]:
+    engine = sa.create_engine(sqlalchemy_url(url, "psycopg"))
+    try:
+        with engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def with_sqlalchemy_session(url: str) -> AsyncIterator[Any]:
+    engine = sa.create_engine(sqlalchemy_url(url, "psycopg"))
+    try:
+        with Session(engine) as session, session.begin():
+            yield session
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def with_sqlalchemy_async(url: str) -> AsyncIterator[Any]:
+    engine = create_async_engine(sqlalchemy_url(url, "asyncpg"))
+    try:
+        async with engine.begin() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
+
+
+LIBRARIES = {
+    "sqlite": (with_sqlite3, with_sqlalchemy, with_sqlalchemy_session),
+    "postgresql": (
+        with_asyncpg,
+        with_psycopg,
+        with_psycopg_async,
+        with_sqlalchemy,
+        with_sqlalchemy_session,
+        with_sqlalchemy_async,
+    ),
+}
+
+
+def libraries(url: str) -> list[Connect]:
+    return [
+        lambda connect=connect: connect(url)  # type: ignore[misc]
+        for connect in LIBRARIES[url.partition(":")[0]]
+    ]
+
+
+def arrival(lab: Lab, number: int = 1, **members: Any) -> Arrival:
+    submission = Submission(kind="job", **members)
+    now = lab.clock.now()
+    return Arrival(
+        new_uuid7(now, number),
+        now,
+        "job",
+        "default",
+        submission.lane,
+        write_options(submission),
+        b'{"n":1}',
+    )
+
+
+async def rolled_back(connect: Connect, work: Callable[[Any], Awaitable[T]]) -> T:
+    """What `work` gives in a transaction that is rolled back."""
+    with suppress(NoSale):
+        async with connect() as connection:
+            result = await work(connection)
+            raise NoSale
+    return result
+
+
+class NoSale(Exception):
+    pass
+
+
+def id_of(found: tuple[UUID, str]) -> ExecutionId:
+    return ExecutionId.solo(found[1], found[0])
+
+
+async def test_a_run_exists_once_the_transaction_commits(lab: Lab, store_url: str) -> None:
+    for number, connect in enumerate(libraries(store_url), 1):
+        item = arrival(lab, number, priority=number)
+        async with connect() as connection:
+            found = await foreign.arrive(connection, item, None, Millis(0))
+        assert await lab.state(id_of(found)) == "waiting"
+        claim = await lab.claim_one()
+        assert claim.id == id_of(found)
+        assert claim.payload == b'{"n":1}'
+        await lab.complete(claim)
+
+
+async def test_a_run_does_not_exist_when_the_transaction_is_rolled_back(
+    lab: Lab, store_url: str
+) -> None:
+    for number, connect in enumerate(libraries(store_url), 1):
+        item = arrival(lab, number)
+        found = await rolled_back(
+            connect,
+            lambda connection, item=item, key=f"k{number}": foreign.arrive(  # type: ignore[misc]
+                connection, item, key, lab.clock.now()
+            ),
+        )
+        assert await lab.engine.views.state(id_of(found)) is None
+        assert await lab.claim() == []
+
+
+async def test_a_key_names_one_run_whichever_way_it_was_submitted(lab: Lab, store_url: str) -> None:
+    until = Millis(lab.clock.now() + 1000)
+    for number, connect in enumerate(libraries(store_url), 1):
+        key = f"order-{number}"
+        async with connect() as connection:
+            first = await foreign.arrive(connection, arrival(lab, 10 * number), key, until)
+        async with connect() as connection:
+            again = await foreign.arrive(connection, arrival(lab, 10 * number + 1), key, until)
+        outcome = await lab.engine.executions.submit(Submission(kind="job", key=key))
+        assert id_of(again) == id_of(first)
+        assert outcome == Duplicate(id_of(first))
+    known = await lab.engine.executions.submit(Submission(kind="job", key="straight", lane="l2"))
+    async with libraries(store_url)[0]() as connection:
+        found = await foreign.arrive(connection, arrival(lab, 999), "straight", until)
+    assert id_of(found) == known.id
+
+
+async def test_the_door_decides_delays_and_priorities_like_everywhere(
+    lab: Lab, store_url: str
+) -> None:
+    later = Millis(lab.clock.now() + 5000)
+    async with libraries(store_url)[0]() as connection:
+        item = arrival(lab, delay_until=later, priority=20_000, tags={"app.tenant": "acme"})
+        found = await foreign.arrive(connection, item, None, Millis(0))
+    assert await lab.engine.arrivals.admit() == 1
+    description = await lab.engine.views.describe(id_of(found))
+    assert description is not None
+    assert description.state == "delayed"
+    assert description.priority == 9000
+    assert description.tags == {"app.tenant": "acme"}
+    await lab.pass_time(5000)
+    assert (await lab.claim_one()).id == id_of(found)
+
+
+async def test_what_the_rules_refuse_ends_as_failed_with_the_reason(
+    lab: Lab, store_url: str
+) -> None:
+    item = arrival(lab)
+    bad = Arrival(item.uuid, item.at, "job", "default", "default", b'{"tags":{"BAD":"x"}}', b"{}")
+    async with libraries(store_url)[0]() as connection:
+        found = await foreign.arrive(connection, bad, None, Millis(0))
+    await lab.engine.arrivals.admit()
+    assert await lab.claim() == []
+    await lab.pass_time(0)
+    ending = await lab.engine.views.wait(id_of(found), 5)
+    assert ending.outcome is Outcome.FAILED
+    assert ending.failure is not None
+    assert "invalid_tag_key" in ending.failure.message
+
+
+async def test_two_doors_let_each_arrival_in_once(
+    lab: Lab, second_lab: Lab, store_url: str
+) -> None:
+    async with libraries(store_url)[0]() as connection:
+        for number in range(20):
+            await foreign.arrive(connection, arrival(lab, number), None, Millis(0))
+    admitted = await lab.engine.arrivals.admit() + await second_lab.engine.arrivals.admit()
+    assert admitted == 20
+    assert len(await lab.claim(limit=100)) == 20
+
+
+async def test_an_ending_in_the_applications_transaction_counts_if_it_commits(
+    lab: Lab, store_url: str
+) -> None:
+    for connect in libraries(store_url):
+        claim = await lab.running(deadline_at=Millis(lab.clock.now() + 60_000))
+        ending = foreign.Ending(
+            claim.uuid,
+            claim.lease.id,
+            claim.epoch,
+            claim.snapshot.head.version,
+            lab.clock.now(),
+            b'"done"',
+            None,
+        )
+        assert await rolled_back(
+            connect,
+            lambda connection, ending=ending: foreign.complete(connection, ending),  # type: ignore[misc]
+        )
+        assert await lab.state(claim.id) == "active"
+        async with connect() as connection:
+            assert await foreign.complete(connection, ending)
+        assert await lab.engine.views.result(claim.id) == b'"done"'
+        assert await lab.engine.attempts.complete(claim, b"late") is not None
+        assert await lab.engine.views.result(claim.id) == b'"done"'
+        completions = [
+            event for event in await lab.events(claim.id) if event.completion is not None
+        ]
+        assert len(completions) == 1
+
+
+async def test_a_stale_worker_cannot_end_anything_in_a_transaction(
+    lab: Lab, store_url: str
+) -> None:
+    for connect in libraries(store_url):
+        stale = await lab.running()
+        await lab.lose(stale)
+        fresh = await lab.claim_one()
+        ending = foreign.Ending(
+            stale.uuid,
+            stale.lease.id,
+            stale.epoch,
+            stale.snapshot.head.version,
+            lab.clock.now(),
+            b'"stale"',
+            None,
+        )
+        async with connect() as connection:
+            assert not await foreign.complete(connection, ending)
+        assert await lab.state(stale.id) == "active"
+        await lab.complete(fresh, b'"fresh"')
+        assert await lab.engine.views.result(stale.id) == b'"fresh"'
+
+
+async def test_a_foreign_object_is_refused() -> None:
+    with pytest.raises(Invalid, match="no connection"):
+        foreign.Foreign(object())
+
+
+async def test_an_unknown_id_is_still_unknown(lab: Lab) -> None:
+    id = ExecutionId.solo("default", new_uuid7(lab.clock.now(), 5))
+    with pytest.raises(NotFound):
+        await lab.engine.executions.cancel(id, reason="x")
