@@ -68,7 +68,7 @@ def test_a_worker_lets_what_runs_finish_before_it_stops(
     (tmp_path / "gate").touch()
     code, words = process.end()
     assert code == 0
-    assert "stopped after 1 runs" in words
+    assert "stopped after 1 claims" in words
     shown = cli.json("run", "show", id)
     assert (shown["result"], shown["attempts"][0]["worker"]["id"]) == ("through", "ada")
 
@@ -95,7 +95,7 @@ def test_a_worker_logs_documents_when_asked_to(cli: Cli, processes: list[Process
     process.terminate()
     code, words = process.end()
     assert code == 0
-    assert "stopped after 0 runs" in msgspec.json.decode(words)["message"]
+    assert "stopped after 0 claims" in msgspec.json.decode(words)["message"]
 
 
 def test_a_worker_serves_only_its_lanes(cli: Cli, processes: list[Process], tmp_path: Path) -> None:

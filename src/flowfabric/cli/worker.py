@@ -90,7 +90,7 @@ async def _work(fabric: Fabric, options: WorkerOptions) -> None:
             options.concurrency,
         )
         await worker.run()
-        log.info("%s stopped after %d runs", worker.identity.instance, worker.completed)
+        log.info("%s stopped after %d claims", worker.identity.instance, worker.completed)
 
 
 def _lanes(text: str | None) -> list[str] | dict[str, int]:
