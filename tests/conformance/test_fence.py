@@ -152,6 +152,17 @@ async def after_itself_continues(lab: Lab) -> tuple[Claim, type[FlowFabricError]
     return stale, StaleLease
 
 
+async def after_a_lease_of_the_same_id(lab: Lab) -> tuple[Claim, type[FlowFabricError]]:
+    """Whoever redeems a grant may choose the lease id; the epoch tells two of them apart."""
+    id, lease_id = await lab.submit(), new_uuid7(1, 1)
+    await lab.engine.grants.issue(id, W1.id)
+    stale = await lab.engine.grants.claim(id, W1, ttl=TTL, lease_id=lease_id)
+    await lab.engine.attempts.hand_back(stale)
+    await lab.engine.grants.issue(id, W1.id)
+    await lab.engine.grants.claim_resumed(id, W1, ttl=TTL, lease_id=lease_id)
+    return stale, StaleLease
+
+
 async def after_a_revocation(lab: Lab) -> tuple[Claim, type[FlowFabricError]]:
     stale = await lab.running()
     await lab.engine.claims.revoke(stale.id, reason="maintenance")
@@ -191,6 +202,7 @@ LOSSES = {
         after_a_replay,
         after_another_continues,
         after_itself_continues,
+        after_a_lease_of_the_same_id,
         after_a_revocation,
         after_an_expiry,
         after_a_replay_nobody_claimed,
