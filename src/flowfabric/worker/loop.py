@@ -82,6 +82,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._signals: list[int] = []
+        self._hint: asyncio.Future[bool] | None = None
         self._heartbeat_store = heartbeat_store
         self._heartbeat: Heartbeat | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -146,6 +147,7 @@ class Worker:
             if self._room.left <= 0:
                 await self._freed.wait()
                 continue
+            await self._listen()
             try:
                 count = await self._claim(executor)
             except Invalid:
@@ -185,20 +187,30 @@ class Worker:
             self._launch(executor, claim)
         return len(claims)
 
+    async def _listen(self) -> None:
+        """Before the claim, so that a hint about work that arrives meanwhile is not lost."""
+        if self._hint is None or self._hint.done():
+            self._hint = asyncio.ensure_future(self.engine.store.wait_hint(POLL_FLOOR))
+            self._hint.add_done_callback(_seen)
+            await asyncio.sleep(0)
+
     async def _pause(self, seconds: float | None) -> None:
         """Until a hint says that work arrived, a stop, or `seconds` (None: the poll floor). Room
         for a task with a limit of its own is a reason to look again as well."""
         events = [self._stopping, self._freed] if self._room.limited else [self._stopping]
         waits = [asyncio.ensure_future(event.wait()) for event in events]
-        hint = asyncio.ensure_future(
-            self.engine.store.wait_hint(POLL_FLOOR) if seconds is None else asyncio.sleep(seconds)
-        )
+        watched: list[asyncio.Future[Any]] = list(waits)
+        if seconds is None and self._hint is not None:
+            watched.append(self._hint)
         try:
-            await asyncio.wait({*waits, hint}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                watched,
+                timeout=POLL_FLOOR if seconds is None else seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
-            for wait in (*waits, hint):
+            for wait in waits:
                 wait.cancel()
-            await asyncio.gather(hint, return_exceptions=True)
 
     # -- running
 
@@ -301,6 +313,9 @@ class Worker:
         for number in self._signals:
             asyncio.get_running_loop().remove_signal_handler(number)
         self._signals.clear()
+        if self._hint is not None:
+            self._hint.cancel()
+            await asyncio.gather(self._hint, return_exceptions=True)
         bench.close()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
@@ -328,6 +343,12 @@ class Bench:
         self._processes.close()
         self._handlers.close()
         self._steps.close()
+
+
+def _seen(hint: "asyncio.Future[bool]") -> None:
+    """If the store is in trouble, the claim will find out and say so."""
+    if not hint.cancelled():
+        hint.exception()
 
 
 def _instance() -> str:

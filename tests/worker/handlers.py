@@ -1,0 +1,50 @@
+"""Plain functions for tasks that run in processes: those must be found by their address."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from flowfabric import Fail, Retry
+
+
+class Picky(Exception):
+    """Cannot be made again from its pickle, as so many."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def whoami() -> int:
+    return os.getpid()
+
+
+def nap(path: str, seconds: float = 60.0) -> str:
+    """Says in a file that it began, and which process it is."""
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    return "slept"
+
+
+def raises(what: str) -> None:
+    errors: dict[str, BaseException] = {
+        "fail": Fail("for good"),
+        "retry": Retry("soon", after="1h"),
+        "picky": Picky(7, "odd"),
+        "exit": SystemExit(3),
+        "plain": ValueError("boom"),
+    }
+    raise errors[what]
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def opaque() -> Any:
+    return object()
