@@ -238,13 +238,11 @@ async def test_a_deadlock_is_tried_again(bench: Bench) -> None:
 
 def unwritable(creation: Creation) -> Creation:
     """Text that the checks would never let through."""
-    execution = replace(creation.snapshot.execution, kind="nul \0 inside")
-    return replace(creation, snapshot=replace(creation.snapshot, execution=execution))
+    return replace(creation, tags={"app.note": "nul \0 inside"})
 
 
 def surrogate(creation: Creation) -> Creation:
-    execution = replace(creation.snapshot.execution, kind="lone \ud800 surrogate")
-    return replace(creation, snapshot=replace(creation.snapshot, execution=execution))
+    return replace(creation, tags={"app.note": "lone \ud800 surrogate"})
 
 
 @pytest.mark.parametrize("spoil", [unwritable, surrogate])

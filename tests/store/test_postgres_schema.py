@@ -152,21 +152,21 @@ async def crowd(raw: Connection) -> None:
     """Half of them ready, a quarter each parked and done, and events of all."""
     await raw.execute(
         f"""
-        insert into flowfabric.execution (id, created_at, route, kind, payload)
-        select gen_random_uuid(), 1600000000000 + n, 1 + n % 2, 'crowd', '\\x00'
+        insert into flowfabric.execution (id, created_at, route, payload)
+        select gen_random_uuid(), 1600000000000 + n, 1 + n % 2, '\\x00'
         from generate_series(1, {ROWS}) n;
         insert into flowfabric.ready
             (id, version, epoch, rank, flags, attempt, start, route, held_until)
         select id, 1, 0, created_at, 0, 0, 0, route, 0
-        from flowfabric.execution where kind = 'crowd' and created_at % 4 < 2;
+        from flowfabric.execution where payload = '\\x00' and created_at % 4 < 2;
         insert into flowfabric.parked
             (id, version, epoch, rank, flags, attempt, start, gate, due_at)
         select id, 1, 0, created_at, 0, 0, 0, 4, created_at
-        from flowfabric.execution where kind = 'crowd' and created_at % 4 = 2;
+        from flowfabric.execution where payload = '\\x00' and created_at % 4 = 2;
         insert into flowfabric.done
             (id, version, epoch, rank, flags, attempt, start, outcome, ended_at)
         select id, 1, 0, created_at, 0, 0, 0, 0, created_at
-        from flowfabric.execution where kind = 'crowd' and created_at % 4 = 3;
+        from flowfabric.execution where payload = '\\x00' and created_at % 4 = 3;
         insert into flowfabric.event (id, at, kind, epoch)
         select id, created_at, 1, 1 from flowfabric.execution;
         """
@@ -188,7 +188,7 @@ async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) 
 
 async def test_a_claim_reads_the_index_in_its_order(crowded: Bench) -> None:
     numbers = list(crowded.store.session.book.names.routes) or [1, 2]
-    values = (numbers, crowded.now, "w1", 26, 10, crowded.fresh(), 1, 30_000, None)
+    values = (numbers, crowded.now, "w1", 26, 10, crowded.fresh(), 1, 30_000)
     steps = await plan(crowded, PINNED, "taken_leases", *values)
     assert "Index Scan using ready_rank on ready" in steps
     assert "Tid Scan on ready" in steps

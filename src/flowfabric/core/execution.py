@@ -84,6 +84,7 @@ class Route(Struct, frozen=True):
 
     namespace: str
     lane: str
+    kind: str
     capabilities: tuple[str, ...] = ()
 
 
@@ -190,7 +191,6 @@ class Execution(Struct, frozen=True):
     uuid: UUID
     created_at: Millis
     route: Route
-    kind: str
     policy: Policy | None = None
     facts: Facts = NO_FACTS
     flow: UUID | None = None
@@ -200,6 +200,10 @@ class Execution(Struct, frozen=True):
         if self.flow is not None:
             return ExecutionId.member(self.flow, self.uuid)
         return ExecutionId.solo(self.route.lane, self.uuid)
+
+    @property
+    def kind(self) -> str:
+        return self.route.kind
 
     @property
     def rules(self) -> Policy:

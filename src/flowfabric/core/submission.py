@@ -122,13 +122,15 @@ def _execution(
     rules = policy or DEFAULT_POLICY
     given = None if submission.id is None else ExecutionId(submission.id)
     route = Route(
-        check_namespace(submission.namespace), check_lane(submission.lane), rules.capabilities
+        check_namespace(submission.namespace),
+        check_lane(submission.lane),
+        check_kind(submission.kind),
+        rules.capabilities,
     )
     execution = Execution(
         uuid=fresh if given is None else given.uuid,
         created_at=now,
         route=route,
-        kind=check_kind(submission.kind),
         policy=policy,
         facts=_facts(submission, rules, now),
     )

@@ -89,7 +89,7 @@ COLUMNS: dict[Place, tuple[str, ...]] = {
     ),
 }
 
-EXECUTION = ("id", "created_at", "route", "kind", "policy", "facts", "flow", "payload")
+EXECUTION = ("id", "created_at", "route", "policy", "facts", "flow", "payload")
 ATTEMPT = ("id", "index", "doc")
 STEP = ("id", "generation", "name", "occurrence", "position", "doc")
 EVENT = ("id", "at", "kind", "epoch", "attempt", "worker", "detail")
@@ -99,7 +99,6 @@ SNAPSHOT = (
     "id",
     "created_at",
     "exec_route",
-    "kind",
     "policy",
     "facts",
     "flow",
@@ -135,7 +134,7 @@ SNAPSHOT = (
 """Columns of the view `snapshot`: execution facts, then one state row of whichever table."""
 
 (
-    _ID, _CREATED_AT, _ROUTE, _KIND, _POLICY, _FACTS, _FLOW,
+    _ID, _CREATED_AT, _ROUTE, _POLICY, _FACTS, _FLOW,
     _PLACE, _VERSION, _EPOCH, _RANK, _FLAGS, _ATTEMPT, _START, _LIFE,
     _TIMEOUT, _HELD_UNTIL, _HELD_FOR, _LOST,
     _CLAIM, _WORKER, _STARTED_AT, _EXPIRES_AT, _TIMES_OUT_AT, _RENEWED_AT,
@@ -196,7 +195,6 @@ def execution_row(creation: Creation, names: Names) -> Row:
         execution.uuid,
         execution.created_at,
         names.route_numbers[execution.route],
-        execution.kind,
         None if execution.policy is None else write_policy(execution.policy),
         None if execution.facts is NO_FACTS else document.write(execution.facts),
         execution.flow,
@@ -276,7 +274,6 @@ def read_execution(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]
         uuid=uuid(row[_ID]),
         created_at=row[_CREATED_AT],
         route=names.routes[row[_ROUTE]],
-        kind=row[_KIND],
         policy=None if row[_POLICY] is None else read_policy(row[_POLICY]),
         facts=NO_FACTS if row[_FACTS] is None else _read_facts(row[_FACTS]),
         flow=None if flow is None else uuid(flow),

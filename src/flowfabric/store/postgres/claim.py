@@ -62,7 +62,6 @@ class Claiming(Part):
             call.id,
             book.names.worker_numbers[call.worker],
             call.ttl,
-            None if call.kinds is None else list(call.kinds),
         )
         first = rows[0]
         taken = [] if first[0] is None else rows
@@ -75,8 +74,7 @@ class Claiming(Part):
         routes = self._session.book.suiting(call)
         if len(routes) <= MERGED_ROUTES:
             return routes
-        kinds = None if call.kinds is None else list(call.kinds)
-        values = (routes, now, call.worker.id, kinds, candidates)
+        values = (routes, now, call.worker.id, candidates)
         rows = await connection.fetch(self._session.queries["waiting_routes"], *values)
         return [number for (number,) in rows]
 

@@ -1,17 +1,13 @@
 -- Taking work.
 
 -- name: waiting_routes
--- Of the given routes those whose best is among the best: no other can have one of the first $5
+-- Of the given routes those whose best is among the best: no other can have one of the first $4
 -- rows, so that a worker of very many routes merges few and still takes in claim order.
 select r.number
 from unnest($1::integer[]) as r (number)
 cross join lateral (
     select q.rank, q.id from {schema}.ready q
     where q.route = r.number and (q.held_until <= $2 or q.held_for = $3)
-        and (
-            $4::text[] is null
-            or (select e.kind from {schema}.execution e where e.id = q.id) = any($4)
-        )
     order by q.rank, q.id
     limit 1
 ) best
@@ -20,7 +16,7 @@ where (
     where t.number = r.number
 ) is not true
 order by best.rank, best.id
-limit $5
+limit $4
 
 -- name: taken_leases
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or
@@ -39,10 +35,6 @@ picked as materialized (
     cross join lateral (
         select q.ctid as at, q.rank, q.id from {schema}.ready q
         where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
-            and (
-                $9::text[] is null
-                or (select e.kind from {schema}.execution e where e.id = q.id) = any($9)
-            )
         order by q.rank, q.id
         limit $4
     ) c
@@ -87,7 +79,7 @@ from (
 ) head
 left join lateral (
     select
-        e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+        e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
         'lease' as place, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
         null::bigint, null::bigint, null::text, null::smallint,
         $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,

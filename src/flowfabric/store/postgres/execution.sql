@@ -55,7 +55,7 @@ order by created_at desc, id desc offset $5 limit 1
 -- name: listed_executions
 select s.*
 from (
-    select id, created_at, route, kind from {schema}.execution
+    select id, created_at, route from {schema}.execution
     where ($1::bigint is null or (created_at, id) > ($1, $2::uuid))
         and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
         and ($5::bigint is null or (created_at, id) <= ($5, $6::uuid))
@@ -64,11 +64,11 @@ from (
 cross join lateral (
     select * from {schema}.snapshot v where v.id = e.id offset 0
 ) s
-where ($7::text is null or e.kind = $7)
-    and (
-        ($8::text is null and $9::text is null) or e.route in (
+where (
+        coalesce($7, $8, $9::text) is null or e.route in (
             select r.number from {schema}.route r
-            where ($8::text is null or r.namespace = $8) and ($9::text is null or r.lane = $9)
+            where ($7::text is null or r.kind = $7)
+                and ($8::text is null or r.namespace = $8) and ($9::text is null or r.lane = $9)
         )
     )
     and (
@@ -88,7 +88,7 @@ limit $16
 -- name: listed_executions_newest_first
 select s.*
 from (
-    select id, created_at, route, kind from {schema}.execution
+    select id, created_at, route from {schema}.execution
     where ($1::bigint is null or (created_at, id) < ($1, $2::uuid))
         and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
         and ($5::bigint is null or (created_at, id) >= ($5, $6::uuid))
@@ -97,11 +97,11 @@ from (
 cross join lateral (
     select * from {schema}.snapshot v where v.id = e.id offset 0
 ) s
-where ($7::text is null or e.kind = $7)
-    and (
-        ($8::text is null and $9::text is null) or e.route in (
+where (
+        coalesce($7, $8, $9::text) is null or e.route in (
             select r.number from {schema}.route r
-            where ($8::text is null or r.namespace = $8) and ($9::text is null or r.lane = $9)
+            where ($7::text is null or r.kind = $7)
+                and ($8::text is null or r.namespace = $8) and ($9::text is null or r.lane = $9)
         )
     )
     and (

@@ -1,10 +1,10 @@
 """The interned routes and workers: learned once, kept for ever."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import partial
 
 from flowfabric.core.execution import Route, Worker
-from flowfabric.core.routing import Capabilities, satisfies
+from flowfabric.core.routing import satisfies
 from flowfabric.store.contract import ClaimCall
 from flowfabric.store.postgres.link import Connection, Link
 from flowfabric.store.rows import Names
@@ -20,7 +20,7 @@ class NameBook:
         self.names = Names()
         self.newest_route = 0
         self.newest_worker = 0
-        self._suiting: dict[tuple[Capabilities, tuple[str, ...], str | None], list[int]] = {}
+        self._suiting: dict[Hashable, list[int]] = {}
 
     async def need_routes(self, routes: set[Route]) -> None:
         """Afterwards each of the routes has a number."""
@@ -43,7 +43,7 @@ class NameBook:
 
     def suiting(self, call: ClaimCall) -> list[int]:
         """The routes a claim may take from, among those known."""
-        asked = (call.capabilities, call.lanes, call.namespace)
+        asked = (call.capabilities, call.lanes, call.namespace, call.kinds)
         found = self._suiting.get(asked)
         if found is None:
             if len(self._suiting) > 1000:
@@ -61,9 +61,8 @@ class NameBook:
             known = self.names.route_numbers.keys() | {route for _, route in found}
             for route in sorted(set(missing) - known, key=repr):
                 capabilities = ",".join(route.capabilities)
-                await connection.execute(
-                    self._queries["new_route"], route.namespace, route.lane, capabilities
-                )
+                names = (route.namespace, route.lane, route.kind, capabilities)
+                await connection.execute(self._queries["new_route"], *names)
             found = await self._routes_after(connection)
         self._add_routes(found)
 
@@ -82,8 +81,8 @@ class NameBook:
     async def _routes_after(self, connection: Connection) -> list[tuple[int, Route]]:
         rows = await connection.fetch(self._queries["routes_after"], self.newest_route)
         return [
-            (number, Route(namespace, lane, tuple(tokens.split(",")) if tokens else ()))
-            for number, namespace, lane, tokens in rows
+            (number, Route(namespace, lane, kind, tuple(tokens.split(",")) if tokens else ()))
+            for number, namespace, lane, kind, tokens in rows
         ]
 
     async def _workers_after(self, connection: Connection) -> list[tuple[int, Worker]]:
@@ -106,5 +105,6 @@ def _suits(route: Route, call: ClaimCall) -> bool:
     return (
         (not call.lanes or route.lane in call.lanes)
         and (call.namespace is None or route.namespace == call.namespace)
+        and (call.kinds is None or route.kind in call.kinds)
         and satisfies(route.capabilities, call.capabilities)
     )

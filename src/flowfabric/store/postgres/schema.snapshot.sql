@@ -45,7 +45,6 @@ table execution.created_at bigint not null
 table execution.id uuid not null
 table execution.flow uuid
 table execution.route integer not null
-table execution.kind text not null
 table execution.policy bytea
 table execution.facts bytea
 table execution.payload bytea not null
@@ -100,6 +99,7 @@ table ready.held_for text
 table route.number integer not null
 table route.namespace text not null
 table route.lane text not null
+table route.kind text not null
 table route.capabilities text not null
 table schedule.name text not null
 table schedule.version integer not null
@@ -108,7 +108,6 @@ table schedule.doc bytea not null
 view snapshot.id uuid
 view snapshot.created_at bigint
 view snapshot.exec_route integer
-view snapshot.kind text
 view snapshot.policy bytea
 view snapshot.facts bytea
 view snapshot.flow uuid
@@ -230,7 +229,7 @@ CREATE INDEX ready_lost_id ON flowfabric.ready USING btree (id) WHERE (lost IS N
 CREATE INDEX ready_rank ON flowfabric.ready USING btree (route, rank, id)
 CREATE UNIQUE INDEX ready_id ON flowfabric.ready USING btree (id)
 CREATE INDEX route_lane ON flowfabric.route USING btree (lane)
-CREATE UNIQUE INDEX route_name ON flowfabric.route USING btree (namespace, lane, hashtextextended(capabilities, (0)::bigint))
+CREATE UNIQUE INDEX route_name ON flowfabric.route USING btree (namespace, lane, kind, hashtextextended(capabilities, (0)::bigint))
 CREATE UNIQUE INDEX route_pkey ON flowfabric.route USING btree (number)
 CREATE INDEX schedule_next ON flowfabric.schedule USING btree (next_at) WHERE (next_at IS NOT NULL)
 CREATE UNIQUE INDEX schedule_pkey ON flowfabric.schedule USING btree (name)

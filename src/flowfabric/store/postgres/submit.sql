@@ -7,20 +7,20 @@
 with keyed as (
     insert into {schema}.dedup (namespace, key, id, until)
     select k.namespace, k.key, k.id, k.until
-    from unnest($10::text[], $11::text[], $12::uuid[], $13::bigint[])
+    from unnest($9::text[], $10::text[], $11::uuid[], $12::bigint[])
         as k (namespace, key, id, until)
     where (select e.id from {schema}.execution e where e.id = k.id) is null
     on conflict (namespace, key) do update set id = excluded.id, until = excluded.until
-    where dedup.until <= $14
+    where dedup.until <= $13
     returning dedup.id
 ),
 made as (
-    insert into {schema}.execution (id, created_at, route, kind, policy, facts, flow, payload)
-    select n.id, n.created_at, n.route, n.kind, n.policy, n.facts, n.flow, n.payload
+    insert into {schema}.execution (id, created_at, route, policy, facts, flow, payload)
+    select n.id, n.created_at, n.route, n.policy, n.facts, n.flow, n.payload
     from unnest(
-        $1::uuid[], $2::bigint[], $3::integer[], $4::text[], $5::bytea[], $6::bytea[],
-        $7::uuid[], $8::bytea[], $9::boolean[]
-    ) as n (id, created_at, route, kind, policy, facts, flow, payload, keyed)
+        $1::uuid[], $2::bigint[], $3::integer[], $4::bytea[], $5::bytea[],
+        $6::uuid[], $7::bytea[], $8::boolean[]
+    ) as n (id, created_at, route, policy, facts, flow, payload, keyed)
     where n.keyed is null or (n.id in (select keyed.id from keyed)) is true
     on conflict (id) do nothing
     returning execution.id
@@ -32,7 +32,7 @@ made_ready as (
     )
     select r.id, 1, 0, r.rank, r.flags, 0, 0, r.life, r.route, r.timeout, 0
     from unnest(
-        $15::uuid[], $16::bigint[], $17::smallint[], $18::bytea[], $19::integer[], $20::bigint[]
+        $14::uuid[], $15::bigint[], $16::smallint[], $17::bytea[], $18::integer[], $19::bigint[]
     ) as r (id, rank, flags, life, route, timeout)
     where (r.id in (select made.id from made)) is true
 ),
@@ -43,21 +43,21 @@ made_parked as (
     )
     select p.*
     from unnest(
-        $21::uuid[], $22::integer[], $23::integer[], $24::bigint[], $25::smallint[],
-        $26::integer[], $27::smallint[], $28::bytea[],
-        $29::bigint[], $30::smallint[], $31::bigint[], $32::bigint[], $33::bytea[]
+        $20::uuid[], $21::integer[], $22::integer[], $23::bigint[], $24::smallint[],
+        $25::integer[], $26::smallint[], $27::bytea[],
+        $28::bigint[], $29::smallint[], $30::bigint[], $31::bigint[], $32::bytea[]
     ) as p (id)
     where (p.id in (select made.id from made)) is true
 ),
 made_deadlines as (
     insert into {schema}.deadline (id, at)
-    select d.id, d.at from unnest($34::uuid[], $35::bigint[]) as d (id, at)
+    select d.id, d.at from unnest($33::uuid[], $34::bigint[]) as d (id, at)
     where (d.id in (select made.id from made)) is true
 ),
 made_tags as (
     insert into {schema}.tag (id, key, value, at)
     select t.id, t.key, t.value, t.at
-    from unnest($36::uuid[], $37::text[], $38::text[], $39::bigint[]) as t (id, key, value, at)
+    from unnest($35::uuid[], $36::text[], $37::text[], $38::bigint[]) as t (id, key, value, at)
     where (t.id in (select made.id from made)) is true
 )
 select made.id from made

@@ -94,12 +94,11 @@ def routes_for(
 def _open_routes(session: Session, call: ClaimCall) -> list[int]:
     """The routes the worker satisfies and whose lane is open."""
     paused = {name for (name,) in session.execute("paused_lanes")}
-    kinds = session.registry.kinds
     return [
         number
         for number, route in routes_for(session, call.lanes, call.namespace)
         if route.lane not in paused
-        and (call.kinds is None or kinds[number] in call.kinds)
+        and (call.kinds is None or route.kind in call.kinds)
         and satisfies(route.capabilities, call.capabilities)
     ]
 
@@ -137,7 +136,7 @@ def _choose(session: Session, call: ClaimCall, now: Millis, limit: int) -> list[
 
 
 def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
-    return merge(*cursors, key=lambda row: (row[8], row[0]))
+    return merge(*cursors, key=lambda row: (row[7], row[0]))
 
 
 def _move(session: Session, call: ClaimCall, now: Millis, ids: list[bytes]) -> None:
@@ -150,7 +149,7 @@ def _move(session: Session, call: ClaimCall, now: Millis, ids: list[bytes]) -> N
 
 def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
     """As `core.lease.take`, from a row of claimable_executions."""
-    payload, rank, version, epoch, flags, attempt, start, life, timeout = row[7:]
+    payload, rank, version, epoch, flags, attempt, start, life, timeout = row[6:]
     lease = Lease(
         call.id,
         attempt,
@@ -171,7 +170,7 @@ def _taken_before(session: Session, call: ClaimCall, now: Millis) -> list[Taken]
 
 
 def _taken(session: Session, call: ClaimCall, row: Row) -> Taken:
-    payload, rank, version, epoch, flags, attempt, start, life, *times = row[7:]
+    payload, rank, version, epoch, flags, attempt, start, life, *times = row[6:]
     lease = Lease(call.id, attempt, _STARTS[start], call.worker, *times)
     head = Head(version, epoch, rank, _read_flags(flags), rows.read_life(life))
     execution = rows.read_execution(row, session.names, read_uuid)

@@ -15,7 +15,7 @@ limit :limit
 -- name: claimable_executions
 -- The best of one route, in claim order. Read row by row: only what is taken is read.
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow, e.payload,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow, e.payload,
     r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
 from ready as r
 cross join execution as e on e.id = r.id
@@ -44,7 +44,7 @@ from lease where id in (?)
 -- name: leases_by_claim
 -- What an earlier call with this id took and still holds.
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow, e.payload,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow, e.payload,
     l.rank, l.version, l.epoch, l.flags, l.attempt, l.start, l.life,
     l.started_at, l.expires_at, l.times_out_at, l.renewed_at
 from lease as l

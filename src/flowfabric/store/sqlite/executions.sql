@@ -1,8 +1,8 @@
 -- Written for one row and widened to many by the store: `values (?, …)` and `in (?)`.
 
 -- name: new_executions
-insert or fail into execution (id, created_at, route, kind, policy, facts, flow, payload)
-values (?, ?, ?, ?, ?, ?, ?, ?)
+insert or fail into execution (id, created_at, route, policy, facts, flow, payload)
+values (?, ?, ?, ?, ?, ?, ?)
 
 -- name: new_ready
 insert or fail into ready (

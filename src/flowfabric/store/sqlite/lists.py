@@ -90,8 +90,7 @@ def _filter(session: Session, query: Query) -> dict[str, object]:
         "after_id": id,
         "created_from": -1 if query.created_from is None else query.created_from,
         "created_until": MAX_MILLIS + 1 if query.created_until is None else query.created_until,
-        "kind": query.kind,
-        "routes": numbers(_routes(session, query.namespace, query.lane)),
+        "routes": numbers(_routes(session, query.namespace, query.lane, query.kind)),
         "tag_key": key,
         "tag_value": value,
         "spots": numbers(spots) if query.states else None,
@@ -100,13 +99,19 @@ def _filter(session: Session, query: Query) -> dict[str, object]:
     }
 
 
-def _routes(session: Session, namespace: str | None, lane: str | None) -> list[int] | None:
+def _routes(
+    session: Session, namespace: str | None, lane: str | None, kind: str | None = None
+) -> list[int] | None:
     """The routes a filter lets through, None when there is no filter."""
-    if namespace is None and lane is None:
+    if namespace is None and lane is None and kind is None:
         return None
     session.learn_routes()
     lanes = () if lane is None else (lane,)
-    return [number for number, _ in routes_for(session, lanes, namespace)]
+    return [
+        number
+        for number, route in routes_for(session, lanes, namespace)
+        if kind is None or route.kind == kind
+    ]
 
 
 def _wanted(snapshot: Snapshot, states: Iterable[PublicState]) -> bool:

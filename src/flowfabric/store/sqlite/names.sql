@@ -1,10 +1,10 @@
 -- name: routes_after
-select number, namespace, lane, capabilities, kind from route
+select number, namespace, lane, kind, capabilities from route
 where number > :number order by number
 
 -- name: new_route
-insert into route (namespace, lane, capabilities, kind)
-values (:namespace, :lane, :capabilities, :kind)
+insert into route (namespace, lane, kind, capabilities)
+values (:namespace, :lane, :kind, :capabilities)
 
 -- name: workers_after
 select number, id, instance from worker where number > :number order by number

@@ -71,14 +71,13 @@ limit :limit
 -- is read in its own order and no further than needed, so nothing is sorted outside of it.
 select e.created_at, e.id
 from (
-    select created_at, id, route, kind from execution
+    select created_at, id, route from execution
     where (created_at, id) > (:after_at, :after_id)
         and created_at >= :created_from and created_at < :created_until
     order by created_at, id
     limit :window
 ) as e
-where (:kind is null or e.kind = :kind)
-    and (:routes is null or e.route in (select value from json_each(:routes)))
+where (:routes is null or e.route in (select value from json_each(:routes)))
     and (
         :tag_key is null
         or exists (select 1 from tag where id = e.id and key = :tag_key and value = :tag_value)
@@ -97,14 +96,13 @@ limit :limit
 -- name: listed_executions_newest_first
 select e.created_at, e.id
 from (
-    select created_at, id, route, kind from execution
+    select created_at, id, route from execution
     where (created_at, id) < (:after_at, :after_id)
         and created_at >= :created_from and created_at < :created_until
     order by created_at desc, id desc
     limit :window
 ) as e
-where (:kind is null or e.kind = :kind)
-    and (:routes is null or e.route in (select value from json_each(:routes)))
+where (:routes is null or e.route in (select value from json_each(:routes)))
     and (
         :tag_key is null
         or exists (select 1 from tag where id = e.id and key = :tag_key and value = :tag_value)

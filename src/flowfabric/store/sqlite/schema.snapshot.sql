@@ -2,7 +2,6 @@ CREATE TABLE execution (
     id blob primary key check (length(id) = 16),
     created_at integer not null,
     route integer not null,
-    kind text not null,
     policy blob,
     facts blob,
     flow blob,
@@ -162,9 +161,9 @@ CREATE TABLE route (
     number integer primary key,
     namespace text not null,
     lane text not null,
-    capabilities text not null,
     kind text not null,
-    unique (namespace, lane, capabilities, kind)
+    capabilities text not null,
+    unique (namespace, lane, kind, capabilities)
 ) strict;
 
 CREATE TABLE lane (
@@ -196,7 +195,7 @@ CREATE TABLE meta (
 
 CREATE VIEW snapshot as
 select
-    e.id, e.created_at, e.route as exec_route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route as exec_route, e.policy, e.facts, e.flow,
     'ready' as place, s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     s.timeout, s.held_until, s.held_for, s.lost,
     null as claim, null as worker, null as started_at,
@@ -206,7 +205,7 @@ select
 from ready s join execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'lease', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     null, null, null, null,
     s.claim, s.worker, s.started_at, s.expires_at, s.times_out_at, s.renewed_at,
@@ -215,7 +214,7 @@ select
 from lease s join execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'parked', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     s.timeout, null, null, null,
     null, null, null, null, null, null,
@@ -224,7 +223,7 @@ select
 from parked s join execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'done', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     null, null, null, null,
     s.claim, s.worker, s.started_at, null, null, null,

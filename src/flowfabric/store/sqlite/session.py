@@ -25,7 +25,6 @@ from flowfabric.store.sql import load_queries
 Values = Sequence[Any] | Mapping[str, Any]
 
 _WIDTHS = (64, 16, 4, 1)
-_ROUTE = COLUMNS[Place.READY].index("route")
 _LEASE_CLAIM = COLUMNS[Place.LEASE].index("claim")
 _DONE_CLAIM = COLUMNS[Place.DONE].index("claim")
 
@@ -38,20 +37,13 @@ class Registry:
 
     def __init__(self) -> None:
         self.names = Names()
-        self.numbers: dict[tuple[Route, str], int] = {}
-        self.kinds: dict[int, str] = {}
         self.routes_seen = 0
         self.workers_seen = 0
         self._fresh_routes: list[int] = []
         self._fresh_workers: list[int] = []
 
-    def add_route(self, number: int, route: Route, kind: str) -> None:
-        self.kinds[number] = kind
-        self.numbers[route, kind] = number
+    def add_fresh_route(self, number: int, route: Route) -> None:
         self.names.add_route(number, route)
-
-    def add_fresh_route(self, number: int, route: Route, kind: str) -> None:
-        self.add_route(number, route, kind)
         self._fresh_routes.append(number)
 
     def add_fresh_worker(self, number: int, worker: Worker) -> None:
@@ -67,7 +59,7 @@ class Registry:
         """The transaction is about to be rolled back; its numbers may go to other names."""
         names = self.names
         for number in self._fresh_routes:
-            del self.numbers[names.routes.pop(number), self.kinds.pop(number)]
+            del names.route_numbers[names.routes.pop(number)]
             self.routes_seen = min(self.routes_seen, number - 1)
         for number in self._fresh_workers:
             del names.worker_numbers[names.workers.pop(number)]
@@ -131,34 +123,34 @@ class Session:
     def learn_routes(self) -> None:
         registry = self.registry
         after = {"number": registry.routes_seen}
-        for number, namespace, lane, tokens, kind in self.rows("routes_after", after):
+        for number, namespace, lane, kind, tokens in self.rows("routes_after", after):
             capabilities = tuple(tokens.split(",")) if tokens else ()
-            registry.add_route(number, Route(namespace, lane, capabilities), kind)
+            self.names.add_route(number, Route(namespace, lane, kind, capabilities))
             registry.routes_seen = number
 
-    def intern_route(self, route: Route, kind: str) -> int:
+    def intern_route(self, route: Route) -> int:
         """The number of a route, given now if it has none. Only inside a writing transaction."""
-        number = self.registry.numbers.get((route, kind))
-        return self._intern_route(route, kind) if number is None else number
+        number = self.names.route_numbers.get(route)
+        return self._intern_route(route) if number is None else number
 
     def intern_workers(self, workers: Iterable[Worker]) -> None:
         for worker in workers:
             if worker not in self.names.worker_numbers:
                 self._intern_worker(worker)
 
-    def _intern_route(self, route: Route, kind: str) -> int:
+    def _intern_route(self, route: Route) -> int:
         self.learn_routes()
-        if (number := self.registry.numbers.get((route, kind))) is not None:
+        if (number := self.names.route_numbers.get(route)) is not None:
             return number
         values = {
             "namespace": route.namespace,
             "lane": route.lane,
             "capabilities": ",".join(route.capabilities),
-            "kind": kind,
+            "kind": route.kind,
         }
         number = self.execute("new_route", values).lastrowid
         assert number is not None  # noqa: S101 - an insert has a row
-        self.registry.add_fresh_route(number, route, kind)
+        self.registry.add_fresh_route(number, route)
         return number
 
     def _intern_worker(self, worker: Worker) -> None:
@@ -181,12 +173,11 @@ def keyed(id: bytes, row: rows.Row) -> rows.Row:
 
 
 def state_row(session: Session, id: bytes, snapshot: Snapshot) -> rows.Row:
-    """As `rows.state_row`, but with the number of the route that has the kind in it."""
+    """As `rows.state_row`, with ids as SQLite keeps them."""
     match snapshot.state:
         case Ready() | Lost():
-            number = session.intern_route(snapshot.execution.route, snapshot.execution.kind)
-            row = rows.state_row(snapshot, session.names)
-            return (id, *row[1:_ROUTE], number, *row[_ROUTE + 1 :])
+            session.intern_route(snapshot.execution.route)
+            return keyed(id, rows.state_row(snapshot, session.names))
         case Waiting() | Suspended():
             return keyed(id, rows.state_row(snapshot, session.names))
         case Active():

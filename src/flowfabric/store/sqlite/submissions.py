@@ -91,12 +91,12 @@ def _insert(session: Session, creations: Mapping[bytes, Creation]) -> None:
 
 def _execution_row(session: Session, id: bytes, creation: Creation) -> rows.Row:
     execution = creation.snapshot.execution
-    number = session.intern_route(execution.route, execution.kind)
-    _, created_at, _, kind, policy, facts, flow, payload = rows.execution_row(
+    session.intern_route(execution.route)
+    _, created_at, number, policy, facts, flow, payload = rows.execution_row(
         creation, session.names
     )
     flow = None if flow is None else flow.bytes
-    return (id, created_at, number, kind, policy, facts, flow, payload)
+    return (id, created_at, number, policy, facts, flow, payload)
 
 
 def _insert_rest(session: Session, creations: Mapping[bytes, Creation]) -> None:

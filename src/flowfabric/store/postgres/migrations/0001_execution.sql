@@ -12,7 +12,6 @@ create table {schema}.execution (
     id uuid not null,
     flow uuid,
     route integer not null,
-    kind text not null,
     policy bytea,
     facts bytea,
     payload bytea not null,

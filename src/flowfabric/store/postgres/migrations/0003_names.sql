@@ -5,13 +5,14 @@ create table {schema}.route (
     number integer not null,
     namespace text not null,
     lane text not null,
+    kind text not null,
     capabilities text not null,
     constraint route_pkey primary key (number)
 );
 
 -- A long list of capabilities does not fit into an index.
 create unique index route_name on {schema}.route
-    (namespace, lane, hashtextextended(capabilities, 0));
+    (namespace, lane, kind, hashtextextended(capabilities, 0));
 create index route_lane on {schema}.route (lane);
 
 create table {schema}.worker (

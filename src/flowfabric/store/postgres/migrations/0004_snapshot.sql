@@ -2,7 +2,7 @@
 
 create view {schema}.snapshot as
 select
-    e.id, e.created_at, e.route as exec_route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route as exec_route, e.policy, e.facts, e.flow,
     cast('ready' as text) as place, s.version, s.epoch, s.rank, s.flags, s.attempt, s.start,
     s.life,
     s.timeout, s.held_until, s.held_for, s.lost,
@@ -16,7 +16,7 @@ select
 from {schema}.ready s join {schema}.execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'lease', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     null, null, null, null,
     s.claim, s.worker, s.started_at, s.expires_at, s.times_out_at, s.renewed_at,
@@ -25,7 +25,7 @@ select
 from {schema}.lease s join {schema}.execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'parked', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     s.timeout, null, null, null,
     null, null, null, null, null, null,
@@ -34,7 +34,7 @@ select
 from {schema}.parked s join {schema}.execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'done', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     null, null, null, null,
     s.claim, s.worker, s.started_at, null, null, null,

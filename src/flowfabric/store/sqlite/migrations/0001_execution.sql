@@ -5,7 +5,6 @@ create table execution (
     id blob primary key check (length(id) = 16),
     created_at integer not null,
     route integer not null,
-    kind text not null,
     policy blob,
     facts blob,
     flow blob,

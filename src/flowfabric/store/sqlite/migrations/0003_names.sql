@@ -6,9 +6,9 @@ create table route (
     number integer primary key,
     namespace text not null,
     lane text not null,
-    capabilities text not null,
     kind text not null,
-    unique (namespace, lane, capabilities, kind)
+    capabilities text not null,
+    unique (namespace, lane, kind, capabilities)
 ) strict;
 
 create table lane (

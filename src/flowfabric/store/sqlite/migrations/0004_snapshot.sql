@@ -2,7 +2,7 @@
 
 create view snapshot as
 select
-    e.id, e.created_at, e.route as exec_route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route as exec_route, e.policy, e.facts, e.flow,
     'ready' as place, s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     s.timeout, s.held_until, s.held_for, s.lost,
     null as claim, null as worker, null as started_at,
@@ -12,7 +12,7 @@ select
 from ready s join execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'lease', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     null, null, null, null,
     s.claim, s.worker, s.started_at, s.expires_at, s.times_out_at, s.renewed_at,
@@ -21,7 +21,7 @@ select
 from lease s join execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'parked', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     s.timeout, null, null, null,
     null, null, null, null, null, null,
@@ -30,7 +30,7 @@ select
 from parked s join execution e on e.id = s.id
 union all
 select
-    e.id, e.created_at, e.route, e.kind, e.policy, e.facts, e.flow,
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
     'done', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
     null, null, null, null,
     s.claim, s.worker, s.started_at, null, null, null,
