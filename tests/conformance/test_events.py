@@ -121,6 +121,9 @@ async def test_filters_that_make_no_sense_are_refused(lab: Lab) -> None:
         await lab.engine.events.read(namespace="a\0b")
     with pytest.raises(Invalid):
         await lab.engine.events.read(execution="nonsense")
+    for family in ("nonsense", 7):
+        with pytest.raises(Invalid):
+            await lab.engine.events.read(family=family)  # type: ignore[arg-type]
     async with aclosing(lab.engine.events.subscribe(tag=("nodot", "v"))) as stream:
         with pytest.raises(InvalidTag):
             await anext(stream)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -91,6 +92,12 @@ async def test_a_malformed_cursor_is_refused(lab: Lab, cursor: str) -> None:
     await lab.submit()
     with pytest.raises(Invalid):
         await lab.engine.views.list(Query(), cursor)
+
+
+async def test_a_cursor_may_be_a_moment_and_an_id(lab: Lab) -> None:
+    first, second = await lab.submit(), await lab.submit()
+    assert await walk(lab, after=(lab.clock.now(), first.uuid)) == [second]
+    assert await walk(lab, after=(lab.clock.now(), second.uuid), newest_first=True) == [first]
 
 
 async def test_a_cursor_of_what_is_gone_continues_where_it_was(lab: Lab) -> None:
@@ -194,6 +201,9 @@ async def test_a_list_is_filtered_by_every_state(lab: Lab) -> None:
         {"created_from": -1},
         {"created_until": 2**70},
         {"created_from": "yesterday"},
+        {"after": (-1, UUID(int=1))},
+        {"after": (1, "nonsense")},
+        {"after": "nonsense"},
     ],
 )
 async def test_a_filter_that_makes_no_sense_is_refused(lab: Lab, wrong: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from flowfabric.core.errors import (
 )
 from flowfabric.core.execution import (
     Active,
+    Ended,
     Failure,
     Outcome,
     Snapshot,
@@ -153,6 +154,29 @@ async def test_who_goes_away_takes_nobody_along(lab: Lab) -> None:
     await lab.complete(claim)
     assert (await patient).outcome is Outcome.SUCCESS
     assert impatient.cancelled()
+
+
+@pytest.mark.parametrize("trouble", [None, Unavailable("gone")])
+async def test_who_goes_away_while_somebody_looks_takes_nobody_along(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, trouble: Exception | None
+) -> None:
+    claim = await lab.running()
+    honest = lab.engine.store.load
+
+    async def interrupted(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        found = await honest(uuids)
+        if isinstance(found[claim.uuid].state, Ended):
+            impatient.cancel()
+            if trouble is not None:
+                raise trouble
+        return found
+
+    monkeypatch.setattr(lab.engine.store, "load", interrupted)
+    impatient, patient = await waiters(lab, claim.id, claim.id)
+    await lab.complete(claim)
+    gone, told = await asyncio.gather(impatient, patient, return_exceptions=True)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert isinstance(told, Ending if trouble is None else Unavailable)
 
 
 async def test_who_waits_hears_of_a_store_in_trouble(

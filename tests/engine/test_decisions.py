@@ -26,10 +26,11 @@ from flowfabric.core.submission import Submission, create
 from flowfabric.core.time import Millis
 from flowfabric.engine import decisions as module
 from flowfabric.engine.after import After
+from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.decisions import Decision, Decisions
 from flowfabric.engine.waiting import Waiting
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Store
+from flowfabric.store.contract import Arrival, Store
 from tests.lab import TTL, W1
 
 Rival = Callable[[], None]
@@ -65,6 +66,10 @@ class Rows:
             self.rivals.pop()()
         return {uuid for change in changes if (uuid := self._write(change)) is not None}
 
+    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+        """Nobody waits at the door."""
+        return []
+
     def hint(self, lanes: frozenset[str]) -> None:
         self.hints.append(lanes)
 
@@ -99,7 +104,8 @@ def running(number: int = 1) -> Snapshot:
 
 def decisions_on(rows: Rows) -> Decisions:
     store = cast(Store, rows)
-    return Decisions(store, After(store, Waiting(store)))
+    arrivals = Arrivals(store)
+    return Decisions(store, arrivals, After(store, Waiting(store, arrivals)))
 
 
 def to_priority(value: int) -> Callable[[Snapshot | None, Millis], Change[control.Changed]]:
