@@ -12,7 +12,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.retry import Backoff, Exponential
 from flowfabric.engine.base import Options
 from flowfabric.engine.engine import Engine
-from flowfabric.store.clock import Clock
+from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.worker.context import Context, SyncContext
@@ -20,6 +20,7 @@ from flowfabric.worker.loop import Worker, WorkerOptions
 from flowfabric.worker.run import Client, Run
 from flowfabric.worker.steps import StepFunction, StepOptions
 from flowfabric.worker.task import Task, TaskOptions
+from flowfabric.worker.transactions import Door
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +66,7 @@ class Fabric:
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
-        self._client = Client(self.engine, self.block_on)
+        self._client = Client(self.engine, self.block_on, Door(clock or SystemClock()))
 
     # -- tasks
 

@@ -2,7 +2,7 @@
 
 Any of asyncpg, psycopg 3 (sync and async), SQLAlchemy 2 (connection or session, sync and async)
 and sqlite3. Nothing is committed here: what is written exists if and only if the application
-commits.
+commits. A connection that commits every statement by itself is refused.
 """
 
 import inspect
@@ -43,6 +43,8 @@ class Foreign:
         self._library = _library(connection)
         self.dialect = _dialect(connection, self._library)
         self._queries = load_queries(self.dialect)
+        if _commits_by_itself(connection, self._library):
+            raise Invalid("there is no transaction on this connection; begin one first")
 
     async def run(self, name: str, values: Mapping[str, Any]) -> list[Any]:
         """The rows of a named query. On Postgres the values are p1, p2, …"""
@@ -52,10 +54,12 @@ class Foreign:
                 found: list[Any] = await self._connection.fetch(query, *values.values())
                 return found
             case "psycopg":
-                result = self._connection.execute(_NUMBERED.sub(r"%(p\1)s", query), dict(values))
+                cursor = self._connection.cursor(row_factory=_plain_rows())
+                result = cursor.execute(_NUMBERED.sub(r"%(p\1)s", query), dict(values))
             case "sqlite3":
-                result = self._connection.execute(query, dict(values))
-                return list(result.fetchall())
+                cursor = self._connection.cursor()
+                cursor.row_factory = None
+                return list(cursor.execute(query, dict(values)).fetchall())
             case _:
                 result = self._connection.execute(_text(query), dict(values))
         result = await result if inspect.isawaitable(result) else result
@@ -102,15 +106,24 @@ async def complete(connection: Any, ending: Ending) -> bool:
     return bool(count)
 
 
-def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `arrive` or `complete` on a connection that blocks: nothing in it ever waits."""
+def run_sync(work: Coroutine[Any, Any, T], connection: Any) -> T:
+    """Runs `arrive` or `complete` on a connection that blocks, in the caller's own thread: nothing
+    in it ever waits."""
     try:
+        _check_blocking(connection)
         work.send(None)
     except StopIteration as finished:
         result: T = finished.value
         return result
-    work.close()
-    raise Invalid("this connection needs an event loop; await the call instead")
+    finally:
+        work.close()
+    raise Invalid("this connection waits for something; await the call instead")
+
+
+def _check_blocking(connection: Any) -> None:
+    asynchronous = inspect.iscoroutinefunction(getattr(connection, "execute", None))
+    if asynchronous or _library(connection) == "asyncpg":
+        raise Invalid("this connection needs an event loop: await the call in a coroutine instead")
 
 
 async def _arrive_sqlite(
@@ -158,6 +171,12 @@ def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:
     return {f"p{number}": value for number, value in enumerate(values, 1)}
 
 
+def _plain_rows() -> Any:
+    from psycopg.rows import tuple_row
+
+    return tuple_row  # whatever rows the application likes
+
+
 def _text(query: str) -> Any:
     from sqlalchemy import text
 
@@ -191,3 +210,17 @@ def _dialect(connection: Any, library: str) -> str:
     if bind.name not in ("sqlite", "postgresql"):
         raise Invalid(f"runs are kept in SQLite or Postgres, not in {bind.name}")
     return "sqlite" if bind.name == "sqlite" else "postgres"
+
+
+def _commits_by_itself(connection: Any, library: str) -> bool:
+    """Whether what is written now would be there at once, whatever fails afterwards."""
+    match library:
+        case "asyncpg":
+            return not connection.is_in_transaction()
+        case "psycopg":
+            return bool(connection.autocommit) and connection.info.transaction_status == 0
+        case "sqlite3" if not connection.in_transaction:
+            automatic = getattr(connection, "autocommit", -1)  # since Python 3.12
+            return automatic is True or (automatic == -1 and connection.isolation_level is None)
+        case _:
+            return False

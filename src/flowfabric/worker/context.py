@@ -10,18 +10,21 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from msgspec import Struct
 
+from flowfabric.core.errors import Invalid, LeaseLost
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.time import Millis, parse_span, to_datetime
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
-from flowfabric.worker.control import OVER, Unwind
-from flowfabric.worker.journal import Branch, Journal, Place
+from flowfabric.store.foreign import run_sync
+from flowfabric.worker.control import LOST, OVER, Unwind
+from flowfabric.worker.journal import Branch, Journal, Place, inside_step
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Run
 from flowfabric.worker.steps import Work, attempt, attempt_here, keep, perform, read
 from flowfabric.worker.task import Call, Task, is_async
 from flowfabric.worker.threads import Threads
+from flowfabric.worker.transactions import Completion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,12 +57,19 @@ class Context:
     runs beside other such code belongs into `gather`, which keeps their places apart.
     """
 
-    def __init__(self, engine: Engine, claim: Claim, threads: Threads) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        claim: Claim,
+        threads: Threads,
+        on_completed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._claim = claim
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._journal = Journal(engine, claim)
+        self._completion = Completion(engine, claim, on_completed)
 
     @cached_property
     def info(self) -> Info:
@@ -122,10 +132,22 @@ class Context:
     ) -> Coroutine[Any, Any, Run[R]]:
         """Submits a child run exactly once, however often the handler runs."""
         call = task if isinstance(task, Call) else task.with_options()
+        if call.options.connection is not None:
+            raise Invalid("in a transaction a run is submitted by the task itself, not by ctx")
         place = self._journal.place(f"submit:{call.task.name}")
         return self._submit(place, call, args, kwargs)
 
     # -- the attempt itself
+
+    async def complete_in(self, connection: Any, result: object = None) -> None:
+        """Ends the run in success with this result in the open transaction of the application:
+        what it wrote there and the end of the run are committed together, or neither is.
+
+        Raises LeaseLost when the run is no longer this worker's: let it pass, so that the
+        transaction is rolled back. Commit right afterwards; what the handler returns is ignored.
+        """
+        self._check_ending()
+        await self._completion.write(connection, result)
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Says how far the run is, for people who watch it."""
@@ -157,6 +179,11 @@ class Context:
     def parked(self) -> bool:
         return self._journal.parked
 
+    @property
+    def completed(self) -> bool:
+        """Whether the handler ended the run in a transaction, committed or not."""
+        return self._completion.written
+
     async def finish(self) -> None:
         await self._journal.finish()
 
@@ -167,6 +194,13 @@ class Context:
 
     def _is_stopped(self) -> bool:
         return bool(self._journal.stopped)
+
+    def _check_ending(self) -> None:
+        if (step := inside_step.get()) is not None:
+            raise Invalid(f"complete_in was called inside step {step!r}, which is recorded whole")
+        if self._journal.stopped == LOST:
+            raise LeaseLost("the lease was lost")
+        self.heartbeat()
 
     async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
         with self._journal.strand(branch):
@@ -249,6 +283,16 @@ class SyncContext:
 
     def heartbeat(self) -> None:
         self._context.heartbeat()
+
+    def complete_in(self, connection: Any, result: object = None) -> None:
+        """As `Context.complete_in`, on a connection that blocks and in this very thread."""
+        self._context._check_ending()
+        completion = self._context._completion
+
+        async def current() -> Snapshot:
+            return self._block(completion.current())
+
+        run_sync(completion.write(connection, result, current), connection)
 
     def _step_here(self, work: Work) -> Any:
         """The work is done in the handler's own thread, only the journal is asked in the loop."""

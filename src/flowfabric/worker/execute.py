@@ -28,7 +28,9 @@ from flowfabric.worker.report import (
     handing_back,
     leaving,
     nothing,
+    settling,
     timing_out,
+    uncommitted,
 )
 from flowfabric.worker.steps import current_context
 from flowfabric.worker.task import Mode, Task
@@ -48,6 +50,9 @@ class Active:
         self.thread: Future[Any] | None = None
         self.handling = False
         self.stopped = ""
+        self.raised: BaseException | None = None
+        self.on_completed: Callable[[], None] = lambda: None
+        """Called when the handler has ended the run in a transaction of its own."""
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -100,6 +105,8 @@ class Executor:
     async def run(self, active: Active) -> None:
         """Whatever happens ends up in the store or, for a lost lease, nowhere."""
         report = await self._handle(active)
+        if active.context is not None and active.context.completed:
+            report = settling(active.claim, report, active.raised)
         try:
             await self._deliver(active, report)
         except LeaseLost as error:
@@ -133,12 +140,14 @@ class Executor:
         except Undecodable as error:
             return failing(claim, str(error))
         if handler.mode is not Mode.PROCESS:
-            active.context = Context(self._engine, claim, self._steps)
+            active.context = Context(self._engine, claim, self._steps, active.on_completed)
         result = await self._timed(active, handler, args, kwargs)
         if active.context is not None:
             if active.context.parked:
                 return delaying(active.context)
             await active.context.finish()
+            if active.context.completed:
+                return uncommitted(claim)
         try:
             return completing(claim, encode(result))
         except Invalid as error:
@@ -211,7 +220,7 @@ class Executor:
 
     def _raised(self, active: Active, error: BaseException) -> Report:
         """The handler ended with an error, which a parked or stopped one may owe to just that."""
-        claim = active.claim
+        claim, active.raised = active.claim, error
         if active.stopped or active.parked:
             return self._stopped(active)
         if isinstance(error, _TimedOut):

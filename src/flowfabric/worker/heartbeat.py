@@ -38,6 +38,7 @@ class Held(Struct):
     renewal: Renewal
     renewed_at: float
     seen_at: float
+    resting: bool = False
 
     @property
     def key(self) -> Key:
@@ -60,6 +61,7 @@ class Heartbeat:
         self._owns_store = owns_store
         self._ttl = ttl / 1000
         self._on_lost = on_lost
+        self._store: Store | None = None
         self._held: dict[Key, Held] = {}
         self._lock = threading.Lock()
         self._worker_loop = asyncio.get_running_loop()
@@ -85,6 +87,13 @@ class Heartbeat:
         with self._lock:
             self._held[claim.uuid, claim.epoch] = Held(renewal, began, began)
 
+    def rest(self, key: Key) -> None:
+        """Neither renews nor looks any more. The application's transaction has ended the run and
+        keeps its row locked; a renewal of all leases would wait for it."""
+        with self._lock:
+            if (held := self._held.get(key)) is not None:
+                held.resting = True
+
     def drop(self, key: Key) -> None:
         with self._lock:
             self._held.pop(key, None)
@@ -96,19 +105,23 @@ class Heartbeat:
             runner.run(self._beat())
 
     async def _beat(self) -> None:
-        watching = asyncio.create_task(self._watch())
-        try:
-            await self._renew_until_stopped()
-        finally:
-            watching.cancel()
+        tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._watch())]
+        await self._stopping.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._store is not None and self._owns_store:
+            with suppress(FlowFabricError):
+                await self._store.close()
 
-    async def _renew_until_stopped(self) -> None:
-        store: Store | None = None
+    async def _keep(self) -> None:
+        """Renews every third of a lease and looks in between, whatever happens."""
         interval = self._ttl / 3
         next_beat = time.monotonic() + interval
-        while not await self._stopped_within(min(LOOK_EVERY, next_beat - time.monotonic())):
+        while True:
+            await asyncio.sleep(max(0.001, min(LOOK_EVERY, next_beat - time.monotonic())))
             try:
-                store = store or await self._open()
+                self._store = store = self._store or await self._open()
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + interval
                     await self._renew(store)
@@ -120,17 +133,9 @@ class Heartbeat:
             except Exception:
                 log.exception("the heartbeat stumbled and goes on")
                 next_beat = time.monotonic() + min(1.0, interval / 2)
-        if store is not None and self._owns_store:
-            with suppress(FlowFabricError):
-                await store.close()
-
-    async def _stopped_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), max(0.001, seconds))
-        return self._stopping.is_set()
 
     async def _renew(self, store: Store) -> None:
-        for page in _pages(self._all()):
+        for page in _pages([held for held in self._all() if not held.resting]):
             began = time.monotonic()
             extended = await store.renew([held.renewal for held in page], store.clock.now())
             for held in page:
@@ -142,7 +147,8 @@ class Heartbeat:
     async def _look(self, store: Store) -> None:
         """Asks for leases that nobody has asked for in a while: a run may have been cancelled."""
         limit = time.monotonic() - LOOK_EVERY * 0.9
-        for page in _pages([held for held in self._all() if held.seen_at < limit]):
+        due = [held for held in self._all() if held.seen_at < limit and not held.resting]
+        for page in _pages(due):
             began = time.monotonic()
             found = await store.load([held.renewal.uuid for held in page])
             for held in page:

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -121,9 +122,11 @@ class Worker:
         bench = Bench(self)
         done = 0
         try:
+            await self.engine.arrivals.admit()
             while count := await self._claim(bench.executor):
                 done += count
                 await self._all_done()
+                await self.engine.arrivals.admit()
         finally:
             await self._hand_back()
             bench.close()
@@ -221,6 +224,7 @@ class Worker:
         if self._heartbeat is not None:
             age = self.engine.now() - (claim.expires_at - claim.ttl)
             self._heartbeat.hold(claim, age / 1000)
+            active.on_completed = partial(self._heartbeat.rest, active.key)
         active.job = asyncio.create_task(executor.run(active))
         active.job.add_done_callback(lambda job: self._done(active, job))
         if self._stopping.is_set():

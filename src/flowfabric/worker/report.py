@@ -1,5 +1,6 @@
 """What a worker tells the engine about an execution in the end, as one call to make."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.context import Context
 from flowfabric.worker.raised import MAX_MESSAGE, Raised, storable
+from flowfabric.worker.transactions import UNCOMMITTED, completed_by
+
+log = logging.getLogger("flowfabric.worker")
 
 Report = Callable[[Engine], Awaitable[Any]]
 
@@ -23,6 +27,26 @@ async def nothing(engine: Engine) -> None:
 
 def completing(claim: Claim, body: bytes) -> Report:
     return lambda engine: engine.attempts.complete(claim, body)
+
+
+def uncommitted(claim: Claim) -> Report:
+    return failing(claim, UNCOMMITTED, Category.TRANSIENT)
+
+
+def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> Report:
+    """The handler ended the run in the application's transaction. That counts if it was committed,
+    whatever happened to the handler afterwards."""
+
+    async def report(engine: Engine) -> None:
+        found = await engine.store.load([claim.uuid])
+        if not completed_by(claim, found.get(claim.uuid)):
+            await otherwise(engine)
+            return
+        engine.store.hint(frozenset())  # whoever waits for the result
+        if raised is not None:
+            log.warning("%s is completed; afterwards its handler raised", claim.id, exc_info=raised)
+
+    return report
 
 
 def delaying(context: Context) -> Report:

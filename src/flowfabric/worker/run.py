@@ -14,6 +14,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.views import Description, Ending
 from flowfabric.worker.codec import decode
 from flowfabric.worker.control import RunCancelled, RunExpired, RunFailed, RunSkipped
+from flowfabric.worker.transactions import Door
 
 R = TypeVar("R")
 
@@ -25,9 +26,11 @@ class Client:
         self,
         engine: Callable[[], Awaitable[Engine]],
         block_on: Callable[[Coroutine[Any, Any, Any]], Any],
+        door: Door,
     ) -> None:
         self.engine = engine
         self.block_on = block_on
+        self.door = door
 
 
 class Run(Generic[R]):

@@ -23,6 +23,7 @@ from flowfabric.core.routing import check_capabilities
 from flowfabric.core.submission import Duplicate, Submission, Submitted
 from flowfabric.core.text import check_kind, check_lane, check_namespace, check_tags
 from flowfabric.core.time import Millis, from_datetime, parse_span
+from flowfabric.store.foreign import run_sync
 from flowfabric.worker.codec import Signature
 from flowfabric.worker.run import Client, Run
 
@@ -74,6 +75,7 @@ class CallOptions(Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     deadline: Span | datetime | None = None
     id: str | None = None
+    connection: Any = None
 
 
 _CALL_OPTIONS = frozenset(CallOptions.__struct_fields__)
@@ -132,8 +134,7 @@ class Task(Generic[P, R]):
 
     def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """`submit` for a script without an event loop."""
-        run: Run[R] = self._client.block_on(self._submit(_NO_OPTIONS, args, kwargs))
-        return run
+        return self._submit_sync(_NO_OPTIONS, args, kwargs)
 
     def with_options(  # noqa: PLR0913 - the options are the interface
         self,
@@ -147,9 +148,14 @@ class Task(Generic[P, R]):
         namespace: str | None = None,
         deadline: Span | datetime | None = None,
         id: str | None = None,
+        connection: Any = None,
     ) -> "Call[P, R]":
         """The task with options for the next submission: `charge.with_options(key="order-7")
-        .submit(7)`. Submitting a known key again gives the earlier run."""
+        .submit(7)`. Submitting a known key again gives the earlier run.
+
+        With a connection of the application (asyncpg, psycopg, SQLAlchemy, sqlite3) to the
+        store's database the run is submitted in its open transaction and exists if and only if
+        that commits."""
         options = CallOptions(
             key=key,
             delay=delay,
@@ -160,6 +166,7 @@ class Task(Generic[P, R]):
             namespace=namespace,
             deadline=deadline,
             id=id,
+            connection=connection,
         )
         return Call(self, options)
 
@@ -190,11 +197,33 @@ class Task(Generic[P, R]):
         self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Run[R]:
         options, kwargs = self._split(options, kwargs)
+        if options.connection is not None:
+            submission = self.submission(options, args, kwargs, self._client.door.now())
+            (run,) = await self._arrive(options.connection, [submission])
+            return run
         engine = await self._client.engine()
         submission = self.submission(options, args, kwargs, engine.now())
         return self._run(await engine.executions.submit(submission))
 
+    def _submit_sync(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Run[R]:
+        options, kwargs = self._split(options, kwargs)
+        work = self._submit(options, args, kwargs)
+        if options.connection is None:
+            run: Run[R] = self._client.block_on(work)
+            return run
+        return run_sync(work, options.connection)  # in this thread, to which it may be bound
+
+    async def _arrive(self, connection: Any, submissions: list[Submission]) -> list[Run[R]]:
+        found = await self._client.door.submit(connection, submissions)
+        return [self.run_of(id, duplicate=duplicate) for id, duplicate in found]
+
     async def _submit_many(self, options: CallOptions, calls: Iterable[Any]) -> list[Run[R]]:
+        if options.connection is not None:
+            now = self._client.door.now()
+            arriving = [self._one_of_many(options, call, now) for call in calls]
+            return await self._arrive(options.connection, arriving)
         engine = await self._client.engine()
         now = engine.now()
         submissions = [self._one_of_many(options, call, now) for call in calls]
@@ -206,8 +235,10 @@ class Task(Generic[P, R]):
 
     def _one_of_many(self, options: CallOptions, call: Any, now: Millis) -> Submission:
         args, kwargs = _arguments(call)
-        options, kwargs = self._split(options, kwargs)
-        return self.submission(options, args, kwargs, now)
+        own, kwargs = self._split(options, kwargs)
+        if own.connection is not options.connection:
+            raise Invalid("one connection submits all of them: give it to with_options")
+        return self.submission(own, args, kwargs, now)
 
     def _split(
         self, options: CallOptions, kwargs: Mapping[str, Any]
@@ -244,8 +275,7 @@ class Call(Generic[P, R]):
 
     def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """`submit` for a script without an event loop."""
-        run: Run[R] = self.task._client.block_on(self.submit(*args, **kwargs))
-        return run
+        return self.task._submit_sync(self.options, args, kwargs)
 
 
 def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
