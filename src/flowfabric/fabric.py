@@ -3,7 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -63,6 +64,7 @@ class Fabric:
         self._options = options
         self._clock = clock
         self._engine: Engine | None = None
+        self._lender: Callable[[], Awaitable[Engine]] | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
@@ -176,6 +178,8 @@ class Fabric:
         return self._engine
 
     async def _open(self) -> Engine:
+        if self._lender is not None:
+            return await self._lender()
         store = await open_store(self.url, clock=self._clock)
         try:
             return await Engine.open(store, options=self._options)
@@ -184,9 +188,22 @@ class Fabric:
             raise
 
     async def close(self) -> None:
+        if self._lender is not None:
+            return  # the engine is not ours to close
         engine, self._engine, self._loop = self._engine, None, None
         if engine is not None:
             await engine.close()
+
+    @contextmanager
+    def _lend(self, lender: Callable[[], Awaitable[Engine]]) -> Iterator[None]:
+        """Inside the block all that is done goes to an engine that somebody lends, whatever the
+        URL says; for tests."""
+        kept = self._engine, self._loop, self._opening, self._lender
+        self._engine, self._loop, self._opening, self._lender = None, None, None, lender
+        try:
+            yield
+        finally:
+            self._engine, self._loop, self._opening, self._lender = kept
 
     async def __aenter__(self) -> "Fabric":
         await self.engine()

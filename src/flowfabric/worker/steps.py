@@ -39,6 +39,11 @@ current_context: contextvars.ContextVar[Any] = contextvars.ContextVar(
 )
 """The context of the run this code belongs to, None inside a step."""
 
+skip_pauses: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "flowfabric_skip_pauses", default=False
+)
+"""Whether the next try of a step follows at once, for tests, which wait for nothing."""
+
 _BRANCH_NAME = re.compile(r"~?[0-9]+(\.~?[0-9]+)*/")
 
 
@@ -108,6 +113,8 @@ class Work(Struct, frozen=True):
         return returns_of(self.function)
 
     def pause_before(self, retry: int) -> float:
+        if skip_pauses.get():
+            return 0.0
         policy = RetryPolicy(max_retries=self.options.retries, backoff=self.options.backoff)
         return backoff_delay(policy, retry, 0.0) / 1000
 
