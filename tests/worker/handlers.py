@@ -16,6 +16,20 @@ class Picky(Exception):
         super().__init__(f"{code}: {reason}")
 
 
+def note(path: str) -> None:
+    """Writes the process's number in one go, so that nobody reads half of it."""
+    draft = Path(f"{path}.{os.getpid()}")
+    draft.write_text(str(os.getpid()))
+    draft.rename(path)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def square(x: int) -> int:
     return x * x
 
@@ -26,7 +40,7 @@ def whoami() -> int:
 
 def nap(path: str, seconds: float = 60.0) -> str:
     """Says in a file that it began, and which process it is."""
-    Path(path).write_text(str(os.getpid()))
+    note(path)
     time.sleep(seconds)
     return "slept"
 

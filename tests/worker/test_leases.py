@@ -1,0 +1,211 @@
+"""Leases under running handlers: kept while they run, and the end of them when they are lost."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowfabric import Context, Fabric, PublicState, RunCancelled, SyncContext
+from flowfabric.core.time import Millis
+from flowfabric.worker.control import Unwind
+from tests.worker import handlers
+from tests.worker.bench import Log, Wire, until, working
+
+
+async def test_a_handler_that_takes_longer_than_its_lease_keeps_it(fabric: Fabric) -> None:
+    @fabric.task()
+    async def job() -> str:
+        await asyncio.sleep(1.2)
+        return "done"
+
+    @fabric.task()
+    def plain() -> str:
+        time.sleep(1.2)
+        return "done"
+
+    async with working(fabric, ttl=Millis(500)):
+        runs = [await job.submit(), await plain.submit()]
+        assert [await run.result(10) for run in runs] == ["done", "done"]
+    for run in runs:
+        assert (await run.describe()).epoch == 1
+
+
+async def test_a_handler_whose_lease_was_revoked_is_stopped_and_counts_no_more(
+    fabric: Fabric, log: Log
+) -> None:
+    begun = asyncio.Event()
+
+    @fabric.task()
+    async def job(ctx: Context) -> str:
+        log.note(f"begun {ctx.info.attempt}")
+        if ctx.info.attempt:
+            return "second"
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            log.note("stopped")
+            for name, call in stale_calls(ctx).items():
+                with pytest.raises(Unwind):
+                    call()
+                log.note(name)
+        return "first"
+
+    def stale_calls(ctx: Context) -> dict[str, Callable[[], Any]]:
+        return {
+            "step": lambda: ctx.step(log.later, "never"),
+            "sleep": lambda: ctx.sleep("1h"),
+            "submit": lambda: ctx.submit(job),
+        }
+
+    engine = await fabric.engine()
+    async with working(fabric, ttl=Millis(1_000)):
+        run = await job.submit()
+        await begun.wait()
+        await engine.claims.revoke(run.id, reason="by hand")
+        assert await run.result(10) == "second"
+        await until(lambda: len(log) == 6)
+    assert [word for word in log if "begun" not in word] == ["stopped", "step", "sleep", "submit"]
+    assert (await engine.views.counts()).by_state["completed"] == 1
+
+
+async def test_a_revoked_lease_stops_a_process(fabric: Fabric, tmp_path: Path) -> None:
+    nap = fabric.task(process=True)(handlers.nap)
+    engine = await fabric.engine()
+    async with working(fabric, processes=1, ttl=Millis(1_500)) as worker:
+        run = await nap.submit(str(tmp_path / "pid"))
+        await until((tmp_path / "pid").exists, 20)
+        await run.cancel()
+        await until(lambda: not worker.active)
+        await until(lambda: not handlers.alive(int((tmp_path / "pid").read_text())))
+    assert await engine.views.state(run.id) is PublicState.CANCELLED
+
+
+async def test_cancelling_a_run_stops_its_handler_long_before_the_lease_ends(
+    fabric: Fabric, log: Log
+) -> None:
+    @fabric.task()
+    async def job() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            log.note("stopped")
+
+    async with working(fabric, ttl=Millis(60_000)) as worker:
+        run = await job.submit()
+        await until(lambda: worker.active)
+        await run.cancel("enough")
+        await until(lambda: log == ["stopped"], 5)
+        await until(lambda: not worker.active)
+        with pytest.raises(RunCancelled, match="enough"):
+            await run.result()
+
+
+async def test_a_worker_that_claims_again_what_it_lost_runs_both_apart(
+    fabric: Fabric, log: Log
+) -> None:
+    """The first handler takes its time to stop; the second must not be stopped in its place."""
+    stopping, go_on = threading.Event(), threading.Event()
+
+    @fabric.task()
+    def job(ctx: SyncContext) -> str:
+        if ctx.info.attempt:
+            return f"attempt {ctx.info.attempt}"
+        stopping.set()
+        go_on.wait(20)
+        return "stale"
+
+    engine = await fabric.engine()
+    async with working(fabric, ttl=Millis(1_000)):
+        run = await job.submit()
+        await until(stopping.is_set)
+        await engine.claims.revoke(run.id, reason="by hand")
+        assert await run.result(10) == "attempt 1"
+        go_on.set()
+    assert [event.kind.name for event in await run.events()] == [
+        "CLAIMED",
+        "LEASE_REVOKED",
+        "RECLAIMED",
+        "COMPLETED",
+    ]
+
+
+async def test_without_a_store_a_worker_stops_its_handlers_before_the_lease_ends(
+    fabric: Fabric, wire: Wire, log: Log
+) -> None:
+    moments: dict[str, float] = {}
+
+    @fabric.task()
+    async def job(ctx: Context) -> str:
+        if not ctx.info.first:
+            return "second"
+        wire.cut = True
+        moments["cut"] = time.monotonic()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            moments["stopped"] = time.monotonic()
+        return "first"
+
+    async with working(fabric, ttl=Millis(1_500)):
+        run = await job.submit()
+        await until(lambda: "stopped" in moments)
+        wire.cut = False
+        assert await run.result(15) == "second"
+    assert moments["stopped"] - moments["cut"] < 1.5
+
+
+async def test_a_renewal_that_hangs_does_not_hide_that_leases_run_out(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    @fabric.task()
+    async def job(ctx: Context) -> str:
+        if not ctx.info.first:
+            return "second"
+        try:
+            await asyncio.sleep(30)
+        finally:
+            log.note("stopped")
+        return "first"
+
+    async def hang(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(30)
+
+    async with working(fabric, ttl=Millis(900)) as worker:
+        await until(lambda: worker._heartbeat)
+        assert worker._heartbeat is not None
+        monkeypatch.setattr(worker._heartbeat, "_renew", hang)
+        run = await job.submit()
+        await until(lambda: log == ["stopped"], 5)
+        monkeypatch.undo()
+        assert await run.state() is not PublicState.COMPLETED
+
+
+async def test_a_heartbeat_that_stumbles_goes_on(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @fabric.task()
+    async def job() -> str:
+        await asyncio.sleep(1.5)
+        return "done"
+
+    async with working(fabric, ttl=Millis(900)) as worker:
+        await until(lambda: worker._heartbeat)
+        assert worker._heartbeat is not None
+        renew, failed = worker._heartbeat._renew, list[int]()
+
+        async def stumble(store: Any) -> None:
+            if not failed:
+                failed.append(1)
+                raise ZeroDivisionError
+            await renew(store)
+
+        monkeypatch.setattr(worker._heartbeat, "_renew", stumble)
+        run = await job.submit()
+        assert await run.result(10) == "done"
+    assert (await run.describe()).epoch == 1
+    assert "the heartbeat stumbled" in caplog.text

@@ -1,0 +1,287 @@
+"""Stopping: what runs may finish, the rest is handed back whole, and nothing is left behind."""
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
+from flowfabric.core.time import Millis
+from tests.worker import handlers
+from tests.worker.bench import Bench, Log, Wire, until
+
+HANDED_BACK = ["CLAIMED", "HANDED_BACK"]
+
+
+async def start(fabric: Fabric, **options: Any) -> tuple[Any, "asyncio.Task[None]"]:
+    worker = await fabric.worker(WorkerOptions(**{"ttl": Millis(30_000), **options}))
+    return worker, asyncio.create_task(worker.run())
+
+
+async def kinds(run: Any) -> list[str]:
+    return [event.kind.name for event in await run.events()]
+
+
+async def handed_back(run: Any) -> None:
+    """The run waits for the next worker, on the same attempt, no retry spent."""
+    about = await run.describe()
+    assert about.state is PublicState.WAITING
+    assert (about.retries, about.attempts_made, await kinds(run)) == (0, 1, HANDED_BACK)
+
+
+async def test_what_runs_may_finish(fabric: Fabric) -> None:
+    go_on = asyncio.Event()
+
+    @fabric.task()
+    async def job() -> str:
+        await go_on.wait()
+        return "finished"
+
+    worker, running = await start(fabric)
+    run, late = await job.submit(), None
+    await until(lambda: worker.active)
+    worker.stop()
+    late = await job.submit()
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    go_on.set()
+    await asyncio.wait_for(running, 10)
+    assert await run.result(1) == "finished"
+    assert await late.state() is PublicState.WAITING, "a stopping worker claims nothing"
+
+
+@pytest.mark.parametrize("twice", [False, True])
+async def test_what_does_not_finish_in_time_is_handed_back(
+    fabric: Fabric, log: Log, twice: bool
+) -> None:
+    @fabric.task()
+    async def job(ctx: Context) -> str:
+        log.note(await ctx.step(log.later, "step"))
+        if len(log) < 3:
+            await asyncio.sleep(60)
+        return "done"
+
+    worker, running = await start(fabric, drain="60s" if twice else "100ms")
+    run = await job.submit()
+    await until(lambda: len(log) == 2)
+    worker.stop()
+    if twice:
+        worker.stop()
+    await asyncio.wait_for(running, 10)
+    await handed_back(run)
+    worker, running = await start(fabric)
+    assert await run.result(10) == "done"
+    worker.stop()
+    await running
+    assert log == ["step", "step", "step"], "done once, seen twice"
+    assert len(await run.attempts()) == 1
+
+
+async def test_a_plain_function_that_does_not_end_keeps_nobody_waiting(fabric: Fabric) -> None:
+    release = threading.Event()
+
+    @fabric.task()
+    def job(ctx: SyncContext) -> None:
+        release.wait(30)
+
+    worker, running = await start(fabric, drain=0.05)
+    run = await job.submit()
+    await until(lambda: worker.active)
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    await handed_back(run)
+    release.set()
+
+
+async def test_a_process_that_does_not_end_is_killed_and_handed_back(
+    fabric: Fabric, tmp_path: Path
+) -> None:
+    nap = fabric.task(process=True)(handlers.nap)
+    worker, running = await start(fabric, drain=0.05)
+    run = await nap.submit(str(tmp_path / "pid"))
+    await until(lambda: (tmp_path / "pid").exists(), 20)
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    await handed_back(run)
+    await until(lambda: not handlers.alive(int((tmp_path / "pid").read_text())))
+
+
+async def test_a_process_that_dies_with_the_worker_is_handed_back(
+    fabric: Fabric, tmp_path: Path
+) -> None:
+    """A signal to the whole group reaches the processes too; that is nobody's failure."""
+    nap = fabric.task(process=True)(handlers.nap)
+    worker, running = await start(fabric)
+    run = await nap.submit(str(tmp_path / "pid"))
+    await until(lambda: (tmp_path / "pid").exists(), 20)
+    worker.stop()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+    await asyncio.wait_for(running, 10)
+    await handed_back(run)
+
+
+async def test_an_error_while_being_stopped_spends_no_retry(fabric: Fabric) -> None:
+    @fabric.task()
+    async def job() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ValueError("while cleaning up") from None
+
+    worker, running = await start(fabric, drain=0)
+    run = await job.submit()
+    await until(lambda: worker.active)
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    await handed_back(run)
+
+
+async def test_a_handler_that_finishes_while_being_stopped_has_finished(fabric: Fabric) -> None:
+    @fabric.task()
+    async def job() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "just in time"
+        return ""
+
+    worker, running = await start(fabric, drain=0)
+    run = await job.submit()
+    await until(lambda: worker.active)
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    assert await run.result(1) == "just in time"
+
+
+async def test_a_claim_that_arrives_after_the_stop_is_handed_back_unbegun(
+    fabric: Fabric, log: Log
+) -> None:
+    @fabric.task()
+    async def job() -> None:
+        log.note("begun")
+
+    run = await job.submit()
+    engine = await fabric.engine()
+    claim = engine.claims.claim
+    worker, running = await start(fabric)
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        found = await claim(*args, **kwargs)
+        worker.stop()
+        return found
+
+    engine.claims.claim = slow  # type: ignore[method-assign]
+    await asyncio.wait_for(running, 10)
+    assert log == []
+    await handed_back(run)
+
+
+async def test_a_stop_while_the_end_is_being_reported_loses_no_result(
+    fabric: Fabric, wire: Wire, log: Log
+) -> None:
+    @fabric.task()
+    async def job() -> str:
+        wire.cut = True
+        return str(log.note("result"))
+
+    worker, running = await start(fabric, drain=0)
+    run = await job.submit()
+    await until(lambda: log)
+    worker.stop()
+    worker.stop()
+    await asyncio.sleep(0.05)
+    wire.cut = False
+    await asyncio.wait_for(running, 10)
+    assert (await run.result(1), await kinds(run)) == ("result", ["CLAIMED", "COMPLETED"])
+
+
+async def test_a_sleeping_run_is_not_handed_back(fabric: Fabric) -> None:
+    @fabric.task()
+    async def job(ctx: Context) -> None:
+        try:
+            await ctx.sleep("1h")
+        finally:
+            await asyncio.sleep(0.1)  # the stop arrives while it unwinds
+
+    worker, running = await start(fabric, drain=0)
+    run = await job.submit()
+    await until(lambda: worker.active)
+    await asyncio.sleep(0.03)
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    assert await run.state() is PublicState.DELAYED
+
+
+async def test_cancelling_the_worker_hands_everything_back(fabric: Fabric) -> None:
+    @fabric.task()
+    async def job() -> None:
+        await asyncio.sleep(60)
+
+    worker, running = await start(fabric)
+    run = await job.submit()
+    await until(lambda: worker.active)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await handed_back(run)
+
+
+def test_a_program_that_just_ends_hands_everything_back(store_url: str) -> None:
+    """The end of `asyncio.run` cancels every task at once, in no particular order."""
+
+    async def program() -> str:
+        fabric = Fabric(store_url)
+
+        @fabric.task()
+        async def job() -> None:
+            await asyncio.sleep(60)
+
+        worker, running = await start(fabric)
+        left.append(running)
+        run = await job.submit()
+        await until(lambda: worker.active)
+        return run.id
+
+    async def look(id: str) -> None:
+        async with Fabric(store_url) as fabric:
+            await handed_back(await fabric.run(id))
+
+    left: list[Any] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it does not even close its store
+        id = asyncio.run(program())
+        left.clear()
+        gc.collect()
+    asyncio.run(look(id))
+
+
+async def test_a_worker_stopped_before_it_runs_does_nothing(bench: Bench) -> None:
+    run = await bench.fabric.task()(handlers.square).submit(1)
+    worker = await bench.fabric.worker()
+    worker.stop()
+    await asyncio.wait_for(worker.run(), 10)
+    assert await run.state() is PublicState.WAITING
+
+
+async def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping(
+    fabric: Fabric, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.worker.loop.LAST_MOMENT", 0.2)
+
+    @fabric.task()
+    async def job() -> None:
+        await asyncio.sleep(60)
+
+    worker, running = await start(fabric, drain=0)
+    await job.submit()
+    await until(lambda: worker.active)
+    wire.cut = True
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+    wire.cut = False
