@@ -67,7 +67,10 @@ async def test_a_killed_process_loses_nothing_it_was_told_is_written(tmp_path: P
             word, uuid = worker.stdout.readline().split()
             told.append((word, UUID(uuid)))
         worker.kill()
-        rest, _ = worker.communicate(timeout=10)
+        # From the same reader, which has read ahead.
+        rest = worker.stdout.read()
+        worker.stdout.close()
+        worker.wait(timeout=10)
         # A line that was cut short may be the last one.
         whole = [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
         told += [(word, UUID(uuid)) for word, uuid in whole]
