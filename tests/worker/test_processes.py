@@ -1,0 +1,294 @@
+"""Real processes: killed, stopped, stalled, crashed. Nothing is lost and nothing counts twice."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flowfabric import Fabric, PublicState, Run, RunFailed, Submission
+from flowfabric.worker.run import gather_results
+from tests.worker import handlers
+from tests.worker.apps.shop import Shop
+from tests.worker.bench import until
+
+ROOT = Path(__file__).parents[2]
+TTL = 1_000
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+class Street:
+    """The client's side: a shop of its own on the same store, and workers in other processes."""
+
+    def __init__(self, fabric: Fabric, url: str, place: Path) -> None:
+        self.fabric = fabric
+        self.shop = Shop(fabric, place)
+        self._env = {**os.environ, "FLOWFABRIC_URL": url, "SHOP": str(place)}
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    async def submit(self, task: str, *args: Any) -> Run[Any]:
+        return await self.shop.tasks[task].submit(*args)
+
+    async def worker(self, **options: Any) -> subprocess.Popen[bytes]:
+        """A worker in a process of its own, ready to work."""
+        worker = self._start(msgspec.json.encode({"ttl": TTL, **options}).decode())
+        self._workers.append(worker)
+        await self.told(f"ready {worker.pid}")
+        return worker
+
+    def _start(self, options: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-W", "error", "-m", "tests.worker.apps.shop", options]
+        with self._log(len(self._workers)).open("wb") as log:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=self._env, stderr=log, start_new_session=True
+            )
+
+    async def told(self, word: str, seconds: float = 20.0) -> None:
+        await until(lambda: word in self.shop.ledger(), seconds)
+
+    def said(self, worker: subprocess.Popen[bytes]) -> str:
+        """What a worker logged."""
+        return self._log(self._workers.index(worker)).read_text()
+
+    async def reclaimed(self, run: Run[Any]) -> None:
+        """Waits until the lease has run out; whoever has the duty to notice may be dead."""
+        engine = await self.fabric.engine()
+        async with asyncio.timeout(15):
+            while (await run.describe()).epoch == 1 and await run.state() is PublicState.ACTIVE:
+                await engine.sweep.once()
+                await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+
+    def _log(self, number: int) -> Path:
+        return self.shop.place / f"worker-{number}.log"
+
+
+@pytest.fixture
+async def street(store_url: str, tmp_path: Path) -> AsyncIterator[Street]:
+    async with Fabric(store_url) as fabric:
+        street = Street(fabric, store_url, tmp_path)
+        try:
+            yield street
+        finally:
+            street.close()
+
+
+async def ended(worker: subprocess.Popen[bytes], seconds: float = 15.0) -> int:
+    await until(lambda: worker.poll() is not None, seconds)
+    return worker.returncode
+
+
+async def kinds(run: Run[Any]) -> list[str]:
+    return [event.kind.name for event in await run.events()]
+
+
+# -- killed
+
+
+async def test_a_worker_killed_in_a_step(street: Street) -> None:
+    worker = await street.worker()
+    run = await street.submit("steps")
+    await street.told("two begins")
+    worker.kill()
+    street.shop.allow("go")
+    await street.worker()
+    await street.reclaimed(run)
+    assert await run.result(15) == "12"
+    told = Counter(street.shop.ledger())
+    assert (told["one"], told["two begins"], told["two ends"]) == (1, 2, 1)
+    assert await kinds(run) == ["CLAIMED", "LEASE_EXPIRED", "RECLAIMED", "COMPLETED"]
+
+
+async def test_a_worker_killed_between_a_steps_work_and_its_record(street: Street) -> None:
+    """At least once is all that can be promised for the work; the record exists once."""
+    worker = await street.worker()
+    run = await street.submit("dies_in_step")
+    assert await ended(worker) == -signal.SIGKILL
+    street.shop.allow("live")
+    await street.worker()
+    await street.reclaimed(run)
+    assert await run.result(15) == "survived"
+    assert Counter(street.shop.ledger())["worked"] == 2
+    engine = await street.fabric.engine()
+    assert len(await engine.attempts.steps(run.id.uuid, 0)) == 1
+
+
+async def test_a_worker_killed_while_it_drains(street: Street) -> None:
+    worker = await street.worker(drain="1m")
+    run = await street.submit("waits", "go")
+    await street.told("waits go")
+    worker.send_signal(signal.SIGTERM)
+    await until(lambda: "stopping: 1 running" in street.said(worker))
+    worker.kill()
+    street.shop.allow("go")
+    await street.worker()
+    await street.reclaimed(run)
+    assert await run.result(15) == "waited for go"
+
+
+async def test_a_worker_killed_among_hundreds_of_jobs_loses_none(street: Street) -> None:
+    ttl = 2_000
+    first = await street.worker(ttl=ttl, concurrency=8)
+    await street.worker(ttl=ttl, concurrency=8)
+    job = street.shop.tasks["job"]
+    runs = await job.submit_many([(number, 20) for number in range(300)])
+    await until(lambda: len(street.shop.ledger()) > 60, 20)
+    first.kill()
+    killed_at = time.monotonic()
+    assert await gather_results(runs, timeout=30) == list(range(300))
+    assert time.monotonic() - killed_at < ttl / 1000 + 5
+    told = Counter(word for word in street.shop.ledger() if word.startswith("job "))
+    assert len(told) == 300
+    assert sum(told.values()) <= 300 + 8, "only what the dead worker had in hand ran twice"
+
+
+async def test_processes_of_a_killed_worker_end_with_it(street: Street) -> None:
+    worker = await street.worker(ttl=30_000)
+    path = street.shop.place / "pid"
+    await street.submit("nap", str(path))
+    await until(path.exists, 20)
+    child = int(path.read_text())
+    assert handlers.alive(child)
+    worker.kill()
+    await until(lambda: not handlers.alive(child))
+
+
+# -- stopped in its tracks
+
+
+async def test_a_worker_that_wakes_after_its_lease_changes_nothing(street: Street) -> None:
+    sleeper = await street.worker()
+    run = await street.submit("stale")
+    await street.told("begun 0")
+    sleeper.send_signal(signal.SIGSTOP)
+    other = await street.worker()
+    await street.reclaimed(run)
+    assert await run.result(15) == other.pid
+    street.shop.allow("go")
+    sleeper.send_signal(signal.SIGCONT)
+    await street.told("the first goes on")
+    other.kill()
+    later = await street.submit("add", 1, 2)
+    assert await later.result(15) == 3, "the one that slept works on"
+    assert await run.result() == other.pid
+    assert await kinds(run) == ["CLAIMED", "LEASE_EXPIRED", "RECLAIMED", "COMPLETED"]
+    engine = await street.fabric.engine()
+    (step,) = await engine.attempts.steps(run.id.uuid, 0)
+    assert str(other.pid) in step.doc.decode()
+
+
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(street: Street) -> None:
+    worker = await street.worker()
+    run = await street.submit("blocks_loop", 3.2)
+    assert await run.result(20) == "at last"
+    assert (await run.describe()).epoch == 1
+    said = street.said(worker)
+    assert said.count("the event loop is blocked for 2") == 1
+    assert "in blocks_loop" in said
+
+
+# -- many
+
+
+async def test_two_workers_run_everything_once(street: Street) -> None:
+    await street.worker(concurrency=5)
+    await street.worker(concurrency=5)
+    runs = await street.shop.tasks["job"].submit_many(range(100))
+    assert await gather_results(runs, timeout=20) == list(range(100))
+    told = Counter(word for word in street.shop.ledger() if word.startswith("job "))
+    assert told == {f"job {number}": 1 for number in range(100)}
+
+
+async def test_ten_thousand_submissions_from_many_tasks(street: Street) -> None:
+    add = street.shop.tasks["add"]
+
+    async def client(number: int) -> set[str]:
+        return {(await add.submit(number, other)).id for other in range(50)}
+
+    ids = await asyncio.gather(*(client(number) for number in range(200)))
+    assert len(set().union(*ids)) == 10_000
+    engine = await street.fabric.engine()
+    assert (await engine.views.counts()).by_state["waiting"] == 10_000
+
+
+# -- harm
+
+
+async def test_a_process_that_crashes_harms_nobody(street: Street) -> None:
+    await street.worker(processes=2, ttl=5_000)
+    crash = await street.submit("crash")
+    others = [await street.submit("square", 3), await street.submit("add", 1, 2)]
+    with pytest.raises(RunFailed, match="the process that ran crash died") as caught:
+        await crash.result(20)
+    assert caught.value.category == "infra_crash"
+    assert [await run.result(20) for run in others] == [9, 3]
+    assert await (await street.submit("square", 4)).result(20) == 16
+
+
+async def test_a_poison_payload_harms_nobody(street: Street) -> None:
+    engine = await street.fabric.engine()
+    submit = engine.executions.submit
+    poisons = [
+        await submit(Submission(kind=kind, payload=payload))
+        for kind in ("add", "square", "blocks_loop")
+        for payload in (b"{", b"\xff\x00", b'{"a": [], "x": [], "seconds": []}')
+    ]
+    await street.worker(processes=1)
+    good = await street.submit("add", 1, 2)
+    assert await good.result(15) == 3
+    for poison in poisons:
+        with pytest.raises(RunFailed, match="the arguments do not fit"):
+            await (await street.fabric.run(poison.id)).result(15)
+
+
+# -- asked to stop
+
+
+async def test_sigterm_hands_back_what_does_not_finish(street: Street) -> None:
+    worker = await street.worker(drain="200ms", ttl=30_000)
+    runs = [await street.submit("waits", "never"), await street.submit("blocks_thread")]
+    await street.told("waits never")
+    await street.told("thread begins")
+    worker.send_signal(signal.SIGTERM)
+    assert await ended(worker) == 0, street.said(worker)
+    for run in runs:
+        about = await run.describe()
+        assert (about.state, about.retries) == (PublicState.WAITING, 0)
+        assert await kinds(run) == ["CLAIMED", "HANDED_BACK"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_stops_now(street: Street, number: signal.Signals) -> None:
+    worker = await street.worker(drain="5m", ttl=30_000)
+    run = await street.submit("waits", "never")
+    await street.told("waits never")
+    worker.send_signal(number)
+    await until(lambda: "stopping: 1 running" in street.said(worker))
+    worker.send_signal(number)
+    assert await ended(worker) == 0, street.said(worker)
+    assert await kinds(run) == ["CLAIMED", "HANDED_BACK"]
+
+
+async def test_ctrl_c_lets_processes_finish(street: Street) -> None:
+    """It reaches the whole group, of which the worker decides."""
+    worker = await street.worker(ttl=30_000)
+    path = street.shop.place / "pid"
+    run = await street.submit("nap", str(path), 0.5)
+    await until(path.exists, 20)
+    os.killpg(worker.pid, signal.SIGINT)
+    assert await ended(worker) == 0, street.said(worker)
+    assert await run.result(5) == "slept"
