@@ -1,0 +1,419 @@
+"""The machine: Hypothesis plays random operations, troubles and clock jumps against the model.
+
+One example is one database. Each rule is one step; after it `Checks` looks at everything. At the
+end of an example the machine plays on until every execution has ended: nothing may be stuck.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from flowfabric.core.execution import Worker
+from tests.machine.checks import CLOSER, LANES, WORKERS, Checks
+from tests.machine.deeds import (
+    ACTS,
+    Act,
+    Block,
+    Cancel,
+    CancelOwn,
+    ChangePriority,
+    ClaimGranted,
+    ClaimResumed,
+    Complete,
+    Deed,
+    Delay,
+    Expire,
+    Fail,
+    Grant,
+    GrantReclaim,
+    HandBack,
+    MarkExpired,
+    OperatorTakes,
+    Reclaim,
+    Record,
+    Renew,
+    Replay,
+    Report,
+    Revoke,
+    Unblock,
+)
+from tests.machine.play import Bench, Demand, Play
+from tests.machine.words import BLOCK_REASONS, Retries, Stage, Wish
+
+T = TypeVar("T")
+
+MOST_EXECUTIONS = 8
+STEP_SECONDS = 30
+HOUR = 3_600_000
+
+KINDS = ("job", "job", "mail")
+NAMESPACES = ("default", "other")
+TOKENS = ("gpu", "eu")
+ALL = frozenset(TOKENS)
+
+UPKEEP = ("crash", "trim", "pause", "submit again", "act blindly", "find and grant")
+picks = st.integers(0, 15)
+workers = st.sampled_from(WORKERS[:3])
+needs = st.sampled_from([frozenset[str](), frozenset[str](), frozenset({"gpu"}), ALL])
+offers = st.sampled_from([frozenset[str](), frozenset({"gpu"}), ALL, ALL])
+ttls = st.sampled_from([1000, 5000, 30_000])
+priorities = st.sampled_from([0, 0, 1, 5, 9000, 12_000, -3])
+spans = st.sampled_from([0, 1, 500, 1000, 10_000])
+categories = st.sampled_from(
+    ["transient", "transient", "permanent", "infra_crash", "timeout", "cancelled"]
+)
+results = st.sampled_from([None, b"", b"one", b"two"])
+reasons = st.sampled_from(BLOCK_REASONS)
+retry_policies = st.sampled_from(
+    [
+        None,
+        Retries(most=2),
+        Retries(most=3, first=500, factor=2.0, longest=1500),
+        Retries(most=1, first=0),
+        Retries(most=2, only=frozenset({"timeout", "infra_crash"})),
+    ]
+)
+
+
+@st.composite
+def wishes(draw: st.DrawFn, now: int) -> Wish:
+    """Each special wish is there now and then; one in four wishes asks for nothing special."""
+
+    def sometimes(strategy: st.SearchStrategy[Any], otherwise: Any = None) -> Any:
+        return draw(strategy) if draw(st.integers(0, 4)) == 0 else otherwise
+
+    if draw(st.integers(0, 3)) == 0:
+        return Wish(lane=draw(st.sampled_from(LANES)), priority=draw(priorities))
+    return Wish(
+        lane=draw(st.sampled_from(LANES)),
+        namespace=sometimes(st.sampled_from(NAMESPACES), "default"),
+        needs=draw(needs),
+        priority=draw(priorities),
+        key=sometimes(st.sampled_from(["k1", "k2"])),
+        kind=draw(st.sampled_from(KINDS)),
+        window=sometimes(st.sampled_from([0, 5000, HOUR]), 86_400_000),
+        delay_until=sometimes(spans.map(lambda span: now + span)),
+        deadline_at=sometimes(st.sampled_from([now + 2000, now + HOUR])),
+        deadline_in=sometimes(st.sampled_from([3000, HOUR])),
+        timeout=sometimes(st.sampled_from([500, 2000, 40_000])),
+        retries=draw(retry_policies),
+        reclaims=sometimes(st.sampled_from([0, 1, 2]), 100),
+        replays=sometimes(st.sampled_from([0, 1]), 10),
+        keep=sometimes(st.sampled_from([0, 60_000, HOUR])),
+    )
+
+
+fails = st.builds(Fail, categories, st.sampled_from([None, None, 0, 700]))
+renewals = st.builds(Renew, ttls)
+deeds: st.SearchStrategy[Deed] = st.one_of(
+    st.builds(Complete, results),
+    fails,
+    fails,
+    renewals,
+    renewals,
+    st.builds(Delay, spans, st.sampled_from([None, "nap"])),
+    st.just(HandBack()),
+    st.just(CancelOwn()),
+    st.builds(Report, st.sampled_from([0, 50, 100])),
+    st.builds(Record, st.sampled_from(["one", "two"]), st.sampled_from([b"x", b"y"])),
+)
+steering: st.SearchStrategy[Act] = st.one_of(
+    st.just(Cancel()),
+    st.just(Revoke()),
+    st.builds(ChangePriority, priorities, st.booleans()),
+    st.just(Replay()),
+    st.just(Replay()),
+    st.builds(Block, reasons),
+    st.builds(Unblock, st.none() | reasons),
+    st.just(Expire()),
+    st.just(MarkExpired()),
+)
+granting: st.SearchStrategy[Act] = st.one_of(
+    st.builds(Grant, workers, offers, ttls),
+    st.builds(GrantReclaim, workers, offers, ttls),
+    st.builds(ClaimGranted, workers, ttls),
+    st.builds(ClaimResumed, workers, ttls),
+    st.builds(Reclaim, workers, ttls, st.sampled_from([None, None, 0, 1])),
+    st.builds(OperatorTakes, ttls),
+)
+demands = st.builds(
+    Demand,
+    worker=workers,
+    offers=offers,
+    lanes=st.sampled_from([(), (), ("a",), ("b",), ("a", "b")]),
+    namespace=st.sampled_from([None, None, "default", "other"]),
+    kinds=st.sampled_from([None, None, None, frozenset({"mail"}), frozenset({"job", "mail"})]),
+    limit=st.sampled_from([1, 1, 2, 5]),
+    ttl=ttls,
+)
+LOST = "the reply is lost, and the call repeated"
+DEATH = "the process dies before it hears the reply"
+grant_waits = st.sampled_from([0, 0, 0, 1000, 1001])
+maybe_lost = st.sampled_from([None, None, LOST])
+rivals = st.one_of(steering, granting, deeds, demands)
+troubles = st.sampled_from([None, None, LOST, DEATH, rivals, rivals, rivals]).flatmap(
+    lambda trouble: trouble if isinstance(trouble, st.SearchStrategy) else st.just(trouble)
+)
+forms = st.sampled_from(["claim", "claim", "handle", "fence"])
+waits = st.sampled_from(
+    [0, 0, 0, -1, 1, 500, 1000, 1000, 5000, 30_000, 61_000, 600_000, HOUR, 90_000_000]
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """Subclassed with a bench, which says where the databases come from."""
+
+    bench: ClassVar[Bench]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.broken = False
+
+    @initialize(data=st.data(), grace=st.sampled_from([0, 0, 2000]))
+    def begin(self, data: st.DataObject, grace: int) -> None:
+        self.play = Play(self.bench, grace)
+        self.runner.run(self.play.begin())
+        self.checks = Checks(self.play.plain, self.play.book)
+        for wish in data.draw(st.lists(wishes(self.play.now), min_size=1, max_size=3)):
+            self._run(self.play.submit(wish))
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "checks") and not self.broken:
+                self._run(self._play_to_the_end())
+        finally:
+            if hasattr(self, "play"):
+                self.runner.run(self.play.end())
+            self.runner.close()
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if hasattr(self, "checks"):
+            self._run(self.checks.all(self.play.now))
+
+    # -- submitting
+
+    @precondition(lambda self: len(self.play.book.lives) < MOST_EXECUTIONS)
+    @rule(data=st.data(), trouble=maybe_lost)
+    def submit(self, data: st.DataObject, trouble: object) -> None:
+        self._run(self.play.submit(data.draw(wishes(self.play.now))), trouble)
+
+    @precondition(lambda self: len(self.play.book.lives) < MOST_EXECUTIONS)
+    @rule(data=st.data())
+    def submit_at_once(self, data: st.DataObject) -> None:
+        many = data.draw(st.lists(wishes(self.play.now), min_size=2, max_size=3))
+        self._run(_all(self.play.submit(wish) for wish in many))
+
+    # -- taking
+
+    @precondition(lambda self: self.play.claimable)
+    @rule(demand=demands, trouble=maybe_lost)
+    def claim(self, demand: Demand, trouble: object) -> None:
+        self._run(self.play.claim(demand), trouble)
+
+    @precondition(lambda self: self.play.claimable)
+    @rule(several=st.lists(demands, min_size=2, max_size=3))
+    def claim_at_once(self, several: list[Demand]) -> None:
+        self._run(self.play.rush(several))
+
+    @precondition(lambda self: self.play.book.lives)
+    @rule(pick=picks, act=granting, trouble=troubles)
+    def grant(self, pick: int, act: Act, trouble: object) -> None:
+        self._run(self.play.act(self._execution(pick, act), act), trouble)
+
+    @precondition(lambda self: self.play.claimable)
+    @rule(pick=picks, worker=workers, ttl=ttls, wait=grant_waits, trouble=troubles)
+    def grant_and_redeem(
+        self, pick: int, worker: Worker, ttl: int, wait: int, trouble: object
+    ) -> None:
+        """The right grant for how the execution stands, redeemed in the right way."""
+        grants = (Grant(worker, ALL, 1000), GrantReclaim(worker, ALL, 1000))
+        uuid = self._execution(pick, *grants)
+        life = self.play.book.lives[uuid]
+        again = ClaimResumed if life.start == "continue" else ClaimGranted
+        lost = life.stage is Stage.LOST
+        redeem = Reclaim(worker, ttl) if lost else again(worker, ttl)
+        self._run(self.play.act(uuid, grants[lost]))
+        self.play.clock.advance(wait)
+        self._run(self.play.act(uuid, redeem), trouble)
+
+    # -- owning, or believing to own
+
+    @precondition(lambda self: self.play.live)
+    @rule(pick=picks, deed=deeds, form=forms, trouble=troubles)
+    def owner_acts(self, pick: int, deed: Deed, form: str, trouble: object) -> None:
+        self._run(self.play.own(_pick(self.play.live, pick), deed, form), trouble)
+
+    @precondition(lambda self: self.play.live)
+    @rule(pick=picks, deed=deeds, form=forms)
+    def owner_acts_twice(self, pick: int, deed: Deed, form: str) -> None:
+        holding = _pick(self.play.live, pick)
+        self._run(self.play.own(holding, deed, form))
+        self._run(self.play.own(holding, deed, form))
+
+    @precondition(lambda self: self.play.live)
+    @rule(pairs=st.lists(st.tuples(picks, deeds), min_size=2, max_size=5))
+    def owners_act_at_once(self, pairs: list[tuple[int, Deed]]) -> None:
+        chosen = {_pick(self.play.live, pick).uuid: (pick, deed) for pick, deed in pairs}
+        steps = [self.play.own(_pick(self.play.live, pick), deed) for pick, deed in chosen.values()]
+        self._run(_all(steps))
+
+    @precondition(lambda self: self.play.stale)
+    @rule(pick=picks, deed=deeds, form=forms, trouble=maybe_lost)
+    def stale_owner_acts(self, pick: int, deed: Deed, form: str, trouble: object) -> None:
+        """Whoever lost its lease changes nothing, however late it wakes up."""
+        self._run(self.play.own(_pick(self.play.stale, pick), deed, form), trouble)
+
+    @precondition(lambda self: self.play.live)
+    @rule(pick=picks, thief=workers, revoked=st.booleans(), deed=deeds, form=forms)
+    def robbed_owner_acts(
+        self, pick: int, thief: Worker, revoked: bool, deed: Deed, form: str
+    ) -> None:
+        """The same while somebody else runs what it lost."""
+        holding = _pick(self.play.live, pick)
+        if revoked:
+            self._run(self.play.act(holding.uuid, Revoke()))
+        else:
+            until = self.play.book.lives[holding.uuid].expires_at
+            self.play.clock.advance(max(0, until - self.play.now))
+            self._run(self.play.sweep())
+        self._run(self.play.claim(Demand(thief, ALL, limit=5)))
+        self._run(self.play.own(holding, deed, form))
+
+    @precondition(lambda self: self.play.live)
+    @rule(pick=picks, deed=deeds, act=steering)
+    def owner_and_operator_act_at_once(self, pick: int, deed: Deed, act: Act) -> None:
+        self._run(self.play.race(_pick(self.play.live, pick), deed, act))
+
+    # -- steering
+
+    @precondition(lambda self: self.play.book.lives)
+    @rule(pick=picks, act=steering, trouble=troubles)
+    def steer(self, pick: int, act: Act, trouble: object) -> None:
+        self._run(self.play.act(self._execution(pick, act), act), trouble)
+
+    # -- time, the sweep, and what is rare
+
+    @precondition(lambda self: self.play.book.lives)
+    @rule(span=waits)
+    def wait(self, span: int) -> None:
+        """Some time passes: a span, or until something is due, or until just before."""
+        due = self.play.book.next_due(self.play.now)
+        if span > 0 or due is None:
+            self.play.clock.advance(abs(span) or 1000)
+        else:
+            self.play.clock.advance(due - self.play.now + span)
+
+    @precondition(lambda self: self.play.book.lives)
+    @rule(span=waits, trouble=troubles)
+    def wait_and_sweep(self, span: int, trouble: object) -> None:
+        self.wait(span)
+        self._run(self.play.sweep(), trouble)
+
+    @precondition(lambda self: self.play.book.lives)
+    @rule(what=st.sampled_from(UPKEEP), pick=picks, act=steering | granting, demand=demands)
+    def upkeep(self, what: str, pick: int, act: Act, demand: Demand) -> None:
+        play, lane, uuid = self.play, LANES[pick % 2], self._execution(pick)
+        match what:
+            case "crash":
+                self._run(play.crash())
+            case "act blindly":
+                self._run(play.act(uuid, act))
+            case "find and grant" if lane not in play.book.paused:
+                self._run(play.find_and_grant(demand, lane))
+            case "trim":
+                self._run(play.trim(), LOST if pick % 3 == 0 else None)
+            case "pause":
+                self._run(play.resume(lane) if lane in play.book.paused else play.pause(lane))
+            case "submit again":
+                self._run(play.submit(play.book.lives[uuid].wish, uuid))
+            case _:
+                pass
+
+    # -- how a step is run
+
+    def _run(self, step: Coroutine[Any, Any, None], trouble: object = None) -> None:
+        """Runs a step to its end, with trouble on its way if there is to be some."""
+        self._arm(trouble)
+        try:
+            self.runner.run(_in_time(step))
+        except BaseException:
+            self.broken = True
+            raise
+        finally:
+            self._arm(None)
+
+    def _arm(self, trouble: object) -> None:
+        play = self.play
+        play.lost.armed = trouble in (LOST, DEATH)
+        play.dying = trouble == DEATH
+        calm = trouble is None or play.lost.armed
+        play.rivals.rival = None if calm else lambda uuid: self._rival(uuid, trouble)
+
+    async def _rival(self, uuid: UUID, trouble: Any) -> None:
+        """Somebody else was faster: another claimer, the owner, or an operator who finds something
+        to change."""
+        play, owner = self.play, self.play.owner_of(uuid)
+        if isinstance(trouble, Demand):
+            return await play.claim(trouble, play.other)
+        if not isinstance(trouble, ACTS):
+            if owner is not None:
+                return await play.own(owner, trouble, engine=play.other)
+            trouble = Cancel()
+        for act in (trouble, ChangePriority(7, anywhere=True), Revoke(), Replay()):
+            if play.would_change(uuid, act):
+                return await play.act(uuid, act, engine=play.other)
+        return None
+
+    async def _play_to_the_end(self) -> None:
+        """Opens what operators closed and works until every execution has ended."""
+        play = self.play
+        for lane in list(play.book.paused):
+            await play.resume(lane)
+        for _ in range(10 * MOST_EXECUTIONS):
+            await play.sweep()
+            for life in list(play.book.lives.values()):
+                if life.stage is Stage.BLOCKED:
+                    await play.act(life.uuid, Unblock())
+            await play.claim(Demand(CLOSER, ALL, limit=500))
+            for holding in play.live:
+                await play.own(holding, Complete(b"closed"))
+            await self.checks.all(play.now)
+            await self.checks.lists(play.now)
+            if all(life.final for life in play.book.lives.values()):
+                return
+            play.clock.advance(self._wait() - play.now)
+        raise AssertionError("some executions never end")
+
+    def _wait(self) -> int:
+        """The next moment that frees something: a timer, or the end of a hold."""
+        now, lives = self.play.now, self.play.book.lives.values()
+        moments = [life.held_until for life in lives if life.held_until > now]
+        due = self.play.book.next_due(now)
+        moments += [] if due is None else [due]
+        assert moments, "nothing will ever happen again"
+        return min(moments)
+
+    def _execution(self, pick: int, *acts: Act) -> UUID:
+        """An execution one of the acts would change, if there is one; else any."""
+        lives = self.play.book.lives
+        fit = [uuid for uuid in lives if any(self.play.would_change(uuid, act) for act in acts)]
+        return _pick(fit or list(lives), pick)
+
+
+def _pick(things: Sequence[T], number: int) -> T:
+    return things[number % len(things)]
+
+
+async def _all(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*steps)
+
+
+async def _in_time(step: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(STEP_SECONDS):
+        await step

@@ -1,0 +1,107 @@
+"""Stores that make trouble in front of a store that works.
+
+`Rivals` commits somebody else's change at the worst moment: after the engine has loaded and
+decided, before it writes. `LostReplies` lets a write happen and then says that the store could
+not be reached. Both do nothing until they are armed.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change
+from flowfabric.core.errors import Unavailable
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.submission import Creation
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
+
+Rival = Callable[[UUID], Awaitable[None]]
+T = TypeVar("T")
+
+
+class Wrapper:
+    """Every method of the store behind it, unless a subclass has its own."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def store(self) -> Store:
+        """The wrapper, as what it stands for."""
+        return cast(Store, self)
+
+
+class Rivals(Wrapper):
+    """Between a decision and its write a rival changes every record the write is about."""
+
+    rival: Rival | None = None
+    """Who will be faster at the next write."""
+
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+        await self._interfere([renewal.uuid for renewal in renewals])
+        return await self.inner.renew(renewals, now)
+
+    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+        await self._interfere(_decided_on(changes))
+        return await self.inner.end(changes, now)
+
+    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+        await self._interfere([note.uuid for note in notes])
+        return await self.inner.note(notes, now)
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        await self._interfere(_decided_on(changes))
+        return await self.inner.apply(changes)
+
+    async def _interfere(self, uuids: Sequence[UUID]) -> None:
+        rival, self.rival = self.rival, None
+        if rival is not None:
+            for uuid in uuids:
+                await rival(uuid)
+
+
+class LostReplies(Wrapper):
+    """The reply of the next write that writes something is lost."""
+
+    armed = False
+
+    async def submit(self, creations: Sequence[Creation], now: Millis) -> list[ExecutionId | None]:
+        return self._lose(await self.inner.submit(creations, now))
+
+    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
+        """Whoever loses the reply of a claim repeats the call and says so."""
+        try:
+            return self._lose(await self.inner.claim(call, now))
+        except Unavailable:
+            return await self.inner.claim(replace(call, repeated=True), now)
+
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+        return self._lose(await self.inner.renew(renewals, now))
+
+    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+        return self._lose(await self.inner.end(changes, now))
+
+    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+        return self._lose(await self.inner.note(notes, now))
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        return self._lose(await self.inner.apply(changes))
+
+    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
+        return self._lose(await self.inner.trim(ended_before, now, limit))
+
+    def _lose(self, reply: T) -> T:
+        if self.armed and reply:
+            self.armed = False
+            raise Unavailable("the reply was lost")
+        return reply
+
+
+def _decided_on(changes: Sequence[Change[object]]) -> list[UUID]:
+    return [change.before.execution.uuid for change in changes if change.before is not None]

@@ -1,0 +1,257 @@
+"""Faults put in on purpose: a machine that does not find them proves nothing by its silence."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace
+
+from flowfabric.core import attempt, control, gate
+from flowfabric.core.change import Change
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Life, Next, Ready, Snapshot, Source, Waiting
+from flowfabric.core.lease import Owner, enter
+from flowfabric.core.time import Millis
+from flowfabric.store.clock import Clock
+from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
+from tests.machine.machine import Machine
+from tests.machine.rivals import Wrapper
+from tests.machine.test_machine import SqliteBench
+
+BUDGET = settings(
+    max_examples=200,
+    stateful_step_count=40,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Fault(Wrapper):
+    """A store that does one thing wrong."""
+
+    def __init__(self, inner: Store, path: Path) -> None:
+        super().__init__(inner)
+        self.path = path
+
+
+class FaultyBench(SqliteBench):
+    """Every store it opens has the fault."""
+
+    def __init__(self, folder: Path, fault: type[Fault]) -> None:
+        super().__init__(folder)
+        self._fault = fault
+
+    async def open(self, clock: Clock) -> Store:
+        return self._fault(await super().open(clock), self.path).store
+
+
+class EndsUnderAnyFence(Fault):
+    """Its end statement compares nothing: whoever ran it once may end it."""
+
+    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+        return await self.inner.apply(await _rebased(self.inner, changes))
+
+
+class ComparesNoVersion(Fault):
+    """Writes what was decided on an older version over a newer one."""
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        return await self.inner.apply(await _rebased(self.inner, changes))
+
+
+class RenewsForAnybody(Fault):
+    """Extends a lease without asking whose it is."""
+
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+        found = await self.inner.load([renewal.uuid for renewal in renewals])
+        return await self.inner.renew([_current(it, found.get(it.uuid)) for it in renewals], now)
+
+
+class NotesForAnybody(Fault):
+    """Says that a side write was fine although its lease is gone."""
+
+    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+        await self.inner.note(notes, now)
+        return {note.uuid for note in notes}
+
+
+class ClaimsTwice(Fault):
+    """A claim that gets less than it asked for also gets what the one before it got."""
+
+    earlier: tuple[Taken, ...] = ()
+
+    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
+        taken = await self.inner.claim(call, now)
+        again, self.earlier = self.earlier, tuple(taken)
+        return [*taken, *again][: call.limit]
+
+
+class LeavesTheReadyRow(Fault):
+    """A claim writes the lease and forgets to delete what it took."""
+
+    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
+        before = _ready_rows(self.path)
+        taken = await self.inner.claim(call, now)
+        _put_back(self.path, before - _ready_rows(self.path))
+        return taken
+
+
+class ClaimsTheWorst(Fault):
+    """Gives a worker the right executions in the wrong order."""
+
+    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
+        return (await self.inner.claim(call, now))[::-1]
+
+
+class ForgetsEvents(Fault):
+    """Writes the general changes without their events."""
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        return await self.inner.apply([replace(change, events=()) for change in changes])
+
+
+class DropsWhatWaits(Fault):
+    """Says that a retry or a delay was written, and has forgotten it."""
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        kept = [change for change in changes if not _parks(change)]
+        lost = {_uuid(change) for change in changes if _parks(change)}
+        return lost | await self.inner.apply(kept)
+
+
+class SeesNothingDue(Fault):
+    """Has no timers: what waits for a moment waits for ever."""
+
+    async def due(self, now: Millis, limit: int) -> list[UUID]:
+        return []
+
+
+STORE_FAULTS: list[type[Fault]] = [
+    EndsUnderAnyFence,
+    ComparesNoVersion,
+    RenewsForAnybody,
+    NotesForAnybody,
+    ClaimsTwice,
+    LeavesTheReadyRow,
+    ClaimsTheWorst,
+    ForgetsEvents,
+    DropsWhatWaits,
+    SeesNothingDue,
+]
+
+
+def no_fence(snapshot: Snapshot, owner: Owner, now: Millis) -> Any:
+    """The gate of every owner, which lets everybody in."""
+    return enter(snapshot, Owner(source=Source.OPERATOR), now)
+
+
+def no_timer(life: Life, next: Next, now: Millis) -> Waiting | Ready:
+    """The door to `ready`, which parks what has to wait and forgets until when."""
+    state = gate.admit(life, next, now)
+    return replace(state, due_at=None) if isinstance(state, Waiting) else state
+
+
+def no_repeat(*_: object) -> None:
+    """Nobody is recognised who asks again because the reply was lost."""
+
+
+def no_growth(snapshot: Snapshot | None, now: Millis) -> Change[object]:
+    """A replay that begins with the first epoch again."""
+    change = honest_replay(snapshot, now)
+    assert change.after is not None
+    after = replace(change.after, head=replace(change.after.head, epoch=0))
+    return replace(change, after=after)
+
+
+honest_replay = control.replay
+
+RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
+    (attempt, "enter", no_fence),
+    (attempt, "admit", no_timer),
+    (attempt, "_failed_by", no_repeat),
+    (attempt, "_ended_by", no_repeat),
+    (control, "replay", no_growth),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+def test_the_machine_finds_a_fault_of_the_store(fault: type[Fault], tmp_path: Path) -> None:
+    assert_found(FaultyBench(tmp_path, fault))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("module", "rule", "fault"), RULE_FAULTS)
+def test_the_machine_finds_a_fault_of_a_rule(
+    module: Any,
+    rule: str,
+    fault: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, rule, fault)
+    assert_found(SqliteBench(tmp_path))
+
+
+def assert_found(bench: SqliteBench) -> None:
+    machine = type("FaultyMachine", (Machine,), {"bench": bench})
+    with pytest.raises((AssertionError, FlowFabricError)):
+        run_state_machine_as_test(machine, settings=BUDGET)
+
+
+def _parks(change: Change[object]) -> bool:
+    return change.after is not None and isinstance(change.after.state, Waiting)
+
+
+def _uuid(change: Change[object]) -> UUID:
+    assert change.before is not None
+    return change.before.execution.uuid
+
+
+async def _rebased(store: Store, changes: Sequence[Change[object]]) -> list[Change[object]]:
+    """The changes as if they had been decided on what stands now."""
+    found = await store.load([_uuid(change) for change in changes])
+    return [_onto(change, found) for change in changes]
+
+
+def _onto(change: Change[object], found: dict[UUID, Snapshot]) -> Change[object]:
+    if change.before is None or change.after is None:
+        return change
+    current = found.get(change.before.execution.uuid, change.before)
+    head = replace(change.after.head, version=current.head.version + 1)
+    return replace(change, before=current, after=replace(change.after, head=head))
+
+
+def _current(renewal: Renewal, snapshot: Snapshot | None) -> Renewal:
+    lease = getattr(snapshot.state, "lease", None) if snapshot else None
+    if snapshot is None or lease is None:
+        return renewal
+    return replace(renewal, lease_id=lease.id, epoch=snapshot.head.epoch)
+
+
+def _ready_rows(path: Path) -> set[tuple[Any, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return set(connection.execute("select * from ready").fetchall())
+    finally:
+        connection.close()
+
+
+def _put_back(path: Path, rows: set[tuple[Any, ...]]) -> None:
+    connection = sqlite3.connect(path)
+    try:
+        with connection:
+            for row in rows:
+                marks = ", ".join("?" * len(row))
+                connection.execute(f"insert into ready values ({marks})", row)
+    finally:
+        connection.close()
