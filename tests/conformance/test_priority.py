@@ -202,7 +202,7 @@ async def test_priority_is_global_over_namespaces_and_requirements(lab: Lab) -> 
 async def test_a_head_the_worker_cannot_run_hides_nothing_behind_it(lab: Lab) -> None:
     """E-X12"""
     gpu = {"routing_requirements": {"required_capabilities": ["gpu"]}}
-    heads = [await lab.submit(priority=9000, policy=gpu) for _ in range(100)]
+    heads = [await lab.submit(priority=9000, policy=gpu) for _ in range(250)]
     plain, last = await lab.submit(), await lab.submit()
     granted = await lab.engine.grants.find_and_issue("w9", lane="default")
     assert granted is not None
