@@ -1,12 +1,13 @@
 """Submissions and endings inside the application's own transaction, whatever library it uses."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from flowfabric.core.errors import Invalid, NotFound
-from flowfabric.core.execution import Outcome
+from flowfabric.core.execution import Outcome, Snapshot
 from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.core.submission import Duplicate, Submission
 from flowfabric.core.time import Millis
@@ -185,3 +186,19 @@ async def test_an_unknown_id_is_still_unknown(lab: Lab) -> None:
     id = ExecutionId.solo("default", new_uuid7(lab.clock.now(), 5))
     with pytest.raises(NotFound):
         await lab.engine.executions.cancel(id, reason="x")
+
+
+async def test_a_run_that_somebody_else_lets_in_meanwhile_is_found(
+    lab: Lab, second_lab: Lab, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with libraries(store_url)[0]() as connection:
+        found = await foreign.arrive(connection, arrival(lab), None, Millis(0))
+    look = lab.engine.store.load
+
+    async def look_and_wait(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        seen = await look(uuids)
+        await second_lab.engine.arrivals.admit()
+        return seen
+
+    monkeypatch.setattr(lab.engine.store, "load", look_and_wait)
+    assert await lab.state(id_of(found)) == "waiting"

@@ -39,10 +39,12 @@ class Arrivals:
         return admitted
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
-        """Executions as they stand. One that is not there may be waiting at the door."""
+        """Executions as they stand. One that is not there may be waiting at the door, or was let
+        in by somebody else since the first look."""
         found = await self._store.load(uuids)
         missing = [uuid for uuid in uuids if uuid not in found]
-        if missing and await self.admit(missing):
+        if missing:
+            await self.admit(missing)
             found |= await self._store.load(missing)
         return found
 
