@@ -160,7 +160,9 @@ def released(
 def same_release(snapshot: Snapshot, fence: Fence | None, operation: str) -> Released | None:
     """The release this very fence made before, if that was the last thing that happened."""
     last = snapshot.life.released
-    if fence is None or last is None or isinstance(snapshot.state, Active):
+    if fence is None or last is None or last.epoch != snapshot.head.epoch:
+        return None
+    if isinstance(snapshot.state, Active):
         return None
     attempt_id = derive_attempt_id(snapshot.execution.uuid, last.attempt)
     if last.operation == operation and fence == Fence(last.lease_id, last.epoch, attempt_id):

@@ -142,8 +142,8 @@ def reclaim(
     snapshot: Snapshot | None, taking: Taking, now: Millis, cap: int | None = None
 ) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
     """Redeems a reclaim grant: a new attempt starts in place of the lost one."""
-    if snapshot is None:
-        return unchanged(GrantNotFound())
+    if snapshot is None or isinstance(snapshot.state, Ready):
+        return unchanged(GrantNotFound())  # a hold on a ready execution is another kind of grant
     hold = getattr(snapshot.state, "hold", None)
     if not isinstance(hold, Hold) or hold.worker is None:
         return unchanged(GrantNotFound())

@@ -80,6 +80,8 @@ class Creation(Struct, frozen=True):
     tags: Mapping[str, str]
     key: str | None = None
     key_until: Millis = Millis(0)
+    minted: bool = True
+    """Whether the id is our own: then nobody else can have created it."""
 
 
 def create(
@@ -98,6 +100,7 @@ def create(
         tags=check_tags(submission.tags) if submission.tags else {},
         key=key if window > 0 and not key_taken else None,
         key_until=Millis(now + window),
+        minted=submission.id is None,
     )
 
 

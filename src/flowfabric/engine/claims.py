@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core import lease as rules
+from flowfabric.core.attempt import Delayed, hand_back
+from flowfabric.core.change import Change
 from flowfabric.core.check import (
     check_kind_of,
     check_limit,
@@ -43,6 +47,7 @@ from flowfabric.core.text import (
 from flowfabric.core.time import Millis, check_moment, parse_span
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
+from flowfabric.engine.decisions import Decision
 from flowfabric.engine.lanes import share_out
 from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Taken
 
@@ -122,6 +127,7 @@ class Claims(Noun):
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
         )
+        self._rescues: set[asyncio.Future[None]] = set()
         self._turns: dict[tuple[str, ...], dict[str, float]] = {}
 
     async def claim(
@@ -225,6 +231,8 @@ class Claims(Noun):
 
     async def drain(self) -> None:
         await self._renewals.drain()
+        if self._rescues:
+            await asyncio.wait(self._rescues)
 
     def _call(
         self,
@@ -250,17 +258,40 @@ class Claims(Noun):
         )
 
     async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
-        store = self._parts.store
         if not weights:
-            return await store.claim(call, self._now())
+            return await self._claim(call)
         taken: list[Taken] = []
         for lanes, share in self._shares(weights, call.limit):
             room = call.limit - len(taken)
             if room <= 0:
                 break
             part = _part(call, self._fresh(), lanes, min(share, room))
-            taken += await store.claim(part, self._now())
+            try:
+                taken += await self._claim(part)
+            except FlowFabricError:
+                if not taken:
+                    raise
+                break  # what was taken must reach its owner
         return taken
+
+    async def _claim(self, call: ClaimCall) -> list[Taken]:
+        """Claims so that nothing is left with nobody: if the caller goes away meanwhile, what
+        was taken is handed back."""
+        work = asyncio.ensure_future(self._parts.store.claim(call, self._now()))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            rescue = asyncio.ensure_future(self._hand_back(work))
+            self._rescues.add(rescue)
+            rescue.add_done_callback(self._rescues.discard)
+            raise
+
+    async def _hand_back(self, work: "asyncio.Future[list[Taken]]") -> None:
+        with suppress(FlowFabricError):
+            taken = [Claim(item.snapshot, item.payload, Millis(1)) for item in await work]
+            await self._parts.decisions.decide_all(
+                [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in taken]
+            )
 
     def _shares(self, weights: dict[str, int], limit: int) -> list[tuple[tuple[str, ...], int]]:
         """Each lane's share of this claim, then whatever is left from all lanes together."""
@@ -272,6 +303,10 @@ class Claims(Noun):
     async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
         extended = await self._parts.store.renew(renewals, self._now())
         return [extended.get(renewal.uuid) for renewal in renewals]
+
+
+def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
+    return hand_back(held, owner, now)
 
 
 def check_ttl(ttl: Any) -> Millis:

@@ -142,7 +142,7 @@ def _decide_group(
     for decision in group:
         try:
             change = decision.rule(snapshot, now)
-        except FlowFabricError as error:
+        except Exception as error:  # a rule that stumbles takes nobody along
             decision.outcome = error
             continue
         decision.outcome = change.outcome

@@ -141,14 +141,18 @@ class Executions(Noun):
             if existing is None
         )
         return [
-            _submitted(creation) if existing is None else Duplicate(existing)
+            _outcome(creation, existing)
             for creation, existing in zip(creations, found, strict=True)
         ]
 
 
-def _submitted(creation: Creation) -> Submitted:
+def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Duplicate:
+    """A duplicate of an id this process minted is its own, from an earlier try."""
     snapshot = creation.snapshot
-    return Submitted(snapshot.execution.id, vector(snapshot).public)
+    mine = creation.minted and existing == snapshot.execution.id
+    if existing is None or mine:
+        return Submitted(snapshot.execution.id, vector(snapshot).public)
+    return Duplicate(existing)
 
 
 def _creation_keys(creation: Creation) -> tuple[Hashable, ...]:

@@ -22,7 +22,7 @@ from flowfabric.engine.decisions import Decision
 from flowfabric.engine.schedules import Schedules
 
 DUTY = "sweep"
-DUTY_SPAN = Millis(5_000)
+DUTY_SPAN = Millis(2_500)
 PAGE = 500
 MAX_PAUSE = 1.0
 DOOR_PAUSE = 0.02
