@@ -32,7 +32,7 @@ OPERATIONS: dict[str, Operation] = {
     "progress": lambda lab, owned: lab.engine.attempts.progress(owned, 99, "late"),
     "record_step": lambda lab, owned: lab.engine.attempts.record_step(owned, STEP),
 }
-FOR_OPERATORS = ("complete", "fail", "delay", "hand_back", "cancel")
+FOR_OPERATORS = {"complete", "fail", "delay", "hand_back", "cancel"}
 
 STATE_AFTER = {
     "complete": PublicState.COMPLETED,

@@ -243,7 +243,7 @@ def due(snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis) -> "
             life = replace(snapshot.life, not_before=None, delay=None)
             after = snapshot.to(admit(life, next, now), life=life)
             return Change(outcome=after, before=snapshot, after=after)
-        case Waiting(gate=Gate.ARRIVAL):
+        case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:
             return _end_refused(snapshot, now)
         case _:
             return unchanged(AlreadySatisfied("not_yet_due"))

@@ -69,6 +69,10 @@ class Outcome(IntEnum):
     EXPIRED = 3
     SKIPPED = 4
 
+    def __bool__(self) -> bool:
+        """An ending is something, success included, although its number is zero."""
+        return True
+
 
 class Source(StrEnum):
     """Who asks for an owner operation. Any other text is allowed as a custom source."""

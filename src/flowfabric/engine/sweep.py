@@ -119,6 +119,9 @@ class Sweep(Noun):
             except FlowFabricError as error:
                 log.debug("the door is closed: %s", error)
                 await asyncio.sleep(MAX_PAUSE)
+            except Exception:
+                log.exception("the door jammed and is tried again")
+                await asyncio.sleep(MAX_PAUSE)
             await asyncio.sleep(DOOR_PAUSE)
 
     async def _turn(self) -> float:
