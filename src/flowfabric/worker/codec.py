@@ -3,7 +3,6 @@
 The payload is an object with one member per parameter, so that any language can write one.
 """
 
-import builtins
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -185,8 +184,6 @@ def _enc_hook(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
-    if isinstance(value, str):  # a kind of text, such as the id of a run
-        return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -196,8 +193,6 @@ def _dec_hook(type: Any, value: Any) -> Any:
         return validate(value)
     if type is object:
         return value
-    if isinstance(type, builtins.type) and issubclass(type, str):
-        return type(value)
     raise TypeError(f"{getattr(type, '__name__', type)} cannot be read from JSON")
 
 
