@@ -263,6 +263,16 @@ class Machine(RuleBasedStateMachine):
         steps = [self.play.own(_pick(self.play.live, pick), deed) for pick, deed in chosen.values()]
         self._run(_all(steps))
 
+    @precondition(lambda self: self.play.live)
+    @rule(pick=picks, deed=deeds, form=forms, trouble=troubles)
+    def patient_owner_acts(self, pick: int, deed: Deed, form: str, trouble: object) -> None:
+        """An owner that has renewed its lease works on after the end of the lease it was given."""
+        holding = _pick(self.play.live, pick)
+        self._run(self.play.own(holding, Renew(30_000)))
+        left = holding.claim.expires_at - self.play.now
+        self.play.clock.advance(left if 0 < left < 30_000 else 0)
+        self._run(self.play.own(holding, deed, form), trouble)
+
     @precondition(lambda self: self.play.stale)
     @rule(pick=picks, deed=deeds, form=forms, trouble=maybe_lost)
     def stale_owner_acts(self, pick: int, deed: Deed, form: str, trouble: object) -> None:

@@ -1,6 +1,7 @@
 """The machine on every store.
 
-`FLOWFABRIC_MACHINE_EXAMPLES` says how many examples to play on each, if not the usual few.
+`FLOWFABRIC_MACHINE_EXAMPLES` asks for so many examples on each instead of the usual few, and for
+longer ones.
 """
 
 import asyncio
@@ -23,6 +24,14 @@ from tests.machine.play import Bench
 
 USUAL = {"sqlite": 60, "postgres": 30}
 ASKED = os.environ.get("FLOWFABRIC_MACHINE_EXAMPLES")
+
+settings.register_profile(
+    "machine",
+    stateful_step_count=40 if ASKED is None else 80,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 class SqliteBench:
@@ -81,16 +90,9 @@ async def _migrate(url: str) -> None:
 
 def play(bench: Bench, examples: int) -> None:
     machine = type("MachineOnThisBench", (Machine,), {"bench": bench})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples if ASKED is None else int(ASKED),
-            stateful_step_count=40,
-            deadline=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    profile = settings.get_profile("machine")
+    asked = examples if ASKED is None else int(ASKED)
+    run_state_machine_as_test(machine, settings=settings(profile, max_examples=asked))
 
 
 @pytest.mark.timeout(600 if ASKED is None else 0)
