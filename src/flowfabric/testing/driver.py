@@ -1,0 +1,218 @@
+"""How a bench has runs move: whatever can run now, and from one due moment to the next."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from functools import partial
+from itertools import count
+
+from flowfabric.core.errors import Invalid
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import MAX_TTL
+from flowfabric.core.time import Millis, parse_span
+from flowfabric.core.vector import PublicState
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.views import Info
+from flowfabric.fabric import Fabric
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.contract import Query
+from flowfabric.store.sqlite.store import open_sqlite
+from flowfabric.testing.checks import Checks, at_once
+from flowfabric.testing.hand import Hand
+from flowfabric.testing.stuck import ENDED, Stuck
+from flowfabric.testing.watch import Watch, WatchedAttempts, WatchedViews
+
+JUMPS = 1000
+"""Most moments the clock is moved to while a test waits for one thing."""
+
+PATIENCE = 10.0
+"""Seconds of real time a handler may be busy before it is taken for hanging."""
+
+
+class Driver(Checks):
+    """Has handlers run and time pass, as far as a test wants it."""
+
+    def __init__(self, fabric: Fabric, clock: ManualClock | None = None) -> None:
+        self.fabric = fabric
+        self.clock = clock or ManualClock()
+        self._engine: Engine | None = None
+        self._hand: Hand | None = None
+        self._watch = Watch()
+        self._driving = asyncio.Lock()
+
+    # -- driving
+
+    @asynccontextmanager
+    async def _drive(self, *, release: bool = True) -> AsyncIterator[None]:
+        """One driver at a time; a handler that was held goes on."""
+        async with self._driving:
+            await self.fabric.engine()
+            if release:
+                self._release()
+            if self._hand is None:
+                self._hand = Hand(self._open_engine(), self.fabric.tasks)
+            yield
+
+    async def _drive_to_end(self, id: ExecutionId, timeout: float | None = None) -> None:
+        """A timeout is one of the bench's clock, as everything else is."""
+        async with self._drive():
+            ended = partial(self._has_ended, id)
+            if timeout is None:
+                await self._settle_through(ended, "the run does not end", id)
+            elif not await self._settle_until(ended, self._later(timeout)):
+                raise TimeoutError(self._report(f"the run does not end within {timeout} s", id))
+
+    async def _settle_through(
+        self, reached: Callable[[], bool], why: str, id: ExecutionId | None = None
+    ) -> None:
+        """Drives and moves the clock from one due moment to the next until it is so."""
+        if not await self._settle_until(reached, None):
+            raise Stuck(self._report(why, id))
+
+    async def _settle_until(self, reached: Callable[[], bool], end: Millis | None) -> bool:
+        """Whether it became so, by `end` or before nothing was left to wait for."""
+        for jumps in count():
+            await self._settle(reached)
+            if reached():
+                return True
+            due = await self._next_due()
+            if due is None or (end is not None and due > end):
+                break
+            if end is None and jumps == JUMPS:
+                raise Stuck(self._report(f"the clock was moved {JUMPS} times, in vain"))
+            await self._move_clock(due)
+        await self._move_clock(end)
+        return False
+
+    async def _settle(self, reached: Callable[[], bool] = lambda: False) -> None:
+        """Runs whatever can run at this moment, until it is so or nothing moves any more."""
+        engine, hand = self._open_engine(), self._working()
+        while not reached():
+            self._watch.moved.clear()
+            await engine.sweep.once()
+            await engine.arrivals.admit()
+            await hand.renew()
+            if await hand.claim():
+                continue
+            if not hand.active or self._all_wait():
+                return
+            await self._movement()
+
+    def _all_wait(self) -> bool:
+        """Whether every handler is held or waits for a run that has not ended."""
+        return all(
+            key in self._watch.held or self._waits(self._watch.awaited.get(key, ()))
+            for key in self._working().active
+        )
+
+    def _waits(self, awaited: Sequence[ExecutionId]) -> bool:
+        return bool(awaited) and not any(map(self._has_ended, awaited))
+
+    async def _movement(self) -> None:
+        """Until something happens; handlers may do real work, but not for ever."""
+        hand, store = self._working(), self._open_engine().store
+        jobs = {active.job for active in hand.active.values() if active.job is not None}
+        signs = {
+            asyncio.ensure_future(self._watch.moved.wait()),
+            asyncio.ensure_future(store.wait_hint(2 * PATIENCE)),
+        }
+        try:
+            done, _ = await asyncio.wait(
+                {*jobs, *signs}, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for sign in signs:
+                sign.cancel()
+        if not done:
+            raise Stuck(self._report(f"for {PATIENCE:.0f} s nothing happens"))
+
+    # -- time
+
+    async def _next_due(self) -> Millis | None:
+        """The next moment at which something happens by itself."""
+        engine = self._open_engine()
+        await self._working().renew(MAX_TTL)  # leases of what runs are no such moments
+        now = engine.now()
+        moments = [await engine.store.next_due(now), await engine.schedules.next_at()]
+        if self._working().active:
+            moments.append(Millis(now + MAX_TTL - 1))  # renewed in time
+        return min((moment for moment in moments if moment and moment > now), default=None)
+
+    async def _move_clock(self, to: Millis | None) -> None:
+        if to is not None:
+            await self._working().renew(MAX_TTL)
+            self.clock.advance(max(0, to - self.clock.now()))
+
+    def _later(self, span: str | float | timedelta) -> Millis:
+        return Millis(self.clock.now() + parse_span(span, "span"))
+
+    def _has_ended(self, id: ExecutionId) -> bool:
+        return self.describe(id).state in ENDED
+
+    # -- life
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Inside the block the Fabric is on this bench."""
+        with self.fabric._lend(self._open):
+            try:
+                yield
+            finally:
+                self._abandon()
+
+    async def close(self) -> None:
+        """What still runs is stopped; the store is gone."""
+        self._release()
+        if self._hand is not None:
+            await self._hand.close()
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def _open(self) -> Engine:
+        if self._engine is not None:
+            raise Invalid("a bench belongs to the event loop it was first used in")
+        store = await open_sqlite(":memory:", clock=self.clock, inline=True)
+        chance = random.Random(0)  # noqa: S311 - the same jitter in every run of a test
+        engine = await Engine.open(store, options=self.fabric._options, chance=chance)
+        engine.attempts = WatchedAttempts(engine._parts, engine.claims, self._watch)
+        engine.views = WatchedViews(engine._parts, self._watch, self._drive_to_end)
+        self._engine = engine
+        return engine
+
+    def _abandon(self) -> None:
+        """Where no event loop is left to close in: nothing that is left can do any harm."""
+        if self._hand is not None:
+            self._hand.forsake()
+            self._hand.let_go()
+        if self._engine is not None:
+            at_once(self._engine.store.close())
+
+    def _open_engine(self) -> Engine:
+        if self._engine is None:
+            raise Invalid("nothing was submitted on this bench yet")
+        return self._engine
+
+    def _working(self) -> Hand:
+        if self._hand is None:
+            raise Stuck("the worker crashed while it was driven")
+        return self._hand
+
+    def _release(self, *, crashed: bool = False) -> None:
+        hold, self._watch.hold = self._watch.hold, None
+        if hold is not None:
+            self._watch.held.clear()
+            hold.release(crashed=crashed)
+
+    def _report(self, why: str, id: ExecutionId | None = None) -> str:
+        """What was waited for, and where the run stands, or the first few that have not ended."""
+        unended = [info.id for info in self._unended()]
+        chosen = [id] if id in unended else unended[:5]
+        tasks = frozenset(self.fabric.tasks)
+        told = [self._tell(run, tasks) for run in chosen] or ["every run has ended"]
+        return "\n  ".join([f"{why}:", *told])
+
+    def _unended(self) -> tuple[Info, ...]:
+        states = tuple(state for state in PublicState if state not in ENDED)
+        return at_once(self._open_engine().views.list(Query(states=states))).items

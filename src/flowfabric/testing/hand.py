@@ -1,0 +1,101 @@
+"""A worker that moves only when it is told to, without a heartbeat and without processes."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.time import Millis
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.engine import Engine
+from flowfabric.testing.watch import current_run
+from flowfabric.worker.codec import encode
+from flowfabric.worker.control import LOST
+from flowfabric.worker.execute import Executor
+from flowfabric.worker.loop import Bench as Benches
+from flowfabric.worker.loop import Worker, WorkerOptions
+from flowfabric.worker.processes import Processes
+from flowfabric.worker.steps import skip_pauses
+from flowfabric.worker.task import Task
+from flowfabric.worker.threads import Threads
+
+Tasks = dict[str, Task[Any, Any]]
+
+
+class Hand(Worker):
+    """Serves every lane and offers whatever the tasks demand."""
+
+    def __init__(self, engine: Engine, tasks: Tasks) -> None:
+        super().__init__(engine, tasks, WorkerOptions(name="bench", heartbeat=False))
+        self._benches = Benches(self)
+        self._in_process = Threads(self.options.concurrency, "flowfabric-process")
+        self._benches.executor._processes = InThread(self._in_process)
+
+    async def claim(self) -> int:
+        """Starts everything that can be claimed now; returns how many runs that are."""
+        offered = {word for task in self._tasks.values() for word in task.options.capabilities}
+        self.options = replace(self.options, capabilities=sorted(offered))
+        return await self._claim(self._benches.executor)
+
+    async def renew(self, ttl: Millis | None = None) -> None:
+        """Keeps every lease and stops the handlers of those that are gone, as a heartbeat would."""
+        for active in list(self.active.values()):
+            try:
+                await self.engine.claims.renew(active.claim, ttl)
+            except FlowFabricError:
+                active.stop(LOST)
+
+    async def crash(self) -> list[Claim]:
+        """Drops every handler, with nothing told to anybody; returns what it was running."""
+        dropped = [active.claim for active in self.active.values()]
+        self.forsake()
+        for active in list(self.active.values()):
+            if active.handling and active.job is not None:
+                active.job.cancel()
+        await self._all_done()
+        return dropped
+
+    def forsake(self) -> None:
+        """Nothing that still runs can do anything any more."""
+        for active in self.active.values():
+            active.stopped = LOST
+            if active.context is not None:
+                active.context.stop(LOST)
+
+    async def close(self) -> None:
+        await self._hand_back()
+        self.let_go()
+
+    def let_go(self) -> None:
+        self._benches.close()
+        self._in_process.close()
+
+    def _launch(self, executor: Executor, claim: Claim) -> None:
+        run = current_run.set((claim.uuid, claim.epoch))
+        pauses = skip_pauses.set(True)
+        try:
+            super()._launch(executor, claim)
+        finally:
+            skip_pauses.reset(pauses)
+            current_run.reset(run)
+
+
+class InThread(Processes):
+    """Calls what would run in a process of its own here, where a test can see and replace it."""
+
+    def __init__(self, threads: Threads) -> None:
+        super().__init__(1)
+        self._threads = threads
+
+    async def call(self, handler: Task[Any, Any], payload: bytes) -> bytes:
+        body: bytes = await self._threads.call(lambda: _call(handler, payload))
+        return body
+
+
+def _call(handler: Task[Any, Any], payload: bytes) -> bytes:
+    args, kwargs = handler.signature.decode(payload)
+    result = handler.function(*args, **kwargs)
+    try:
+        return encode(result)
+    except Invalid as error:
+        raise Invalid(f"what {handler.name} returned cannot be stored: {error.detail}") from None

@@ -1,0 +1,126 @@
+"""What a bench sees of running handlers: which of them wait for another run, and where one of them
+is to be held."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from uuid import UUID
+
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.step import Step
+from flowfabric.engine.attempts import Attempts, Owned
+from flowfabric.engine.base import Parts
+from flowfabric.engine.claims import Claim, Claims
+from flowfabric.engine.views import Ending, Views
+from flowfabric.worker.control import Unwind
+
+Key = tuple[UUID, int]
+
+current_run: ContextVar[Key | None] = ContextVar("flowfabric_testing_run", default=None)
+"""The lease under which this code runs, None in the test itself."""
+
+
+class Hold:
+    """A place where a handler stops: beside the record of a step."""
+
+    def __init__(self, step: str, *, recorded: bool) -> None:
+        self.step = step
+        self.recorded = recorded
+        self.reached = False
+        self.over = asyncio.Event()
+        self.crashed = False
+
+    def release(self, *, crashed: bool = False) -> None:
+        self.crashed = crashed
+        self.over.set()
+
+
+class Watch:
+    """`moved` is set whenever something happened that the store does not tell."""
+
+    def __init__(self) -> None:
+        self.moved = asyncio.Event()
+        self.hold: Hold | None = None
+        self.held: set[Key] = set()
+        self.awaited: dict[Key, list[ExecutionId]] = {}
+
+    @contextmanager
+    def waiting(self, key: Key, id: ExecutionId) -> Iterator[None]:
+        """The handler under this lease waits for the end of another run."""
+        waits = self.awaited.setdefault(key, [])
+        waits.append(id)
+        self.moved.set()
+        try:
+            yield
+        finally:
+            waits.remove(id)
+            if not waits:
+                self.awaited.pop(key, None)
+
+    async def pass_by(self, claim: Claim, step: Step, *, recorded: bool) -> None:
+        """Stays here while the handler is to be held at this step."""
+        hold = self.hold
+        if hold is None or hold.reached or hold.recorded is not recorded:
+            return
+        if not is_step(step.name, hold.step):
+            return
+        hold.reached = True
+        key = claim.uuid, claim.epoch
+        self.held.add(key)
+        self.moved.set()
+        try:
+            await hold.over.wait()
+        finally:
+            self.held.discard(key)
+        if hold.crashed:
+            raise Unwind("the worker crashed")
+
+
+class WatchedAttempts(Attempts):
+    """Records steps as ever, and holds the handler there when asked to."""
+
+    def __init__(self, parts: Parts, claims: Claims, watch: Watch) -> None:
+        super().__init__(parts, claims)
+        self._watch = watch
+
+    async def record_step(self, owned: Owned, step: Step) -> None:
+        if not isinstance(owned, Claim):
+            return await super().record_step(owned, step)
+        await self._watch.pass_by(owned, step, recorded=False)
+        await super().record_step(owned, step)
+        return await self._watch.pass_by(owned, step, recorded=True)
+
+
+class WatchedViews(Views):
+    """Waiting for a run on the bench: a handler waits, and the test itself drives the run."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        watch: Watch,
+        drive: Callable[[ExecutionId, float | None], Awaitable[None]],
+    ) -> None:
+        super().__init__(parts)
+        self._watch = watch
+        self._drive = drive
+
+    async def wait(self, id: str, timeout: float | None = None) -> Ending:
+        key, waited_for = current_run.get(), ExecutionId(id)
+        if key is None:
+            await self._drive(waited_for, timeout)
+            return await super().wait(id)
+        with self._watch.waiting(key, waited_for):
+            return await super().wait(id, timeout)
+
+
+def is_step(name: str, wanted: str) -> bool:
+    """Whether a recorded name is the wanted one, wherever the function was defined."""
+    plain = plain_name(name)
+    return plain == wanted or plain.endswith(f".{wanted}")
+
+
+def plain_name(name: str) -> str:
+    """The name of a step without the branch it was made in."""
+    branch, slash, rest = name.partition("/")
+    return rest if slash and branch.strip("~.0123456789") == "" else name
