@@ -12,6 +12,7 @@ from flowfabric.core.errors import (
 )
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.retry import Exponential, Fixed
+from flowfabric.core.schedule import CatchUp, Schedule
 from flowfabric.core.submission import Submission
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.base import Options
@@ -33,6 +34,7 @@ from flowfabric.worker.run import Run
 from flowfabric.worker.task import Task
 
 __all__ = [
+    "CatchUp",
     "Contention",
     "Context",
     "Engine",
@@ -54,6 +56,7 @@ __all__ = [
     "RunError",
     "RunExpired",
     "RunFailed",
+    "Schedule",
     "StepsChanged",
     "Submission",
     "SyncContext",

@@ -19,6 +19,7 @@ from flowfabric.store.open import open_store
 from flowfabric.worker.context import Context, SyncContext
 from flowfabric.worker.loop import Worker, WorkerOptions
 from flowfabric.worker.run import Client, Run
+from flowfabric.worker.schedules import Schedules, schedule_of
 from flowfabric.worker.steps import StepFunction, StepOptions
 from flowfabric.worker.task import Task, TaskOptions
 from flowfabric.worker.transactions import Door
@@ -69,6 +70,7 @@ class Fabric:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
         self._client = Client(self.engine, self.block_on, Door(clock or SystemClock()))
+        self.schedules = Schedules(self._client, self.tasks)
 
     # -- tasks
 
@@ -88,9 +90,15 @@ class Fabric:
         process: bool = False,
         concurrency: int | None = None,
         retention: Span | None = None,
+        schedule: str | None = None,
+        every: Span | None = None,
+        timezone: str = "UTC",
+        catch_up: str = "latest",
     ) -> TaskDecorator:
         """Registers a function. Coroutines run in the event loop, plain functions in threads,
-        with `process=True` in a process of their own. A first parameter `ctx` gets the context."""
+        with `process=True` in a process of their own. A first parameter `ctx` gets the context.
+        With a `schedule` (a cron expression) or `every` (an interval) it is run again and again,
+        from the first worker on."""
         options = TaskOptions(
             name=name,
             lane=lane,
@@ -105,6 +113,10 @@ class Fabric:
             process=process,
             concurrency=concurrency,
             retention=retention,
+            schedule=schedule,
+            every=every,
+            timezone=timezone,
+            catch_up=catch_up,
         )
         return TaskDecorator(self, options)
 
@@ -133,6 +145,7 @@ class Fabric:
         task: Task[Any, Any] = Task(function, options, self._client)
         if task.name in self.tasks:
             raise Invalid(f"a task named {task.name!r} is registered already; give it a name")
+        schedule_of(task)  # one that cannot be is refused here, not when a worker starts
         self.tasks[task.name] = task
         return task
 
@@ -153,6 +166,7 @@ class Fabric:
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
         """A worker of this process for the tasks registered here; `await worker.run()`."""
         engine = await self.engine()
+        await self.schedules.declare()
         return Worker(engine, self.tasks, options or WorkerOptions(), self._heartbeat_store)
 
     async def run_worker(self, options: WorkerOptions | None = None) -> None:

@@ -45,7 +45,8 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     """What a task asks for by default. Spans are "10m", seconds or timedeltas.
 
     `concurrency` bounds how many of this task one worker runs at once; `timeout` bounds one
-    attempt, `deadline` the whole run from its submission.
+    attempt, `deadline` the whole run from its submission. `schedule` is a cron expression, `every`
+    an interval: the task is run again and again.
     """
 
     name: str | None = None
@@ -61,6 +62,10 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     process: bool = False
     concurrency: int | None = None
     retention: Span | None = None
+    schedule: str | None = None
+    every: Span | None = None
+    timezone: str = "UTC"
+    catch_up: str = "latest"
 
 
 class CallOptions(Struct, frozen=True, kw_only=True):
