@@ -18,11 +18,9 @@ from msgspec import Struct
 from bench import limit, stores
 from flowfabric.core.execution import Worker
 from flowfabric.core.submission import Submission
+from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.store.open import open_store
-
-PAYLOAD = b'{"article":"' + b"x" * 436 + b'"}'
-RESULT = b'{"ok":true,"rows":"' + b"y" * 70 + b'"}'
 
 
 class Figures(Struct):
@@ -35,56 +33,73 @@ class Figures(Struct):
         return self.done / self.seconds
 
     def percentile(self, share: float) -> float:
+        """In milliseconds."""
         ordered = sorted(self.latencies)
         return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000
 
 
-async def closed_loop(url: str, concurrency: int, seconds: float, lane: str) -> Figures:
-    """Each submitter waits until its own execution is completed by the worker of this process."""
-    engine = await Engine.open(await open_store(url))
-    worker = Worker("bench", lane)
-    waiting: dict[Any, asyncio.Future[None]] = {}
-    latencies: list[float] = []
-    stop_at = time.perf_counter() + seconds
-    began = time.perf_counter()
+class ClosedLoop:
+    """Submitters that each wait until their own execution is completed, and one claimer."""
 
-    async def submitter() -> None:
-        loop = asyncio.get_running_loop()
-        while time.perf_counter() < stop_at:
-            start = time.perf_counter()
-            submission = Submission(kind="noop", payload=PAYLOAD, lane=lane)
-            outcome = await engine.executions.submit(submission)
-            future = waiting.setdefault(outcome.id, loop.create_future())
-            await future
-            del waiting[outcome.id]
-            latencies.append(time.perf_counter() - start)
+    def __init__(self, engine: Engine, concurrency: int, lane: str) -> None:
+        self._engine = engine
+        self._concurrency = concurrency
+        self._lane = lane
+        self._waiting: dict[Any, asyncio.Future[None]] = {}
+        self.latencies: list[float] = []
 
-    async def finish(claim: Any) -> None:
-        await engine.attempts.complete(claim, RESULT)
-        future = waiting.setdefault(claim.id, asyncio.get_running_loop().create_future())
-        if not future.done():
-            future.set_result(None)
+    async def run(self, seconds: float) -> Figures:
+        began = time.perf_counter()
+        claiming = asyncio.create_task(self._claim())
+        submitters = (self._submit(began + seconds) for _ in range(self._concurrency))
+        await asyncio.gather(*submitters)
+        elapsed = time.perf_counter() - began
+        claiming.cancel()
+        await asyncio.wait([claiming])
+        return Figures(len(self.latencies), elapsed, self.latencies)
 
-    async def claimer() -> None:
+    async def _submit(self, stop_at: float) -> None:
+        submission = Submission(kind="noop", payload=limit.PAYLOAD, lane=self._lane)
+        while (start := time.perf_counter()) < stop_at:
+            outcome = await self._engine.executions.submit(submission)
+            await self._future(outcome.id)
+            del self._waiting[outcome.id]
+            self.latencies.append(time.perf_counter() - start)
+
+    async def _claim(self) -> None:
+        worker = Worker("bench", self._lane)
         running: set[asyncio.Task[None]] = set()
         while True:
-            room = concurrency - len(running)
+            room = self._concurrency - len(running)
             if room <= 0:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            claims = await engine.claims.claim(worker, lanes=[lane], limit=room, max_wait=0.5)
+            claims = await self._engine.claims.claim(
+                worker, lanes=[self._lane], limit=room, max_wait=0.5
+            )
             for claim in claims:
-                job = asyncio.create_task(finish(claim))
+                job = asyncio.create_task(self._finish(claim))
                 running.add(job)
                 job.add_done_callback(running.discard)
 
-    claiming = asyncio.create_task(claimer())
-    await asyncio.gather(*(submitter() for _ in range(concurrency)))
-    elapsed = time.perf_counter() - began
-    claiming.cancel()
-    await asyncio.wait([claiming])
+    async def _finish(self, claim: Claim) -> None:
+        await self._engine.attempts.complete(claim, limit.RESULT)
+        future = self._future(claim.id)
+        if not future.done():
+            future.set_result(None)
+
+    def _future(self, id: Any) -> "asyncio.Future[None]":
+        found = self._waiting.get(id)
+        if found is None:
+            found = self._waiting[id] = asyncio.get_running_loop().create_future()
+        return found
+
+
+async def closed_loop(url: str, concurrency: int, seconds: float, lane: str) -> Figures:
+    engine = await Engine.open(await open_store(url))
+    figures = await ClosedLoop(engine, concurrency, lane).run(seconds)
     await engine.close()
-    return Figures(len(latencies), elapsed, latencies)
+    return figures
 
 
 def _process(url: str, concurrency: int, seconds: float, lane: str, out: Any) -> None:
@@ -111,6 +126,7 @@ def measure(url: str, processes: int, concurrency: int, seconds: float) -> Figur
 
 def report(store: str, seconds: float, quick: bool) -> None:
     with stores.fresh(store) as url:
+        stores.use_uvloop()
         ceiling = asyncio.run(limit.run(url, seconds))
         print(f"\n{store}: limit loop {ceiling:,.0f} executions/s (batches of 100, no engine)")
         print("| processes | concurrency | executions/s | of the limit | p50 ms | p99 ms |")

@@ -13,13 +13,13 @@ from flowfabric.store.contract import ClaimCall
 from flowfabric.store.open import open_store
 
 BATCH = 100
+PAYLOAD = b'{"article":"' + b"x" * 436 + b'"}'
+RESULT = b'{"ok":true,"rows":"' + b"y" * 70 + b'"}'
 _SELF = Owner(source=Source.OPERATOR)
 
 
 async def run(url: str, seconds: float) -> float:
     """Executions per second, submitted, claimed and completed."""
-    from bench.lifecycle import PAYLOAD, RESULT
-
     store = await open_store(url)
     await store.migrate()
     worker = Worker("limit", "limit")

@@ -138,7 +138,8 @@ async def test_a_lease_found_expired_is_marked_although_the_owner_gets_an_error(
 
 @pytest.mark.parametrize(
     ("name", "owner"),
-    [(name, STRANGER) for name in OPERATIONS] + [(name, OPERATOR) for name in sorted(FOR_OPERATORS)],
+    [(name, STRANGER) for name in OPERATIONS]
+    + [(name, OPERATOR) for name in sorted(FOR_OPERATORS)],
 )
 async def test_a_lease_found_expired_is_marked_whoever_finds_it(
     lab: Lab, name: str, owner: Owner
