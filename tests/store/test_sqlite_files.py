@@ -315,9 +315,11 @@ async def test_a_hint_wakes_whoever_waits(bench: Bench) -> None:
     assert await asyncio.gather(*waiting) == [True] * 3
 
 
-async def test_a_hint_that_nobody_waited_for_wakes_the_next(bench: Bench) -> None:
+async def test_a_hint_since_the_last_look_is_not_missed(bench: Bench) -> None:
+    seen = bench.store.hints()
     bench.store.hint(frozenset({"default"}))
-    assert await bench.store.wait_hint(10)
+    assert await bench.store.wait_hint(10, seen)
+    assert not await bench.store.wait_hint(0, bench.store.hints())
     assert not await bench.store.wait_hint(0)
 
 

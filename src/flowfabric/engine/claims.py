@@ -152,11 +152,12 @@ class Claims(Noun):
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
+            seen = self._parts.store.hints()
             taken = await self._take(call, weights)
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
-            await self._parts.store.wait_hint(min(remaining, POLL_FLOOR))
+            await self._parts.store.wait_hint(min(remaining, POLL_FLOOR), seen)
 
     async def renew(self, owned: Claim, ttl: Millis | None = None) -> Renewed:
         """Extends the lease to now + ttl. Never shortens it; raises a LeaseLost that says why."""

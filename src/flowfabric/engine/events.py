@@ -57,6 +57,7 @@ class Events(Noun):
         _query(after or 0, 1, execution, namespace, family, tag)
         cursor = await self.tail() if after is None else after
         while True:
+            seen = self._parts.store.hints()
             page = await self.read(
                 after=cursor,
                 execution=execution,
@@ -68,7 +69,7 @@ class Events(Noun):
                 yield event
             if page.cursor == cursor:
                 with suppress(TimeoutError):
-                    await self._parts.store.wait_hint(POLL_FLOOR)
+                    await self._parts.store.wait_hint(POLL_FLOOR, seen)
             cursor = page.cursor
 
 

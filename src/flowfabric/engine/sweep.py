@@ -112,9 +112,11 @@ class Sweep(Noun):
 
     async def _open_door(self) -> None:
         """Lets arrivals in soon after they were committed: on a hint, or at the poll floor."""
+        seen = -1  # whatever arrived before this process began
         while True:
             try:
-                await self._parts.store.wait_hint(MAX_PAUSE)
+                await self._parts.store.wait_hint(MAX_PAUSE, seen)
+                seen = self._parts.store.hints()
                 await self._parts.arrivals.admit()
             except FlowFabricError as error:
                 log.debug("the door is closed: %s", error)

@@ -1,6 +1,7 @@
 """Waiting for executions to end: however many callers wait, one query per hint answers all."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from itertools import islice
 from uuid import UUID
@@ -12,6 +13,7 @@ from flowfabric.engine.arrivals import Arrivals
 from flowfabric.store.contract import MAX_BATCH, Store
 
 POLL_FLOOR = 1.0
+LONGEST_REST = 0.05
 
 
 class Waiting:
@@ -21,6 +23,7 @@ class Waiting:
         self._waiters: dict[UUID, dict[asyncio.Future[Snapshot], ExecutionId]] = {}
         self._nudged: set[UUID] = set()
         self._nudge = asyncio.Event()
+        self._turn = 0
         self._task: asyncio.Task[None] | None = None
 
     async def end_of(self, id: ExecutionId) -> Snapshot:
@@ -52,26 +55,56 @@ class Waiting:
 
     async def _watch(self) -> None:
         try:
+            seen = self._store.hints()
             while self._waiters:
-                everything = not await self._pause()
-                wanted = list(self._waiters) if everything else self._take_nudged()
-                await self._answer(wanted)
+                if self._nudged:
+                    await self._answer(self._take_nudged())
+                    continue
+                hinted = await self._pause(POLL_FLOOR, seen)
+                if self._nudged:
+                    continue
+                seen = self._store.hints()
+                began = time.monotonic()
+                await self._look(everywhere=not hinted)
+                # However many wait and however often others hint: no more than half the time.
+                await self._pause(min(LONGEST_REST, time.monotonic() - began), None)
         finally:
             self._task = None
 
-    async def _pause(self) -> bool:
-        """True when only the nudged ones need a look, False after a hint or the poll floor."""
-        if self._nudged:
-            return True
+    async def _pause(self, seconds: float, seen: int | None) -> bool:
+        """Until a nudge, or (with `seen`) a hint, or `seconds`; True when it was a hint."""
         self._nudge.clear()
         nudge = asyncio.ensure_future(self._nudge.wait())
-        hint = asyncio.ensure_future(self._store.wait_hint(POLL_FLOOR))
+        hint = asyncio.ensure_future(
+            asyncio.sleep(seconds, False) if seen is None else self._store.wait_hint(seconds, seen)
+        )
         try:
             await asyncio.wait({nudge, hint}, return_when=asyncio.FIRST_COMPLETED)
-            return nudge.done() and not hint.done()
+            return hint.done() and not hint.cancelled() and not hint.exception() and hint.result()
         finally:
             nudge.cancel()
             hint.cancel()
+
+    async def _look(self, *, everywhere: bool) -> None:
+        """Asks which of the awaited ones have ended: after a hint the oldest first, as long as
+        that finds any, and one page more in turn; everywhere at the poll floor."""
+        awaited = list(self._waiters)
+        pages = [awaited[start : start + MAX_BATCH] for start in range(0, len(awaited), MAX_BATCH)]
+        self._turn += 1
+        fruitful = True
+        for number, page in enumerate(pages):
+            in_turn = number == self._turn % len(pages)
+            if everywhere or fruitful or in_turn:
+                ended = await self._ended(page)
+                fruitful = fruitful and bool(ended)
+                await self._answer(page if everywhere and in_turn else list(ended))
+
+    async def _ended(self, uuids: list[UUID]) -> set[UUID]:
+        try:
+            return await self._store.ended(uuids)
+        except Exception as error:
+            self._fail(uuids, error)
+            return set()
 
     def _take_nudged(self) -> list[UUID]:
         nudged, self._nudged = self._nudged, set()

@@ -272,6 +272,9 @@ class Store(Protocol):
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         """The executions as they stand, in one statement, so that a moving row is seen once."""
 
+    async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
+        """Which of these executions have ended: the cheap question of whoever waits."""
+
     async def detail(self, uuid: UUID) -> Detail | None:
         """One execution with payload, tags, progress and the last moment anything happened."""
 
@@ -331,5 +334,10 @@ class Store(Protocol):
     def hint(self, lanes: frozenset[str]) -> None:
         """Tells other processes (and this one) that work arrived in these lanes or ended."""
 
-    async def wait_hint(self, timeout: float) -> bool:
-        """Returns when something may have happened, or after `timeout` seconds (False)."""
+    def hints(self) -> int:
+        """How many hints there were so far. Ask before looking at the store, and give the answer
+        to `wait_hint`, and no hint in between is missed."""
+
+    async def wait_hint(self, timeout: float, since: int | None = None) -> bool:
+        """Returns when something may have happened (since `since`, if given), or after `timeout`
+        seconds (False)."""

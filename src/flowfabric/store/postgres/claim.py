@@ -20,7 +20,6 @@ _NEWEST, _CANDIDATES = _PAYLOAD + 1, _PAYLOAD + 2
 
 class Claiming(Part):
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
-        self._session.wakes.look()
         await self._session.book.need_workers([call.worker])
         return await self._session.claim.run(partial(self._claim, call, now))
 

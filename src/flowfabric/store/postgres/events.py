@@ -24,7 +24,6 @@ class Telling(Part):
     _settled = 0
 
     async def events(self, query: EventQuery) -> EventPage:
-        self._session.wakes.look()
         last = await self._settle(query.after)
         if last is None or last <= query.after:
             return EventPage((), query.after)

@@ -245,3 +245,6 @@ select 'done', o.outcome, null, (
     ) n
 )
 from unnest($4::smallint[]) as o (outcome)
+
+-- name: ended_executions
+select d.id from {schema}.done d where d.id = any($1::uuid[])

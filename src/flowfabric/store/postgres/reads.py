@@ -21,6 +21,11 @@ class Reading(Part):
         found = await session.snapshots(session.load, "snapshots", uuids)
         return {snapshot.execution.uuid: snapshot for snapshot in found}
 
+    async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
+        session = self._session
+        rows = await session.fetch(session.load, "ended_executions", list(uuids))
+        return {uuid for (uuid,) in rows}
+
     async def detail(self, uuid: UUID) -> Detail | None:
         return await self._session.load.run(partial(self._detail, uuid))
 

@@ -58,6 +58,7 @@ class PostgresStore:
 
         reading = Reading(session)
         self.load, self.detail = reading.load, reading.detail
+        self.ended = reading.ended
         self.attempts, self.steps = reading.attempts, reading.steps
         self.set_tags = reading.set_tags
 
@@ -79,8 +80,11 @@ class PostgresStore:
     def hint(self, lanes: frozenset[str]) -> None:
         self.session.wakes.hint()
 
-    async def wait_hint(self, timeout: float) -> bool:
-        return await self.session.wakes.wait(timeout)
+    def hints(self) -> int:
+        return self.session.wakes.count
+
+    async def wait_hint(self, timeout: float, since: int | None = None) -> bool:
+        return await self.session.wakes.wait(timeout, since)
 
 
 async def open_postgres(

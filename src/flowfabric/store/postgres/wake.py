@@ -3,8 +3,6 @@
 import asyncio
 import secrets
 from contextlib import suppress
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import asyncpg
 
@@ -24,8 +22,7 @@ class Wakes:
         self._channel = channel
         self._origin = secrets.token_hex(8)
         self._waiters: set[asyncio.Future[None]] = set()
-        self._count = 0
-        self._seen: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+        self.count = 0
         self._pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -36,16 +33,9 @@ class Wakes:
             self._pending.set()
             self._start()
 
-    def look(self) -> None:
-        """This task looks at the store now: what happens from here on wakes it."""
-        if (task := asyncio.current_task()) is not None:
-            self._seen[task] = self._count
-
-    async def wait(self, timeout: float) -> bool:
-        """A hint that came after this task last looked or waited counts as well."""
+    async def wait(self, timeout: float, since: int | None) -> bool:
         self._start()
-        task = asyncio.current_task()
-        if task is not None and self._seen.pop(task, self._count) != self._count:
+        if since is not None and since != self.count:
             return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -67,7 +57,7 @@ class Wakes:
             await asyncio.wait([task])
 
     def _wake(self) -> None:
-        self._count += 1
+        self.count += 1
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -22,6 +22,11 @@ def load(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     return {snapshot.execution.uuid: snapshot for snapshot in found.values()}
 
 
+def ended(session: Session, uuids: Sequence[UUID]) -> set[UUID]:
+    found = session.among("ended_executions", [uuid.bytes for uuid in uuids]) if uuids else ()
+    return {read_uuid(id) for (id,) in found}
+
+
 def snapshots(session: Session, ids: Sequence[bytes]) -> dict[bytes, Snapshot]:
     """By id, in the order of `ids`."""
     values = {

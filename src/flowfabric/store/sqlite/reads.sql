@@ -175,3 +175,6 @@ select 40 + wanted.value from json_each('[0, 1, 2, 3, 4]') as wanted
 where (
     select count(*) from (select 1 from done where outcome = wanted.value limit :window)
 ) = :window
+
+-- name: ended_executions
+select id from done where id in (?)

@@ -112,6 +112,7 @@ class SqliteStore:
     drop_duty = _writing(upkeep.drop_duty)
 
     load = _reading(reads.load)
+    ended = _reading(reads.ended)
     detail = _reading(reads.detail)
     attempts = _reading(reads.attempts)
     steps = _reading(reads.steps)
@@ -130,9 +131,13 @@ class SqliteStore:
         """Other processes see the commit itself, so this wakes only those of this one."""
         self._runners.wakeups.hint()
 
-    async def wait_hint(self, timeout: float) -> bool:
+    def hints(self) -> int:
+        return self._runners.wakeups.count
+
+    async def wait_hint(self, timeout: float, since: int | None = None) -> bool:
+        since = self.hints() if since is None else since
         self._runners.look()
-        return await self._runners.wakeups.wait(timeout)
+        return await self._runners.wakeups.wait(timeout, since)
 
     async def close(self) -> None:
         await self._runners.close()

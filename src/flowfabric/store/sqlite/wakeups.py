@@ -26,26 +26,25 @@ class Wakeups:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiters: dict[asyncio.Future[bool], asyncio.AbstractEventLoop] = {}
-        self._missed = False
+        self.count = 0
         self._last = time.monotonic()
         self.nudge: Callable[[], None] = lambda: None
 
     def hint(self) -> None:
-        """Wakes those who wait, or else the next one who would."""
+        """Wakes those who wait."""
         with self._lock:
             waiters, self._waiters = self._waiters, {}
-            self._missed = not waiters
+            self.count += 1
             self._last = time.monotonic()
         for future, loop in waiters.items():
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, future)
 
-    async def wait(self, timeout: float) -> bool:
+    async def wait(self, timeout: float, since: int | None) -> bool:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         with self._lock:
-            if self._missed:
-                self._missed = False
+            if since is not None and since != self.count:
                 return True
             first = not self._waiters
             self._waiters[future] = loop
