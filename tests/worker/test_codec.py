@@ -297,7 +297,7 @@ def test_a_wrong_call_is_a_type_error_that_names_the_function(
         "\ud800",
         {(1, 2): 3},
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_an_argument_that_cannot_be_sent_is_refused_by_name(value: Any) -> None:
     def charge(amount: int, extra: Any = None) -> None: ...

@@ -18,7 +18,7 @@ from flowfabric import (
     SyncContext,
 )
 from flowfabric.worker.control import Unwind
-from flowfabric.worker.steps import StepOptions, step_name
+from flowfabric.worker.steps import Facts
 from tests.worker.bench import AGAIN, Bench, Log
 
 
@@ -165,7 +165,7 @@ def test_how_steps_are_named() -> None:
         def __call__(self) -> None: ...
 
     names = [
-        step_name(function, StepOptions())
+        Facts.of(function).name
         for function in (a, Thing().method, Thing(), functools.partial(a), lambda: None)
     ]
     here = "test_how_steps_are_named"

@@ -62,6 +62,8 @@ class Signature:
         kinds = {parameter.kind for parameter in self._parameters}
         self.takes_any_keyword = Parameter.VAR_KEYWORD in kinds
         self._takes_more = Parameter.VAR_POSITIONAL in kinds
+        self._names = [parameter.name for parameter in self._parameters]
+        self._all_by_name = kinds <= {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
         self.returns = hints.get("return", Any)
         self._struct = self._arguments_type(hints)
 
@@ -93,6 +95,12 @@ class Signature:
             values = _decoder(self._struct).decode(payload or b"{}")
         except Exception as error:
             raise Undecodable(f"the arguments do not fit {self.name}: {_told(error)}") from error
+        if self._all_by_name:
+            named = [(name, getattr(values, name)) for name in self._names]
+            return [], {name: value for name, value in named if value is not msgspec.UNSET}
+        return self._placed(values)
+
+    def _placed(self, values: msgspec.Struct) -> tuple[list[Any], dict[str, Any]]:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for parameter in self._parameters:

@@ -11,18 +11,25 @@ from typing import Any, ParamSpec, TypeVar, overload
 from msgspec import Struct
 
 from flowfabric.core.errors import Invalid, LeaseLost
-from flowfabric.core.execution import Snapshot
+from flowfabric.core.execution import Snapshot, Start
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.time import Millis, parse_span, to_datetime
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.store.foreign import run_sync
 from flowfabric.worker.control import LOST, OVER, Unwind
-from flowfabric.worker.journal import Branch, Journal, Place, inside_step
+from flowfabric.worker.journal import (
+    Branch,
+    Halt,
+    Journal,
+    Place,
+    current_caller,
+    inside_step,
+)
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Run
 from flowfabric.worker.steps import Work, attempt, attempt_here, keep, perform, read
-from flowfabric.worker.task import Call, Task, is_async
+from flowfabric.worker.task import Call, Task
 from flowfabric.worker.threads import Threads
 from flowfabric.worker.transactions import Completion
 
@@ -68,8 +75,17 @@ class Context:
         self._claim = claim
         self._threads = threads
         self._loop = asyncio.get_running_loop()
-        self._journal = Journal(engine, claim)
-        self._completion = Completion(engine, claim, on_completed)
+        self._halt = Halt()
+        self._owner: object = None
+        self._made: Journal | None = None
+        self._on_completed = on_completed
+
+    @property
+    def _journal(self) -> Journal:
+        """Made when it is first needed: many runs never ask for anything."""
+        if self._made is None:
+            self._made = Journal(self._engine, self._claim, self._halt, self._owner)
+        return self._made
 
     @cached_property
     def info(self) -> Info:
@@ -146,61 +162,50 @@ class Context:
         Raises LeaseLost when the run is no longer this worker's: let it pass, so that the
         transaction is rolled back. Commit right afterwards; what the handler returns is ignored.
         """
-        self._check_ending()
-        await self._completion.write(connection, result)
+        await _completion(self).write(connection, result)
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Says how far the run is, for people who watch it."""
         await patiently(
-            lambda: self._engine.attempts.progress(self._claim, percent, message), self._is_stopped
+            lambda: self._engine.attempts.progress(self._claim, percent, message),
+            self._halt.__bool__,
         )
 
     def heartbeat(self) -> None:
         """For plain functions that run long: stops the function here when its lease was lost or
         the worker is stopping. Coroutines are stopped by themselves."""
-        if self._journal.stopped or self._journal.parked:
-            raise Unwind(self._journal.stopped)
+        if self._halt or self.parked:
+            raise Unwind(self._halt.reason)
 
     # -- for the worker
 
     def adopt(self) -> None:
-        """Called where the handler is about to run."""
-        self._journal.adopt()
+        """Called in the task or thread where the handler is about to run."""
+        self._owner = current_caller()
 
     def stop(self, reason: str) -> None:
         """Nothing this handler asks for from now on is done."""
-        self._journal.stopped = self._journal.stopped or reason
+        self._halt.stop(reason)
 
     def close(self) -> None:
         """The handler is over; what it left behind can do nothing any more."""
-        self.stop(OVER)
+        self._halt.stop(OVER)
+        self._owner = None  # a task that knows itself would wait for the garbage collector
+        if self._made is not None:
+            self._made.close()
 
     @property
     def parked(self) -> bool:
-        return self._journal.parked
-
-    @property
-    def completed(self) -> bool:
-        """Whether the handler ended the run in a transaction, committed or not."""
-        return self._completion.written
+        return self._made is not None and self._made.parked
 
     async def finish(self) -> None:
-        await self._journal.finish()
+        if self._made is not None or self._claim.lease.start is not Start.INITIAL:
+            await self._journal.finish()
 
     async def release(self) -> None:
         await self._journal.release()
 
     # -- how
-
-    def _is_stopped(self) -> bool:
-        return bool(self._journal.stopped)
-
-    def _check_ending(self) -> None:
-        if (step := inside_step.get()) is not None:
-            raise Invalid(f"complete_in was called inside step {step!r}, which is recorded whole")
-        if self._journal.stopped == LOST:
-            raise LeaseLost("the lease was lost")
-        self.heartbeat()
 
     async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
         with self._journal.strand(branch):
@@ -234,7 +239,7 @@ class Context:
 
         async def submit() -> str:
             keyed = call.or_key(key)
-            run = await patiently(lambda: keyed.submit(*args, **kwargs), self._is_stopped)
+            run = await patiently(lambda: keyed.submit(*args, **kwargs), self._halt.__bool__)
             return str(run.id)
 
         id = await perform(self._journal, place, submit, str)
@@ -262,7 +267,7 @@ class SyncContext:
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As `Context.step`; a plain function runs in this very thread, unless it has a timeout."""
         work = Work.of(function, args, kwargs)
-        if is_async(work.function):
+        if work.is_async:
             return self._block(self._context.step(function, *args, **kwargs))
         return self._step_here(work)
 
@@ -286,8 +291,7 @@ class SyncContext:
 
     def complete_in(self, connection: Any, result: object = None) -> None:
         """As `Context.complete_in`, on a connection that blocks and in this very thread."""
-        self._context._check_ending()
-        completion = self._context._completion
+        completion = _completion(self._context)
 
         async def current() -> Snapshot:
             return self._block(completion.current())
@@ -311,6 +315,15 @@ class SyncContext:
             work.close()
             raise Unwind("the worker is gone")
         return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def _completion(context: Context) -> Completion:
+    if (step := inside_step.get()) is not None:
+        raise Invalid(f"complete_in was called inside step {step!r}, which is recorded whole")
+    if context._halt.reason == LOST:
+        raise LeaseLost("the lease was lost")
+    context.heartbeat()
+    return Completion(context._engine, context._claim, context._on_completed)
 
 
 async def _dice() -> float:

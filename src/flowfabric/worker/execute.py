@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -39,6 +40,9 @@ from flowfabric.worker.threads import Threads
 log = logging.getLogger("flowfabric.worker")
 
 
+def _nothing() -> None: ...
+
+
 class Active:
     """One execution in hand: its claim, and why it was stopped, if it was."""
 
@@ -51,8 +55,10 @@ class Active:
         self.handling = False
         self.stopped = ""
         self.raised: BaseException | None = None
-        self.on_completed: Callable[[], None] = lambda: None
-        """Called when the handler has ended the run in a transaction of its own."""
+        self.completed = False
+        """Whether the handler ended the run in a transaction; only the store knows whether that
+        was committed."""
+        self.on_completed: Callable[[], None] = _nothing
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -68,6 +74,10 @@ class Active:
     def lingers(self) -> bool:
         """Whether a plain function goes on although nobody waits for it any more."""
         return self.thread is not None and not self.thread.done()
+
+    def complete(self) -> None:
+        self.completed = True
+        self.on_completed()
 
     def stop(self, reason: str) -> None:
         """Cancels the handler, but never the report of how it ended; the first reason counts."""
@@ -105,7 +115,7 @@ class Executor:
     async def run(self, active: Active) -> None:
         """Whatever happens ends up in the store or, for a lost lease, nowhere."""
         report = await self._handle(active)
-        if active.context is not None and active.context.completed:
+        if active.completed:
             report = settling(active.claim, report, active.raised)
         try:
             await self._deliver(active, report)
@@ -140,13 +150,13 @@ class Executor:
         except Undecodable as error:
             return failing(claim, str(error))
         if handler.mode is not Mode.PROCESS:
-            active.context = Context(self._engine, claim, self._steps, active.on_completed)
+            active.context = Context(self._engine, claim, self._steps, active.complete)
         result = await self._timed(active, handler, args, kwargs)
         if active.context is not None:
             if active.context.parked:
                 return delaying(active.context)
             await active.context.finish()
-            if active.context.completed:
+            if active.completed:
                 return uncommitted(claim)
         try:
             return completing(claim, encode(result))
@@ -233,14 +243,12 @@ class Executor:
 
     async def _deliver(self, active: Active, report: Report) -> None:
         """Reports until the store has answered; the heartbeat keeps the lease meanwhile."""
-
-        async def deliver(report: Report) -> None:
-            await patiently(lambda: report(self._engine), lambda: self._pointless(active))
-
+        pointless = partial(self._pointless, active)
         try:
-            await deliver(report)
+            await patiently(partial(report, self._engine), pointless)
         except Invalid as error:  # such as a result that is too large
-            await deliver(failing(active.claim, f"how it ended cannot be stored: {error.detail}"))
+            report = failing(active.claim, f"how it ended cannot be stored: {error.detail}")
+            await patiently(partial(report, self._engine), pointless)
 
     def _pointless(self, active: Active) -> bool:
         return active.stopped == LOST or self._cancelled()

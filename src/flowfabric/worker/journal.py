@@ -52,12 +52,29 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     branch: str = ""
 
 
+class Halt:
+    """Whether a run was stopped, and why; shared by all who must know."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.reason)
+
+    def stop(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+
 class Branch:
     """Calls that are made one after the other: by the handler itself, or by one of several things
     it does side by side."""
 
-    def __init__(self, journal: "Journal", path: str, owner: object = None) -> None:
-        self.journal = journal
+    __slots__ = ("_children", "_occurrences", "counted", "halt", "owner", "path", "position")
+
+    def __init__(self, halt: Halt, path: str, owner: object = None) -> None:
+        self.halt = halt
         self.path = path
         self.owner = owner
         self.counted = False
@@ -83,29 +100,26 @@ class Journal:
     """Loaded once, appended after. Once it is stopped or has seen that the code changed, every
     further call is refused."""
 
-    def __init__(self, engine: Engine, claim: Claim) -> None:
+    def __init__(self, engine: Engine, claim: Claim, halt: Halt, owner: object) -> None:
+        """`owner` is the task or thread that runs the handler."""
         self._engine = engine
         self._claim = claim
+        self._halt = halt
         self._generation = claim.snapshot.life.generation
         self._steps: dict[tuple[str, int], tuple[Step, Recorded]] = {}
         self._positions: dict[tuple[str, int], int] = {}
         self._loaded = claim.lease.start is Start.INITIAL
         self._loading: asyncio.Lock | None = None
         self._lock = threading.Lock()
-        self._root = Branch(self, "")
+        self._root = Branch(halt, "", owner)
         self._branches = {"": self._root}
         self._busy = 0
         self._idle: asyncio.Event | None = None
         self._sleepers: dict[Place, tuple[Millis, bool]] = {}
         self._changed: StepsChanged | None = None
-        self.stopped = ""
         self.parked = False
 
     # -- places
-
-    def adopt(self) -> None:
-        """The caller's task or thread is the one that runs the handler."""
-        self._root.owner = _caller()
 
     def place(self, name: str) -> Place:
         """The place of the next call. A run that was parked or stopped makes no further calls."""
@@ -113,10 +127,15 @@ class Journal:
             raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
         if self._changed is not None:
             raise self._changed
-        if self.parked or self.stopped:
-            raise Unwind(self.stopped)
+        if self.parked or self._halt:
+            raise Unwind(self._halt.reason)
         with self._lock:
             return self._branch_here().place(name)
+
+    def close(self) -> None:
+        """No further place is given; the tasks that had any are let go."""
+        for branch in self._branches.values():
+            branch.owner = None
 
     def branch(self) -> Branch:
         """A branch for one of several things that are waited for together."""
@@ -125,15 +144,15 @@ class Journal:
             return self._open(parent.child())
 
     def _open(self, path: str, owner: object = None) -> Branch:
-        branch = self._branches[path] = Branch(self, path, owner)
+        branch = self._branches[path] = Branch(self._halt, path, owner)
         return branch
 
     def _strand(self) -> Branch:
         branch = _branch.get()
-        return self._root if branch is None or branch.journal is not self else branch
+        return self._root if branch is None or branch.halt is not self._halt else branch
 
     def _branch_here(self) -> Branch:
-        branch, caller = self._strand(), _caller()
+        branch, caller = self._strand(), current_caller()
         if branch.owner is None:
             branch.owner = caller
         elif branch.owner != caller:
@@ -166,10 +185,10 @@ class Journal:
         try:
             await patiently(
                 lambda: self._engine.attempts.record_step(self._claim, step),
-                give_up=lambda: bool(self.stopped),
+                give_up=self._halt.__bool__,
             )
         except LeaseLost:
-            self.stopped = self.stopped or LOST
+            self._halt.stop(LOST)
             raise
 
     async def finish(self) -> None:
@@ -209,7 +228,7 @@ class Journal:
                 return
             steps = await patiently(
                 lambda: self._engine.attempts.steps(self._claim.uuid, self._generation),
-                give_up=lambda: bool(self.stopped),
+                give_up=self._halt.__bool__,
             )
             for step in steps:
                 record = msgspec.json.decode(step.doc, type=Recorded)
@@ -238,7 +257,7 @@ class Journal:
     def strand(self, branch: Branch) -> Iterator[None]:
         """What runs in the block is a branch of its own and counts as under way."""
         token = _branch.set(branch)
-        branch.owner, branch.counted = _caller(), True
+        branch.owner, branch.counted = current_caller(), True
         self.begin()
         try:
             yield
@@ -303,7 +322,8 @@ class Journal:
         await self._engine.attempts.delay(self._claim, until, step=first)
 
 
-def _caller() -> object:
+def current_caller() -> object:
+    """The task this is called in, or the thread."""
     try:
         return asyncio.current_task()
     except RuntimeError:  # a thread without an event loop

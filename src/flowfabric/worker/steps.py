@@ -12,8 +12,8 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -68,10 +68,7 @@ class StepFunction(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.function = function
         self.options = options
-        if options.retries < 0:
-            raise Invalid("a step is retried 0 times or more")
-        step_name(function, options)
-        _ = options.seconds  # refused here rather than in the middle of a run
+        _check(options)
 
     @overload
     def __call__(
@@ -86,31 +83,74 @@ class StepFunction(Generic[P, R]):
         return context.step(self, *args, **kwargs)
 
 
+def _check(options: StepOptions) -> None:
+    """Refused here rather than in the middle of a run."""
+    if options.retries < 0:
+        raise Invalid("a step is retried 0 times or more")
+    if options.name is not None:
+        check_name(options.name)
+    if options.timeout is not None:
+        parse_span(options.timeout, "timeout")
+
+
+class Facts(Struct, frozen=True):
+    """What is worth knowing about a function that is called as a step more than once."""
+
+    name: str
+    returns: Any
+    is_async: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Facts":
+        key = getattr(function, "__func__", function)
+        try:
+            known = _facts.get(key)
+        except TypeError:  # an object that cannot be a key
+            return cls._found(function)
+        if known is None:
+            known = cls._found(function)
+            with suppress(TypeError):
+                _facts[key] = known
+        return known
+
+    @classmethod
+    def _found(cls, function: Callable[..., Any]) -> "Facts":
+        returns = hints_of(function).get("return", Any)
+        return cls(_name_of(function), returns, is_async(function))
+
+
+_facts: WeakKeyDictionary[Callable[..., Any], Facts] = WeakKeyDictionary()
+
+
 class Work(Struct, frozen=True):
     """One call of a step's function."""
 
     function: Callable[..., Any]
     options: StepOptions
+    facts: Facts
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: Any, kwargs: Any) -> "Work":
-        match function:
-            case StepFunction():
-                return cls(function.function, function.options, args, kwargs)
-            case Task():
-                return cls(function.function, _DEFAULTS, args, kwargs)
-            case _:
-                return cls(function, _DEFAULTS, args, kwargs)
+        options = _DEFAULTS
+        if isinstance(function, StepFunction):
+            options, function = function.options, function.function
+        elif isinstance(function, Task):
+            function = function.function
+        return cls(function, options, Facts.of(function), args, kwargs)
 
     @property
     def name(self) -> str:
-        return step_name(self.function, self.options)
+        return self.facts.name if self.options.name is None else self.options.name
 
     @property
     def returns(self) -> Any:
-        return returns_of(self.function)
+        return self.facts.returns
+
+    @property
+    def is_async(self) -> bool:
+        return self.facts.is_async
 
     def pause_before(self, retry: int) -> float:
         if skip_pauses.get():
@@ -119,8 +159,18 @@ class Work(Struct, frozen=True):
         return backoff_delay(policy, retry, 0.0) / 1000
 
     def call(self) -> Any:
-        with _inside(self.name):
+        inside = _Inside(self.name)
+        try:
             return self.function(*self.args, **self.kwargs)
+        finally:
+            inside.leave()
+
+    async def wait(self) -> Any:
+        inside = _Inside(self.name)
+        try:
+            return await self.function(*self.args, **self.kwargs)
+        finally:
+            inside.leave()
 
 
 async def perform(
@@ -182,12 +232,17 @@ def attempt_here(work: Work, threads: Threads, check: Callable[[], None]) -> Any
 
 
 async def _once(work: Work, threads: Threads) -> Any:
+    if work.options.timeout is None:
+        return await _call(work, threads)
     async with asyncio.timeout(work.options.seconds):
-        if is_async(work.function):
-            with _inside(work.name):
-                return await work.function(*work.args, **work.kwargs)
-        result = await threads.call(work.call)
-        return await result if inspect.isawaitable(result) else result
+        return await _call(work, threads)
+
+
+async def _call(work: Work, threads: Threads) -> Any:
+    if work.is_async:
+        return await work.wait()
+    result = await threads.call(work.call)
+    return await result if inspect.isawaitable(result) else result
 
 
 def _once_here(work: Work, threads: Threads) -> Any:
@@ -197,38 +252,30 @@ def _once_here(work: Work, threads: Threads) -> Any:
     return threads.start(work.call).result(work.options.seconds)
 
 
-@contextmanager
-def _inside(name: str) -> Iterator[None]:
-    context, step = current_context.set(None), inside_step.set(name)
-    try:
-        yield
-    finally:
-        inside_step.reset(step)
-        current_context.reset(context)
+class _Inside:
+    """Whoever asks now is inside a step."""
+
+    __slots__ = ("_context", "_step")
+
+    def __init__(self, name: str) -> None:
+        self._context = current_context.set(None)
+        self._step = inside_step.set(name)
+
+    def leave(self) -> None:
+        inside_step.reset(self._step)
+        current_context.reset(self._context)
 
 
-def step_name(function: Callable[..., Any], options: StepOptions) -> str:
-    name = options.name
-    if name is None:
-        named = function.func if isinstance(function, functools.partial) else function
-        name = getattr(named, "__qualname__", None) or type(named).__name__
-        name = name.replace("<locals>.", "")
+def check_name(name: str) -> str:
     if not name or _BRANCH_NAME.match(name):
         raise Invalid(f"{name!r} cannot name a step")
     return check_text(name, "step name", limit=200)
 
 
-_returns: WeakKeyDictionary[Callable[..., Any], Any] = WeakKeyDictionary()
-
-
-def returns_of(function: Callable[..., Any]) -> Any:
-    function = getattr(function, "__func__", function)
-    try:
-        if function not in _returns:
-            _returns[function] = hints_of(function).get("return", Any)
-        return _returns[function]
-    except TypeError:  # an object that cannot be a key
-        return hints_of(function).get("return", Any)
+def _name_of(function: Callable[..., Any]) -> str:
+    named = function.func if isinstance(function, functools.partial) else function
+    name = getattr(named, "__qualname__", None) or type(named).__name__
+    return check_name(name.replace("<locals>.", ""))
 
 
 _DEFAULTS = StepOptions()

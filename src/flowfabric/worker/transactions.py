@@ -76,8 +76,6 @@ class Completion:
         self._engine = engine
         self._claim = claim
         self._on_written = on_written
-        self.written = False
-        """Whether it was written at least once; whether it was committed only the store knows."""
 
     async def write(
         self,
@@ -91,7 +89,6 @@ class Completion:
             snapshot = await (current or self.current)()
             if not await foreign.complete(connection, self._ending(snapshot, body)):
                 raise StaleLease("the run was completed in this transaction already")
-        self.written = True
         self._on_written()
 
     async def current(self) -> Snapshot:
