@@ -2,7 +2,7 @@
 
 import typer
 
-from flowfabric.cli import lanes, runs
+from flowfabric.cli import lanes, runs, schedules
 from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
 from flowfabric.cli.store import migrate, version
@@ -24,5 +24,6 @@ app.command()(worker)
 app.command()(submit)
 app.add_typer(runs.app, name="run")
 app.add_typer(lanes.app, name="lanes")
+app.add_typer(schedules.app, name="schedules")
 app.command()(migrate)
 app.command()(version)
