@@ -135,6 +135,7 @@ class Fabric:
         return lambda function: StepFunction(function, options)
 
     def get_task(self, name: str) -> Task[Any, Any]:
+        """The task registered under this name; NotFound tells those there are."""
         task = self.tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self.tasks)) or "none"
@@ -202,6 +203,7 @@ class Fabric:
             raise
 
     async def close(self) -> None:
+        """The store is let go; whatever is done next opens it again."""
         if self._lender is not None:
             return  # the engine is not ours to close
         engine, self._engine, self._loop = self._engine, None, None

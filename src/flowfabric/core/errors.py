@@ -65,6 +65,8 @@ class FlowFabricError(Exception):
 
 
 class Invalid(FlowFabricError):
+    """Nothing was done: the request is wrong, and repeating it cannot help."""
+
     code = "invalid_input"
 
 
@@ -127,6 +129,8 @@ class CapabilityMismatch(Invalid):
 
 
 class NotFound(FlowFabricError):
+    """There is no such run, task, lane or schedule; `entity` and `key` say which."""
+
     code = "not_found"
 
     def __init__(self, entity: str, key: object = "") -> None:
@@ -136,6 +140,8 @@ class NotFound(FlowFabricError):
 
 
 class Contention(FlowFabricError):
+    """Somebody else was faster, or it is not the moment: look again and decide anew."""
+
     code = "contention"
 
 
@@ -189,6 +195,8 @@ class WrongState(FlowFabricError):
 
 
 class LeaseLost(WrongState):
+    """The run belongs to somebody else or has ended: stop, whatever is done now does not count."""
+
     code = "lease_lost"
 
 
@@ -234,6 +242,8 @@ class GrantExists(WrongState):
 
 
 class Unavailable(FlowFabricError):
+    """The store could not be reached or refuses to work; `retryable` says whether to try again."""
+
     code = "unavailable"
     retryable = True
 
@@ -253,6 +263,8 @@ class StoreFull(Unavailable):
 
 
 class Overloaded(FlowFabricError):
+    """Nothing was done because too much is waiting; try again after `retry_after` seconds."""
+
     code = "overloaded"
     retryable = True
 

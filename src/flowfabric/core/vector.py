@@ -84,6 +84,8 @@ class AttemptState(StrEnum):
 
 
 class PublicState(StrEnum):
+    """Where a run stands, in one word; the last five are endings."""
+
     WAITING = "waiting"
     DELAYED = "delayed"
     RATE_LIMITED = "rate_limited"

@@ -53,7 +53,8 @@ class RunError(FlowFabricError):
 
 
 class RunFailed(RunError):
-    """`message` is what the task raised, `traceback` where (when it is known)."""
+    """The run failed for good. `message` is what the task raised, `traceback` where (when it is
+    known)."""
 
     code = "run_failed"
 
@@ -65,12 +66,18 @@ class RunFailed(RunError):
 
 
 class RunCancelled(RunError):
+    """Somebody cancelled the run; the text is the reason that was given."""
+
     code = "run_cancelled"
 
 
 class RunExpired(RunError):
+    """The run was not done by its deadline, or its last attempt took longer than its timeout."""
+
     code = "run_expired"
 
 
 class RunSkipped(RunError):
+    """The run was never started, because what it depends on did not succeed."""
+
     code = "run_skipped"

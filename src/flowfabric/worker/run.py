@@ -58,6 +58,7 @@ class Run(Generic[R]):
         return self._value(ending)
 
     async def state(self) -> PublicState:
+        """Where the run stands now; NotFound once it was deleted."""
         engine = await self._client.engine()
         state = await engine.views.state(self.id)
         if state is None:
@@ -83,6 +84,7 @@ class Run(Generic[R]):
         return await engine.executions.replay(self.id)
 
     async def attempts(self) -> list[Attempt]:
+        """Every attempt so far, by index, the one in hand included."""
         engine = await self._client.engine()
         return await engine.views.attempts(self.id)
 
