@@ -1,0 +1,93 @@
+"""Every Python block of every page works. The blocks of a page share one namespace, and every
+Fabric they make is on a bench of the testing kit."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flowfabric import Fabric
+from flowfabric.testing import Bench
+from tests.docs.pages import ROOT, blocks_of, new_tests, pages_with_python, run_block
+
+NEED_A_DATABASE = {"docs/guide/transactions.md"}
+"""Pages about connections of one's own. Their blocks are only compiled here."""
+
+PAGES = [page.relative_to(ROOT).as_posix() for page in pages_with_python()]
+
+
+@pytest.fixture
+def on_benches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every Fabric that is made is put on a bench at once."""
+    plain = Fabric.__init__
+    with ExitStack() as stack:
+
+        def init(self: Fabric, *args: Any, **kwargs: Any) -> None:
+            plain(self, *args, **kwargs)
+            stack.enter_context(Bench(self).lent())
+
+        monkeypatch.setattr(Fabric, "__init__", init)
+        yield
+
+
+@pytest.fixture
+def page_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Where the blocks of a page live, so that what they define has an address."""
+    module = ModuleType("page_under_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in NEED_A_DATABASE])
+async def test_the_code_works_on(
+    page: str,
+    on_benches: None,
+    page_module: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fabric_bench: Callable[[Fabric], Bench],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLOWFABRIC_URL", raising=False)
+    names = page_module.__dict__
+    for block in blocks_of(ROOT / page):
+        before = set(names)
+        await run_block(block, names)
+        for test in new_tests(names, before):
+            await call_test(test, names, fabric_bench)
+
+
+async def call_test(
+    test: Callable[..., Any], names: dict[str, Any], put: Callable[[Fabric], Bench]
+) -> None:
+    """Calls a test function of a page with what the fixtures of the kit would give it."""
+    wanted = inspect.signature(test).parameters
+    offered: dict[str, Any] = {"fabric_bench": put}
+    if "bench" in wanted:
+        offered["bench"] = put(names["fabric"])
+    result = test(**{name: offered[name] for name in wanted})
+    if inspect.iscoroutine(result):
+        await result
+
+
+def test_the_code_that_needs_a_database_can_be_read() -> None:
+    for page in sorted(NEED_A_DATABASE & set(PAGES)):
+        for block in blocks_of(ROOT / page):
+            compile(block.source, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_first_task_of_the_readme_works_when_pasted(tmp_path: Path) -> None:
+    """In a process of its own, with a real worker on a real file."""
+    _, script = blocks_of(ROOT / "README.md")
+    (tmp_path / "first.py").write_text(script.source)
+    done = subprocess.run(
+        [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=50
+    )
+    assert done.stdout == "measuring Lisbon\n6 degrees in Lisbon\n", done.stderr

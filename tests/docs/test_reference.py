@@ -1,0 +1,57 @@
+"""The reference tells every public name, and nothing that is not there."""
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import flowfabric
+from flowfabric import testing
+from tests.docs.pages import ROOT
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text("utf-8")
+
+PUBLIC = [
+    *((flowfabric, name) for name in flowfabric.__all__),
+    *((testing, name) for name in testing.__all__),
+]
+
+TOLD_WITH_MEMBERS = [
+    flowfabric.Fabric,
+    flowfabric.Options,
+    flowfabric.Task,
+    flowfabric.Run,
+    flowfabric.Context,
+    flowfabric.SyncContext,
+    flowfabric.Worker,
+    flowfabric.WorkerOptions,
+    flowfabric.RunFailed,
+    flowfabric.Engine,
+    testing.Bench,
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[name for _, name in PUBLIC])
+def test_the_reference_tells(module: Any, name: str) -> None:
+    assert row_of(name)
+    assert inspect.getdoc(getattr(module, name)), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("cls", TOLD_WITH_MEMBERS, ids=lambda cls: cls.__name__)
+def test_the_members_are_there_of(cls: type) -> None:
+    told = set(re.findall(r"`([a-z_]+)`", row_of(cls.__name__)))
+    assert told - members_of(cls) - {"async with", "gather"} == set()
+
+
+def row_of(name: str) -> str:
+    """What a table says about a name that stands in its first column."""
+    found = re.search(rf"^\|[^|]*`{name}\b[^|]*\|(.*)\|$", REFERENCE, re.MULTILINE)
+    assert found is not None, f"docs/reference.md does not tell {name}"
+    return found[1]
+
+
+def members_of(cls: type) -> set[str]:
+    """What an instance has, as far as its class says so."""
+    made = inspect.getsource(vars(cls)["__init__"]) if "__init__" in vars(cls) else ""
+    return {*dir(cls), *re.findall(r"self\.(\w+)", made)}
