@@ -26,6 +26,7 @@ check: $(INSTALLED)  ## lint, format, types, layers, sizes, SQL
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/check_sql.py
+	$(BIN)/python tools/scenarios.py --check
 
 bench: $(INSTALLED)  ## measure, as ratios within one run
 	$(BIN)/python -m bench

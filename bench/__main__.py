@@ -1,6 +1,7 @@
 """`python -m bench` runs every benchmark with short settings."""
 
-from bench import lifecycle
+from bench import backlog, lifecycle, worker
 
 if __name__ == "__main__":
-    lifecycle.main()
+    for part in (lifecycle, worker, backlog):
+        part.main()

@@ -1,0 +1,141 @@
+"""Writes docs/design/scenarios.md: which test covers which scenario of the specification.
+
+    python tools/scenarios.py          writes the page
+    python tools/scenarios.py --check  fails if the page is not up to date, or a scenario that is
+                                       neither overridden nor for later is covered by no test
+
+A test covers a scenario by naming it in its docstring.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "design" / "scenarios.md"
+NAMED = re.compile(r"\b(?:E-[TX]\d+|INV-\d+)\b")
+
+SECTIONS = {
+    "Identifiers, codec, policy": ("E-T", range(1, 27)),
+    "Create": ("E-T", range(30, 45)),
+    "Claim": ("E-T", range(50, 88)),
+    "Lease": ("E-T", range(90, 105)),
+    "Reclaim": ("E-T", range(110, 124)),
+    "Complete, fail, delay": ("E-T", range(130, 155)),
+    "Cancel, priority, replay, expiry": ("E-T", [*range(160, 176), *range(180, 199)]),
+    "Block, unblock, eligibility": ("E-T", range(200, 203)),
+    "Reads, tags, lists, subscriptions": ("E-T", range(320, 344)),
+    "Additional scenarios": ("E-X", range(1, 29)),
+    "Invariants": ("INV-", range(1, 31)),
+}
+
+LATER = {
+    "suspension": (
+        "E-T026 E-T081 E-T151 E-T153 E-T162 E-T163 E-T164 E-X08 E-X16 E-X21 E-X22 E-X24 "
+        "E-X25 E-X26 E-T336 INV-12 INV-13 INV-14 INV-15 INV-21 INV-22"
+    ),
+    "flows": ("E-T174 E-T175 E-T186 E-T187 E-T192 E-T196 E-T197 E-T198 E-T202 E-T334 INV-30"),
+    "budgets and quotas": "E-T073 E-T078",
+    "streams": "E-T099 E-T152",
+    "the server": "E-T039 E-T040 E-T041 E-T173 E-T183 E-T189 E-X02",
+}
+
+OVERRIDDEN = {
+    "the handle is our own opaque, signed text": "E-T017",
+    "capability mismatch is a reported reason, never a state": "E-T067 E-T068",
+    "an active execution is told as such, whatever claims it": "E-T062 E-T087",
+    "a stale fence is always told as stale": "E-T096",
+    "the state after a lost or revoked lease is S6 or S7": "E-T098 E-T100",
+    "a cancel does not change the epoch": "E-T165",
+    "every ending is recorded, inside a flow or not": "E-T193",
+    "a reclaim count cannot be negative": "E-T121",
+    "literals of the original's store": "E-T327 E-T342 E-T343",
+    "rows are locked by key order inside one statement, not by the caller": "INV-16",
+    "a worker at capacity does not ask": "E-T080",
+}
+
+
+def main() -> int:
+    found = covered()
+    page = "\n".join(lines(found)) + "\n"
+    if "--check" not in sys.argv:
+        PAGE.write_text(page, encoding="utf-8")
+        return 0
+    complaints = [f"no test names {name}" for name in missing(found)]
+    if not PAGE.exists() or PAGE.read_text("utf-8") != page:
+        complaints.append("docs/design/scenarios.md is old: run python tools/scenarios.py")
+    print("\n".join(complaints) or "scenarios: in order")
+    return 1 if complaints else 0
+
+
+def covered() -> dict[str, list[str]]:
+    """Scenario → the tests that name it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for title, text in docstrings(path):
+            for name in NAMED.findall(text):
+                places = found.setdefault(name, [])
+                if title not in places:
+                    places.append(title)
+    return found
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    tree = ast.parse(path.read_text("utf-8"))
+    where = path.relative_to(ROOT / "tests").as_posix()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            name = getattr(node, "name", "")
+            text = ast.get_docstring(node) or ""
+            yield (f"{where}::{name}" if name else where), text
+
+
+def names(section: str) -> list[str]:
+    prefix, numbers = SECTIONS[section]
+    width = {"E-T": 3, "E-X": 2, "INV-": 1}[prefix]
+    return [f"{prefix}{number:0{width}d}" for number in numbers]
+
+
+def reason(name: str) -> str | None:
+    for why, which in OVERRIDDEN.items():
+        if name in which.split():
+            return f"overridden: {why}"
+    for part, which in LATER.items():
+        if name in which.split():
+            return f"comes with {part}"
+    return None
+
+
+def missing(found: dict[str, list[str]]) -> list[str]:
+    return [
+        name
+        for section in SECTIONS
+        for name in names(section)
+        if name not in found and reason(name) is None
+    ]
+
+
+def lines(found: dict[str, list[str]]) -> Iterator[str]:
+    yield "# Scenarios"
+    yield ""
+    yield "Which test covers which scenario of the behavioural specification. Written by"
+    yield "`tools/scenarios.py` from the docstrings of the tests; `make check` keeps it up to date."
+    for section in SECTIONS:
+        yield f"\n## {section}\n"
+        yield "| scenario | where |"
+        yield "|---|---|"
+        for name in names(section):
+            yield f"| {name} | {where(name, found.get(name, []))} |"
+
+
+def where(name: str, tests: list[str]) -> str:
+    if not tests:
+        return reason(name) or "**not covered**"
+    shown = ", ".join(f"`{test}`" for test in tests[:3])
+    return shown + (f" and {len(tests) - 3} more" if len(tests) > 3 else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
