@@ -235,7 +235,7 @@ async def test_cancelling_the_worker_hands_everything_back(fabric: Fabric) -> No
 def test_a_program_that_just_ends_hands_everything_back(store_url: str) -> None:
     """The end of `asyncio.run` cancels every task at once, in no particular order."""
 
-    async def program() -> str:
+    async def program() -> list[str]:
         fabric = Fabric(store_url)
 
         @fabric.task()
@@ -244,21 +244,22 @@ def test_a_program_that_just_ends_hands_everything_back(store_url: str) -> None:
 
         worker, running = await start(fabric)
         left.append(running)
-        run = await job.submit()
-        await until(lambda: worker.active)
-        return run.id
+        runs = await job.submit_many([()] * 10)
+        await until(lambda: len(worker.active) == 10)
+        return [run.id for run in runs]
 
-    async def look(id: str) -> None:
+    async def look(ids: list[str]) -> None:
         async with Fabric(store_url) as fabric:
-            await handed_back(await fabric.run(id))
+            for id in ids:
+                await handed_back(await fabric.run(id))
 
     left: list[Any] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it does not even close its store
-        id = asyncio.run(program())
+        ids = asyncio.run(program())
         left.clear()
         gc.collect()
-    asyncio.run(look(id))
+    asyncio.run(look(ids))
 
 
 async def test_a_worker_stopped_before_it_runs_does_nothing(bench: Bench) -> None:
