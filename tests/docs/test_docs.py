@@ -1,8 +1,8 @@
 """Every Python block of every page works. The blocks of a page share one namespace, and every
 Fabric they make is on a bench of the testing kit."""
 
-import ast
 import inspect
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +17,8 @@ from flowfabric import Fabric
 from flowfabric.testing import Bench
 from tests.docs.pages import ROOT, blocks_of, new_tests, pages_with_python, run_block
 
-NEED_A_DATABASE = {"docs/guide/transactions.md"}
-"""Pages about connections of one's own. Their blocks are only compiled here."""
+ON_FILES = {"docs/guide/transactions.md"}
+"""Pages about connections of one's own, which lead to a file and not to a bench."""
 
 PAGES = [page.relative_to(ROOT).as_posix() for page in pages_with_python()]
 
@@ -45,7 +45,7 @@ def page_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in NEED_A_DATABASE])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_FILES])
 async def test_the_code_works_on(
     page: str,
     on_benches: None,
@@ -77,10 +77,20 @@ async def call_test(
         await result
 
 
-def test_the_code_that_needs_a_database_can_be_read() -> None:
-    for page in sorted(NEED_A_DATABASE & set(PAGES)):
+@pytest.mark.parametrize("page", [page for page in PAGES if page in ON_FILES])
+async def test_the_code_works_on_a_file_on(
+    page: str, page_module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = page_module.__dict__
+    try:
         for block in blocks_of(ROOT / page):
-            compile(block.source, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            await run_block(block, names)
+    finally:
+        await names["fabric"].close()
+        for value in names.values():
+            if isinstance(value, sqlite3.Connection):
+                value.close()
 
 
 def test_the_first_task_of_the_readme_works_when_pasted(tmp_path: Path) -> None:
