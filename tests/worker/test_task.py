@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,16 @@ class Foreign:
     class Context:
         """Somebody else's."""
 
+    def method(self) -> None: ...
+
+
+def stream() -> Iterator[int]:
+    yield 1
+
+
+async def async_stream() -> AsyncIterator[int]:
+    yield 1
+
 
 async def named(ctx, a): ...  # type: ignore[no-untyped-def]
 async def annotated(c: Context, a: int) -> None: ...
@@ -156,8 +166,13 @@ def test_functions_that_cannot_be_tasks_are_refused_when_they_are_registered(
         plain.task()(wrong_too)
     with pytest.raises(Invalid, match="must be a module's function"):
         plain.task(process=True)(local)
+    with pytest.raises(Invalid, match="must be a module's function"):
+        plain.task(process=True)(Foreign().method)
     with pytest.raises(Invalid, match="cannot take a context"):
         plain.task(process=True)(with_context)
+    for generator in (stream, async_stream):
+        with pytest.raises(Invalid, match="a generator cannot be a task"):
+            plain.task()(generator)
     with pytest.raises(Invalid, match="kind must not be empty"):
         plain.task()(functools.partial(print_it))
     assert plain.tasks == {}

@@ -17,7 +17,8 @@ class Fail(Exception):
 
 
 class Retry(Exception):
-    """Raise it in a task to have this attempt retried, after a delay of your choice."""
+    """Raise it in a task to have this attempt retried after a delay of your choice, as long as
+    the task has retries left."""
 
     def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
         super().__init__(reason)

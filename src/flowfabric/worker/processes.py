@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
 from multiprocessing import connection
 from typing import Any
 
@@ -124,14 +126,20 @@ def _run(target: tuple[str, str], payload: bytes) -> bytes:
 
 
 def _call(target: tuple[str, str], payload: bytes) -> bytes:
+    function, signature = _find(target)
+    args, kwargs = signature.decode(payload)
+    result = function(*args, **kwargs)
+    try:
+        return encode(result)
+    except Invalid as error:
+        raise Invalid(f"what {target[1]} returned cannot be stored: {error.detail}") from None
+
+
+@lru_cache
+def _find(target: tuple[str, str]) -> tuple[Callable[..., Any], Signature]:
     module, name = target
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     function = found.function if isinstance(found, Task) else found
-    args, kwargs = Signature(function, skip_first=False).decode(payload)
-    result = function(*args, **kwargs)
-    try:
-        return encode(result)
-    except Invalid as error:
-        raise Invalid(f"what {name} returned cannot be stored: {error.detail}") from None
+    return function, Signature(function, skip_first=False)

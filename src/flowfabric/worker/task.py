@@ -118,7 +118,8 @@ class Task(Generic[P, R]):
     def _check_process(self) -> None:
         if self.takes_context:
             raise Invalid(f"{self.name}: a task that runs in a process cannot take a context")
-        if "<" in getattr(self.function, "__qualname__", "<"):
+        address = getattr(self.function, "__qualname__", "<")
+        if "<" in address or inspect.ismethod(self.function):
             raise Invalid(f"{self.name}: a task that runs in a process must be a module's function")
 
     def __repr__(self) -> str:
@@ -315,6 +316,9 @@ def _context_name(function: Callable[..., Any]) -> str | None:
 
 
 def _mode(function: Callable[..., Any], options: TaskOptions) -> Mode:
+    inner = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise Invalid("a generator cannot be a task: it has no one result")
     if is_async(function):
         if options.process:
             raise Invalid("a task that runs in a process must be a plain function")
