@@ -23,6 +23,7 @@ from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.sweep import Sweep
 from flowfabric.engine.views import Views
 from flowfabric.engine.waiting import Waiting
+from flowfabric.engine.workers import Workers
 from flowfabric.store.contract import Store
 
 
@@ -40,6 +41,7 @@ class Engine:
         self.views = Views(parts)
         self.events = Events(parts)
         self.lanes = Lanes(parts)
+        self.workers = Workers(parts)
         self.schedules = Schedules(parts, self.executions)
         self.sweep = Sweep(parts, self.schedules, holder=secrets.token_hex(8))
 

@@ -137,6 +137,7 @@ class Sweep(Noun):
         if now - self._trimmed_at >= TRIM_EVERY:
             self._trimmed_at = now
             await self.trim()
+            await store.drop_lapsed_presences(now)
         moments = [await store.next_due(now), await self._schedules.next_at()]
         next_due = min((moment for moment in moments if moment is not None), default=None)
         if next_due is None:

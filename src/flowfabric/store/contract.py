@@ -23,6 +23,7 @@ from flowfabric.core.change import Change
 from flowfabric.core.event import EventKind, StoredEvent
 from flowfabric.core.execution import Attempt, Snapshot, Worker
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.registry import Presence
 from flowfabric.core.routing import Capabilities
 from flowfabric.core.schedule import Schedule
 from flowfabric.core.step import Step
@@ -322,6 +323,21 @@ class Store(Protocol):
 
     async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
         """Adds or replaces tags, all or none; False when there is no such execution."""
+
+    async def presence(self, namespace: str, instance: str) -> Presence | None:
+        """A worker's entry in the registry."""
+
+    async def presences(self, namespace: str, after: str, limit: int) -> list[Presence]:
+        """Entries by instance, also those that ran out."""
+
+    async def put_presence(self, presence: Presence, fresh: bool) -> bool:
+        """Writes an entry; one that is not `fresh` only if it is (still) there."""
+
+    async def drop_presence(self, namespace: str, instance: str) -> bool:
+        """Deletes an entry; False when there was none."""
+
+    async def drop_lapsed_presences(self, now: Millis) -> int:
+        """Deletes entries that ran out; returns how many."""
 
     async def events(self, query: EventQuery) -> EventPage:
         """Events after a cursor. Skips none, also of transactions that commit late."""

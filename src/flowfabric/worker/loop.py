@@ -16,6 +16,7 @@ from msgspec import Struct
 from flowfabric.core.errors import FlowFabricError, Invalid
 from flowfabric.core.execution import Worker as Identity
 from flowfabric.core.lease import DEFAULT_TTL
+from flowfabric.core.registry import Presence
 from flowfabric.core.time import Millis, parse_span
 from flowfabric.engine.claims import MAX_CLAIM, Claim, check_ttl
 from flowfabric.engine.engine import Engine
@@ -23,6 +24,7 @@ from flowfabric.store.contract import Store
 from flowfabric.worker.control import DRAIN, LOST
 from flowfabric.worker.execute import Active, Executor
 from flowfabric.worker.heartbeat import Heartbeat, Key
+from flowfabric.worker.presence import PresenceKeeper
 from flowfabric.worker.processes import Processes
 from flowfabric.worker.room import Room, Wish
 from flowfabric.worker.task import Task
@@ -96,11 +98,14 @@ class Worker:
         self._task = asyncio.current_task()
         self._start_heartbeat()
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
+        registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
+        registry.start()
         try:
             await self._claim_until_stopped(bench.executor)
             await self._drain()
         finally:
             await self._hand_back()
+            await registry.stop()
             await self._finish(bench)
 
     def stop(self) -> None:
@@ -131,6 +136,21 @@ class Worker:
             await self._hand_back()
             bench.close()
         return done
+
+    @property
+    def presence(self) -> Presence:
+        """What this worker says of itself in the registry."""
+        options = self.options
+        return Presence(
+            worker=self.identity.id,
+            instance=self.identity.instance,
+            namespace=options.namespace or "default",
+            lanes=tuple(options.lanes),
+            kinds=tuple(sorted(self._tasks)),
+            capabilities=tuple(options.capabilities),
+            concurrency=options.concurrency,
+            ttl=self._ttl,
+        )
 
     @property
     def stopping(self) -> bool:

@@ -79,6 +79,10 @@ table parked.start smallint not null
 table parked.gate smallint not null
 table parked.life bytea
 table parked.note bytea
+table presence.namespace text not null
+table presence.instance text not null
+table presence.expires_at bigint not null
+table presence.doc bytea not null
 table progress.at bigint not null
 table progress.id uuid not null
 table progress.percent integer
@@ -151,6 +155,7 @@ table worker.number integer not null
 table worker.id text not null
 table worker.instance text not null
 table lease with (fillfactor=70, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+table presence with (fillfactor=50)
 table ready with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 constraint arrival_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
 constraint arrival_lane_check CHECK ((lane ~ '^[ -~]{1,64}$'::text))
@@ -188,6 +193,7 @@ constraint parked_pkey PRIMARY KEY (id)
 constraint parked_start CHECK (((start >= 0) AND (start <= 4)))
 constraint parked_suspended CHECK ((((gate = 20) = (note IS NOT NULL)) AND ((gate = 20) = (since IS NOT NULL))))
 constraint parked_version CHECK ((version >= 1))
+constraint presence_pkey PRIMARY KEY (namespace, instance)
 constraint progress_pkey PRIMARY KEY (id)
 constraint ready_attempt CHECK ((attempt >= 0))
 constraint ready_epoch CHECK ((epoch >= 0))
@@ -224,6 +230,7 @@ CREATE UNIQUE INDEX lease_pkey ON flowfabric.lease USING btree (id)
 CREATE UNIQUE INDEX meta_pkey ON flowfabric.meta USING btree (key)
 CREATE INDEX parked_due_at ON flowfabric.parked USING btree (due_at) WHERE (due_at IS NOT NULL)
 CREATE UNIQUE INDEX parked_pkey ON flowfabric.parked USING btree (id)
+CREATE UNIQUE INDEX presence_pkey ON flowfabric.presence USING btree (namespace, instance)
 CREATE UNIQUE INDEX progress_pkey ON flowfabric.progress USING btree (id)
 CREATE INDEX ready_lost_id ON flowfabric.ready USING btree (id) WHERE (lost IS NOT NULL)
 CREATE INDEX ready_rank ON flowfabric.ready USING btree (route, rank, id)

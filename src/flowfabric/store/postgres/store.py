@@ -13,6 +13,7 @@ from flowfabric.store.postgres.faults import translate
 from flowfabric.store.postgres.lease import Owning
 from flowfabric.store.postgres.link import Dialer
 from flowfabric.store.postgres.lists import Listing
+from flowfabric.store.postgres.presence import Registry
 from flowfabric.store.postgres.reads import Reading
 from flowfabric.store.postgres.schedules import Scheduling
 from flowfabric.store.postgres.schema import Keeping, check_schema
@@ -51,6 +52,11 @@ class PostgresStore:
         self._look(session)
 
     def _look(self, session: Session) -> None:
+        registry = Registry(session)
+        self.presence, self.presences = registry.presence, registry.presences
+        self.put_presence, self.drop_presence = registry.put_presence, registry.drop_presence
+        self.drop_lapsed_presences = registry.drop_lapsed_presences
+
         scheduling = Scheduling(session)
         self.schedules, self.schedule = scheduling.schedules, scheduling.schedule
         self.due_schedules, self.next_schedule = scheduling.due_schedules, scheduling.next_schedule

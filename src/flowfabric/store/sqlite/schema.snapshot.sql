@@ -251,3 +251,11 @@ CREATE TABLE schedule (
 ) strict, without rowid;
 
 CREATE INDEX schedule_next on schedule (next_at) where next_at is not null;
+
+CREATE TABLE presence (
+    namespace text not null,
+    instance text not null,
+    expires_at integer not null,
+    doc blob not null,
+    primary key (namespace, instance)
+) strict, without rowid;

@@ -17,6 +17,7 @@ from flowfabric.store.sqlite import (
     upkeep,
 )
 from flowfabric.store.sqlite import events as event_reads
+from flowfabric.store.sqlite import presence as presence_rows
 from flowfabric.store.sqlite import schedules as schedule_rows
 from flowfabric.store.sqlite.connection import check_library, check_path
 from flowfabric.store.sqlite.runners import Runners, open_runners
@@ -104,6 +105,12 @@ class SqliteStore:
     next_schedule = _reading(schedule_rows.next_schedule)
     put_schedule = _writing(schedule_rows.put_schedule)
     drop_schedule = _writing(schedule_rows.drop_schedule)
+
+    presence = _reading(presence_rows.presence)
+    presences = _reading(presence_rows.presences)
+    put_presence = _writing(presence_rows.put_presence)
+    drop_presence = _writing(presence_rows.drop_presence)
+    drop_lapsed_presences = _writing(presence_rows.drop_lapsed_presences)
 
     due = _reading(upkeep.due)
     next_due = _reading(upkeep.next_due)
