@@ -2,7 +2,7 @@
 
 import typer
 
-from flowfabric.cli import lanes, runs, schedules
+from flowfabric.cli import lanes, runs, schedules, workers
 from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
 from flowfabric.cli.store import migrate, version
@@ -25,5 +25,6 @@ app.command()(submit)
 app.add_typer(runs.app, name="run")
 app.add_typer(lanes.app, name="lanes")
 app.add_typer(schedules.app, name="schedules")
+app.add_typer(workers.app, name="workers")
 app.command()(migrate)
 app.command()(version)

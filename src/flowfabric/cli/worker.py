@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -74,7 +75,17 @@ def worker(  # noqa: PLR0913 - the options are the interface
         drain=drain,
     )
     _start_log(log_level, as_json)
-    asyncio.run(_work(load_fabric(app, url), options))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_work(load_fabric(app, url), options))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop is faster, and used where it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def _work(fabric: Fabric, options: WorkerOptions) -> None:
