@@ -35,6 +35,8 @@ async def failure(bench: Bench, run: Any) -> RunFailed:
 
 
 async def test_a_coroutine_a_plain_function_and_a_process(bench: Bench) -> None:
+    """E-T154"""
+
     @bench.fabric.task()
     async def coroutine(x: int) -> int:
         return x + 1
@@ -118,6 +120,7 @@ async def test_retry_comes_when_it_was_asked_for(bench: Bench, where: str) -> No
 async def test_whatever_it_raises_is_told_and_harms_nobody(
     bench: Bench, where: str, what: str
 ) -> None:
+    """E-T154"""
     run = await raising(bench, where, what)
     (attempt,) = await run.attempts()
     assert attempt.failure is not None

@@ -63,6 +63,8 @@ def spy_on_claims(fabric: Fabric, engine: Any) -> list[tuple[frozenset[str], int
 async def test_no_more_run_at_once_than_the_worker_has_room_for(
     fabric: Fabric, gauge: Gauge
 ) -> None:
+    """E-T079"""
+
     @fabric.task()
     async def job() -> None:
         await gauge.hold()
@@ -219,6 +221,8 @@ async def test_priority_then_age(bench: Bench) -> None:
 
 
 async def test_work_that_arrives_later_is_taken_at_once(fabric: Fabric) -> None:
+    """E-T083"""
+
     @fabric.task()
     async def job(x: int) -> int:
         return x
@@ -312,6 +316,7 @@ async def test_log_records_carry_the_run(bench: Bench, caplog: pytest.LogCapture
 
 
 async def test_what_a_handler_is_told_about_its_run(bench: Bench) -> None:
+    """E-T082"""
     seen: list[Any] = []
 
     @bench.fabric.task(retries=1, priority=4, deadline="1h", lane="x", namespace="n")
@@ -413,6 +418,7 @@ async def test_threads_end_with_the_worker(fabric: Fabric, log: Log) -> None:
 
 
 async def test_a_run_can_be_cancelled_before_it_starts(bench: Bench) -> None:
+    """E-T154"""
     run = await bench.fabric.task()(handlers.square).submit(2)
     await run.cancel()
     assert await bench.work() == 0
