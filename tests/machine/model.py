@@ -191,13 +191,12 @@ class Life:
     def reclaim(
         self, worker: str, lease_id: UUID, ttl: int, now: int, most: int | None = None
     ) -> Answers:
-        if self.held_for is None:
+        if self.stage is not Stage.LOST or self.held_for is None:
             raise Refused("GrantNotFound")
         if self.held_for != worker:
             raise Refused("Invalid")
         if self.held_until <= now:
             raise Refused("GrantNotFound")
-        self._must_be(Stage.LOST, "NotReclaimable")
         if most is not None and self.reclaims + 1 > most:
             self._end_over_cap(now)
             return one("ReclaimCapExceeded", self.reclaims)

@@ -122,11 +122,6 @@ class Play:
         return [it for it in self.holdings if self.book.lives[it.uuid].owner == it.fence]
 
     @property
-    def claimable(self) -> bool:
-        lives = self.book.lives.values()
-        return any(life.stage in (Stage.WAITING, Stage.LOST) for life in lives)
-
-    @property
     def stale(self) -> list[Holding]:
         """The holdings of those who lost what they held, latest first."""
         return [it for it in self.holdings if self.book.lives[it.uuid].owner != it.fence][::-1]
