@@ -5,11 +5,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Outcome, Snapshot
 from flowfabric.core.ids import ExecutionId, new_uuid7
 from flowfabric.core.submission import Duplicate, Submission
+from flowfabric.core.text import MAX_PAYLOAD
 from flowfabric.core.time import Millis
 from flowfabric.engine.arrivals import write_options
 from flowfabric.store import foreign
@@ -202,3 +204,41 @@ async def test_a_run_that_somebody_else_lets_in_meanwhile_is_found(
 
     monkeypatch.setattr(lab.engine.store, "load", look_and_wait)
     assert await lab.state(id_of(found)) == "waiting"
+
+
+async def test_one_arrival_too_large_keeps_nobody_else_at_the_door(
+    lab: Lab, store_url: str
+) -> None:
+    large = replace(arrival(lab, 1), payload=b"x" * (MAX_PAYLOAD + 1))
+    connect = libraries(store_url)[0]
+    async with connect() as connection:
+        refused = await foreign.arrive(connection, large, None, Millis(0))
+        good = await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
+    assert await lab.engine.arrivals.admit() == 2
+    await lab.engine.sweep.once()
+    assert (await lab.claim_one()).id == id_of(good)
+    assert await lab.state(id_of(refused)) == "failed"
+
+
+async def test_an_arrival_whose_id_was_submitted_meanwhile_is_let_in_no_second_time(
+    lab: Lab, store_url: str
+) -> None:
+    async with libraries(store_url)[0]() as connection:
+        found = await foreign.arrive(connection, arrival(lab, 1), None, Millis(0))
+        await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
+    await lab.submit(id=id_of(found))
+    await lab.engine.arrivals.admit()
+    assert len(await lab.claim(limit=10)) == 2
+
+
+async def test_the_key_of_a_refused_arrival_goes_with_its_run(lab: Lab, store_url: str) -> None:
+    item = replace(arrival(lab), options=b'{"key":"k","nonsense":1}')
+    until = Millis(lab.clock.now() + 30 * 86_400_000)
+    async with libraries(store_url)[0]() as connection:
+        found = await foreign.arrive(connection, item, "k", until)
+    await lab.engine.arrivals.admit()
+    await lab.engine.sweep.once()
+    assert await lab.state(id_of(found)) == "failed"
+    lab.clock.advance(7 * 86_400_000)
+    assert await lab.engine.sweep.trim() == 1
+    assert await lab.submit(key="k") != id_of(found)

@@ -9,6 +9,7 @@ from flowfabric.core.errors import Invalid
 from flowfabric.core.submission import Submission
 from flowfabric.core.time import Millis
 from flowfabric.engine.lanes import share_out
+from flowfabric.store.contract import ClaimCall, Taken
 from tests import situations
 from tests.lab import TTL, W1, W2, Lab
 
@@ -195,3 +196,28 @@ def test_a_share_is_owed_until_it_is_given() -> None:
     assert Counter(given) == {"a": 10, "b": 2}
     assert turns == pytest.approx({"a": 0.0, "b": 0.0})
     assert share_out(weights, 6, turns) == [("a", 5), ("b", 1)]
+
+
+async def test_a_caller_that_goes_away_between_two_lanes_leaves_nothing_taken(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(lab, "a", 1)
+    store, calls = lab.engine.store, 0
+    claim, reached = store.claim, asyncio.Event()
+
+    async def slow(call: ClaimCall, now: Millis) -> list[Taken]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            reached.set()
+            await asyncio.sleep(0.05)
+        return await claim(call, now)
+
+    monkeypatch.setattr(store, "claim", slow)
+    asking = asyncio.create_task(lab.claim(lanes={"a": 1, "b": 1}, limit=4))
+    await reached.wait()
+    asking.cancel()
+    await asyncio.wait([asking])
+    await lab.engine.claims.drain()
+    monkeypatch.undo()
+    assert (await lab.claim_one(W2)).epoch == 2

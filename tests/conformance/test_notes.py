@@ -1,5 +1,6 @@
 """What an owner writes beside its lease: progress and steps."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.errors import (
     Invalid,
+    StaleLease,
 )
 from flowfabric.core.event import EventKind
 from flowfabric.core.step import Step
@@ -144,3 +146,17 @@ async def test_steps_outlive_a_loss_and_a_failure_but_not_a_success(lab: Lab) ->
     claim = await lab.claim_one()
     assert claim.snapshot.life.generation == 1
     assert await steps_of(lab, claim, claim.snapshot.life.generation) == []
+
+
+async def test_an_owner_that_lost_its_lease_does_not_hear_the_answer_of_the_next(lab: Lab) -> None:
+    """Both in one process, in one batch."""
+    old = await lab.running()
+    await lab.lose(old)
+    new = await lab.claim_one()
+    theirs, ours = await asyncio.gather(
+        lab.engine.attempts.record_step(old, replace(STEP, name="stale")),
+        lab.engine.attempts.record_step(new, STEP),
+        return_exceptions=True,
+    )
+    assert (type(theirs), ours) == (StaleLease, None)
+    assert await lab.engine.attempts.steps(new.uuid, STEP.generation) == [STEP]

@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.schedule import CatchUp, Schedule, begin, fire
@@ -166,3 +167,36 @@ def test_an_hour_that_comes_twice_fires_once() -> None:
     after = fire(schedule, schedule.next_at).after
     assert after.next_at is not None
     assert to_datetime(after.next_at).date().isoformat() == "2026-10-26"
+
+
+async def test_a_schedule_that_cannot_fire_holds_nobody_up(lab: Lab) -> None:
+    """A process that lacks a time zone, a library or an option must not stop the sweep."""
+    delayed = await lab.submit(delay_until=Millis(lab.clock.now() + MINUTE))
+    good = await lab.engine.schedules.put(every_minute())
+    bad = replace(good, name="bad", every=None, cron="0 0 * * *", timezone="No/Where")
+    assert await lab.engine.store.put_schedule(bad, None)
+    await lab.pass_time(MINUTE)
+    assert await waiting(lab) == 2
+    assert await lab.state(delayed) == "active"
+    assert (await lab.engine.schedules.get("bad")).next_at == bad.next_at
+
+
+async def test_a_moment_fires_once_also_without_a_dedup_window(lab: Lab) -> None:
+    policy = {"policy": {"dedup_window_ms": 0}}
+    schedule = await lab.engine.schedules.put(every_minute(options=policy))
+    lab.clock.advance(MINUTE)
+    await lab.engine.schedules.fire_due()
+    moved = await lab.engine.schedules.get("tick")
+    assert await lab.engine.store.put_schedule(schedule, moved.version)
+    await lab.engine.schedules.fire_due()
+    assert await waiting(lab) == 1
+
+
+def test_in_an_hour_that_comes_twice_the_next_time_is_still_to_come() -> None:
+    """In the second pass, before 02:30 by the clock on the wall."""
+    now = from_datetime(datetime(2026, 10, 25, 1, 10, tzinfo=UTC))
+    schedule = Schedule(name="n", kind="k", cron="30 2 * * *", timezone="Europe/Berlin")
+    expected = from_datetime(datetime(2026, 10, 26, 1, 30, tzinfo=UTC))
+    assert begin(schedule, now).next_at == expected
+    late = replace(schedule, next_at=from_datetime(datetime(2026, 10, 25, 0, 30, tzinfo=UTC)))
+    assert fire(late, now).after.next_at == expected

@@ -353,3 +353,12 @@ async def test_a_lease_found_expired_by_its_owner_is_not_swept_again(lab: Lab) -
     assert await lab.engine.sweep.once() == 0
     kinds = [event.kind for event in await lab.events(claim.id)]
     assert kinds == [EventKind.CLAIMED, EventKind.LEASE_EXPIRED]
+
+
+async def test_a_duty_taken_before_the_clock_was_set_back_is_taken_over(lab: Lab) -> None:
+    """Its holder is gone; nobody may wait an hour for it."""
+    store, now = lab.engine.store, lab.clock.now()
+    span = sweep_module.DUTY_SPAN
+    assert await store.take_duty("sweep", "gone", Millis(now + 3_600_000), Millis(now + 3_602_500))
+    assert await store.take_duty("sweep", "here", now, Millis(now + span))
+    assert not await store.take_duty("sweep", "other", Millis(now - 100), Millis(now - 100 + span))

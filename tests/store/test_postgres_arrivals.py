@@ -10,6 +10,9 @@ import msgspec
 import pytest
 
 from flowfabric import ExecutionId, Fabric, RunFailed
+from flowfabric.core.execution import Worker
+from flowfabric.core.submission import Submission
+from flowfabric.core.time import Millis
 from flowfabric.worker.loop import WorkerOptions
 from flowfabric.worker.run import Run
 
@@ -227,3 +230,17 @@ async def test_a_waiting_worker_hears_of_it(
     finally:
         worker.stop()
         await asyncio.wait_for(running, 20)
+
+
+async def test_a_run_ended_in_an_open_transaction_does_not_stop_the_sweep(
+    fabric: Fabric, psql: asyncpg.Connection
+) -> None:
+    """Its lease may run out meanwhile; whoever looked after it would wait for the application."""
+    engine = await fabric.engine()
+    await engine.executions.submit(Submission(kind="a"))
+    await engine.executions.submit(Submission(kind="b"))
+    ending, other = await engine.claims.claim(Worker("w", "w-1"), limit=2, ttl=Millis(1))
+    async with psql.transaction():
+        await psql.execute("delete from flowfabric.lease where id = $1", ending.uuid)
+        due = await engine.store.due(Millis(engine.now() + 1000), 10)
+        assert due == [other.uuid]

@@ -156,7 +156,9 @@ def _cron_moments(schedule: Schedule, after: Millis) -> Iterator[Millis]:
         moments = CronSim(schedule.cron or "", start)
     except CronSimError as error:
         raise Invalid(f"{schedule.cron!r} is not a cron expression: {error}") from None
-    return (_millis(moment) for moment in moments)
+    # An hour that the clocks repeat counts once, by its first pass: in the second one the iterator
+    # begins with moments that are over.
+    return (at for at in map(_millis, moments) if at > after)
 
 
 def _millis(moment: datetime) -> Millis:

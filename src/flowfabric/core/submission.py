@@ -1,6 +1,7 @@
 """Submitting: what a caller asks for, checked once, and the execution it becomes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -41,6 +42,8 @@ from flowfabric.core.text import (
 )
 from flowfabric.core.time import Millis, check_moment
 from flowfabric.core.vector import PublicState
+
+T = TypeVar("T")
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -96,7 +99,7 @@ def create(
     key = None if submission.key is None else check_key(submission.key)
     return Creation(
         snapshot=_first_state(execution, now),
-        payload=check_bytes(submission.payload, "payload", MAX_PAYLOAD),
+        payload=_check_payload(submission.payload),
         tags=check_tags(submission.tags) if submission.tags else {},
         key=key if window > 0 and not key_taken else None,
         key_until=Millis(now + window),
@@ -105,14 +108,16 @@ def create(
 
 
 def refuse(submission: Submission, fresh: UUID, now: Millis, reason: str) -> Creation:
-    """The execution an arrival becomes that the rules refuse: due at once, to end as failed."""
+    """The execution an arrival becomes that the rules refuse: due at once, to end as failed. What
+    it brings is kept as far as it can be; its key always, so that it goes when the run does."""
     plain = Submission(
-        kind=submission.kind,
-        payload=submission.payload,
-        namespace=submission.namespace,
-        lane=submission.lane,
+        kind=_or_else(check_kind, submission.kind, "refused"),
+        payload=_or_else(_check_payload, submission.payload, b""),
+        namespace=_or_else(check_namespace, submission.namespace, "default"),
+        lane=_or_else(check_lane, submission.lane, "default"),
+        key=_or_else(check_key, submission.key, None),
     )
-    creation = create(plain, fresh, now)
+    creation = create(plain, fresh, now, key_taken=True)
     failure = Failure(message=f"refused: {reason}"[:MAX_REASON], category="permanent")
     head = replace(creation.snapshot.head, life=replace(EMPTY_LIFE, failure=failure))
     state = Waiting(gate=Gate.ARRIVAL, next=Next(Start.INITIAL, 0), due_at=now)
@@ -173,6 +178,18 @@ def _first_state(execution: Execution, now: Millis) -> Snapshot:
     return Snapshot(
         execution, head, admit(life, Next(Start.INITIAL, 0, rules.attempt_timeout), now)
     )
+
+
+def _check_payload(value: object) -> bytes:
+    return check_bytes(value, "payload", MAX_PAYLOAD)
+
+
+def _or_else(check: Callable[[object], T], value: object, instead: T) -> T:
+    """`value` if it is acceptable."""
+    try:
+        return check(value)
+    except Invalid:
+        return instead
 
 
 def _priority(value: object) -> int:

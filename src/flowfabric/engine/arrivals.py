@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.errors import Invalid
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.policy import parse_policy, write_policy
 from flowfabric.core.submission import Creation, Submission, create, refuse
@@ -50,11 +50,14 @@ class Arrivals:
 
 
 def _creation(arrival: Arrival) -> Creation:
+    options: Mapping[str, Any] = {}
     try:
-        submission = _submission(arrival, _options(arrival.options))
-        return create(submission, arrival.uuid, arrival.at, key_taken=True)
-    except FlowFabricError as error:
-        return refuse(_submission(arrival, {}), arrival.uuid, arrival.at, str(error))
+        options = _options(arrival.options)
+        _check_names(options)
+        return create(_submission(arrival, options), arrival.uuid, arrival.at, key_taken=True)
+    except Exception as error:  # whatever is wrong with one, the others are let in
+        named = {"key": options["key"]} if "key" in options else {}
+        return refuse(_submission(arrival, named), arrival.uuid, arrival.at, str(error))
 
 
 def _submission(arrival: Arrival, options: Mapping[str, Any]) -> Submission:
@@ -69,12 +72,14 @@ def _submission(arrival: Arrival, options: Mapping[str, Any]) -> Submission:
 
 def _options(data: bytes) -> Mapping[str, Any]:
     try:
-        options = msgspec.json.decode(data, type=dict[str, Any])
+        return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise Invalid(f"options cannot be read: {error}") from None
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
     if unknown := sorted(options.keys() - _OPTIONS):
         raise Invalid(f"unknown options: {', '.join(unknown)}")
-    return options
 
 
 def write_options(submission: Submission) -> bytes:

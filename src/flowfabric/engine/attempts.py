@@ -221,8 +221,17 @@ class Attempts(Noun):
         return [_uuid(change) in ended for change in changes]
 
     async def _flush_notes(self, notes: list[Note]) -> list[bool]:
-        written = await self._parts.store.note(notes, self._now())
-        return [note.uuid in written for note in notes]
+        """One call for all, unless two owners of one execution meet: the store answers by
+        execution, and the one that lost its lease must not hear the other's answer."""
+        written: set[tuple[UUID, UUID, int]] = set()
+        rest = notes
+        while rest:
+            owners = {note.uuid: _note_fence(note) for note in reversed(rest)}
+            call = [note for note in rest if owners[note.uuid] == _note_fence(note)]
+            found = await self._parts.store.note(call, self._now())
+            written.update(owners[uuid] for uuid in found)
+            rest = [note for note in rest if owners[note.uuid] != _note_fence(note)]
+        return [_note_fence(note) in written for note in notes]
 
 
 def _explain(found: Snapshot | None, owner: Owner, now: Millis) -> Change[None]:
@@ -256,6 +265,10 @@ def _change_keys(change: Change[object]) -> tuple[UUID]:
 def _change_weight(change: Change[object]) -> int:
     state = change.after.state if change.after else None
     return len(getattr(state, "result", None) or b"")
+
+
+def _note_fence(note: Note) -> tuple[UUID, UUID, int]:
+    return note.uuid, note.lease_id, note.epoch
 
 
 def _note_weight(note: Note) -> int:

@@ -1,7 +1,7 @@
 """Taking leases: claiming what waits, renewing, revoking, finding what was lost."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -273,6 +273,9 @@ class Claims(Noun):
                 if not taken:
                     raise
                 break  # what was taken must reach its owner
+            except asyncio.CancelledError:
+                self._rescue(self._hand_back(taken))
+                raise
         return taken
 
     async def _claim(self, call: ClaimCall) -> list[Taken]:
@@ -282,16 +285,23 @@ class Claims(Noun):
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            rescue = asyncio.ensure_future(self._hand_back(work))
-            self._rescues.add(rescue)
-            rescue.add_done_callback(self._rescues.discard)
+            self._rescue(self._hand_back_late(work))
             raise
 
-    async def _hand_back(self, work: "asyncio.Future[list[Taken]]") -> None:
+    def _rescue(self, work: Coroutine[None, None, None]) -> None:
+        rescue = asyncio.ensure_future(work)
+        self._rescues.add(rescue)
+        rescue.add_done_callback(self._rescues.discard)
+
+    async def _hand_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
         with suppress(FlowFabricError):
-            taken = [Claim(item.snapshot, item.payload, Millis(1)) for item in await work]
+            await self._hand_back(await work)
+
+    async def _hand_back(self, taken: Sequence[Taken]) -> None:
+        claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
+        with suppress(FlowFabricError):
             await self._parts.decisions.decide_all(
-                [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in taken]
+                [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
             )
 
     def _shares(self, weights: dict[str, int], limit: int) -> list[tuple[tuple[str, ...], int]]:

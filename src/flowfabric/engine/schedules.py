@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from flowfabric.core import schedule as rules
 from flowfabric.core.check import check_limit
 from flowfabric.core.errors import Invalid, NotFound, RetryExhausted
+from flowfabric.core.policy import DEFAULT_POLICY, parse_policy
 from flowfabric.core.schedule import Schedule
 from flowfabric.core.submission import Submission, create
 from flowfabric.core.time import Millis
@@ -31,6 +32,7 @@ class Schedules(Noun):
     def __init__(self, parts: Parts, executions: Executions) -> None:
         super().__init__(parts)
         self._executions = executions
+        self._stuck: set[str] = set()
 
     async def put(self, schedule: Schedule) -> Schedule:
         """Declares a schedule, or changes the one of that name. Declaring the same thing again
@@ -73,12 +75,17 @@ class Schedules(Noun):
         return await self._executions.submit(self._submission(schedule, None))
 
     async def fire_due(self) -> int:
-        """Submits what is due; returns how many runs. The sweep does this by itself."""
+        """Submits what is due; returns how many runs. The sweep does this by itself. A schedule
+        that cannot fire here stays due and holds nobody else up."""
         fired = 0
         while due := await self._parts.store.due_schedules(self._now(), MAX_PAGE):
-            counts = await asyncio.gather(*(self._fire(schedule) for schedule in due))
+            firings = (self._fire(schedule) for schedule in due)
+            answers = await asyncio.gather(*firings, return_exceptions=True)
+            counts = [answer for answer in answers if isinstance(answer, int)]
             fired += sum(counts)
-            if len(due) < MAX_PAGE:
+            for schedule, answer in zip(due, answers, strict=True):
+                self._tell(schedule.name, answer)
+            if len(due) < MAX_PAGE or not counts:
                 break
         return fired
 
@@ -95,6 +102,14 @@ class Schedules(Noun):
         if firing.after != schedule:
             await self._parts.store.put_schedule(firing.after, schedule.version)
         return len(submissions)
+
+    def _tell(self, name: str, answer: int | BaseException) -> None:
+        """Logs what keeps a schedule from firing, once until it fires again."""
+        if isinstance(answer, int):
+            self._stuck.discard(name)
+        elif name not in self._stuck:
+            self._stuck.add(name)
+            log.error("schedule %s could not fire and stays due: %s", name, answer)
 
     async def _change(self, name: str, *, paused: bool) -> Schedule:
         for _ in range(ROUNDS):
@@ -119,6 +134,15 @@ class Schedules(Noun):
         if schedule.next_at is not None:
             self._parts.after.due(schedule.next_at)
 
+    def _options(self, schedule: Schedule, *, keyed: bool) -> dict[str, Any]:
+        """The moment's key lasts long enough to be of use, whatever the policy says."""
+        policy = schedule.options.get("policy")
+        if not keyed or policy is None:
+            return schedule.options
+        rules = parse_policy(policy)
+        window = max(rules.dedup_window_ms, DEFAULT_POLICY.dedup_window_ms)
+        return {**schedule.options, "policy": replace(rules, dedup_window_ms=window)}
+
     def _submission(self, schedule: Schedule, moment: Millis | None) -> Submission:
         key = None if moment is None else f"schedule:{schedule.name}:{moment}"
         try:
@@ -129,7 +153,7 @@ class Schedules(Noun):
                 lane=schedule.lane,
                 key=key,
                 creator=f"schedule {schedule.name}"[:256],
-                **schedule.options,
+                **self._options(schedule, keyed=key is not None),
             )
         except TypeError as error:
             raise Invalid(f"schedule {schedule.name}: {error}") from None

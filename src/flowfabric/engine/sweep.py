@@ -66,7 +66,10 @@ class Sweep(Noun):
     async def once(self) -> int:
         """Does everything that is due now, whoever has the duty; returns how many executions
         were looked at."""
-        await self._schedules.fire_due()
+        try:
+            await self._schedules.fire_due()
+        except FlowFabricError as trouble:  # such as a schedule that cannot be read
+            log.warning("schedules could not fire: %s", trouble)
         looked_at: set[UUID] = set()
         while due := await self._parts.store.due(self._now(), PAGE):
             fresh = [uuid for uuid in due if uuid not in looked_at]
@@ -139,7 +142,8 @@ class Sweep(Noun):
             await self.trim()
             await store.drop_lapsed_presences(now)
         moments = [await store.next_due(now), await self._schedules.next_at()]
-        next_due = min((moment for moment in moments if moment is not None), default=None)
+        # What was due before this round and still is cannot be done here, now.
+        next_due = min((at for at in moments if at is not None and at > now), default=None)
         if next_due is None:
             return MAX_PAUSE
         return min(MAX_PAUSE, max(0.001, (next_due - self._now()) / 1000))

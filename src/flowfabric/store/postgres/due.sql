@@ -2,18 +2,22 @@
 -- found by looking at all of them, on purpose.
 
 -- name: due_executions
--- Each branch reads at most `limit` rows, so a flood of one kind does not hide the others.
-select due.id from (
-    (select id, at from {schema}.deadline where at <= $1 order by at limit $2)
-    union all
-    (select id, due_at from {schema}.parked where due_at <= $1 order by due_at limit $2)
-    union all
-    (
-        select id, least(expires_at, times_out_at) from {schema}.lease
-        where expires_at <= $1 or times_out_at <= $1
-        order by 2 limit $2
-    )
-) due
+-- Each branch reads at most `limit` rows, so a flood of one kind does not hide the others. A row
+-- that an open transaction takes away (the application's own, that ends a run) is left out: the
+-- sweep, and everything decided with it, would wait until that transaction ends.
+with late as materialized (
+    select id, at from {schema}.deadline
+    where at <= $1 order by at limit $2 for key share skip locked
+), parked as materialized (
+    select id, due_at as at from {schema}.parked
+    where due_at <= $1 order by due_at limit $2 for key share skip locked
+), leased as materialized (
+    select id, least(expires_at, times_out_at) as at from {schema}.lease
+    where expires_at <= $1 or times_out_at <= $1
+    order by at limit $2 for key share skip locked
+)
+select due.id
+from (select * from late union all select * from parked union all select * from leased) due
 group by due.id
 order by min(due.at), due.id
 limit $2

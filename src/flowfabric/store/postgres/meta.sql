@@ -27,10 +27,12 @@ insert into {schema}.meta (key, value) values ('secret', $1) on conflict do noth
 select value from {schema}.meta where key = 'secret'
 
 -- name: duty_holder
--- Gives a row when the holder has the duty now.
+-- Gives a row when the holder has the duty now. One that would last for more than a minute was taken
+-- before the clock was set back.
 insert into {schema}.duty (name, holder, until) values ($1, $2, $4)
 on conflict (name) do update set holder = excluded.holder, until = excluded.until
 where duty.until <= $3 or duty.holder = excluded.holder
+    or duty.until - 60000 > $3
 returning 1
 
 -- name: dropped_duty

@@ -23,10 +23,12 @@ insert into lane (name, paused) values (:name, :paused)
 on conflict (name) do update set paused = excluded.paused
 
 -- name: duty_holder
--- Gives a row when the holder has the duty now.
+-- Gives a row when the holder has the duty now. One that would last for more than a minute was taken
+-- before the clock was set back.
 insert into duty (name, holder, until) values (:name, :holder, :until)
 on conflict (name) do update set holder = excluded.holder, until = excluded.until
 where duty.holder = excluded.holder or duty.until <= :now
+    or duty.until - 60000 > :now
 returning holder
 
 -- name: dropped_duty

@@ -65,12 +65,14 @@ def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list
 
 
 def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
-    """Whoever comes second finds the arrival gone."""
+    """Whoever comes second finds the arrival gone. An id that was submitted meanwhile is there
+    already, and is let in no second time."""
     by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
     here = {id for (id,) in session.among("known_arrivals", list(by_id))} if by_id else set()
     if here:
         session.among("admitted_arrivals", list(here))
-        _insert(session, {id: creation for id, creation in by_id.items() if id in here})
+        new = here - {row[0] for row in session.among("known_executions", list(here))}
+        _insert(session, {id: creation for id, creation in by_id.items() if id in new})
     return len(here)
 
 
