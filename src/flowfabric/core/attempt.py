@@ -36,7 +36,7 @@ from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState, vector
 
 
-class Completed(Struct, frozen=True):
+class Completed(Struct, frozen=True, gc=False):
     id: ExecutionId
 
 

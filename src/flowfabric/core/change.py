@@ -15,7 +15,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Change(Struct, Generic[T_co], frozen=True):
+class Change(Struct, Generic[T_co], frozen=True, gc=False):
     """The new value of one execution, its history, and the answer for the caller.
 
     `before` is what the rule decided on (None: the execution does not exist yet); the store

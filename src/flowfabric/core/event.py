@@ -47,7 +47,7 @@ class Family(StrEnum):
     OPERATOR = "operator"
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, gc=False):
     """A transition about to be written."""
 
     uuid: UUID

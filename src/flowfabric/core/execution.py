@@ -3,6 +3,9 @@ one state out of a closed union.
 
 The state is a union and not a vector so that an impossible combination cannot be written
 down; `vector.py` projects it to the seven public dimensions.
+
+Values never refer back to themselves, so the garbage collector need not look at them (`gc=False`):
+a busy engine makes a hundred thousand of them a second.
 """
 
 from enum import IntEnum, IntFlag, StrEnum
@@ -83,7 +86,7 @@ class Source(StrEnum):
     SYSTEM_TIMEOUT = "system_timeout"
 
 
-class Route(Struct, frozen=True):
+class Route(Struct, frozen=True, gc=False):
     """Where an execution can run; interned by the store so that a claim compares a number."""
 
     namespace: str
@@ -92,7 +95,7 @@ class Route(Struct, frozen=True):
     capabilities: tuple[str, ...] = ()
 
 
-class Worker(Struct, frozen=True):
+class Worker(Struct, frozen=True, gc=False):
     """`id` authorises (grants name it); `instance` is one process, recorded for audit."""
 
     id: str
@@ -105,7 +108,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
     detail: bytes | None = None
 
 
-class Fence(Struct, frozen=True):
+class Fence(Struct, frozen=True, gc=False):
     """Proof of ownership. All three members must be the execution's current ones."""
 
     lease_id: UUID
@@ -189,7 +192,7 @@ class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
 NO_FACTS = Facts()
 
 
-class Execution(Struct, frozen=True):
+class Execution(Struct, frozen=True, gc=False):
     """Written once at submit, never updated. The payload is loaded only by those who need it."""
 
     uuid: UUID
@@ -218,7 +221,7 @@ class Execution(Struct, frozen=True):
         return self.policy.reclaim_cap if self.policy else DEFAULT_RECLAIM_CAP
 
 
-class Head(Struct, frozen=True):
+class Head(Struct, frozen=True, gc=False):
     """Carried by every state row. `version` moves with every change an owner's decision
     depends on; `epoch` grows with every lease and never falls."""
 
@@ -229,7 +232,7 @@ class Head(Struct, frozen=True):
     life: Life = EMPTY_LIFE
 
 
-class Next(Struct, frozen=True):
+class Next(Struct, frozen=True, gc=False):
     """What the next claim will run: attempt `attempt`, begun as `start`."""
 
     start: Start
@@ -241,7 +244,7 @@ class Next(Struct, frozen=True):
         return self.attempt + (self.start is Start.CONTINUE)
 
 
-class Hold(Struct, frozen=True):
+class Hold(Struct, frozen=True, gc=False):
     """Keeps a ready execution for one worker (a grant), or from everybody (a grace period)."""
 
     until: Millis
@@ -251,7 +254,7 @@ class Hold(Struct, frozen=True):
         return self.until > now
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, gc=False):
     id: UUID
     attempt: int
     start: Start
@@ -262,22 +265,22 @@ class Lease(Struct, frozen=True):
     renewed_at: Millis | None = None
 
 
-class Waiting(Struct, frozen=True, tag=True):
+class Waiting(Struct, frozen=True, gc=False, tag=True):
     gate: Gate
     next: Next
     due_at: Millis | None = None
 
 
-class Ready(Struct, frozen=True, tag=True):
+class Ready(Struct, frozen=True, gc=False, tag=True):
     next: Next
     hold: Hold | None = None
 
 
-class Active(Struct, frozen=True, tag=True):
+class Active(Struct, frozen=True, gc=False, tag=True):
     lease: Lease
 
 
-class Lost(Struct, frozen=True, tag=True):
+class Lost(Struct, frozen=True, gc=False, tag=True):
     """Nobody runs it although nobody ended it; `life.lapsed` tells whose lease it was."""
 
     revoked: bool
@@ -285,7 +288,7 @@ class Lost(Struct, frozen=True, tag=True):
     hold: Hold | None = None
 
 
-class Suspended(Struct, frozen=True, tag=True):
+class Suspended(Struct, frozen=True, gc=False, tag=True):
     next: Next
     suspension: UUID
     reason: str
@@ -293,7 +296,7 @@ class Suspended(Struct, frozen=True, tag=True):
     due_at: Millis | None = None
 
 
-class Ended(Struct, frozen=True, tag=True):
+class Ended(Struct, frozen=True, gc=False, tag=True):
     """`attempt` is the last one made (None: never run); `pending` the start that never came."""
 
     outcome: Outcome
@@ -307,7 +310,7 @@ class Ended(Struct, frozen=True, tag=True):
 State = Waiting | Ready | Active | Lost | Suspended | Ended
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(Struct, frozen=True, gc=False):
     """One execution as it stands: what a rule decides on."""
 
     execution: Execution

@@ -64,18 +64,18 @@ class Submission(Struct, frozen=True, kw_only=True):
     encoding: str | None = None
 
 
-class Submitted(Struct, frozen=True):
+class Submitted(Struct, frozen=True, gc=False):
     id: ExecutionId
     state: PublicState
 
 
-class Duplicate(Struct, frozen=True):
+class Duplicate(Struct, frozen=True, gc=False):
     """Nothing was created: the key or the id was known already."""
 
     id: ExecutionId
 
 
-class Creation(Struct, frozen=True):
+class Creation(Struct, frozen=True, gc=False):
     """A checked submission, ready to be written."""
 
     snapshot: Snapshot

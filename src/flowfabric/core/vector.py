@@ -200,6 +200,13 @@ def vector(snapshot: Snapshot) -> Vector:
     return vector_of(snapshot.state, snapshot.head.life)
 
 
+def public_state(snapshot: Snapshot) -> PublicState:
+    """The public state alone; what is claimable waits, as the whole vector would say."""
+    if isinstance(snapshot.state, Ready):
+        return PublicState.WAITING
+    return vector(snapshot).public
+
+
 def vector_of(state: State, life: Life) -> Vector:
     match state:
         case Ready(next=next):

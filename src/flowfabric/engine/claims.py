@@ -59,7 +59,7 @@ MAX_HELD = 10_000
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):
     """What a worker holds while it owns an execution: the value its decisions are made on."""
 
     snapshot: Snapshot

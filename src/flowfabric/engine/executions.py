@@ -24,7 +24,7 @@ from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
 from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
 from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
-from flowfabric.core.vector import vector
+from flowfabric.core.vector import public_state
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
 
@@ -151,7 +151,7 @@ def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Du
     snapshot = creation.snapshot
     mine = creation.minted and existing == snapshot.execution.id
     if existing is None or mine:
-        return Submitted(snapshot.execution.id, vector(snapshot).public)
+        return Submitted(snapshot.execution.id, public_state(snapshot))
     return Duplicate(existing)
 
 

@@ -13,7 +13,14 @@ from flowfabric.core.history import inline_attempts
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.text import check_tag, check_text
 from flowfabric.core.time import Millis, check_moment
-from flowfabric.core.vector import Blocking, PublicState, Vector, blocking_detail, vector
+from flowfabric.core.vector import (
+    Blocking,
+    PublicState,
+    Vector,
+    blocking_detail,
+    public_state,
+    vector,
+)
 from flowfabric.engine.base import Noun
 from flowfabric.store.contract import Counts, Detail, Progress, Query
 
@@ -125,7 +132,7 @@ class Views(Noun):
     async def state(self, id: str) -> PublicState | None:
         """The public state alone: the cheap poll."""
         snapshot = await self._load(id)
-        return None if snapshot is None else vector(snapshot).public
+        return None if snapshot is None else public_state(snapshot)
 
     async def vector(self, id: str) -> Vector | None:
         snapshot = await self._load(id)

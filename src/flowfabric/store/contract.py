@@ -36,7 +36,7 @@ MAX_BATCH = 500
 """Most items one call of a writing method is given."""
 
 
-class ClaimCall(Struct, frozen=True):
+class ClaimCall(Struct, frozen=True, gc=False):
     """One request for work. `id` becomes the lease id of everything it takes, so repeating a
     call whose reply was lost returns what it already took."""
 
@@ -51,14 +51,14 @@ class ClaimCall(Struct, frozen=True):
     repeated: bool = False
 
 
-class Taken(Struct, frozen=True):
+class Taken(Struct, frozen=True, gc=False):
     """One claimed execution; `snapshot.state` is Active."""
 
     snapshot: Snapshot
     payload: bytes
 
 
-class Renewal(Struct, frozen=True):
+class Renewal(Struct, frozen=True, gc=False):
     uuid: UUID
     lease_id: UUID
     epoch: int
@@ -72,7 +72,7 @@ class Progress(Struct, frozen=True):
     message: str | None = None
 
 
-class Note(Struct, frozen=True):
+class Note(Struct, frozen=True, gc=False):
     """A side write under a fence: written only while that very lease stands and has not expired.
 
     It never bumps the version of the state row.

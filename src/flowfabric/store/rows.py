@@ -286,7 +286,7 @@ def read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID])
         version=row[_VERSION],
         epoch=row[_EPOCH],
         rank=row[_RANK],
-        flags=_FLAG_VALUES.get(row[_FLAGS]) or Flags(row[_FLAGS]),
+        flags=_flags(row[_FLAGS]),
         life=read_life(row[_LIFE]),
     )
     return Snapshot(read_execution(row, names, uuid), head, _STATES[row[_PLACE]](row, names, uuid))
@@ -322,7 +322,12 @@ def _read_facts(data: bytes) -> Facts:
     return document.read(Facts, data)
 
 
-_FLAG_VALUES = {0: Flags.NONE}
+# Calling an enum costs more than everything else that is done for a row.
+_START_OF = {int(start): start for start in Start}
+
+
+def _flags(number: int) -> Flags:
+    return Flags(number) if number else Flags.NONE
 
 
 def _head(snapshot: Snapshot, attempt: int | None, start: Start) -> Row:
@@ -367,7 +372,7 @@ def _done(snapshot: Snapshot, state: Ended, names: Names) -> Row:
 
 
 def _next(row: Sequence[Any]) -> Next:
-    return Next(Start(row[_START]), row[_ATTEMPT], row[_TIMEOUT])
+    return Next(_START_OF[row[_START]], row[_ATTEMPT], row[_TIMEOUT])
 
 
 def _read_ready(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> State:
@@ -383,7 +388,7 @@ def _read_lease(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -
         Lease(
             id=uuid(row[_CLAIM]),
             attempt=row[_ATTEMPT],
-            start=Start(row[_START]),
+            start=_START_OF[row[_START]],
             worker=names.workers[row[_WORKER]],
             started_at=row[_STARTED_AT],
             expires_at=row[_EXPIRES_AT],
@@ -406,7 +411,7 @@ def _read_done(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) ->
         lease = Lease(
             id=uuid(row[_CLAIM]),
             attempt=row[_ATTEMPT],
-            start=Start(row[_START]),
+            start=_START_OF[row[_START]],
             worker=names.workers[row[_WORKER]],
             started_at=row[_STARTED_AT],
             expires_at=row[_ENDED_AT],
