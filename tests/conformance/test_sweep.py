@@ -362,3 +362,28 @@ async def test_a_duty_taken_before_the_clock_was_set_back_is_taken_over(lab: Lab
     assert await store.take_duty("sweep", "gone", Millis(now + 3_600_000), Millis(now + 3_602_500))
     assert await store.take_duty("sweep", "here", now, Millis(now + span))
     assert not await store.take_duty("sweep", "other", Millis(now - 100), Millis(now - 100 + span))
+
+
+async def test_what_becomes_due_does_not_wait_until_everything_old_is_deleted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of deletions, then another look at what is due."""
+    calls: list[str] = []
+    store = lab.engine.store
+    pages = iter([sweep_module.PAGE, sweep_module.PAGE, 3])
+
+    async def trim(before: Millis, now: Millis, limit: int) -> int:
+        calls.append("trim")
+        return next(pages)
+
+    async def due(now: Millis, limit: int) -> list[UUID]:
+        calls.append("due")
+        return []
+
+    monkeypatch.setattr(store, "trim", trim)
+    monkeypatch.setattr(store, "due", due)
+    turns = Turns(lab, monkeypatch)
+    lab.engine.sweep.start()
+    await turns.wait_for(True, times=4)
+    await lab.engine.sweep.stop()
+    assert calls[:6] == ["due", "trim"] * 3

@@ -87,13 +87,16 @@ class Sweep(Noun):
     async def trim(self) -> int:
         """Deletes what ended longer ago than the retention; returns how many executions."""
         deleted = 0
-        while True:
-            now = self._now()
-            before = Millis(now - self._parts.options.retention)
-            page = await self._parts.store.trim(before, now, PAGE)
+        while page := await self._trim_page():
             deleted += page
             if page < PAGE:
-                return deleted
+                break
+        return deleted
+
+    async def _trim_page(self) -> int:
+        now = self._now()
+        before = Millis(now - self._parts.options.retention)
+        return await self._parts.store.trim(before, now, PAGE)
 
     def _rule(self) -> Any:
         return partial(_due, luck=self._luck(), grace=self._parts.options.reclaim_grace)
@@ -138,8 +141,9 @@ class Sweep(Noun):
             return MAX_PAUSE
         await self.once()
         if now - self._trimmed_at >= TRIM_EVERY:
+            if await self._trim_page() == PAGE:
+                return 0.0  # the rest page by page: what becomes due meanwhile does not wait
             self._trimmed_at = now
-            await self.trim()
             await store.drop_lapsed_presences(now)
         moments = [await store.next_due(now), await self._schedules.next_at()]
         # What was due before this round and still is cannot be done here, now.

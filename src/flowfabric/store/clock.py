@@ -34,10 +34,13 @@ class OffsetClock:
     def sample(self, sent: float, received: float, theirs: float) -> None:
         """`theirs` (seconds) was read somewhere between our `sent` and `received`."""
         error = (received - sent) / 2
+        offset = theirs - (sent + received) / 2
         self._error *= 1.1
-        if error <= self._error:
+        # Each offset is right within its error. Two that exclude each other: their clock was set,
+        # or another server answers.
+        if error <= self._error or abs(offset - self._offset) > error + self._error:
             self._error = error
-            self._offset = theirs - (sent + received) / 2
+            self._offset = offset
 
     steady = staticmethod(lambda: _steady())
 
