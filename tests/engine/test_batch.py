@@ -224,3 +224,19 @@ async def test_a_stopped_flush_leaves_a_caller_that_went_away_alone() -> None:
     task.cancel()
     await batcher.drain()
     assert pending.cancelled()
+
+
+async def test_a_key_that_thousands_share_does_not_make_every_batch_read_the_whole_queue() -> None:
+    asked = 0
+
+    def key(item: str) -> tuple[Hashable, ...]:
+        nonlocal asked
+        asked += 1
+        return ("same",)
+
+    door = Door(is_open=True)
+    batcher = Batcher("test", door.flush, keys=key)
+    items = [str(number) for number in range(3 * batch.MAX_ITEMS)]
+    await asyncio.gather(*map(batcher.put, items))
+    assert door.written == items
+    assert asked <= len(items) * (batch.MAX_ITEMS + 1)

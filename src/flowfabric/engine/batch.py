@@ -107,7 +107,8 @@ class Batcher(Generic[Item, Answer]):
         later: list[tuple[Item, asyncio.Future[Answer]]] = []
         seen: set[Hashable] = set()
         size = 0
-        while self._queue and len(batch) < MAX_ITEMS:
+        # Not through the whole queue for one item, when many thousands share a key.
+        while self._queue and len(batch) < MAX_ITEMS and len(later) < MAX_ITEMS:
             entry = self._queue.popleft()
             weight = self._weight(entry[0])
             if batch and size + weight > MAX_BYTES:
