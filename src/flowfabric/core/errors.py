@@ -22,6 +22,7 @@
     │   ├── NoActiveLease           nobody holds a lease
     │   ├── InvalidGrant            no grant, or one for another worker
     │   ├── GrantExpired            the grant ran out before it was redeemed
+    │   ├── Locked                  a transaction of the application holds what is needed
     │   └── RetryExhausted          lost the same race ten times in a row
     ├── Conflict                    contradicts a stored fact for good
     │   └── ActiveAttemptExists     an attempt is running already
@@ -175,6 +176,13 @@ class InvalidGrant(Contention):
 
 class GrantExpired(Contention):
     code = "claim_grant_expired"
+
+
+class Locked(Contention):
+    """An open transaction (a submit or an ending in the application's own) must end first."""
+
+    code = "locked"
+    retryable = True
 
 
 class RetryExhausted(Contention):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
-from flowfabric.core.errors import FlowFabricError, Invalid, Overloaded
+from flowfabric.core.errors import FlowFabricError, Invalid, Locked, Overloaded
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -86,7 +86,7 @@ class Batcher(Generic[Item, Answer]):
     async def _flush_one(self, batch: list[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
         try:
             answers = await self._flush([item for item, _ in batch])
-        except Invalid as error:
+        except (Invalid, Locked) as error:
             if len(batch) > 1:
                 # Something in it cannot be written. What can be was; asking again one by one is
                 # harmless and tells each caller about its own item.

@@ -9,6 +9,7 @@ import asyncpg
 from flowfabric.core.errors import (
     FlowFabricError,
     Invalid,
+    Locked,
     StoreFull,
     StoreReadOnly,
     Unavailable,
@@ -53,6 +54,8 @@ def translate(error: Exception, address: Address) -> FlowFabricError:
 
 
 def _of_server(state: str, text: str) -> FlowFabricError:
+    if state == "55P03":
+        return Locked(text)
     if state == "53100":
         return StoreFull(text)
     if state == "25006":
@@ -70,13 +73,13 @@ async def divide(
     """Sends everything at once. When an item is refused, its neighbours are written all the
     same: the batch is halved until the guilty one is alone, which is raised at the end."""
     answers: list[Answer] = []
-    refused: list[Invalid] = []
+    refused: list[Invalid | Locked] = []
     waiting = [items] if items else []
     while waiting:
         batch = waiting.pop()
         try:
             answers.append(await send(batch))
-        except Invalid as error:
+        except (Invalid, Locked) as error:
             if len(batch) == 1:
                 refused.append(error)
             else:

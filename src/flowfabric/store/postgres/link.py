@@ -42,6 +42,8 @@ PINNED = _COMMON | {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_bitmapscan": "off",
+    # Whoever waits for the application's own transaction must not hold up everybody else.
+    "lock_timeout": "2000",
 }
 """Left alone, the planner makes queue statements two to three times slower."""
 FREE = _COMMON | {"plan_cache_mode": "force_custom_plan"}

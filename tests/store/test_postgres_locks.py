@@ -1,0 +1,91 @@
+"""An open transaction of the application holds up only those who need what it holds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import asyncpg
+import pytest
+
+from flowfabric.core.errors import Locked
+from flowfabric.core.ids import new_uuid7
+from flowfabric.core.submission import Submission, Submitted
+from flowfabric.core.time import Millis
+from flowfabric.engine.arrivals import write_options
+from flowfabric.store import foreign
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.contract import Arrival
+from flowfabric.store.open import open_store
+from tests.lab import W1, Lab
+
+
+@pytest.fixture
+def url(fresh_database: Callable[..., str]) -> str:
+    return fresh_database()
+
+
+@pytest.fixture
+async def lab(url: str) -> AsyncIterator[Lab]:
+    clock = ManualClock()
+    lab = await Lab.open(await open_store(url, clock=clock), clock)
+    yield lab
+    await lab.engine.close()
+
+
+@pytest.fixture
+async def application(url: str, lab: Lab) -> AsyncIterator[asyncpg.Connection]:
+    """A connection of the application with a transaction open; rolled back at the end."""
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction()
+    await transaction.start()
+    yield connection
+    await transaction.rollback()
+    await connection.close()
+
+
+def arrival(lab: Lab) -> Arrival:
+    now = lab.clock.now()
+    options = write_options(Submission(kind="job"))
+    return Arrival(new_uuid7(now, 1), now, "job", "default", "default", options, b"{}")
+
+
+async def test_a_key_in_an_open_transaction_holds_up_only_that_key(
+    lab: Lab, application: asyncpg.Connection
+) -> None:
+    until = Millis(lab.clock.now() + 60_000)
+    await foreign.arrive(application, arrival(lab), "order-7", until)
+    submit = lab.engine.executions.submit
+    answers = await asyncio.gather(
+        submit(Submission(kind="job")),
+        submit(Submission(kind="job", key="order-7")),
+        submit(Submission(kind="job", key="order-8")),
+        submit(Submission(kind="job")),
+        return_exceptions=True,
+    )
+    assert [type(answer) for answer in answers] == [Submitted, Locked, Submitted, Submitted]
+    assert len(await lab.claim(limit=10)) == 3
+
+
+async def test_an_ending_in_an_open_transaction_holds_up_only_that_run(
+    lab: Lab, application: asyncpg.Connection
+) -> None:
+    await lab.submit()
+    await lab.submit()
+    ending, other = await lab.claim(W1, limit=2)
+    written = foreign.Ending(
+        ending.uuid,
+        ending.lease.id,
+        ending.epoch,
+        ending.snapshot.head.version,
+        lab.clock.now(),
+        b"1",
+        None,
+    )
+    assert await foreign.complete(application, written)
+    answers = await asyncio.gather(
+        lab.engine.executions.cancel(ending.id, reason="impatient"),
+        lab.engine.attempts.hand_back(other),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], Locked)
+    assert not isinstance(answers[1], BaseException)
+    assert await lab.state(other.id) == "waiting"
