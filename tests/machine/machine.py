@@ -327,16 +327,14 @@ class Machine(RuleBasedStateMachine):
                 self._run(play.crash())
             case "act blindly":
                 self._run(play.act(uuid, act))
-            case "find and grant" if lane not in play.book.paused:
+            case "find and grant":
                 self._run(play.find_and_grant(demand, lane))
             case "trim":
                 self._run(play.trim(), LOST if pick % 3 == 0 else None)
             case "pause":
                 self._run(play.resume(lane) if lane in play.book.paused else play.pause(lane))
-            case "submit again":
-                self._run(play.submit(play.book.lives[uuid].wish, uuid))
             case _:
-                pass
+                self._run(play.submit(play.book.lives[uuid].wish, uuid))
 
     # -- how a step is run
 
