@@ -1,6 +1,7 @@
 """What a test says about a run, with an answer that tells what is so instead."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -18,11 +19,12 @@ from flowfabric.worker.run import Run
 T = TypeVar("T")
 
 
-class Checks:
+class Checks(ABC):
     """The part of a bench that only looks. Nothing here is awaited."""
 
+    @abstractmethod
     def _open_engine(self) -> Engine:
-        raise NotImplementedError
+        """The engine of the bench, which must be open."""
 
     def describe(self, run: Run[Any] | str) -> Description:
         """Everything known about a run, as it stands now."""
