@@ -99,8 +99,10 @@ class Play:
         await self._start()
 
     async def end(self) -> None:
-        await self.engine.close()
-        await self.other.close()
+        try:
+            await self.engine.close()
+        finally:
+            await self.other.close()
 
     async def _start(self) -> None:
         self.store = await self.bench.open(self.clock)
