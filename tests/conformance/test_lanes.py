@@ -203,14 +203,14 @@ async def test_a_caller_that_goes_away_between_two_lanes_leaves_nothing_taken(
 ) -> None:
     await fill(lab, "a", 1)
     store, calls = lab.engine.store, 0
-    claim, reached = store.claim, asyncio.Event()
+    claim, reached, gone = store.claim, asyncio.Event(), asyncio.Event()
 
     async def slow(call: ClaimCall, now: Millis) -> list[Taken]:
         nonlocal calls
         calls += 1
         if calls == 2:
             reached.set()
-            await asyncio.sleep(0.05)
+            await gone.wait()
         return await claim(call, now)
 
     monkeypatch.setattr(store, "claim", slow)
@@ -218,6 +218,7 @@ async def test_a_caller_that_goes_away_between_two_lanes_leaves_nothing_taken(
     await reached.wait()
     asking.cancel()
     await asyncio.wait([asking])
+    gone.set()
     await lab.engine.claims.drain()
     monkeypatch.undo()
     assert (await lab.claim_one(W2)).epoch == 2

@@ -19,13 +19,10 @@
     │   ├── UseClaimResumed         an interrupted attempt: continue it instead
     │   ├── NotResumed              no interrupted attempt to continue
     │   ├── LeaseConflict           somebody else holds a lease
-    │   ├── NoActiveLease           nobody holds a lease
     │   ├── InvalidGrant            no grant, or one for another worker
     │   ├── GrantExpired            the grant ran out before it was redeemed
     │   ├── Locked                  a transaction of the application holds what is needed
     │   └── RetryExhausted          lost the same race ten times in a row
-    ├── Conflict                    contradicts a stored fact for good
-    │   └── ActiveAttemptExists     an attempt is running already
     ├── WrongState                  the execution is in another state
     │   ├── LeaseLost               stop: whatever is done now does not count
     │   │   ├── StaleLease          the fence is not the current one
@@ -166,10 +163,6 @@ class LeaseConflict(Contention):
     code = "lease_conflict"
 
 
-class NoActiveLease(Contention):
-    code = "no_active_lease"
-
-
 class InvalidGrant(Contention):
     code = "invalid_claim_grant"
 
@@ -188,14 +181,6 @@ class Locked(Contention):
 class RetryExhausted(Contention):
     code = "retry_exhausted"
     retryable = True
-
-
-class Conflict(FlowFabricError):
-    code = "conflict"
-
-
-class ActiveAttemptExists(Conflict):
-    code = "active_attempt_exists"
 
 
 class WrongState(FlowFabricError):

@@ -21,7 +21,6 @@ class EventKind(IntEnum):
     CLAIMED = 1
     RESUMED = 2
     RECLAIMED = 3
-    RENEWED = 4
     LEASE_EXPIRED = 5
     LEASE_REVOKED = 6
     COMPLETED = 10
@@ -75,7 +74,7 @@ class StoredEvent(Struct, frozen=True):
 
     @property
     def lease(self) -> str | None:
-        """acquired, reclaimed, renewed, released, expired, revoked; None when no lease moved."""
+        """acquired, reclaimed, released, expired, revoked; None when no lease moved."""
         if self.kind in _RELEASING and self.worker is None:
             return None
         return _LEASE.get(self.kind)
@@ -99,7 +98,6 @@ _LEASE = {
     EventKind.CLAIMED: "acquired",
     EventKind.RESUMED: "acquired",
     EventKind.RECLAIMED: "reclaimed",
-    EventKind.RENEWED: "renewed",
     EventKind.LEASE_EXPIRED: "expired",
     EventKind.LEASE_REVOKED: "revoked",
     EventKind.RECLAIMS_EXCEEDED: "revoked",

@@ -13,7 +13,7 @@ from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import check_kind, check_lane, check_namespace, check_text, check_worker
 from flowfabric.core.time import MAX_SPAN, Millis
 
-MAX_REASON = 256
+MAX_MARK_REASON = 256
 
 
 class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,7 +89,7 @@ def beat(old: Presence, now: Millis, running: int) -> Presence | None:
 
 
 def check_reason(reason: object) -> str:
-    text = check_text(reason, "reason", limit=MAX_REASON)
+    text = check_text(reason, "reason", limit=MAX_MARK_REASON)
     if not text.isprintable():
         raise Invalid("the reason contains control characters")
     return text
