@@ -155,5 +155,5 @@ def check_ending(change: Change[Any], outcome: Outcome) -> Snapshot:
     assert end.state.outcome is outcome
     assert [event.completion for event in told(change)] == [outcome]
     assert is_legal(vector(end))
-    assert change.deadline is None
+    assert change.alarm is None
     return end

@@ -81,6 +81,6 @@ def test_a_refusal_is_never_a_plain_ending() -> None:
 def test_a_deadline_stands_until_the_end() -> None:
     deadline = Millis(NOW + 5000)
     held = running(deadline_at=deadline)
-    assert attempt.hand_back(held, owner(held), NOW).deadline == deadline
-    assert attempt.complete(held, owner(held), NOW).deadline is None
-    assert Change(NotFound("execution")).deadline is None
+    assert attempt.hand_back(held, owner(held), NOW).alarm == deadline
+    assert attempt.complete(held, owner(held), NOW).alarm is None
+    assert Change(NotFound("execution")).alarm is None

@@ -140,10 +140,10 @@ def test_a_replay_counts_a_relative_deadline_from_now_and_drops_an_absolute_one(
     late = Millis(NOW + 100)
     relative = after(control.expire(fresh(policy=policy), late))
     change = control.replay(relative, LATER)
-    assert after(change).deadline_at == change.deadline == LATER + 100
+    assert after(change).deadline_at == change.alarm == LATER + 100
     absolute = after(control.expire(fresh(deadline_at=late), late))
     change = control.replay(absolute, LATER)
-    assert after(change).deadline_at is change.deadline is None
+    assert after(change).deadline_at is change.alarm is None
     assert not after(change).head.flags & Flags.DEADLINE
 
 

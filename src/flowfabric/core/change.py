@@ -1,6 +1,7 @@
 """A change: what a rule decided, to be written only if nothing moved meanwhile."""
 
 from typing import Generic, Never, TypeVar
+from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from flowfabric.core.event import Event
 from flowfabric.core.execution import Active, Attempt, Ended, Flags, Snapshot
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import Heard, Mark, Waitpoint
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -21,6 +23,9 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     `before` is what the rule decided on (None: the execution does not exist yet); the store
     writes only while that very version stands. `after` is None when nothing is to be written.
     An `outcome` that is an error is raised after the change was applied.
+
+    `waitpoints` are new ones, `signals` newly accepted ones; `counted` are signals (by number)
+    accepted earlier that a suspension has used up now; `marks` replace those of the same key.
     """
 
     outcome: T_co | FlowFabricError
@@ -29,13 +34,15 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     events: tuple[Event, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
+    waitpoints: tuple[Waitpoint, ...] = ()
+    signals: tuple[Heard, ...] = ()
+    counted: tuple[tuple[int, UUID], ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     @property
-    def deadline(self) -> Millis | None:
-        """The deadline that stands after this change."""
-        if self.after is None or isinstance(self.after.state, Ended):
-            return None
-        return self.after.deadline_at
+    def alarm(self) -> Millis | None:
+        """The alarm that stands after this change."""
+        return None if self.after is None else self.after.alarm_at
 
     @property
     def plain_end(self) -> bool:
@@ -78,4 +85,8 @@ def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
         events=first.events + second.events,
         attempts=first.attempts + second.attempts,
         steps=first.steps + second.steps,
+        waitpoints=first.waitpoints + second.waitpoints,
+        signals=first.signals + second.signals,
+        counted=first.counted + second.counted,
+        marks=first.marks + second.marks,
     )

@@ -11,7 +11,21 @@
     │   ├── PayloadTooLarge         more bytes than the limit allows
     │   ├── FenceRequired           an owner operation without a fence
     │   ├── PartialFence            one or two members of a fence
-    │   └── CapabilityMismatch      the worker lacks capabilities the execution requires
+    │   ├── CapabilityMismatch      the worker lacks capabilities the execution requires
+    │   ├── InvalidLeaseForSuspend  another attempt than the one that asks is the current one
+    │   ├── InvalidWaitpoint        the waitpoint is of another attempt
+    │   ├── SignalLimitExceeded     the execution accepted as many signals as it may
+    │   ├── NotAllowed              the terms of an approval do not allow this decision
+    │   ├── InvalidKid              a key id that is empty or contains a colon
+    │   ├── InvalidSecretHex        a secret that is no hexadecimal text of the right length
+    │   ├── InvalidGrace            a grace period that is no number of milliseconds
+    │   └── Unauthorized            the signal is refused, whatever it says
+    │       ├── MissingToken        no token was presented
+    │       ├── InvalidToken        forged, for something else, or for nothing that exists
+    │       ├── TokenExpired        the token, or the key that signed it, ran out
+    │       ├── TokenRevoked        somebody took the token back
+    │       ├── TokenUsed           a token for one use, and it was used
+    │       └── InvalidSecret       the stored key cannot be used
     ├── NotFound                    no such execution, grant, lane, …
     ├── Contention                  lost a race or not now; look again and decide anew
     │   ├── NotEligible             not waiting for a claim at this moment
@@ -21,6 +35,8 @@
     │   ├── LeaseConflict           somebody else holds a lease
     │   ├── InvalidGrant            no grant, or one for another worker
     │   ├── GrantExpired            the grant ran out before it was redeemed
+    │   ├── WaitpointExists         the id of a new waitpoint is taken
+    │   ├── RotationConflict        the key id is known with another secret
     │   ├── Locked                  a transaction of the application holds what is needed
     │   └── RetryExhausted          lost the same race ten times in a row
     ├── WrongState                  the execution is in another state
@@ -31,9 +47,17 @@
     │   │   └── NotActive           nobody runs it (carries how it ended, if it did)
     │   ├── NotTerminal             only an ended execution can do this
     │   ├── NotSuspended            only a suspended execution can do this
+    │   ├── AlreadySuspended        it has given its lease up to wait
+    │   ├── NotSignalable           it has ended, or nothing waits for this signal
+    │   │   ├── WaitpointClosed     the waitpoint accepts no signals any more
+    │   │   └── ApprovalOutdated    what is to be approved has changed since
+    │   ├── AlreadyDecided          this approver decided otherwise before
+    │   ├── WaitpointNotPending     the waitpoint is in use, or closed
+    │   ├── WaitpointExpired        the pending waitpoint ran out before it was used
     │   ├── MaxReplays              replayed as often as its policy allows
     │   └── GrantExists             another live grant stands
     ├── Unavailable                 the store cannot be reached or refuses to work
+    │   ├── NoSigningKey            no key to sign waitpoint tokens with: seed one
     │   ├── SchemaTooNew            the database was migrated by a newer release
     │   ├── StoreReadOnly           the file or server accepts no writes
     │   └── StoreFull               no space left
@@ -126,6 +150,67 @@ class CapabilityMismatch(Invalid):
         self.missing = missing
 
 
+class InvalidLeaseForSuspend(Invalid):
+    code = "invalid_lease_for_suspend"
+
+
+class InvalidWaitpoint(Invalid):
+    code = "invalid_waitpoint_for_execution"
+
+
+class SignalLimitExceeded(Invalid):
+    code = "signal_limit_exceeded"
+
+
+class NotAllowed(Invalid):
+    code = "decision_not_allowed"
+
+
+class InvalidKid(Invalid):
+    code = "invalid_kid"
+
+
+class InvalidSecretHex(Invalid):
+    code = "invalid_secret_hex"
+
+
+class InvalidGrace(Invalid):
+    code = "invalid_grace_ms"
+
+
+class Unauthorized(Invalid):
+    """The signal was refused before anything was looked at. The text never tells why more exactly
+    than its kind does, and never contains a token."""
+
+    code = "unauthorized"
+
+
+class MissingToken(Unauthorized):
+    code = "missing_token"
+
+
+class InvalidToken(Unauthorized):
+    """Also for a waitpoint that does not exist: nobody can find out which ones do."""
+
+    code = "invalid_token"
+
+
+class TokenExpired(Unauthorized):
+    code = "token_expired"
+
+
+class TokenRevoked(Unauthorized):
+    code = "token_revoked"
+
+
+class TokenUsed(Unauthorized):
+    code = "token_used"
+
+
+class InvalidSecret(Unauthorized):
+    code = "invalid_secret"
+
+
 class NotFound(FlowFabricError):
     """There is no such run, task, lane or schedule; `entity` and `key` say which."""
 
@@ -169,6 +254,14 @@ class InvalidGrant(Contention):
 
 class GrantExpired(Contention):
     code = "claim_grant_expired"
+
+
+class WaitpointExists(Contention):
+    code = "waitpoint_already_exists"
+
+
+class RotationConflict(Contention):
+    code = "rotation_conflict"
 
 
 class Locked(Contention):
@@ -226,6 +319,38 @@ class NotSuspended(WrongState):
     code = "execution_not_suspended"
 
 
+class AlreadySuspended(WrongState):
+    code = "already_suspended"
+
+
+class NotSignalable(WrongState):
+    """The run has ended, or nothing in it waits for this signal."""
+
+    code = "target_not_signalable"
+
+
+class WaitpointClosed(NotSignalable):
+    code = "waitpoint_closed"
+
+
+class ApprovalOutdated(NotSignalable):
+    """What is to be approved has changed since the approval was asked for, or given."""
+
+    code = "approval_outdated"
+
+
+class AlreadyDecided(WrongState):
+    code = "already_decided"
+
+
+class WaitpointNotPending(WrongState):
+    code = "waitpoint_not_pending"
+
+
+class WaitpointExpired(WrongState):
+    code = "pending_waitpoint_expired"
+
+
 class MaxReplays(WrongState):
     code = "max_replays_exhausted"
 
@@ -239,6 +364,11 @@ class Unavailable(FlowFabricError):
 
     code = "unavailable"
     retryable = True
+
+
+class NoSigningKey(Unavailable):
+    code = "hmac_secret_not_initialized"
+    retryable = False
 
 
 class SchemaTooNew(Unavailable):

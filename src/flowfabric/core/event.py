@@ -1,6 +1,6 @@
 """Events: one row per transition, written with the change that caused it.
 
-Lease, completion and operator events are projections of the same row, so that no transition
+Lease, completion, operator and signal events are projections of the same row, so that no transition
 is told twice and none is forgotten.
 """
 
@@ -36,6 +36,9 @@ class EventKind(IntEnum):
     WAITING_CHILDREN = 24
     PRIORITY_CHANGED = 30
     REPLAYED = 31
+    SIGNALLED = 40
+    WOKEN = 41
+    ESCALATED = 42
 
 
 class Family(StrEnum):
@@ -44,6 +47,7 @@ class Family(StrEnum):
     LEASE = "lease"
     COMPLETION = "completion"
     OPERATOR = "operator"
+    SIGNAL = "signal"
 
 
 class Event(Struct, frozen=True, gc=False):
@@ -135,6 +139,7 @@ _REASON = {
     EventKind.RETRY_SCHEDULED: "failed_retry_scheduled",
     EventKind.DELAYED: "delayed",
     EventKind.HANDED_BACK: "handed_back",
+    EventKind.SUSPENDED: "suspended",
     EventKind.RECLAIMS_EXCEEDED: "max_reclaims_exceeded",
 }
 
@@ -148,3 +153,5 @@ def kinds_of(family: Family) -> frozenset[EventKind]:
             return frozenset(_COMPLETION)
         case Family.OPERATOR:
             return frozenset(_OPERATOR)
+        case Family.SIGNAL:
+            return frozenset({EventKind.SIGNALLED})

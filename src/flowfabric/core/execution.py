@@ -19,6 +19,7 @@ from flowfabric.core.document import Document
 from flowfabric.core.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.policy import DEFAULT_POLICY, Policy
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import Waits
 
 MAX_PRIORITY = 9000
 DEFAULT_RECLAIM_CAP = 1000
@@ -173,6 +174,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure | None = None
     cancel_reason: str | None = None
     cancelled_by: str | None = None
+    waits: Waits | None = None
 
 
 EMPTY_LIFE = Life()
@@ -320,6 +322,8 @@ class Snapshot(Struct, frozen=True, gc=False):
     def to(self, state: State, **head: Any) -> "Snapshot":
         """The snapshot after a change: next version, given state, given head members."""
         new = replace(self.head, version=self.head.version + 1, **head)
+        if new.life.waits is not None:
+            new = replace(new, life=replace(new.life, waits=_still_open(new.life.waits, state)))
         return replace(self, head=new, state=state)
 
     @property
@@ -336,6 +340,17 @@ class Snapshot(Struct, frozen=True, gc=False):
         if not self.head.flags & Flags.DEADLINE:
             return None
         return self.head.life.deadline_at or self.execution.facts.deadline_at
+
+    @property
+    def alarm_at(self) -> Millis | None:
+        """When the execution must be looked at whatever its state: its deadline, or the end of a
+        waitpoint that is pending. An ended one need not be."""
+        if isinstance(self.state, Ended):
+            return None
+        waits = self.head.life.waits
+        expiry = None if waits is None else waits.next_expiry
+        moments = [at for at in (self.deadline_at, expiry) if at is not None]
+        return min(moments, default=None)
 
     @property
     def attempts_made(self) -> int:
@@ -382,6 +397,27 @@ class Snapshot(Struct, frozen=True, gc=False):
                 return lease.started_at
             case _:
                 return None
+
+
+def _still_open(waits: Waits, state: State) -> Waits:
+    """What is left to wait for in a new state: nothing at the end, no suspension outside of one,
+    and no waitpoint of an attempt that will not go on."""
+    if isinstance(state, Ended):
+        return Waits(signals=waits.signals)
+    attempt = _attempt_going_on(state)
+    pending = tuple(p for p in waits.pending if p.attempt is None or p.attempt == attempt)
+    suspension = waits.suspension if isinstance(state, Suspended) else None
+    return replace(waits, pending=pending, suspension=suspension)
+
+
+def _attempt_going_on(state: State) -> int | None:
+    match state:
+        case Active(lease=lease):
+            return lease.attempt
+        case Waiting(next=next) | Ready(next=next) | Suspended(next=next):
+            return next.attempt if next.start is Start.CONTINUE else None
+        case Lost() | Ended():
+            return None
 
 
 def clamp_priority(priority: int) -> int:

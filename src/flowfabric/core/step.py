@@ -1,6 +1,11 @@
 """Durable steps: what a handler did once is recorded and never done again."""
 
+from uuid import UUID
+
+import msgspec
 from msgspec import Struct
+
+from flowfabric.core.time import Millis
 
 
 class Step(Struct, frozen=True):
@@ -15,3 +20,14 @@ class Step(Struct, frozen=True):
     name: str
     occurrence: int
     doc: bytes
+
+
+class Recorded(Struct, frozen=True, omit_defaults=True):
+    """What a step row holds: the value a step returned, the moment a sleep ends, or how a wait
+    ended (`waited` is a word of `core.waits.Waited`, `suspension` tells which signals it heard)."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    until: Millis | None = None
+    branch: str = ""
+    waited: str = ""
+    suspension: UUID | None = None

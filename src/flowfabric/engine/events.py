@@ -106,6 +106,8 @@ def _belongs(event: StoredEvent, family: Family | None) -> bool:
             return event.lease is not None
         case Family.COMPLETION:
             return event.completion is not None
+        case Family.SIGNAL:
+            return event.kind is EventKind.SIGNALLED
         case Family.OPERATOR:
             return event.operator is not None
         case None:

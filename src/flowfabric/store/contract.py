@@ -30,6 +30,7 @@ from flowfabric.core.step import Step
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
+from flowfabric.core.waits import Ask, Heard, Memory
 from flowfabric.store.clock import Clock
 
 MAX_BATCH = 500
@@ -219,9 +220,10 @@ class Store(Protocol):
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         """The general way to write: locks every state row a change was decided on, keeps the
         changes whose version stands in the same place (and, for a lease, whose expiry stands: a
-        renewal moves only that), moves the rows, writes attempts, events, steps and deadlines. One
-        change per execution. Returns the executions whose change was written; the others have
-        moved meanwhile and must be decided anew."""
+        renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
+        waitpoints (one that is there stays), signals, which suspension earlier signals counted
+        for, and marks (the last of a key stays). One change per execution. Returns the executions
+        whose change was written; the others have moved meanwhile and must be decided anew."""
 
     async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
         """Submissions that wait at the door, oldest first; of the given ids only, if given."""
@@ -272,6 +274,28 @@ class Store(Protocol):
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         """The executions as they stand, in one statement, so that a moving row is seen once."""
+
+    async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
+        """For each ask, in order, what exists of what it names: waitpoints, marks (also those that
+        ran out), and the signals buffered at waitpoints, by number. Asked after `load`, so it is
+        never older than the snapshot a rule decides on."""
+
+    async def signals(
+        self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
+    ) -> list[Heard]:
+        """Accepted signals of an execution with a number above `after`, by number; with a
+        suspension only those that counted for it."""
+
+    async def suspended(
+        self, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
+    ) -> list[Snapshot]:
+        """Suspended executions by (since when, id)."""
+
+    async def keyring(self) -> tuple[int, bytes | None]:
+        """The document with the keys that sign tokens, and its version (0: there is none)."""
+
+    async def put_keyring(self, doc: bytes, expected: int) -> bool:
+        """Writes the keys if the stored version is the expected one; the new one is one more."""
 
     async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
         """Which of these executions have ended: the cheap question of whoever waits."""

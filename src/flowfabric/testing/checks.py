@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from flowfabric.core.errors import NotFound
+from flowfabric.core.step import Recorded
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.views import Description
 from flowfabric.testing.stuck import tell
 from flowfabric.testing.watch import is_step, plain_name
-from flowfabric.worker.journal import Recorded
 from flowfabric.worker.run import Run
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from flowfabric.core.errors import Invalid, LeaseLost
 from flowfabric.core.execution import Start
-from flowfabric.core.step import Step
+from flowfabric.core.step import Recorded, Step
 from flowfabric.core.time import Millis
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
@@ -42,14 +42,6 @@ class Place(Struct, frozen=True):
 
     def __str__(self) -> str:
         return _title(self.name, self.occurrence)
-
-
-class Recorded(Struct, frozen=True, omit_defaults=True):
-    """What a step row holds: the value a step returned, or the moment a sleep ends."""
-
-    value: msgspec.Raw = msgspec.Raw(b"null")
-    until: Millis | None = None
-    branch: str = ""
 
 
 class Halt:

@@ -22,11 +22,12 @@ from msgspec import Struct
 
 from flowfabric.core.errors import Invalid
 from flowfabric.core.retry import Backoff, Exponential, RetryPolicy, backoff_delay
+from flowfabric.core.step import Recorded
 from flowfabric.core.text import check_text
 from flowfabric.core.time import parse_span
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.control import Fail, Retry, StepsChanged
-from flowfabric.worker.journal import Journal, Place, Recorded, inside_step
+from flowfabric.worker.journal import Journal, Place, inside_step
 from flowfabric.worker.task import Task, is_async
 from flowfabric.worker.threads import Threads
 

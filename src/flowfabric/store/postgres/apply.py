@@ -9,7 +9,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.change import Change
-from flowfabric.core.execution import Active, Ended, Lost, Ready, Snapshot
+from flowfabric.core.execution import Active, Lost, Ready, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.link import Connection
@@ -151,9 +151,9 @@ class Writer:
         await self._send("changed_lease", rows)
 
     async def _set_deadlines(self, moves: Sequence[Move]) -> None:
-        moved = [move for move in moves if move.change.deadline != _armed(move.before)]
-        new = [(m.uuid, m.change.deadline) for m in moved if m.change.deadline is not None]
-        gone = [(m.uuid,) for m in moved if m.change.deadline is None]
+        moved = [move for move in moves if move.change.alarm != move.before.alarm_at]
+        new = [(m.uuid, m.change.alarm) for m in moved if m.change.alarm is not None]
+        gone = [(m.uuid,) for m in moved if m.change.alarm is None]
         await self._send("new_deadlines", new)
         await self._send("gone_deadlines", gone)
 
@@ -195,11 +195,6 @@ def _compared(move: Move) -> tuple[int, Millis | None]:
             return move.before.head.version, lease.expires_at
         case _:
             return move.before.head.version, None
-
-
-def _armed(snapshot: Snapshot) -> Millis | None:
-    """The deadline that has a row; an ended execution has none any more."""
-    return None if isinstance(snapshot.state, Ended) else snapshot.deadline_at
 
 
 def _in_place(move: Move) -> bool:

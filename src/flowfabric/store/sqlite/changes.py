@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from flowfabric.core.change import Change
-from flowfabric.core.execution import Active, Ended, Snapshot
+from flowfabric.core.execution import Active, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
 from flowfabric.store.rows import Place
@@ -142,8 +142,7 @@ def _write_deadlines(session: Session, items: Iterable[Decided]) -> None:
     gone: list[bytes] = []
     new: list[tuple[bytes, Millis]] = []
     for item in items:
-        ended = isinstance(item.before.state, Ended)
-        old, at = None if ended else item.before.deadline_at, item.change.deadline
+        old, at = item.before.alarm_at, item.change.alarm
         if at is not None and at != old:
             new.append((item.id, at))
         elif at is None and old is not None:
