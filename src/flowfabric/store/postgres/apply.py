@@ -14,6 +14,7 @@ from flowfabric.core.time import Millis
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, Session, columns
+from flowfabric.store.postgres.waits import unproven
 from flowfabric.store.rows import (
     Place,
     Row,
@@ -24,6 +25,7 @@ from flowfabric.store.rows import (
     step_row,
     workers_in,
 )
+from flowfabric.store.wait_rows import writes_waits, written_by
 
 _GONE = {
     Place.READY: "gone_ready",
@@ -120,6 +122,7 @@ class Writer:
         await self._send(
             "new_steps", [step_row(move.uuid, step) for move in moves for step in move.change.steps]
         )
+        await self._write_waits([move for move in moves if writes_waits(move.change)])
         await self._send(
             "new_events",
             [event_row(event, self._names) for change in changes for event in change.events],
@@ -149,6 +152,13 @@ class Writer:
     async def _rewrite(self, moves: Sequence[Move]) -> None:
         rows = [(*state_row(move.after, self._names), move.before.head.version) for move in moves]
         await self._send("changed_lease", rows)
+
+    async def _write_waits(self, moves: Sequence[Move]) -> None:
+        rows = written_by((move.uuid, move.change) for move in moves)
+        await self._send("new_waitpoints", rows.waitpoints)
+        await self._send("new_signals", rows.signals)
+        await self._send("counted_signals", rows.counted)
+        await self._send("new_marks", rows.marks)
 
     async def _set_deadlines(self, moves: Sequence[Move]) -> None:
         moved = [move for move in moves if move.change.alarm != move.before.alarm_at]
@@ -181,12 +191,13 @@ async def recognise(
     left = [move for move in moves_of(changes) if move.uuid not in applied]
     left.sort(key=lambda move: move.target)
     names = session.book.names
-    found = set()
+    found = set[UUID]()
     for place, moves in groupby(left, key=lambda move: move.target):
         wanted = {move.uuid: state_row(move.after, names) for move in moves}
         rows = await connection.fetch(session.queries[_ROWS[place]], list(wanted))
         found |= {row[0] for row in rows if tuple(row) == wanted[row[0]]}
-    return found
+    seen = [(move.uuid, move.change) for move in left if move.uuid in found]
+    return found - await unproven(session, connection, seen)
 
 
 def _compared(move: Move) -> tuple[int, Millis | None]:

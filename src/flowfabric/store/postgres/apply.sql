@@ -120,6 +120,25 @@ select * from unnest(
     $7::bytea[]
 )
 
+-- name: new_waitpoints
+insert into {schema}.waitpoint (id, waitpoint, doc)
+select * from unnest($1::uuid[], $2::uuid[], $3::bytea[])
+on conflict (id, waitpoint) do nothing
+
+-- name: new_signals
+insert into {schema}.signal (id, number, waitpoint, suspension, doc)
+select * from unnest($1::uuid[], $2::integer[], $3::uuid[], $4::uuid[], $5::bytea[])
+
+-- name: counted_signals
+update {schema}.signal t set suspension = g.suspension
+from unnest($1::uuid[], $2::integer[], $3::uuid[]) as g (id, number, suspension)
+where t.id = g.id and t.number = g.number
+
+-- name: new_marks
+insert into {schema}.mark (id, mark, until, doc)
+select * from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::bytea[])
+on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
+
 -- name: new_deadlines
 insert into {schema}.deadline (id, at)
 select * from unnest($1::uuid[], $2::bigint[])

@@ -61,6 +61,15 @@ delete from {schema}.step where id = any($1::uuid[])
 -- name: trimmed_progress
 delete from {schema}.progress where id = any($1::uuid[])
 
+-- name: trimmed_waitpoints
+delete from {schema}.waitpoint where id = any($1::uuid[])
+
+-- name: trimmed_signals
+delete from {schema}.signal where id = any($1::uuid[])
+
+-- name: trimmed_marks
+delete from {schema}.mark where id = any($1::uuid[])
+
 -- name: trimmed_events
 delete from {schema}.event where id = any($1::uuid[])
 

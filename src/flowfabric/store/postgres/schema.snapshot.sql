@@ -48,6 +48,9 @@ table execution.route integer not null
 table execution.policy bytea
 table execution.facts bytea
 table execution.payload bytea not null
+table keyring.one smallint not null
+table keyring.version integer not null
+table keyring.doc bytea not null
 table lane.name text not null
 table lane.paused boolean not null
 table lease.rank bigint not null
@@ -64,6 +67,10 @@ table lease.attempt integer not null
 table lease.flags smallint not null
 table lease.start smallint not null
 table lease.life bytea
+table mark.until bigint
+table mark.id uuid not null
+table mark.mark bytea not null
+table mark.doc bytea not null
 table meta.key text not null
 table meta.value bytea not null
 table parked.rank bigint not null
@@ -109,6 +116,11 @@ table schedule.name text not null
 table schedule.version integer not null
 table schedule.next_at bigint
 table schedule.doc bytea not null
+table signal.id uuid not null
+table signal.waitpoint uuid not null
+table signal.suspension uuid
+table signal.number integer not null
+table signal.doc bytea not null
 view snapshot.id uuid
 view snapshot.created_at bigint
 view snapshot.exec_route integer
@@ -151,6 +163,9 @@ table tag.at bigint not null
 table tag.id uuid not null
 table tag.key text not null
 table tag.value text not null
+table waitpoint.id uuid not null
+table waitpoint.waitpoint uuid not null
+table waitpoint.doc bytea not null
 table worker.number integer not null
 table worker.id text not null
 table worker.instance text not null
@@ -178,6 +193,9 @@ constraint event_epoch CHECK ((epoch >= 0))
 constraint event_kind CHECK ((kind > 0))
 constraint event_pkey PRIMARY KEY (seq)
 constraint execution_pkey PRIMARY KEY (id)
+constraint keyring_one CHECK ((one = 1))
+constraint keyring_pkey PRIMARY KEY (one)
+constraint keyring_version CHECK ((version >= 1))
 constraint lane_pkey PRIMARY KEY (name)
 constraint lease_attempt CHECK ((attempt >= 0))
 constraint lease_epoch CHECK ((epoch >= 1))
@@ -185,6 +203,7 @@ constraint lease_expires_at CHECK ((expires_at >= started_at))
 constraint lease_pkey PRIMARY KEY (id)
 constraint lease_start CHECK (((start >= 0) AND (start <= 4)))
 constraint lease_version CHECK ((version >= 1))
+constraint mark_pkey PRIMARY KEY (id, mark)
 constraint meta_pkey PRIMARY KEY (key)
 constraint parked_attempt CHECK ((attempt >= 0))
 constraint parked_epoch CHECK ((epoch >= 0))
@@ -204,10 +223,13 @@ constraint ready_version CHECK ((version >= 1))
 constraint route_pkey PRIMARY KEY (number)
 constraint schedule_pkey PRIMARY KEY (name)
 constraint schedule_version_check CHECK ((version >= 1))
+constraint signal_number CHECK ((number >= 1))
+constraint signal_pkey PRIMARY KEY (id, number)
 constraint step_generation CHECK ((generation >= 0))
 constraint step_occurrence CHECK ((occurrence >= 0))
 constraint step_pkey PRIMARY KEY (id, generation, name, occurrence)
 constraint tag_pkey PRIMARY KEY (id, key)
+constraint waitpoint_pkey PRIMARY KEY (id, waitpoint)
 constraint worker_pkey PRIMARY KEY (number)
 CREATE INDEX arrival_order ON flowfabric.arrival USING btree (at, id)
 CREATE UNIQUE INDEX arrival_pkey ON flowfabric.arrival USING btree (id)
@@ -225,10 +247,13 @@ CREATE INDEX event_id ON flowfabric.event USING btree (id, seq)
 CREATE UNIQUE INDEX event_pkey ON flowfabric.event USING btree (seq)
 CREATE INDEX execution_created_at ON flowfabric.execution USING btree (created_at, id)
 CREATE UNIQUE INDEX execution_pkey ON flowfabric.execution USING btree (id)
+CREATE UNIQUE INDEX keyring_pkey ON flowfabric.keyring USING btree (one)
 CREATE UNIQUE INDEX lane_pkey ON flowfabric.lane USING btree (name)
 CREATE UNIQUE INDEX lease_pkey ON flowfabric.lease USING btree (id)
+CREATE UNIQUE INDEX mark_pkey ON flowfabric.mark USING btree (id, mark)
 CREATE UNIQUE INDEX meta_pkey ON flowfabric.meta USING btree (key)
 CREATE INDEX parked_due_at ON flowfabric.parked USING btree (due_at) WHERE (due_at IS NOT NULL)
+CREATE INDEX parked_since ON flowfabric.parked USING btree (since, id) WHERE (gate = 20)
 CREATE UNIQUE INDEX parked_pkey ON flowfabric.parked USING btree (id)
 CREATE UNIQUE INDEX presence_pkey ON flowfabric.presence USING btree (namespace, instance)
 CREATE UNIQUE INDEX progress_pkey ON flowfabric.progress USING btree (id)
@@ -240,8 +265,12 @@ CREATE UNIQUE INDEX route_name ON flowfabric.route USING btree (namespace, lane,
 CREATE UNIQUE INDEX route_pkey ON flowfabric.route USING btree (number)
 CREATE INDEX schedule_next ON flowfabric.schedule USING btree (next_at) WHERE (next_at IS NOT NULL)
 CREATE UNIQUE INDEX schedule_pkey ON flowfabric.schedule USING btree (name)
+CREATE INDEX signal_suspension ON flowfabric.signal USING btree (id, suspension, number) WHERE (suspension IS NOT NULL)
+CREATE INDEX signal_waitpoint ON flowfabric.signal USING btree (id, waitpoint, number)
+CREATE UNIQUE INDEX signal_pkey ON flowfabric.signal USING btree (id, number)
 CREATE UNIQUE INDEX step_pkey ON flowfabric.step USING btree (id, generation, name, occurrence)
 CREATE UNIQUE INDEX tag_pkey ON flowfabric.tag USING btree (id, key)
+CREATE UNIQUE INDEX waitpoint_pkey ON flowfabric.waitpoint USING btree (id, waitpoint)
 CREATE INDEX worker_instance ON flowfabric.worker USING btree (instance)
 CREATE UNIQUE INDEX worker_name ON flowfabric.worker USING btree (id, instance)
 CREATE UNIQUE INDEX worker_pkey ON flowfabric.worker USING btree (number)

@@ -19,6 +19,7 @@ from flowfabric.store.postgres.schedules import Scheduling
 from flowfabric.store.postgres.schema import Keeping, check_schema
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.submit import Submitting
+from flowfabric.store.postgres.waits import Remembering
 from flowfabric.store.sql import load_queries
 
 
@@ -67,6 +68,11 @@ class PostgresStore:
         self.ended = reading.ended
         self.attempts, self.steps = reading.attempts, reading.steps
         self.set_tags = reading.set_tags
+
+        remembering = Remembering(session)
+        self.recall, self.signals = remembering.recall, remembering.signals
+        self.suspended = remembering.suspended
+        self.keyring, self.put_keyring = remembering.keyring, remembering.put_keyring
 
         listing = Listing(session)
         self.page, self.counts, self.candidates = listing.page, listing.counts, listing.candidates

@@ -10,6 +10,8 @@ from flowfabric.store import rows
 from flowfabric.store.rows import Place
 from flowfabric.store.sqlite.claims import refused_fences
 from flowfabric.store.sqlite.session import Session, keyed, state_row
+from flowfabric.store.sqlite.waits import write as write_waits
+from flowfabric.store.wait_rows import writes_waits
 
 _MOVED = {
     Place.READY: "moved_ready",
@@ -62,6 +64,8 @@ def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
     _write(session, standing, _by(standing, _place_after))
     _write_attempts(session, standing)
     _write_deadlines(session, standing)
+    if waiting := [item for item in standing if writes_waits(item.change)]:
+        write_waits(session, [(item.uuid, item.change) for item in waiting])
     return {item.uuid for item in standing}
 
 

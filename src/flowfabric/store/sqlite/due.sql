@@ -61,6 +61,15 @@ delete from attempt where id in (?)
 -- name: trimmed_steps
 delete from step where id in (?)
 
+-- name: trimmed_waitpoints
+delete from waitpoint where id in (?)
+
+-- name: trimmed_signals
+delete from signal where id in (?)
+
+-- name: trimmed_marks
+delete from mark where id in (?)
+
 -- name: trimmed_events
 delete from event where id in (?)
 

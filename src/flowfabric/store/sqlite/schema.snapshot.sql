@@ -259,3 +259,39 @@ CREATE TABLE presence (
     doc blob not null,
     primary key (namespace, instance)
 ) strict, without rowid;
+
+CREATE TABLE waitpoint (
+    id blob not null,
+    waitpoint blob not null,
+    doc blob not null,
+    primary key (id, waitpoint)
+) strict, without rowid;
+
+CREATE TABLE signal (
+    id blob not null,
+    number integer not null check (number >= 1),
+    waitpoint blob not null,
+    suspension blob,
+    doc blob not null,
+    primary key (id, number)
+) strict, without rowid;
+
+CREATE INDEX signal_waitpoint on signal (id, waitpoint, number);
+
+CREATE INDEX signal_suspension on signal (id, suspension, number) where suspension is not null;
+
+CREATE TABLE mark (
+    id blob not null,
+    mark blob not null,
+    until integer,
+    doc blob not null,
+    primary key (id, mark)
+) strict, without rowid;
+
+CREATE TABLE keyring (
+    one integer primary key check (one = 1),
+    version integer not null check (version >= 1),
+    doc blob not null
+) strict;
+
+CREATE INDEX parked_since on parked (since, id) where gate = 20;

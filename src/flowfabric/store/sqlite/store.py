@@ -19,6 +19,7 @@ from flowfabric.store.sqlite import (
 from flowfabric.store.sqlite import events as event_reads
 from flowfabric.store.sqlite import presence as presence_rows
 from flowfabric.store.sqlite import schedules as schedule_rows
+from flowfabric.store.sqlite import waits as wait_rows
 from flowfabric.store.sqlite.connection import check_library, check_path
 from flowfabric.store.sqlite.runners import Runners, open_runners
 from flowfabric.store.sqlite.session import Session
@@ -117,6 +118,12 @@ class SqliteStore:
     trim = _writing(upkeep.trim)
     take_duty = _writing(upkeep.take_duty)
     drop_duty = _writing(upkeep.drop_duty)
+
+    recall = _reading(wait_rows.recall)
+    signals = _reading(wait_rows.signals)
+    suspended = _reading(wait_rows.suspended)
+    keyring = _reading(wait_rows.keyring)
+    put_keyring = _writing(wait_rows.put_keyring)
 
     load = _reading(reads.load)
     ended = _reading(reads.ended)

@@ -1,0 +1,89 @@
+"""What executions wait for: waitpoints, signals and marks, and the keys that sign tokens."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from uuid import UUID
+
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.core.waits import Ask, Heard, Memory
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part, Session, columns, same
+from flowfabric.store.wait_rows import Recollection, proof_of, proves, read_heard, writes_waits
+
+
+class Remembering(Part):
+    async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
+        return await self._session.load.run(partial(self._recall, asks))
+
+    async def signals(
+        self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
+    ) -> list[Heard]:
+        session = self._session
+        if suspension is None:
+            rows = await session.fetch(session.load, "signals_of", uuid, after, limit)
+        else:
+            values = (uuid, after, limit, suspension)
+            rows = await session.fetch(session.load, "signals_counted", *values)
+        return [read_heard(doc, counted_for) for doc, counted_for in rows]
+
+    async def suspended(
+        self, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
+    ) -> list[Snapshot]:
+        session = self._session
+        values = (*(after or (None, None)), namespace, limit)
+        return await session.snapshots(session.report, "suspended_executions", *values)
+
+    async def keyring(self) -> tuple[int, bytes | None]:
+        rows = await self._session.fetch(self._session.load, "keyring")
+        return (rows[0][0], bytes(rows[0][1])) if rows else (0, None)
+
+    async def put_keyring(self, doc: bytes, expected: int) -> bool:
+        return await self._session.apply.run(partial(self._put_keyring, doc, expected))
+
+    async def _recall(
+        self, asks: Sequence[Ask], connection: Connection, repeated: bool
+    ) -> list[Memory]:
+        return await recalled(self._session, connection, asks)
+
+    async def _put_keyring(
+        self, doc: bytes, expected: int, connection: Connection, repeated: bool
+    ) -> bool:
+        queries = self._session.queries
+        if expected:
+            rows = await connection.fetch(queries["changed_keyring"], doc, expected)
+        else:
+            rows = await connection.fetch(queries["new_keyring"], doc)
+        if repeated and not rows:
+            # Refused, unless it is this very document that was written before the reply was lost.
+            found = await connection.fetchrow(queries["keyring"])
+            return found is not None and tuple(found) == (expected + 1, doc)
+        return bool(rows)
+
+
+async def recalled(session: Session, connection: Connection, asks: Sequence[Ask]) -> list[Memory]:
+    recollection = Recollection(asks)
+    if not recollection.wants_nothing:
+        values = (
+            *columns(recollection.waitpoints, 2),
+            *columns(recollection.marks, 2),
+            *columns(recollection.buffers, 3),
+        )
+        for row in await connection.fetch(session.queries["recalled"], *values):
+            recollection.add(row, same)
+    return recollection.memories()
+
+
+async def unproven(
+    session: Session, connection: Connection, changes: Iterable[tuple[UUID, Change[object]]]
+) -> set[UUID]:
+    """Of changes whose state row is there, those whose other rows are not: a rival wrote an equal
+    state row, but another signal."""
+    asked = [(uuid, change) for uuid, change in changes if writes_waits(change)]
+    memories = await recalled(session, connection, [proof_of(*item) for item in asked])
+    return {
+        uuid
+        for (uuid, change), memory in zip(asked, memories, strict=True)
+        if not proves(memory, change)
+    }

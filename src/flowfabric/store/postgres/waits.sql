@@ -1,0 +1,56 @@
+-- Waitpoints, signals, marks, and the keys that sign tokens.
+
+-- name: recalled
+-- Everything rules asked for in one round trip; a kind nobody asked for is an empty array.
+select 1 as kind, w.id, null::bytea as mark, null::bigint as until, null::uuid as suspension, w.doc
+from unnest($1::uuid[], $2::uuid[]) as a (id, waitpoint)
+join {schema}.waitpoint w on w.id = a.id and w.waitpoint = a.waitpoint
+union all
+select 2, m.id, m.mark, m.until, null, m.doc
+from unnest($3::uuid[], $4::bytea[]) as a (id, mark)
+join {schema}.mark m on m.id = a.id and m.mark = a.mark
+union all
+select 3, s.id, null, null, s.suspension, s.doc
+from unnest($5::uuid[], $6::uuid[], $7::bigint[]) as a (id, waitpoint, taken)
+join {schema}.signal s on s.id = a.id and s.waitpoint = a.waitpoint and s.number > a.taken
+
+-- name: signals_of
+select doc, suspension from {schema}.signal
+where id = $1 and number > $2::bigint
+order by number limit $3
+
+-- name: signals_counted
+-- A query of its own, because a plan that serves every value could not use the index.
+select doc, suspension from {schema}.signal
+where id = $1 and suspension = $4::uuid and number > $2::bigint
+order by number limit $3
+
+-- name: suspended_executions
+select s.*
+from (
+    select p.since, p.id from {schema}.parked p
+    where p.gate = 20 and ($1::bigint is null or (p.since, p.id) > ($1, $2::uuid))
+        and (
+            $3::text is null or (
+                select e.route from {schema}.execution e where e.id = p.id
+            ) in (select r.number from {schema}.route r where r.namespace = $3)
+        )
+    order by p.since, p.id limit $4
+) best
+cross join lateral (
+    select * from {schema}.snapshot v where v.place = 'parked' and v.id = best.id offset 0
+) s
+order by best.since, best.id
+
+-- name: keyring
+select version, doc from {schema}.keyring
+
+-- name: new_keyring
+insert into {schema}.keyring (one, version, doc) values (1, 1, $1)
+on conflict (one) do nothing
+returning version
+
+-- name: changed_keyring
+update {schema}.keyring set version = version + 1, doc = $1
+where version = $2
+returning version

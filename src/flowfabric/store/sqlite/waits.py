@@ -1,0 +1,88 @@
+"""What executions wait for: waitpoints, signals and marks, and the keys that sign tokens."""
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.core.waits import Ask, Heard, Memory
+from flowfabric.store.contract import MAX_BATCH
+from flowfabric.store.rows import Row
+from flowfabric.store.sqlite.reads import snapshots
+from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.wait_rows import (
+    MARK,
+    SIGNAL,
+    WAITPOINT,
+    Recollection,
+    read_heard,
+    written_by,
+)
+
+
+def write(session: Session, changes: Iterable[tuple[UUID, Change[object]]]) -> None:
+    """Inside the transaction that writes the changes themselves."""
+    rows = written_by(changes)
+    session.insert("new_waitpoints", _plain(rows.waitpoints))
+    session.insert("new_signals", _plain(rows.signals))
+    counted = _plain(rows.counted)
+    session.each("counted_signals", [(counted_for, *key) for *key, counted_for in counted])
+    session.insert("new_marks", _plain(rows.marks))
+
+
+def recall(session: Session, asks: Sequence[Ask]) -> list[Memory]:
+    recollection = Recollection(asks)
+    wanted = _plain(
+        [
+            *((WAITPOINT, *key, 0) for key in recollection.waitpoints),
+            *((MARK, *key, 0) for key in recollection.marks),
+            *((SIGNAL, *key) for key in recollection.buffers),
+        ]
+    )
+    for start in range(0, len(wanted), MAX_BATCH):
+        for row in session.given("recalled", wanted[start : start + MAX_BATCH]):
+            recollection.add(row, read_uuid)
+    return recollection.memories()
+
+
+def signals(
+    session: Session,
+    uuid: UUID,
+    *,
+    suspension: UUID | None = None,
+    after: int = 0,
+    limit: int = 1000,
+) -> list[Heard]:
+    values = {"id": uuid.bytes, "after": after, "limit": limit}
+    if suspension is None:
+        found = session.rows("signals_of", values)
+    else:
+        found = session.rows("signals_counted", {**values, "suspension": suspension.bytes})
+    return [read_heard(doc, None if key is None else read_uuid(key)) for doc, key in found]
+
+
+def suspended(
+    session: Session, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
+) -> list[Snapshot]:
+    since, id = (-1, b"") if after is None else (after[0], after[1].bytes)
+    values = {"since": since, "id": id, "namespace": namespace, "limit": limit}
+    found = session.rows("suspended_executions", values)
+    return list(snapshots(session, [id for (id,) in found]).values())
+
+
+def keyring(session: Session) -> tuple[int, bytes | None]:
+    return session.row("keyring") or (0, None)
+
+
+def put_keyring(session: Session, doc: bytes, expected: int) -> bool:
+    if expected:
+        return session.row("changed_keyring", {"doc": doc, "expected": expected}) is not None
+    return session.row("new_keyring", {"doc": doc}) is not None
+
+
+def _plain(rows: Iterable[Row]) -> list[Row]:
+    """With ids as SQLite keeps them."""
+    return [
+        tuple(value.bytes if isinstance(value, UUID) else value for value in row) for row in rows
+    ]

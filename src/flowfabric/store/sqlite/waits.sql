@@ -1,0 +1,64 @@
+-- Waitpoints, signals, marks, and the keys that sign tokens.
+
+-- name: new_waitpoints
+insert into waitpoint (id, waitpoint, doc) values (?, ?, ?)
+on conflict (id, waitpoint) do nothing
+
+-- name: new_signals
+insert or fail into signal (id, number, waitpoint, suspension, doc) values (?, ?, ?, ?, ?)
+
+-- name: counted_signals
+update signal set suspension = ? where id = ? and number = ?
+
+-- name: new_marks
+insert into mark (id, mark, until, doc) values (?, ?, ?, ?)
+on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
+
+-- name: recalled
+-- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number.
+with given (kind, id, key, taken) as (values (?, ?, ?, ?))
+select 1, w.id, null, null, null, w.doc
+from given as g cross join waitpoint as w on w.id = g.id and w.waitpoint = g.key
+where g.kind = 1
+union all
+select 2, m.id, m.mark, m.until, null, m.doc
+from given as g cross join mark as m on m.id = g.id and m.mark = g.key
+where g.kind = 2
+union all
+select 3, s.id, null, null, s.suspension, s.doc
+from given as g
+cross join signal as s on s.id = g.id and s.waitpoint = g.key and s.number > g.taken
+where g.kind = 3
+
+-- name: signals_of
+select doc, suspension from signal
+where id = :id and number > :after
+order by number limit :limit
+
+-- name: signals_counted
+select doc, suspension from signal
+where id = :id and suspension = :suspension and number > :after
+order by number limit :limit
+
+-- name: suspended_executions
+select p.id from parked as p
+where p.gate = 20 and (p.since, p.id) > (:since, :id)
+    and (
+        :namespace is null or (select route from execution where id = p.id) in (
+            select number from route where namespace = :namespace
+        )
+    )
+order by p.since, p.id limit :limit
+
+-- name: keyring
+select version, doc from keyring
+
+-- name: new_keyring
+insert into keyring (one, version, doc) values (1, 1, :doc)
+on conflict (one) do nothing
+returning version
+
+-- name: changed_keyring
+update keyring set version = version + 1, doc = :doc
+where version = :expected
+returning version

@@ -1,0 +1,162 @@
+"""How waits become rows and rows become waits, the same for every store.
+
+A row holds what it is looked for by and a document with all of it. Documents of waitpoints and
+signals are never written again, so nothing a newer release put into them can be lost here.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct, field
+
+from flowfabric.core.change import Change
+from flowfabric.core.errors import Corruption
+from flowfabric.core.waits import Ask, Heard, Mark, Memory, Signal, Waitpoint
+from flowfabric.store.rows import Row
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+WAITPOINT, MARK, SIGNAL = 1, 2, 3
+"""What a row of the query `recalled` is; its columns: this, id, mark, until, suspension, doc."""
+
+_encode = msgspec.json.Encoder().encode
+_signals = msgspec.json.Decoder(Signal)
+_waitpoints = msgspec.json.Decoder(Waitpoint)
+
+
+class Written(Struct):
+    """The rows that changes write beside the executions: (id, waitpoint, doc), (id, number,
+    waitpoint, suspension, doc), (id, number, suspension) and (id, mark, until, doc)."""
+
+    waitpoints: list[Row] = field(default_factory=list)
+    signals: list[Row] = field(default_factory=list)
+    counted: list[Row] = field(default_factory=list)
+    marks: list[Row] = field(default_factory=list)
+
+
+def writes_waits(change: Change[object]) -> bool:
+    return bool(change.waitpoints or change.signals or change.counted or change.marks)
+
+
+def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> Written:
+    """The rows of changes, by execution. No key is there twice: of folded changes the last wins."""
+    rows = Written()
+    for id, change in changes:
+        rows.waitpoints += [(id, w.id, _encode(w)) for w in change.waitpoints]
+        rows.signals += [signal_row(id, heard) for heard in change.signals]
+        rows.counted += [(id, *counted) for counted in dict(change.counted).items()]
+        rows.marks += [(id, m.key, m.until, m.doc) for m in _last(change.marks).values()]
+    return rows
+
+
+def signal_row(id: UUID, heard: Heard) -> Row:
+    signal = heard.signal
+    return (id, signal.number, signal.waitpoint, heard.suspension, _encode(signal))
+
+
+def read_heard(doc: bytes, suspension: UUID | None) -> Heard:
+    return Heard(_read(_signals, doc), suspension)
+
+
+class Recollection:
+    """What asks name: the keys to look for, each once, and what was found under them."""
+
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        self._asks = asks
+        self.waitpoints = _once((ask.execution, key) for ask in asks for key in ask.waitpoints)
+        self.marks = _once((ask.execution, key) for ask in asks for key in ask.marks)
+        self.buffers = _buffers(asks)
+        self._waitpoints: dict[tuple[UUID, UUID], Waitpoint] = {}
+        self._marks: dict[tuple[UUID, bytes], Mark] = {}
+        self._signals: dict[tuple[UUID, UUID], dict[int, Heard]] = {}
+
+    @property
+    def wants_nothing(self) -> bool:
+        return not (self.waitpoints or self.marks or self.buffers)
+
+    def add(self, row: Iterable[Any], uuid: Callable[[Any], UUID]) -> None:
+        """Keeps a row of the query `recalled`; the same one again changes nothing."""
+        kind, key, mark, until, suspension, doc = row
+        id = uuid(key)
+        if kind == WAITPOINT:
+            waitpoint = _read(_waitpoints, doc)
+            self._waitpoints[id, waitpoint.id] = waitpoint
+        elif kind == MARK:
+            self._marks[id, bytes(mark)] = Mark(bytes(mark), until, bytes(doc))
+        else:
+            heard = read_heard(doc, None if suspension is None else uuid(suspension))
+            buffer = self._signals.setdefault((id, heard.signal.waitpoint), {})
+            buffer[heard.signal.number] = heard
+
+    def memories(self) -> list[Memory]:
+        """For each ask, in order, what exists of what it names."""
+        return [
+            Memory(
+                _among(self._waitpoints, ask.execution, ask.waitpoints),
+                _among(self._marks, ask.execution, ask.marks),
+                self._buffered(ask),
+            )
+            for ask in self._asks
+        ]
+
+    def _buffered(self, ask: Ask) -> list[Heard]:
+        found = {
+            number: heard
+            for waitpoint, taken in ask.buffered
+            for number, heard in self._signals.get((ask.execution, waitpoint), {}).items()
+            if number > taken
+        }
+        return [found[number] for number in sorted(found)]
+
+
+def proof_of(id: UUID, change: Change[object]) -> Ask:
+    """What to ask for to see whether this very change was written."""
+    signals = [heard.signal for heard in change.signals]
+    return Ask(
+        execution=id,
+        waitpoints=tuple(waitpoint.id for waitpoint in change.waitpoints),
+        marks=tuple(mark.key for mark in change.marks),
+        buffered=tuple((signal.waitpoint, signal.number - 1) for signal in signals),
+    )
+
+
+def proves(memory: Memory, change: Change[object]) -> bool:
+    """Whether the rows are there that this change wrote, not those of a rival with an equal one."""
+    heard = [heard.signal for heard in memory.signals]
+    return (
+        all(new.signal in heard for new in change.signals)
+        and all(waitpoint.id in memory.waitpoints for waitpoint in change.waitpoints)
+        and memory.marks == _last(change.marks)
+    )
+
+
+def _once(keys: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(keys))
+
+
+def _last(marks: Iterable[Mark]) -> dict[bytes, Mark]:
+    return {mark.key: mark for mark in marks}
+
+
+def _buffers(asks: Iterable[Ask]) -> list[tuple[UUID, UUID, int]]:
+    """Of each waitpoint the signals after the earliest number anybody asks from."""
+    found: dict[tuple[UUID, UUID], int] = {}
+    for ask in asks:
+        for waitpoint, taken in ask.buffered:
+            key = (ask.execution, waitpoint)
+            found[key] = min(taken, found.get(key, taken))
+    return [(id, waitpoint, taken) for (id, waitpoint), taken in found.items()]
+
+
+def _among(found: dict[tuple[UUID, K], T], id: UUID, keys: Iterable[K]) -> dict[K, T]:
+    return {key: found[id, key] for key in keys if (id, key) in found}
+
+
+def _read(decoder: "msgspec.json.Decoder[T]", doc: bytes) -> T:
+    try:
+        return decoder.decode(doc)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corruption(f"a signal or waitpoint: {error}") from None
