@@ -30,12 +30,14 @@ from flowfabric.core.errors import (
 from flowfabric.core.time import Millis
 
 MAX_KID = 256
+# A token travels in headers and addresses, and its kid ends at the first colon.
+KID = rf"[!-9;-~]{{1,{MAX_KID}}}"
 MAX_SECRET_DIGITS = 1024
 MAX_GRACE = Millis(2**53 - 1)
+NOT_VALID = "the token is not valid here"
 
 _SEED_DIGITS = 64
-# A token travels in headers and addresses, and its kid ends at the first colon.
-_KID = re.compile(r"[!-9;-~]{1,256}")
+_KID = re.compile(KID)
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _HIDDEN = "<REDACTED>"
 
@@ -174,7 +176,7 @@ def secret_of(ring: Keyring, kid: str) -> bytes:
     """The secret to sign with; `InvalidToken` for an unknown kid, `InvalidSecret` when what is
     stored is no secret."""
     if kid not in ring.keys:
-        raise InvalidToken("the token is not valid here")
+        raise InvalidToken(NOT_VALID)
     # An empty secret is none: anybody could sign with it.
     if _HEX.fullmatch(ring.keys[kid].secret) is None:
         raise InvalidSecret("the stored key cannot be used: rotate to a new one")

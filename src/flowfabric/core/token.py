@@ -29,7 +29,7 @@ from flowfabric.core.errors import (
     NoSigningKey,
     TokenExpired,
 )
-from flowfabric.core.keyring import Keyring, secret_of, verifies
+from flowfabric.core.keyring import KID, NOT_VALID, Keyring, secret_of, verifies
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Waitpoint
 
@@ -38,8 +38,8 @@ MAX_CLAIMS = 2048
 """Bytes of claims that leave room for the longest kid."""
 
 _VERSION = b"flowfabric waitpoint token 1"
-_SHAPE = re.compile(r"([!-9;-~]{1,256}):([0-9a-f]{64})(?:\.([A-Za-z0-9_-]+))?")
-_KID = re.compile(r"([!-9;-~]{1,256}):")
+_SHAPE = re.compile(rf"({KID}):([0-9a-f]{{64}})(?:\.([A-Za-z0-9_-]+))?")
+_KID = re.compile(rf"{KID}:")
 _FINGERPRINT = 16
 
 # Verified against when there is no waitpoint, so that both cases do the same work.
@@ -259,7 +259,7 @@ def _check_claims(body: bytes | None, now: Millis) -> Claims | _Refusal | None:
 
 
 def _invalid() -> InvalidToken:
-    return InvalidToken("the token is not valid here")
+    return InvalidToken(NOT_VALID)
 
 
 def _expired() -> TokenExpired:
@@ -337,7 +337,8 @@ def _sha256(text: str) -> bytes:
 def _canonical(value: object) -> bytes | None:
     """None for what JSON cannot say, or cannot say without being ambiguous."""
     try:
-        said = json.dumps(msgspec.to_builtins(value), allow_nan=False)
+        plain = msgspec.to_builtins(value, order="sorted")
+        said = json.dumps(plain, allow_nan=False, ensure_ascii=False)
         read = json.loads(said, object_pairs_hook=_members)
         spelt = json.dumps(read, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return spelt.encode()
