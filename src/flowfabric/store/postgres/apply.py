@@ -131,11 +131,7 @@ class Writer:
 
     async def _take_out(self, moves: Sequence[Move]) -> None:
         for place in Place:
-            gone = [
-                (move.uuid, move.before.head.version)
-                for move in moves
-                if move.origin is place and not _in_place(move)
-            ]
+            gone = [(move.uuid,) for move in moves if move.origin is place and not _in_place(move)]
             deleted = await self._send(_GONE[place], gone)
             if len(deleted) != len(gone):
                 raise AssertionError("a locked row was moved by somebody else")

@@ -18,24 +18,18 @@ union all select id, version, null from p
 union all select id, version, null from d
 
 -- name: gone_ready
-delete from {schema}.ready t using unnest($1::uuid[], $2::integer[]) as g (id, version)
-where t.id = g.id and t.version = g.version
-returning t.id
+-- Their versions were compared when they were locked. A join could be planned, while the table is
+-- empty, so that it reads all of it later.
+delete from {schema}.ready where id = any($1::uuid[]) returning id
 
 -- name: gone_lease
-delete from {schema}.lease t using unnest($1::uuid[], $2::integer[]) as g (id, version)
-where t.id = g.id and t.version = g.version
-returning t.id
+delete from {schema}.lease where id = any($1::uuid[]) returning id
 
 -- name: gone_parked
-delete from {schema}.parked t using unnest($1::uuid[], $2::integer[]) as g (id, version)
-where t.id = g.id and t.version = g.version
-returning t.id
+delete from {schema}.parked where id = any($1::uuid[]) returning id
 
 -- name: gone_done
-delete from {schema}.done t using unnest($1::uuid[], $2::integer[]) as g (id, version)
-where t.id = g.id and t.version = g.version
-returning t.id
+delete from {schema}.done where id = any($1::uuid[]) returning id
 
 -- name: new_ready
 insert into {schema}.ready (
@@ -130,9 +124,17 @@ insert into {schema}.signal (id, number, waitpoint, suspension, doc)
 select * from unnest($1::uuid[], $2::integer[], $3::uuid[], $4::uuid[], $5::bytea[])
 
 -- name: counted_signals
+-- Looked up by key and then by place, so that no plan made while the table is empty reads all of
+-- it later. Only whoever holds the execution's state row writes its signals: they do not move.
 update {schema}.signal t set suspension = g.suspension
-from unnest($1::uuid[], $2::integer[], $3::uuid[]) as g (id, number, suspension)
-where t.id = g.id and t.number = g.number
+from (
+    select f.ctid as place, c.suspension
+    from unnest($1::uuid[], $2::integer[], $3::uuid[]) as c (id, number, suspension)
+    cross join lateral (
+        select s.ctid from {schema}.signal s where s.id = c.id and s.number = c.number offset 0
+    ) f
+) g
+where t.ctid = g.place
 
 -- name: new_marks
 insert into {schema}.mark (id, mark, until, doc)

@@ -15,7 +15,10 @@ from flowfabric.store.wait_rows import Recollection, proof_of, proves, read_hear
 
 class Remembering(Part):
     async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
-        return await self._session.load.run(partial(self._recall, asks))
+        recollection = Recollection(asks)
+        if not recollection.wants_nothing:
+            await self._session.load.run(partial(self._recall, recollection))
+        return recollection.memories()
 
     async def signals(
         self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
@@ -43,9 +46,9 @@ class Remembering(Part):
         return await self._session.apply.run(partial(self._put_keyring, doc, expected))
 
     async def _recall(
-        self, asks: Sequence[Ask], connection: Connection, repeated: bool
-    ) -> list[Memory]:
-        return await recalled(self._session, connection, asks)
+        self, recollection: Recollection, connection: Connection, repeated: bool
+    ) -> None:
+        await fill(recollection, self._session, connection)
 
     async def _put_keyring(
         self, doc: bytes, expected: int, connection: Connection, repeated: bool
@@ -62,17 +65,15 @@ class Remembering(Part):
         return bool(rows)
 
 
-async def recalled(session: Session, connection: Connection, asks: Sequence[Ask]) -> list[Memory]:
-    recollection = Recollection(asks)
-    if not recollection.wants_nothing:
-        values = (
-            *columns(recollection.waitpoints, 2),
-            *columns(recollection.marks, 2),
-            *columns(recollection.buffers, 3),
-        )
-        for row in await connection.fetch(session.queries["recalled"], *values):
-            recollection.add(row, same)
-    return recollection.memories()
+async def fill(recollection: Recollection, session: Session, connection: Connection) -> None:
+    """Reads everything that is looked for, in one round trip."""
+    values = (
+        *columns(recollection.waitpoints, 2),
+        *columns(recollection.marks, 2),
+        *columns(recollection.buffers, 3),
+    )
+    for row in await connection.fetch(session.queries["recalled"], *values):
+        recollection.add(row, same)
 
 
 async def unproven(
@@ -81,9 +82,11 @@ async def unproven(
     """Of changes whose state row is there, those whose other rows are not: a rival wrote an equal
     state row, but another signal."""
     asked = [(uuid, change) for uuid, change in changes if writes_waits(change)]
-    memories = await recalled(session, connection, [proof_of(*item) for item in asked])
+    recollection = Recollection([proof_of(*item) for item in asked])
+    if not recollection.wants_nothing:
+        await fill(recollection, session, connection)
     return {
         uuid
-        for (uuid, change), memory in zip(asked, memories, strict=True)
+        for (uuid, change), memory in zip(asked, recollection.memories(), strict=True)
         if not proves(memory, change)
     }

@@ -1,18 +1,26 @@
 -- Waitpoints, signals, marks, and the keys that sign tokens.
 
 -- name: recalled
--- Everything rules asked for in one round trip; a kind nobody asked for is an empty array.
+-- Everything rules asked for in one round trip; a kind nobody asked for is an empty array. The
+-- offsets keep a plan that was made while a table was empty from reading all of it for each key.
 select 1 as kind, w.id, null::bytea as mark, null::bigint as until, null::uuid as suspension, w.doc
 from unnest($1::uuid[], $2::uuid[]) as a (id, waitpoint)
-join {schema}.waitpoint w on w.id = a.id and w.waitpoint = a.waitpoint
+cross join lateral (
+    select * from {schema}.waitpoint t where t.id = a.id and t.waitpoint = a.waitpoint offset 0
+) w
 union all
 select 2, m.id, m.mark, m.until, null, m.doc
 from unnest($3::uuid[], $4::bytea[]) as a (id, mark)
-join {schema}.mark m on m.id = a.id and m.mark = a.mark
+cross join lateral (
+    select * from {schema}.mark t where t.id = a.id and t.mark = a.mark offset 0
+) m
 union all
 select 3, s.id, null, null, s.suspension, s.doc
 from unnest($5::uuid[], $6::uuid[], $7::bigint[]) as a (id, waitpoint, taken)
-join {schema}.signal s on s.id = a.id and s.waitpoint = a.waitpoint and s.number > a.taken
+cross join lateral (
+    select * from {schema}.signal t
+    where t.id = a.id and t.waitpoint = a.waitpoint and t.number > a.taken offset 0
+) s
 
 -- name: signals_of
 select doc, suspension from {schema}.signal

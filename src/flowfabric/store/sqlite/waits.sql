@@ -15,7 +15,8 @@ insert into mark (id, mark, until, doc) values (?, ?, ?, ?)
 on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
 
 -- name: recalled
--- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number.
+-- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number. Left
+-- alone, the planner reads all later signals of the execution.
 with given (kind, id, key, taken) as (values (?, ?, ?, ?))
 select 1, w.id, null, null, null, w.doc
 from given as g cross join waitpoint as w on w.id = g.id and w.waitpoint = g.key
@@ -26,8 +27,8 @@ from given as g cross join mark as m on m.id = g.id and m.mark = g.key
 where g.kind = 2
 union all
 select 3, s.id, null, null, s.suspension, s.doc
-from given as g
-cross join signal as s on s.id = g.id and s.waitpoint = g.key and s.number > g.taken
+from given as g cross join signal as s indexed by signal_waitpoint
+    on s.id = g.id and s.waitpoint = g.key and s.number > g.taken
 where g.kind = 3
 
 -- name: signals_of
@@ -36,7 +37,7 @@ where id = :id and number > :after
 order by number limit :limit
 
 -- name: signals_counted
-select doc, suspension from signal
+select doc, suspension from signal indexed by signal_suspension
 where id = :id and suspension = :suspension and number > :after
 order by number limit :limit
 

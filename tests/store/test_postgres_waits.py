@@ -1,0 +1,290 @@
+"""Waits on Postgres: lost replies, statements that are not sent, and the plans."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+
+from flowfabric.core import control
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Flags, Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.core.waits import Ask, Heard, Mark, Signal, Waitpoint
+from flowfabric.store.postgres.link import FREE, PINNED, Connection
+from flowfabric.store.sql import load_queries
+from tests.postgres import Databases
+from tests.store.postgres_bench import (
+    Bench,
+    after,
+    lose_reply,
+    migrated_template,
+    opened,
+    uuid_of,
+)
+
+HERE, FIRST = UUID(int=1), UUID(int=11)
+
+
+@pytest.fixture
+def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
+    return fresh_database(template=migrated_template(databases))
+
+
+@pytest.fixture
+async def bench(database: str) -> AsyncIterator[Bench]:
+    async with opened(database) as bench:
+        yield bench
+
+
+def signalled(snapshot: Snapshot, id: int, *, number: int = 1, **written: Any) -> Change[object]:
+    """A signal that leaves nothing in the execution's own row to tell it from another."""
+    signal = Signal(number, UUID(int=id), HERE, "wp", "go", Millis(5))
+    flags = snapshot.head.flags | Flags.WAITPOINTS
+    new = snapshot.to(snapshot.state, flags=flags)
+    return Change(None, snapshot, new, signals=(Heard(signal),), **written)
+
+
+# -- replies lost after the commit
+
+
+async def test_a_lost_reply_to_a_signal_is_recognised(bench: Bench) -> None:
+    one, two = await bench.submit_many(2)
+    waitpoint = Waitpoint(HERE, one.execution.uuid, "wp", Millis(5), "k1")
+    marks = (Mark(b"k", None, b"1"), Mark(b"l"), Mark(b"k", Millis(9), b"2"))
+    changes = [
+        signalled(one, 1, waitpoints=(waitpoint,), marks=marks, counted=((1, FIRST),)),
+        signalled(two, 2),
+    ]
+    lose_reply(bench.store.session.apply)
+    assert await bench.store.apply(changes) == {uuid_of(change) for change in changes}
+    (heard,) = await bench.store.signals(one.execution.uuid)
+    assert heard == replace(changes[0].signals[0], suspension=FIRST)
+    ask = Ask(one.execution.uuid, (HERE,), (b"k", b"l"))
+    (memory,) = await bench.store.recall([ask])
+    assert memory.waitpoints == {HERE: waitpoint}
+    assert list(memory.marks.values()) == [marks[2], marks[1]]
+
+
+async def test_a_waitpoint_that_was_there_does_not_hide_ones_own_change(bench: Bench) -> None:
+    snapshot = await bench.submit()
+    earlier = Waitpoint(HERE, snapshot.execution.uuid, "earlier", Millis(5), "k1")
+    made = await bench.apply(signalled(snapshot, 1, waitpoints=(earlier,)))
+    lose_reply(bench.store.session.apply)
+    again = signalled(made, 2, number=2, waitpoints=(replace(earlier, key="again"),))
+    assert await bench.store.apply([again]) == {uuid_of(again)}
+
+
+async def test_a_rivals_signal_is_not_taken_for_ones_own(bench: Bench) -> None:
+    """Both were decided on the same version and leave the same state row."""
+    mine, other = await bench.submit_many(2)
+    rival = signalled(mine, 1)
+    await bench.apply(rival)
+    refused = signalled(mine, 2)
+    assert after(refused) == after(rival)
+    lose_reply(bench.store.session.apply)
+    assert await bench.store.apply([refused, signalled(other, 3)]) == {other.execution.uuid}
+    assert await bench.store.signals(mine.execution.uuid) == list(rival.signals)
+
+
+async def test_a_rivals_mark_is_not_taken_for_ones_own(bench: Bench) -> None:
+    snapshot = await bench.submit()
+    first = replace(signalled(snapshot, 1, marks=(Mark(b"k", None, b"1"),)), signals=())
+    second = replace(first, marks=(Mark(b"k", None, b"2"),))
+    await bench.apply(first)
+    lose_reply(bench.store.session.apply)
+    assert await bench.store.apply([second]) == set()
+
+
+async def test_a_lost_reply_to_new_keys_is_recognised(bench: Bench) -> None:
+    link = bench.store.session.apply
+    for version in range(2):
+        lose_reply(link)
+        assert await bench.store.put_keyring(b"mine %d" % version, version)
+    assert await bench.store.keyring() == (2, b"mine 1")
+    for stale in range(2):
+        lose_reply(link)
+        assert not await bench.store.put_keyring(b"late", stale)
+    assert await bench.store.keyring() == (2, b"mine 1")
+
+
+async def test_a_lost_reply_to_a_recall_is_asked_again(bench: Bench) -> None:
+    change = signalled(await bench.submit(), 1)
+    await bench.apply(change)
+    lose_reply(bench.store.session.load)
+    (memory,) = await bench.store.recall([Ask(uuid_of(change), buffered=((HERE, 0),))])
+    assert memory.signals == list(change.signals)
+
+
+# -- only what there is to write is sent
+
+
+async def statements(bench: Bench, change: Change[object]) -> list[str]:
+    """The names of the queries a change sends."""
+    names = {query: name for name, query in load_queries("postgres").items()}
+    sent: list[str] = []
+
+    async def listen(connection: Connection) -> None:
+        connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
+
+    bench.store.session.apply.seam = listen
+    await bench.apply(control.change_priority(await bench.submit(), bench.now, 3))
+    bench.store.session.apply.seam = None
+    await bench.apply(change)
+    return [name for name in sent if name]
+
+
+async def test_a_change_without_waits_sends_nothing_for_them(bench: Bench) -> None:
+    change = control.change_priority(await bench.submit(), bench.now, 5)
+    assert await statements(bench, change) == [
+        "state_versions", "gone_ready", "new_ready", "new_events",
+    ]  # fmt: skip
+
+
+async def test_a_signal_is_one_statement_more_for_each_table(bench: Bench) -> None:
+    change = signalled(await bench.submit(), 1, marks=(Mark(b"k"),))
+    assert await statements(bench, change) == [
+        "state_versions", "gone_ready", "new_ready", "new_signals", "new_marks",
+    ]  # fmt: skip
+
+
+async def test_whoever_asks_for_nothing_asks_nobody(bench: Bench) -> None:
+    lose_reply(bench.store.session.load)
+    await bench.store.recall([Ask(bench.fresh())])
+    assert bench.store.session.load.seam is not None
+    bench.store.session.load.seam = None
+
+
+# -- plans
+
+EXECUTIONS, SIGNALS = 2_000, 20_000
+
+
+@pytest.fixture(scope="module")
+def crowded_template(databases: Databases) -> str:
+    """Many executions with a few signals each, and one with very many; made once."""
+    url = databases.create(template=migrated_template(databases))
+
+    async def fill() -> None:
+        async with opened(url) as bench:
+            await bench.submit()
+            await crowd(await bench.raw())
+
+    asyncio.run(fill())
+    return url
+
+
+async def crowd(raw: Connection) -> None:
+    await raw.execute(
+        f"""
+        insert into flowfabric.execution (id, created_at, route, payload)
+        select md5(n::text)::uuid, n, 1, '\\x00' from generate_series(1, {EXECUTIONS}) n;
+        insert into flowfabric.parked
+            (id, version, epoch, rank, flags, attempt, start, gate, since, note)
+        select id, 1, 1, 0, 16, 0, 4, 20, created_at, '\\x00'
+        from flowfabric.execution where payload = '\\x00';
+        insert into flowfabric.waitpoint (id, waitpoint, doc)
+        select id, md5(n::text)::uuid, '\\x00' from flowfabric.parked, generate_series(1, 10) n;
+        insert into flowfabric.mark (id, mark, doc)
+        select id, decode(md5(n::text), 'hex'), '\\x00'
+        from flowfabric.parked, generate_series(1, 10) n;
+        insert into flowfabric.signal (id, number, waitpoint, suspension, doc)
+        select id, n, md5((n % 10)::text)::uuid, md5((n % 5)::text)::uuid, '\\x00'
+        from flowfabric.parked, generate_series(1, 10) n;
+        insert into flowfabric.signal (id, number, waitpoint, suspension, doc)
+        select md5('1')::uuid, n, md5((n % 100)::text)::uuid, md5((n % 100)::text)::uuid, '\\x00'
+        from generate_series(11, {SIGNALS}) n;
+        """
+    )
+    await raw.execute("analyze")
+
+
+@pytest.fixture(params=["new", "emptied", "crowded"])
+def filled_database(request: pytest.FixtureRequest, fresh_database: Callable[..., str]) -> str:
+    """A plan is made when a process starts, whatever is in the tables then."""
+    if request.param == "crowded":
+        return fresh_database(template=request.getfixturevalue("crowded_template"))
+    url: str = request.getfixturevalue("database")
+    if request.param == "emptied":
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("vacuum analyze")
+    return url
+
+
+@pytest.fixture
+async def filled(filled_database: str) -> AsyncIterator[Bench]:
+    async with opened(filled_database) as bench:
+        yield bench
+
+
+async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) -> str:
+    """How the server runs a query on a connection of the given kind."""
+    connection = await bench.store.session.dialer.dial(settings)
+    query = load_queries("postgres")[name]
+    transaction = connection.transaction()
+    await transaction.start()
+    rows = await connection.fetch(f"explain (analyze, costs off) {query}", *values)
+    await transaction.rollback()
+    await connection.close()
+    return "\n".join(line for (line,) in rows)
+
+
+UUIDS = [UUID(int=number) for number in range(500)]
+COUNT = [1] * len(UUIDS)
+DOCS = [b"x"] * len(UUIDS)
+
+
+async def test_what_is_recalled_is_read_by_key(filled: Bench) -> None:
+    values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT)
+    steps = await plan(filled, PINNED, "recalled", *values)
+    assert "Index Cond: ((id = a.id) AND (waitpoint = a.waitpoint))" in steps
+    assert "Index Cond: ((id = a_1.id) AND (mark = a_1.mark))" in steps
+    assert "Index Cond: ((id = a_2.id) AND " in steps
+
+
+async def test_what_is_buffered_is_read_without_the_rest(
+    fresh_database: Callable[..., str], crowded_template: str
+) -> None:
+    async with opened(fresh_database(template=crowded_template)) as bench:
+        values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT)
+        steps = await plan(bench, PINNED, "recalled", *values)
+        assert "Index Scan using signal_waitpoint on signal" in steps
+        steps = await plan(bench, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])
+        assert "Index Scan using signal_suspension on signal" in steps
+
+
+async def test_signals_are_read_in_the_order_of_an_index(filled: Bench) -> None:
+    steps = await plan(filled, PINNED, "signals_of", UUIDS[0], 0, 100)
+    assert "Index Scan using signal_pkey on signal" in steps
+    counted = await plan(filled, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])
+    assert "Index Cond: ((id = " in counted
+    for word in ("Sort", "Seq Scan"):
+        assert word not in steps + counted
+
+
+async def test_signals_are_counted_by_key(filled: Bench) -> None:
+    steps = await plan(filled, PINNED, "counted_signals", UUIDS, COUNT, UUIDS)
+    assert "Index Scan using signal_pkey on signal" in steps
+    assert "Index Cond: ((id = c.id) AND (number = c.number))" in steps
+    assert "Tid Scan on signal" in steps
+
+
+@pytest.mark.parametrize("name", ["gone_parked", "gone_lease", "gone_done", "trimmed_signals"])
+async def test_rows_that_go_are_found_by_key(filled: Bench, name: str) -> None:
+    steps = await plan(filled, PINNED, name, UUIDS)
+    assert "_pkey on " in steps
+    assert "Index Cond: (id = ANY (" in steps
+
+
+async def test_the_suspended_are_read_in_the_order_of_their_index(
+    fresh_database: Callable[..., str], crowded_template: str
+) -> None:
+    async with opened(fresh_database(template=crowded_template)) as bench:
+        for values in ((None, None, None, 100), (5, UUIDS[0], "default", 100)):
+            steps = await plan(bench, FREE, "suspended_executions", *values)
+            assert "using parked_since on parked" in steps
+            assert "Seq Scan on parked" not in steps
+            assert "Seq Scan on execution" not in steps
