@@ -85,11 +85,6 @@ class Unblocked(Struct, frozen=True):
     id: ExecutionId
 
 
-class Resumed(Struct, frozen=True):
-    id: ExecutionId
-    state: PublicState
-
-
 def cancel(
     snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str
 ) -> "Change[Cancelled]":
@@ -102,7 +97,7 @@ def cancel(
         raise not_active(snapshot)
     _check_canceller(snapshot, owner)
     life = replace(snapshot.life, cancel_reason=reason, cancelled_by=str(owner.source))
-    change = _end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, reason)
+    change = end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, reason)
     return Change(Cancelled(id), change.before, change.after, change.events)
 
 
@@ -138,7 +133,7 @@ def expire(
 
 def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
     life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
-    change = _end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
+    change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
     return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
 
 
@@ -157,7 +152,7 @@ def change_priority(
         life=replace(snapshot.life, priority=new),
     )
     detail = {"old_priority": snapshot.priority, "new_priority": new}
-    event = _event(snapshot, EventKind.PRIORITY_CHANGED, now, detail)
+    event = event_of(snapshot, EventKind.PRIORITY_CHANGED, now, detail)
     return Change(Changed(snapshot.execution.id, new), snapshot, after, (event,))
 
 
@@ -180,7 +175,7 @@ def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
         outcome=Replayed(snapshot.execution.id, PublicState.WAITING),
         before=snapshot,
         after=snapshot.to(Ready(next), life=life, flags=flags),
-        events=(_event(snapshot, EventKind.REPLAYED, now, detail),),
+        events=(event_of(snapshot, EventKind.REPLAYED, now, detail),),
         attempts=inline_attempts(snapshot),
     )
 
@@ -218,17 +213,6 @@ def unblock(
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 
 
-def resume(snapshot: Snapshot | None, now: Millis, wait: Millis = NO_TIME) -> "Change[Resumed]":
-    """Wakes a suspended execution without a signal; its attempt is continued."""
-    snapshot = present(snapshot)
-    if not isinstance(snapshot.state, Suspended):
-        raise NotSuspended("only a suspended execution can be resumed")
-    until = Millis(now + wait) if wait else None
-    life = replace(snapshot.life, not_before=until, delay=Gate.RESUME_DELAY)
-    after = snapshot.to(admit(life, snapshot.state.next, now), life=life)
-    return Change(Resumed(snapshot.execution.id, vector(after).public), snapshot, after)
-
-
 def due(snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis) -> "Change[object]":
     """Whatever time has made due for this execution. A stale timer changes nothing."""
     if snapshot is None or isinstance(snapshot.state, Ended):
@@ -254,7 +238,7 @@ def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
     failure = snapshot.life.failure or Failure(message="refused", category="permanent")
     after = snapshot.to(Ended(outcome=Outcome.FAILED, ended_at=now))
     detail = {"reason": "refused", "message": failure.message, "category": failure.category}
-    return Change(failure, snapshot, after, (_event(snapshot, EventKind.FAILED, now, detail),))
+    return Change(failure, snapshot, after, (event_of(snapshot, EventKind.FAILED, now, detail),))
 
 
 def _time_out(
@@ -285,44 +269,6 @@ def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
             pass
 
 
-def _end(
-    snapshot: Snapshot,
-    now: Millis,
-    outcome: Outcome,
-    kind: EventKind,
-    life: Life,
-    reason: str,
-) -> "Change[Never]":
-    """Ends an execution in any state; an attempt in hand ends with it."""
-    state = snapshot.state
-    lease = state.lease if isinstance(state, Active) else None
-    current = snapshot.current_attempt
-    made = snapshot.attempts_made
-    ended = Ended(
-        outcome=outcome,
-        ended_at=now,
-        attempt=made - 1 if made else None,
-        pending=state.next.start
-        if current is None and not isinstance(state, Active | Ended)
-        else None,
-        lease=lease,
-    )
-    life = replace(
-        life,
-        started_at=snapshot.started_at,
-        losses=snapshot.reclaims,
-        not_before=None,
-        blocked=None,
-        detail=None,
-    )
-    if lease is not None:
-        event = lease_event(snapshot, lease, kind, now, reason=reason)
-    else:
-        event = _event(snapshot, kind, now, {"reason": reason})
-    after = snapshot.to(ended, life=life)
-    return Change(NotTerminal(), snapshot, after, (event,))
-
-
 def _reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
     """The life a replay starts with: counters of this run at zero, the deadline from now."""
     old = snapshot.life
@@ -337,17 +283,7 @@ def _reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]
         losses=min(old.losses, snapshot.execution.reclaim_cap),
         replays=old.replays + 1,
         generation=old.generation + (ended.outcome is Outcome.SUCCESS),
+        waits=old.waits,
         unknown=old.unknown,
     )
     return life, flags
-
-
-def _event(snapshot: Snapshot, kind: EventKind, now: Millis, detail: dict[str, Any]) -> Event:
-    return Event(
-        uuid=snapshot.execution.uuid,
-        at=now,
-        kind=kind,
-        epoch=snapshot.head.epoch,
-        attempt=snapshot.current_attempt,
-        detail=detail,
-    )

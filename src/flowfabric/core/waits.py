@@ -151,10 +151,11 @@ class Tally(Struct, frozen=True, array_like=True):
 
 
 class Pending(Struct, frozen=True, omit_defaults=True):
-    """A waitpoint nobody waits at yet: signals are kept for the suspension that will bind it.
+    """A waitpoint that is open. While nobody waits at it, signals are kept for the suspension that
+    will bind it; while one does, this is what the suspension remembers of it.
 
-    `taken` is the number of the last signal an earlier wait used up. A `lasting` one is pending
-    again after every wait; others close when the wait they were bound to is over.
+    `attempt` is None for one that outlives attempts. `taken` is the number of the last signal that
+    an earlier wait used up, `heard` of the last that counted for the present one.
     """
 
     id: UUID
@@ -162,7 +163,7 @@ class Pending(Struct, frozen=True, omit_defaults=True):
     expires_at: Millis | None = None
     attempt: int | None = None
     taken: int = 0
-    lasting: bool = False
+    heard: int = 0
 
 
 class StepRef(Struct, frozen=True, omit_defaults=True):

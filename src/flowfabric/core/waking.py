@@ -1,0 +1,268 @@
+"""How a suspension ends: by signals, by an operator, by its timeout."""
+
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change, unchanged
+from flowfabric.core.ending import end, event_of
+from flowfabric.core.errors import NotSuspended
+from flowfabric.core.event import EventKind
+from flowfabric.core.execution import (
+    Failure,
+    Gate,
+    Life,
+    Outcome,
+    Snapshot,
+    Suspended,
+)
+from flowfabric.core.gate import admit
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import AlreadySatisfied, present
+from flowfabric.core.listening import closed_after
+from flowfabric.core.step import Recorded, Step
+from flowfabric.core.time import NO_TIME, Millis
+from flowfabric.core.vector import PublicState, vector
+from flowfabric.core.waits import (
+    NO_WAITS,
+    Arm,
+    Behaviour,
+    Closed,
+    Heard,
+    Pending,
+    Signal,
+    StepRef,
+    Suspension,
+    Waited,
+    Waits,
+)
+
+OPERATOR_REVIEW = "waiting_for_operator_review"
+TIMEOUT = "timeout"
+RESUMED = "resumed"
+TIMED_OUT = "timed_out_auto_resume"
+"""Why a suspension was closed, apart from the execution's end."""
+
+_ENDINGS = {
+    Behaviour.FAIL: (Outcome.FAILED, EventKind.FAILED),
+    Behaviour.CANCEL: (Outcome.CANCELLED, EventKind.CANCELLED),
+    Behaviour.EXPIRE: (Outcome.EXPIRED, EventKind.EXPIRED),
+}
+
+
+class Resumed(Struct, frozen=True):
+    id: ExecutionId
+    state: PublicState
+
+
+class SuspensionExpired(Struct, frozen=True):
+    id: ExecutionId
+    behaviour: Behaviour
+    state: PublicState
+
+
+class Wake(Struct, frozen=True, kw_only=True):
+    """Why a suspension is over. `done` are the arms (by number) whose wait is, and how."""
+
+    reason: str
+    done: dict[int, Waited]
+    closer: UUID | None = None
+    delay: Millis = NO_TIME
+
+
+def suspension_of(snapshot: Snapshot) -> Suspension | None:
+    """The open suspension, None when the execution is not suspended."""
+    waits = snapshot.life.waits
+    return waits.suspension if waits and isinstance(snapshot.state, Suspended) else None
+
+
+def wake(
+    snapshot: Snapshot, suspension: Suspension, now: Millis, wake: Wake
+) -> tuple[Snapshot, tuple[Step, ...]]:
+    """The execution after its suspension, which continues its attempt, and the steps its waits
+    have become. `suspension` is as the signal that ended it left it."""
+    if not isinstance(snapshot.state, Suspended):
+        raise NotSuspended
+    until = Millis(now + wake.delay) if wake.delay else None
+    life = replace(
+        snapshot.life,
+        not_before=until,
+        delay=Gate.RESUME_DELAY,
+        waits=close_suspension(snapshot.life.waits or NO_WAITS, suspension, now, wake),
+    )
+    after = snapshot.to(admit(life, snapshot.state.next, now), life=life)
+    return after, steps_of(suspension, wake.done)
+
+
+def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wake) -> Waits:
+    """What is left open after a suspension: waitpoints of waits that go on, or that outlast them."""
+    pending = {p.id: p for p in waits.pending}
+    for number, arm in enumerate(suspension.arms):
+        for left in _left_open(arm, over=arm.step is None or number in wake.done):
+            known = pending.get(left.id)
+            taken = left.taken if known is None else max(known.taken, left.taken)
+            pending[left.id] = replace(left, taken=taken, heard=0)
+    last = Closed(suspension.id, suspension.attempt, now, wake.reason, wake.closer)
+    return replace(waits, suspension=None, pending=tuple(pending.values()), last=last)
+
+
+def steps_of(suspension: Suspension, done: dict[int, Waited]) -> tuple[Step, ...]:
+    """The recorded steps of the waits that are over."""
+    refs = [(suspension.arms[number].step, how) for number, how in done.items()]
+    return tuple(_step(ref, how, suspension.id) for ref, how in refs if ref is not None)
+
+
+def resume(
+    snapshot: Snapshot | None, now: Millis, delay: Millis = NO_TIME, trigger: str = "operator"
+) -> "Change[Resumed]":
+    """Wakes a suspended execution without a signal; its attempt is continued, and what it waited
+    for is over for good."""
+    snapshot = present(snapshot)
+    suspension = suspension_of(snapshot)
+    if suspension is None:
+        raise NotSuspended("only a suspended execution can be resumed")
+    done = dict.fromkeys(range(len(suspension.arms)), Waited.RESUMED)
+    after, steps = wake(
+        snapshot, suspension, now, Wake(reason=RESUMED, done=done, delay=delay)
+    )
+    event = event_of(snapshot, EventKind.WOKEN, now, {"reason": trigger})
+    outcome = Resumed(snapshot.execution.id, vector(after).public)
+    return Change(outcome, snapshot, after, (event,), steps=steps)
+
+
+def expire_suspension(
+    snapshot: Snapshot | None, now: Millis, signal_id: UUID
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    """Acts on a suspension whose time is over; the timer is looked at again on what is stored.
+
+    `signal_id` is for the signal that tells a resumed execution of the timeout.
+    """
+    if snapshot is None:
+        return unchanged(AlreadySatisfied("not_found"))
+    if not isinstance(snapshot.state, Suspended):
+        return unchanged(AlreadySatisfied("not_suspended_cleaned"))
+    suspension = suspension_of(snapshot)
+    if suspension is None:
+        return unchanged(AlreadySatisfied("no_active_suspension_cleaned"))
+    if snapshot.state.due_at is None or snapshot.state.due_at > now:
+        return unchanged(AlreadySatisfied("not_yet_due"))
+    overdue = _overdue(suspension, now)
+    behaviour = suspension.arms[overdue[0]].behaviour if overdue else Behaviour.AUTO_RESUME
+    match behaviour:
+        case Behaviour.AUTO_RESUME:
+            return _auto_resume(snapshot, suspension, now, overdue, signal_id)
+        case Behaviour.ESCALATE:
+            return _escalate(snapshot, snapshot.state, suspension, now)
+        case _:
+            return _end(snapshot, now, behaviour)
+
+
+def _end(
+    snapshot: Snapshot, now: Millis, behaviour: Behaviour
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    outcome, kind = _ENDINGS[behaviour]
+    reason = f"suspension_timeout:{behaviour}"
+    change = end(snapshot, now, outcome, kind, _told(snapshot.life, behaviour, reason), reason)
+    return _expired(snapshot, change, behaviour)
+
+
+def _told(life: Life, behaviour: Behaviour, reason: str) -> Life:
+    if behaviour is Behaviour.CANCEL:
+        return replace(life, cancel_reason=reason, cancelled_by="system_timeout")
+    return replace(life, failure=Failure(message=reason, category="timeout"))
+
+
+def _auto_resume(
+    snapshot: Snapshot,
+    suspension: Suspension,
+    now: Millis,
+    overdue: list[int],
+    signal_id: UUID,
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    """Waits whose time is over are; the others go on when the handler asks for them again."""
+    done = {
+        number: Waited.TIMED_OUT
+        for number in overdue
+        if suspension.arms[number].behaviour is Behaviour.AUTO_RESUME
+    }
+    waits = snapshot.life.waits or NO_WAITS
+    signal = Signal(
+        number=waits.signals + 1,
+        id=signal_id,
+        waitpoint=UUID(int=0),
+        key="",
+        name=TIMEOUT,
+        accepted_at=now,
+        category=TIMEOUT,
+        source_type="system",
+    )
+    counted = replace(snapshot.life, waits=replace(waits, signals=signal.number))
+    told = replace(snapshot, head=replace(snapshot.head, life=counted))
+    after, steps = wake(
+        told, suspension, now, Wake(reason=TIMED_OUT, done=done, closer=signal_id)
+    )
+    change = Change(
+        NotSuspended(),
+        snapshot,
+        after,
+        (event_of(snapshot, EventKind.WOKEN, now, {"reason": TIMEOUT}),),
+        steps=steps,
+        signals=(Heard(signal, suspension.id),),
+    )
+    return _expired(snapshot, change, Behaviour.AUTO_RESUME)
+
+
+def _escalate(
+    snapshot: Snapshot, state: Suspended, suspension: Suspension, now: Millis
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    """Stays suspended, for an operator to look at; its waitpoints stay open."""
+    arms = tuple(replace(arm, timeout_at=None) for arm in suspension.arms)
+    waits = replace(snapshot.life.waits or NO_WAITS, suspension=replace(suspension, arms=arms))
+    after = snapshot.to(
+        replace(state, reason=OPERATOR_REVIEW, due_at=None),
+        life=replace(snapshot.life, waits=waits),
+    )
+    event = event_of(snapshot, EventKind.ESCALATED, now, {"reason": TIMEOUT})
+    change = Change(NotSuspended(), snapshot, after, (event,))
+    return _expired(snapshot, change, Behaviour.ESCALATE)
+
+
+def _expired(
+    snapshot: Snapshot, change: "Change[object]", behaviour: Behaviour
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    state = vector(change.after or snapshot).public
+    outcome = SuspensionExpired(snapshot.execution.id, behaviour, state)
+    return Change(
+        outcome,
+        change.before,
+        change.after,
+        change.events,
+        steps=change.steps,
+        signals=change.signals,
+    )
+
+
+def _overdue(suspension: Suspension, now: Millis) -> list[int]:
+    """The arms whose time is over, the earliest first."""
+    due = [
+        (arm.timeout_at, number)
+        for number, arm in enumerate(suspension.arms)
+        if arm.timeout_at is not None and arm.timeout_at <= now
+    ]
+    return [number for _, number in sorted(due)]
+
+
+def _left_open(arm: Arm, *, over: bool) -> list[Pending]:
+    if not over:
+        return list(arm.bound)
+    if closed_after(arm):
+        return []
+    return [replace(bound, taken=max(bound.taken, bound.heard)) for bound in arm.bound]
+
+
+def _step(ref: StepRef, how: Waited, suspension: UUID) -> Step:
+    recorded = Recorded(branch=ref.branch, waited=how, suspension=suspension)
+    doc = msgspec.json.encode(recorded)
+    return Step(ref.generation, ref.position, ref.name, ref.occurrence, doc)
