@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.attempt import pause_attempt
+from flowfabric.core import suspend as rules
 from flowfabric.core.change import Change
+from flowfabric.core.condition import Single
 from flowfabric.core.event import Event, EventKind, Family
 from flowfabric.core.execution import (
     Active,
@@ -18,15 +19,15 @@ from flowfabric.core.execution import (
     Outcome,
     Snapshot,
     State,
-    Suspended,
     Waiting,
     Worker,
 )
-from flowfabric.core.history import closing_attempts
 from flowfabric.core.ids import ExecutionId, new_uuid7
-from flowfabric.core.lease import lease_event
+from flowfabric.core.lease import Owner, fence_of
+from flowfabric.core.suspend import Binding, Suspend, Wait
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import Vector
+from flowfabric.core.waits import Memory
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.views import Description
 from tests.lab import TTL, W1, Lab
@@ -92,15 +93,16 @@ async def take(lab: Lab, id: ExecutionId, worker: Worker = W1) -> Claim:
     return await lab.engine.grants.claim(id, worker, ttl=TTL)
 
 
-def suspension(snapshot: Snapshot, now: Millis, reason: str = "waiting_for_signal") -> Change[None]:
+def suspension(
+    snapshot: Snapshot, now: Millis, reason: str = "waiting_for_signal"
+) -> Change[object]:
     """A running execution, suspended by its owner."""
     assert isinstance(snapshot.state, Active)
-    lease = snapshot.state.lease
-    life, next = pause_attempt(snapshot, lease, now, reason)
-    state = Suspended(next, UUID(int=snapshot.head.version), reason, now)
-    event = lease_event(snapshot, lease, EventKind.SUSPENDED, now)
-    after = snapshot.to(state, life=life)
-    return Change(None, snapshot, after, (event,), closing_attempts(snapshot))
+    owner = Owner.of(fence_of(snapshot, snapshot.state.lease))
+    id = UUID(int=snapshot.head.version)
+    wait = Wait(condition=Single("go"), bindings=(Binding(id=id, key="go"),))
+    request = Suspend(id=id, waits=(wait,), reason=reason, kid="k1")
+    return rules.suspend(snapshot, owner, now, request, Memory({}, {}, []))
 
 
 async def suspend(lab: Lab, claim: Claim, reason: str = "waiting_for_signal") -> None:

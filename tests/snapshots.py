@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core import attempt, control, lease
+from flowfabric.core import attempt, control, lease, waking
 from flowfabric.core.change import Change
 from flowfabric.core.event import StoredEvent
 from flowfabric.core.execution import (
@@ -97,8 +97,8 @@ def living(**members: Any) -> dict[str, Snapshot]:
         "lost": lost(revoked=False, **members),
         "revoked": lost(revoked=True, **members),
         "suspended": suspended(**members),
-        "resumed": after(control.resume(suspended(**members), NOW)),
-        "resume_delayed": after(control.resume(suspended(**members), NOW, Millis(10_000))),
+        "resumed": after(waking.resume(suspended(**members), NOW)),
+        "resume_delayed": after(waking.resume(suspended(**members), NOW, Millis(10_000))),
         "worker_delayed": after(attempt.delay(held, owner(held), NOW, LATER)),
         "backing_off": failing(**{"policy": RETRY, **members}),
         "retry_ready": failing(**{"policy": RETRY_AT_ONCE, **members}),

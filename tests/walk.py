@@ -96,7 +96,7 @@ DEEDS: dict[str, Deed] = {
     "reclaim": _reclaim,
     "revoke": lambda held, owner, now: lease.revoke(held, now, reason="enough"),
     "mark": lambda held, owner, now: lease.mark_expired(held, now),
-    "due": lambda held, owner, now: control.due(held, now, 0.5, NO_TIME),
+    "due": lambda held, owner, now: control.due(held, now, 0.5, NO_TIME, UUID(int=7)),
     "cancel": lambda held, owner, now: control.cancel(held, OPERATOR, now, "enough"),
     "replay": lambda held, owner, now: control.replay(held, now),
     "block": lambda held, owner, now: control.block(held, now, "paused_by_operator"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core import attempt, control, lease
+from flowfabric.core import attempt, control, lease, waking
 from flowfabric.core.attempt import RetryScheduled
 from flowfabric.core.change import Change
 from flowfabric.core.control import Cancelled, Expired
@@ -134,7 +134,7 @@ def test_what_does_not_exist_cannot_be_steered() -> None:
         lambda: control.replay(None, NOW),
         lambda: control.block(None, NOW, "nonsense"),
         lambda: control.unblock(None, NOW),
-        lambda: control.resume(None, NOW),
+        lambda: waking.resume(None, NOW),
     ]
     for rule in rules:
         with pytest.raises(NotFound) as caught:
@@ -236,7 +236,7 @@ def test_before_its_deadline_nothing_expires(name: str) -> None:
 def test_what_has_ended_or_never_was_does_not_expire(name: str) -> None:
     for change in (
         control.expire(ENDED.get(name), Millis(NOW + 10**12)),
-        control.due(ENDED.get(name), Millis(NOW + 10**12), 0.0, NO_TIME),
+        control.due(ENDED.get(name), Millis(NOW + 10**12), 0.0, NO_TIME, UUID(int=7)),
     ):
         assert change.outcome == AlreadySatisfied("already_terminal")
         assert change.after is None

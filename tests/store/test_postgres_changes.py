@@ -262,7 +262,7 @@ async def test_every_kind_of_move_is_read_back_as_it_was_written(bench: Bench) -
     current = await bench.apply(change)
     assert await bench.load(current) == current
     bench.clock.advance(50)
-    current = await bench.apply(control.due(current, bench.now, 0.0, Millis(0)))
+    current = await bench.apply(control.due(current, bench.now, 0.0, Millis(0), UUID(int=7)))
     (current,) = await bench.claim()
     current = await bench.apply(lease.revoke(current, bench.now, reason="mine"))
     assert await bench.load(current) == current

@@ -172,7 +172,7 @@ async def test_a_claim_does_what_the_rule_says(bench: Bench, policy: object) -> 
     retried = await bench.apply(change)
     if isinstance(retried.state, Waiting):
         bench.clock.advance(1_000_000)
-        retried = await bench.apply(control.due(retried, bench.now, 0.0, Millis(0)))
+        retried = await bench.apply(control.due(retried, bench.now, 0.0, Millis(0), UUID(int=7)))
     assert isinstance(retried.state, Ready)
     assert retried.state.next.start is Start.RETRY
     assert await taken_by_rule(bench, retried) is EventKind.CLAIMED

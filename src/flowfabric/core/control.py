@@ -1,6 +1,6 @@
 """What happens to an execution from outside its attempt: cancel, expire, replay, block, …"""
 
-from typing import Any, Never
+from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -8,17 +8,17 @@ from msgspec.structs import replace
 from flowfabric.core import attempt as owner_rules
 from flowfabric.core.attempt import RetryScheduled, TerminalFailed
 from flowfabric.core.change import Change, unchanged
+from flowfabric.core.ending import end, event_of
 from flowfabric.core.errors import (
     FenceRequired,
     InvalidBlockingReason,
     LeaseRevoked,
     MaxReplays,
     NotEligible,
-    NotSuspended,
     NotTerminal,
     StaleLease,
 )
-from flowfabric.core.event import Event, EventKind
+from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
     Active,
     Ended,
@@ -47,14 +47,15 @@ from flowfabric.core.lease import (
     Owner,
     enter,
     fence_of,
-    lease_event,
     mark_expired,
     not_active,
     present,
     required_fence,
 )
-from flowfabric.core.time import NO_TIME, Millis
-from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState, vector
+from flowfabric.core.time import Millis
+from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState
+from flowfabric.core.waitpoint import expire_pending
+from flowfabric.core.waking import expire_suspension
 
 _UNFENCED = frozenset({Source.OPERATOR, Source.FLOW_CASCADE, Source.SYSTEM_TIMEOUT})
 
@@ -213,16 +214,23 @@ def unblock(
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 
 
-def due(snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis) -> "Change[object]":
-    """Whatever time has made due for this execution. A stale timer changes nothing."""
+def due(
+    snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis, signal_id: UUID
+) -> "Change[object]":
+    """Whatever time has made due for this execution. A stale timer changes nothing.
+
+    `signal_id` is for the signal that tells of a suspension's timeout.
+    """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
     expired = expire(snapshot, now, luck)
     if expired.after is not None:
         return expired
     match snapshot.state:
-        case Active():
+        case Active(lease=lease) if lease.expires_at <= now:
             return mark_expired(snapshot, now, grace)
+        case Suspended(due_at=int() as at) if at <= now:
+            return expire_suspension(snapshot, now, signal_id)
         case Waiting(gate=gate, next=next, due_at=int() as at) if gate in DELAYS and at <= now:
             life = replace(snapshot.life, not_before=None, delay=None)
             after = snapshot.to(admit(life, next, now), life=life)
@@ -230,7 +238,7 @@ def due(snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis) -> "
         case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:
             return _end_refused(snapshot, now)
         case _:
-            return unchanged(AlreadySatisfied("not_yet_due"))
+            return expire_pending(snapshot, now)
 
 
 def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":

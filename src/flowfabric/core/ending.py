@@ -51,9 +51,7 @@ def end(
     return Change(NotTerminal(), snapshot, after, (event,))
 
 
-def event_of(
-    snapshot: Snapshot, kind: EventKind, now: Millis, detail: dict[str, Any]
-) -> Event:
+def event_of(snapshot: Snapshot, kind: EventKind, now: Millis, detail: dict[str, Any]) -> Event:
     """An event of an execution that nobody holds a lease of."""
     return Event(
         uuid=snapshot.execution.uuid,

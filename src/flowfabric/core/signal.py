@@ -25,7 +25,7 @@ from flowfabric.core.errors import (
     WaitpointClosed,
 )
 from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Ended, Flags, Snapshot
+from flowfabric.core.execution import Ended, Snapshot
 from flowfabric.core.keyring import Keyring
 from flowfabric.core.lease import present
 from flowfabric.core.listening import Listened, listen, mark_key, source_key
@@ -99,11 +99,12 @@ def ask_to_deliver(
     """What must be remembered to deliver a signal. `claims` are what its token says, unverified."""
     if snapshot is None:
         return None
+    source = claims.approver if claims and claims.approver is not None else delivery.source
     marks = [
         _signal_key(delivery),
         _revoked_key(delivery.waitpoint, ""),
-        _approver_key(delivery, _identity(delivery, claims)),
-        mark_key("source", delivery.source_type, _identity(delivery, claims)),
+        _approver_key(delivery, source),
+        mark_key("source", delivery.source_type, source),
     ]
     if delivery.idempotency_key:
         marks.append(_repeat_key(delivery))
@@ -168,14 +169,10 @@ class _Deliver:
         self._waits = snapshot.life.waits or NO_WAITS
 
     def decide(self) -> "Change[Accepted | DuplicateSignal]":
-        known = self._seen(_signal_key(self._delivery))
-        if known is None and self._delivery.idempotency_key:
-            known = self._seen(_repeat_key(self._delivery))
+        known = self._delivered()
         if known is not None:
             return unchanged(DuplicateSignal(known))
-        if self._claims is not None and self._claims.single_use:
-            if self._seen(_used_key(self._delivery, self._claims)) is not None:
-                raise TokenUsed("a token for one use")
+        self._check_unused()
         if isinstance(self._snapshot.state, Ended):
             raise NotSignalable("the execution has ended")
         active = any(bound.id == self._waitpoint.id for bound in self._waits.active)
@@ -188,6 +185,20 @@ class _Deliver:
         if limit and self._waits.signals >= limit:
             raise SignalLimitExceeded(f"{self._waits.signals} signals were accepted")
         return self._accept() if active else self._buffer()
+
+    def _delivered(self) -> UUID | None:
+        """The signal this one repeats, by its id or its idempotency key."""
+        known = self._seen(_signal_key(self._delivery))
+        if known is None and self._delivery.idempotency_key:
+            known = self._seen(_repeat_key(self._delivery))
+        return known
+
+    def _check_unused(self) -> None:
+        claims = self._claims
+        if claims is None or not claims.single_use:
+            return
+        if self._seen(_used_key(self._delivery, claims)) is not None:
+            raise TokenUsed("a token for one use")
 
     def _seen(self, key: bytes) -> UUID | None:
         """The signal that left a mark, if the mark still counts."""
@@ -250,9 +261,7 @@ class _Deliver:
         counted = replace(self._waits, signals=signal.number)
         if heard.satisfied:
             return self._wake(row, heard, counted)
-        life = replace(
-            self._snapshot.life, waits=replace(counted, suspension=heard.suspension)
-        )
+        life = replace(self._snapshot.life, waits=replace(counted, suspension=heard.suspension))
         after = self._snapshot.to(self._snapshot.state, life=life)
         return replace(self._change(row, after), marks=self._marks(row, heard.marks))
 
@@ -326,18 +335,6 @@ class _Deliver:
             created_at=delivery.created_at,
             effect=str(effect),
         )
-
-
-def open_channel(
-    snapshot: Snapshot, waitpoint: Waitpoint, now: Millis
-) -> tuple[Snapshot, Waitpoint]:
-    """The execution with a waitpoint that belongs to it as long as it lives, for signals that are
-    sent by name before anybody asked for them."""
-    waits = snapshot.life.waits or NO_WAITS
-    pending = (*waits.pending, Pending(waitpoint.id, waitpoint.key))
-    life = replace(snapshot.life, waits=replace(waits, pending=pending))
-    head = replace(snapshot.head, life=life, flags=snapshot.head.flags | Flags.WAITPOINTS)
-    return replace(snapshot, head=head), waitpoint
 
 
 def _check_revoked(

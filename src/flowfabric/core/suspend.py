@@ -174,9 +174,7 @@ def _check_bindings(bindings: tuple[Binding, ...]) -> None:
     for position, binding in enumerate(bindings):
         if binding.use is Use.PENDING:
             if position:
-                raise Invalid(
-                    f"additional_waitpoint_binding_must_be_fresh: waitpoints[{position}]"
-                )
+                raise Invalid(f"additional_waitpoint_binding_must_be_fresh: waitpoints[{position}]")
             continue
         check_text(binding.key, "waitpoint key", limit=MAX_NAME)
         if not binding.key:
@@ -330,9 +328,7 @@ class _Made:
         self._marks: dict[bytes, Mark] = {}
         self._counted: list[tuple[int, UUID]] = []
 
-    def decide(
-        self, suspension: Suspension, memory: Memory
-    ) -> "Change[NowSuspended | AlreadyMet]":
+    def decide(self, suspension: Suspension, memory: Memory) -> "Change[NowSuspended | AlreadyMet]":
         wanted = {bound.id: bound.taken for arm in suspension.arms for bound in arm.bound}
         for heard in memory.signals:
             if heard.signal.number <= wanted.get(heard.signal.waitpoint, heard.signal.number):
@@ -441,9 +437,7 @@ def _remember(
     return Mark(key, Millis(until), doc)
 
 
-def _remembered(
-    request: Suspend, memory: Memory, now: Millis
-) -> NowSuspended | AlreadyMet | None:
+def _remembered(request: Suspend, memory: Memory, now: Millis) -> NowSuspended | AlreadyMet | None:
     """The outcome of an earlier call with the same key, before anything else is looked at."""
     key = _repeat_key(request)
     mark = None if key is None else memory.marks.get(key)

@@ -1,5 +1,6 @@
 """How a suspension ends: by signals, by an operator, by its timeout."""
 
+from typing import Never
 from uuid import UUID
 
 import msgspec
@@ -97,7 +98,7 @@ def wake(
 
 
 def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wake) -> Waits:
-    """What is left open after a suspension: waitpoints of waits that go on, or that outlast them."""
+    """What stays open after a suspension: waitpoints of waits that go on, or that outlast them."""
     pending = {p.id: p for p in waits.pending}
     for number, arm in enumerate(suspension.arms):
         for left in _left_open(arm, over=arm.step is None or number in wake.done):
@@ -124,9 +125,7 @@ def resume(
     if suspension is None:
         raise NotSuspended("only a suspended execution can be resumed")
     done = dict.fromkeys(range(len(suspension.arms)), Waited.RESUMED)
-    after, steps = wake(
-        snapshot, suspension, now, Wake(reason=RESUMED, done=done, delay=delay)
-    )
+    after, steps = wake(snapshot, suspension, now, Wake(reason=RESUMED, done=done, delay=delay))
     event = event_of(snapshot, EventKind.WOKEN, now, {"reason": trigger})
     outcome = Resumed(snapshot.execution.id, vector(after).public)
     return Change(outcome, snapshot, after, (event,), steps=steps)
@@ -200,10 +199,8 @@ def _auto_resume(
     )
     counted = replace(snapshot.life, waits=replace(waits, signals=signal.number))
     told = replace(snapshot, head=replace(snapshot.head, life=counted))
-    after, steps = wake(
-        told, suspension, now, Wake(reason=TIMED_OUT, done=done, closer=signal_id)
-    )
-    change = Change(
+    after, steps = wake(told, suspension, now, Wake(reason=TIMED_OUT, done=done, closer=signal_id))
+    change: Change[Never] = Change(
         NotSuspended(),
         snapshot,
         after,
@@ -225,7 +222,7 @@ def _escalate(
         life=replace(snapshot.life, waits=waits),
     )
     event = event_of(snapshot, EventKind.ESCALATED, now, {"reason": TIMEOUT})
-    change = Change(NotSuspended(), snapshot, after, (event,))
+    change: Change[Never] = Change(NotSuspended(), snapshot, after, (event,))
     return _expired(snapshot, change, Behaviour.ESCALATE)
 
 

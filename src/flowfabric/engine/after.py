@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.change import Change
-from flowfabric.core.execution import Ended, Lost, Ready, Snapshot
+from flowfabric.core.execution import Ended, Lost, Ready, Snapshot, Suspended
 from flowfabric.core.execution import Waiting as Parked
 from flowfabric.core.time import Millis
 from flowfabric.engine.waiting import Waiting
@@ -42,10 +42,12 @@ class After:
                     lanes.add(execution.route.lane)
                 case Snapshot(state=Ended(), execution=execution):
                     ended.append(execution.uuid)
-                case Snapshot(state=Parked(due_at=int() as at)):
+                case Snapshot(state=Parked(due_at=int() as at) | Suspended(due_at=int() as at)):
                     self.due(at)
                 case _:
                     pass
+            if change.alarm is not None:
+                self.due(change.alarm)
         if ended:
             self._waiting.ended(ended)
         if lanes or ended:

@@ -76,7 +76,7 @@ class Attempts(Noun):
             change = rules.complete(owned.snapshot, _SELF, self._now(), result)
             if change.plain_end and await self._ends.put(change):
                 return Completed(owned.id)
-        id, owner = self._unpack(owned)
+        id, owner = self.unpack(owned)
         return await self._decide(id, lambda held, now: rules.complete(held, owner, now, result))
 
     async def fail(
@@ -92,7 +92,7 @@ class Attempts(Noun):
             change = rules.fail(owned.snapshot, _SELF, self._now(), failure, chance)
             if change.plain_end and await self._ends.put(change):
                 return TerminalFailed(owned.id)
-        id, owner = self._unpack(owned)
+        id, owner = self.unpack(owned)
         held = owned.snapshot if isinstance(owned, Claim) else None
         return await self._decide(
             id, lambda found, now: rules.fail(found, owner, now, failure, chance), held
@@ -126,7 +126,7 @@ class Attempts(Noun):
         """Extends the lease, whatever form the caller owns it in."""
         if isinstance(owned, Claim):
             return await self._claims.renew(owned, ttl)
-        id, owner = self._unpack(owned)
+        id, owner = self.unpack(owned)
         if isinstance(owned, str) and ttl is None:
             ttl = self.open(owned).lease_ttl
         if ttl is None:
@@ -180,7 +180,8 @@ class Attempts(Noun):
         await self._ends.drain()
         await self._notes.drain()
 
-    def _unpack(self, owned: Owned) -> tuple[ExecutionId, Owner]:
+    def unpack(self, owned: Owned) -> tuple[ExecutionId, Owner]:
+        """Which execution, and what its caller presents as the owner."""
         match owned:
             case Claim():
                 return owned.id, owned.owner
@@ -195,7 +196,7 @@ class Attempts(Noun):
     async def _release(
         self, owned: Owned, rule: Callable[[Snapshot | None, Millis, Owner], Change[T]]
     ) -> T:
-        id, owner = self._unpack(owned)
+        id, owner = self.unpack(owned)
         held = owned.snapshot if isinstance(owned, Claim) else None
 
         def with_owner(found: Snapshot | None, now: Millis) -> Change[T]:
@@ -204,7 +205,7 @@ class Attempts(Noun):
         return await self._decide(id, with_owner, held)
 
     async def _note(self, owned: Owned, progress: Progress | None, step: Step | None) -> None:
-        id, owner = self._unpack(owned)
+        id, owner = self.unpack(owned)
         if isinstance(owned, Held):
             # The note compares neither the attempt nor the partition, and nobody signed these.
             await self._decide(id, lambda found, now: _explain(found, owner, now))

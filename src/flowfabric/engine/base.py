@@ -7,13 +7,15 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.change import Change
-from flowfabric.core.execution import Snapshot
+from flowfabric.core.execution import Flags, Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.time import NO_TIME, Millis
+from flowfabric.core.waits import Ask, Memory
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
-from flowfabric.engine.decisions import Decisions, Rule
+from flowfabric.engine.decisions import Asking, Decisions, Recalling, Rule
 from flowfabric.engine.ids import Ids
+from flowfabric.engine.keys import Ring
 from flowfabric.engine.waiting import Waiting
 from flowfabric.store.contract import Store
 
@@ -24,11 +26,18 @@ class Options(Struct, frozen=True, kw_only=True):
     """How an engine behaves. Every process of a deployment should use the same.
 
     `retention` is how long an ended execution is kept; `reclaim_grace` how long a lost one waits
-    before another worker may take it.
+    before another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key
+    that signs waitpoint tokens; without one the engine makes its own when it first needs one,
+    unless `make_keys` is False.
     """
 
     retention: Millis = Millis(7 * 86_400_000)
     reclaim_grace: Millis = NO_TIME
+    waitpoint_secret: str | None = None
+    make_keys: bool = True
+
+    def __repr__(self) -> str:
+        return f"Options(retention={self.retention}, reclaim_grace={self.reclaim_grace})"
 
 
 class Parts(Struct):
@@ -43,6 +52,7 @@ class Parts(Struct):
     options: Options
     secret: bytes
     chance: random.Random
+    ring: Ring
 
 
 class Noun:
@@ -71,6 +81,22 @@ class Noun:
             return rule(_exactly(snapshot, key), now)
 
         return await self._parts.decisions.decide(key.uuid, exactly, held)
+
+    async def _recalling(
+        self, id: str, rule: Recalling[T], ask: Asking, held: Snapshot | None = None
+    ) -> T:
+        """As `_decide`, for a rule that must remember more than the execution itself."""
+        key = ExecutionId(id)
+
+        def exactly(snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[T]:
+            return rule(_exactly(snapshot, key), now, memory)
+
+        def asked(snapshot: Snapshot | None) -> Ask | None:
+            found = _exactly(snapshot, key)
+            # Without the flag there is nothing to remember, and nobody need look.
+            return ask(found) if found and found.head.flags & Flags.WAITPOINTS else None
+
+        return await self._parts.decisions.recalling(key.uuid, exactly, asked, held)
 
 
 def _exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:

@@ -17,6 +17,7 @@ from flowfabric.core.change import Change, fold
 from flowfabric.core.errors import Corruption, FlowFabricError, RetryExhausted
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import Ask, Memory
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.batch import Batcher
@@ -24,18 +25,25 @@ from flowfabric.store.contract import Store
 
 T = TypeVar("T")
 Rule = Callable[[Snapshot | None, Millis], Change[T]]
+Recalling = Callable[[Snapshot | None, Millis, Memory], Change[T]]
+Asking = Callable[[Snapshot | None], Ask | None]
 
 MAX_ROUNDS = 10
 
 
 class Decision(Struct):
     """A rule waiting to be decided. `held` is a value the caller already has: the first round
-    decides on it without a load."""
+    decides on it without a load. With `ask` the rule is given what it says it must remember."""
 
     uuid: UUID
-    rule: Rule[Any]
+    rule: Rule[Any] | Recalling[Any]
     held: Snapshot | None = None
+    ask: Asking | None = None
     outcome: Any = None
+
+    def decide(self, snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[Any]:
+        rule: Callable[..., Change[Any]] = self.rule
+        return rule(snapshot, now) if self.ask is None else rule(snapshot, now, memory)
 
 
 class Decisions:
@@ -48,6 +56,13 @@ class Decisions:
     async def decide(self, uuid: UUID, rule: Rule[T], held: Snapshot | None = None) -> T:
         """What the rule answers, once its change is durable."""
         answer: T = await self._batcher.put(Decision(uuid, rule, held))
+        return answer
+
+    async def recalling(
+        self, uuid: UUID, rule: Recalling[T], ask: Asking, held: Snapshot | None = None
+    ) -> T:
+        """The same for a rule that must remember more than the execution itself."""
+        answer: T = await self._batcher.put(Decision(uuid, rule, held, ask))
         return answer
 
     async def decide_all(self, decisions: list[Decision]) -> list[Any]:
@@ -78,9 +93,11 @@ class Decisions:
         # renewal moves no version that `apply` could compare.
         now = self._store.clock.now()
         snapshots = await self._snapshots(groups, first=first)
+        memories = await self._recall(groups, snapshots)
         changes, unsure = {}, {}
         for uuid, group in groups.items():
-            change = _decide_group(group, snapshots.get(uuid), now)
+            memory = memories.get(uuid) or Memory({}, {}, [])
+            change = _decide_group(group, snapshots.get(uuid), now, memory)
             if first and _refused_unseen(group):
                 unsure[uuid] = group
             elif change is not None:
@@ -102,6 +119,29 @@ class Decisions:
         missing = [uuid for uuid in groups if uuid not in held]
         loaded = await self._load(missing) if missing else {}
         return {**held, **loaded}
+
+    async def _recall(
+        self,
+        groups: dict[UUID, list[Decision]],
+        snapshots: Mapping[UUID, Snapshot | Corruption],
+    ) -> dict[UUID, Memory]:
+        """What the rules must remember. Read after the load, so never older than it: what was
+        written since moved the version, and then the change is not applied."""
+        asks: list[Ask] = []
+        for uuid, group in groups.items():
+            found = snapshots.get(uuid)
+            if isinstance(found, Corruption):
+                continue
+            wanted = [decision.ask(found) for decision in group if decision.ask is not None]
+            asks += [ask for ask in wanted if ask is not None]
+        if not asks:
+            return {}
+        memories: dict[UUID, Memory] = {}
+        for ask, memory in zip(asks, await self._store.recall(asks), strict=True):
+            known = memories.setdefault(ask.execution, memory)
+            if known is not memory:
+                _absorb(known, memory)
+        return memories
 
     async def _load(self, uuids: list[UUID]) -> Mapping[UUID, Snapshot | Corruption]:
         """The executions as they stand; one that cannot be read does not hide the others."""
@@ -129,8 +169,16 @@ def _refused_unseen(group: list[Decision]) -> bool:
     return held and isinstance(group[0].outcome, FlowFabricError)
 
 
+def _absorb(memory: Memory, more: Memory) -> None:
+    memory.waitpoints.update(more.waitpoints)
+    memory.marks.update(more.marks)
+    known = {heard.signal.number for heard in memory.signals}
+    memory.signals += [heard for heard in more.signals if heard.signal.number not in known]
+    memory.signals.sort(key=lambda heard: heard.signal.number)
+
+
 def _decide_group(
-    group: list[Decision], found: Snapshot | Corruption | None, now: Millis
+    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, memory: Memory
 ) -> Change[Any] | None:
     """The folded change of all rules of one execution, None when nothing is to be written."""
     if isinstance(found, Corruption):
@@ -141,12 +189,20 @@ def _decide_group(
     folded: Change[Any] | None = None
     for decision in group:
         try:
-            change = decision.rule(snapshot, now)
+            change = decision.decide(snapshot, now, memory)
         except Exception as error:  # a rule that stumbles takes nobody along
             decision.outcome = error
             continue
         decision.outcome = change.outcome
         if change.after is not None:
             snapshot = change.after
+            _remember(memory, change)
             folded = change if folded is None else fold(folded, change)
     return folded
+
+
+def _remember(memory: Memory, change: Change[Any]) -> None:
+    """The next rule of the same execution knows what this one is about to write."""
+    memory.waitpoints.update({waitpoint.id: waitpoint for waitpoint in change.waitpoints})
+    memory.marks.update({mark.key: mark for mark in change.marks})
+    memory.signals += change.signals

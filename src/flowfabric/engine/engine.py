@@ -18,8 +18,11 @@ from flowfabric.engine.events import Events
 from flowfabric.engine.executions import Executions
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.ids import Ids
+from flowfabric.engine.keys import Keys, Ring
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.schedules import Schedules
+from flowfabric.engine.signals import Signals
+from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.sweep import Sweep
 from flowfabric.engine.views import Views
 from flowfabric.engine.waiting import Waiting
@@ -37,6 +40,9 @@ class Engine:
         self.executions = Executions(parts)
         self.claims = Claims(parts)
         self.attempts = Attempts(parts, self.claims)
+        self.suspensions = Suspensions(parts, self.attempts)
+        self.signals = Signals(parts)
+        self.keys = Keys(parts.ring)
         self.grants = Grants(parts)
         self.views = Views(parts)
         self.events = Events(parts)
@@ -57,6 +63,7 @@ class Engine:
         """An engine on a store, its schema brought up to date."""
         if migrate:
             await store.migrate()
+        chosen = options or Options()
         arrivals = Arrivals(store)
         waiting = Waiting(store, arrivals)
         after = After(store, waiting)
@@ -67,9 +74,10 @@ class Engine:
             waiting=waiting,
             after=after,
             ids=Ids(),
-            options=options or Options(),
+            options=chosen,
             secret=await store.secret(),
             chance=chance or random.SystemRandom(),
+            ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
         )
         return cls(parts)
 

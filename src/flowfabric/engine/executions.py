@@ -14,7 +14,6 @@ from flowfabric.core.control import (
     Changed,
     Expired,
     Replayed,
-    Resumed,
     Unblocked,
 )
 from flowfabric.core.errors import Invalid, NotFound
@@ -25,11 +24,13 @@ from flowfabric.core.submission import Creation, Duplicate, Submission, Submitte
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
 from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
 from flowfabric.core.vector import public_state
+from flowfabric.core.waking import Resumed, resume
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
 
 _CHUNK = 5_000
 _OPERATOR = Owner(source=Source.OPERATOR)
+TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 
 
 class Executions(Noun):
@@ -96,10 +97,14 @@ class Executions(Noun):
             check_text(expected, "expected reason", limit=MAX_REASON)
         return await self._decide(id, lambda held, now: control.unblock(held, now, expected))
 
-    async def resume(self, id: str, *, delay: Millis = NO_TIME) -> Resumed:
+    async def resume(
+        self, id: str, *, delay: Millis = NO_TIME, trigger: str = "operator"
+    ) -> Resumed:
         """Wakes a suspended execution without a signal, after an optional delay."""
         wait = Millis(check_whole(delay, "delay", 0, MAX_SPAN))
-        return await self._decide(id, lambda held, now: control.resume(held, now, wait))
+        if trigger not in TRIGGERS:
+            raise Invalid(f"trigger is one of {', '.join(sorted(TRIGGERS))}")
+        return await self._decide(id, lambda held, now: resume(held, now, wait, trigger))
 
     async def set_tags(self, id: str, tags: Mapping[str, str]) -> int:
         """Adds or replaces tags, all or none, in any phase; returns how many."""

@@ -99,7 +99,12 @@ class Sweep(Noun):
         return await self._parts.store.trim(before, now, PAGE)
 
     def _rule(self) -> Any:
-        return partial(_due, luck=self._luck(), grace=self._parts.options.reclaim_grace)
+        return partial(
+            _due,
+            luck=self._luck(),
+            grace=self._parts.options.reclaim_grace,
+            signal_id=self._fresh(),
+        )
 
     async def _run(self) -> None:
         healthy = True
@@ -172,5 +177,7 @@ class Sweep(Noun):
             self._early.set()
 
 
-def _due(snapshot: Snapshot | None, now: Millis, *, luck: float, grace: Millis) -> Change[object]:
-    return control.due(snapshot, now, luck, grace)
+def _due(
+    snapshot: Snapshot | None, now: Millis, *, luck: float, grace: Millis, signal_id: UUID
+) -> Change[object]:
+    return control.due(snapshot, now, luck, grace, signal_id)

@@ -1,0 +1,195 @@
+"""Waitpoints on their own: made before anybody waits, closed, expired, listed."""
+
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change, unchanged
+from flowfabric.core.condition import names_for, read_condition
+from flowfabric.core.errors import FenceRequired, NoSigningKey, NotFound, WaitpointExists
+from flowfabric.core.execution import Active, Flags, Snapshot
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.keyring import Keyring
+from flowfabric.core.lease import AlreadySatisfied, Owner, enter, present
+from flowfabric.core.time import Millis
+from flowfabric.core.token import mint
+from flowfabric.core.waits import (
+    NO_WAITS,
+    Ask,
+    Memory,
+    Pending,
+    Terms,
+    Waitpoint,
+    Waits,
+)
+
+
+class NewWaitpoint(Struct, frozen=True, kw_only=True):
+    """A waitpoint to be made. A `lasting` one outlives the attempt, and asking for one that is
+    there already gives that one."""
+
+    id: UUID
+    key: str
+    kid: str | None
+    expires_in: Millis | None = None
+    terms: Terms | None = None
+    lasting: bool = False
+
+
+class OpenWaitpoint(Struct, frozen=True):
+    """A waitpoint that accepts signals, as people may see it: never with its token."""
+
+    id: UUID
+    execution: ExecutionId
+    key: str
+    state: str
+    required_signal_names: tuple[str, ...]
+    created_at: Millis
+    activated_at: Millis | None
+    expires_at: Millis | None
+    token_kid: str
+    token_fingerprint: str
+    terms: Terms | None = None
+
+
+class WaitpointsClosed(Struct, frozen=True):
+    """The waitpoints that were closed."""
+
+    ids: tuple[UUID, ...]
+
+
+def ask_for(snapshot: Snapshot | None, *ids: UUID) -> Ask | None:
+    return None if snapshot is None else Ask(snapshot.execution.uuid, waitpoints=ids)
+
+
+def create(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, new: NewWaitpoint, memory: Memory
+) -> "Change[Waitpoint]":
+    """Makes a waitpoint while the attempt runs, so that its token can be handed out before the
+    execution suspends. Signals are kept for that suspension."""
+    snapshot = present(snapshot)
+    if owner.fence is None:
+        raise FenceRequired("a waitpoint is made by the owner only")
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    known = memory.waitpoints.get(new.id)
+    if known is not None:
+        if new.lasting and _is_open(snapshot, new.id):
+            return unchanged(known)
+        raise WaitpointExists(f"waitpoint {new.id}")
+    if new.kid is None:
+        raise NoSigningKey("seed a key before a waitpoint is made")
+    attempt = None if new.lasting else lease.attempt
+    expires_at = None if new.expires_in is None else Millis(now + new.expires_in)
+    waitpoint = Waitpoint(
+        id=new.id,
+        execution=snapshot.execution.uuid,
+        key=new.key,
+        created_at=now,
+        kid=new.kid,
+        attempt=attempt,
+        terms=new.terms,
+    )
+    waits = snapshot.life.waits or NO_WAITS
+    pending = (*waits.pending, Pending(new.id, new.key, expires_at, attempt))
+    after = snapshot.to(
+        Active(lease),
+        life=replace(snapshot.life, waits=replace(waits, pending=pending)),
+        flags=snapshot.head.flags | Flags.WAITPOINTS,
+    )
+    return Change(waitpoint, snapshot, after, waitpoints=(waitpoint,))
+
+
+def close(
+    snapshot: Snapshot | None, now: Millis, id: UUID, memory: Memory
+) -> "Change[WaitpointsClosed | AlreadySatisfied]":
+    """Closes a waitpoint for good; whoever waits at it waits for the rest of its condition."""
+    if snapshot is None or id not in memory.waitpoints:
+        raise NotFound("waitpoint", id)
+    if not _is_open(snapshot, id):
+        return unchanged(AlreadySatisfied("already_closed"))
+    return _closing(snapshot, (id,))
+
+
+def expire_pending(
+    snapshot: Snapshot, now: Millis
+) -> "Change[WaitpointsClosed | AlreadySatisfied]":
+    """Closes the pending waitpoints that ran out before anybody waited at them."""
+    waits = snapshot.life.waits or NO_WAITS
+    gone = [p.id for p in waits.pending if p.expires_at is not None and p.expires_at <= now]
+    return _closing(snapshot, tuple(gone)) if gone else unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def describe(snapshot: Snapshot, rows: dict[UUID, Waitpoint], ring: Keyring) -> list[OpenWaitpoint]:
+    """The open waitpoints of an execution, by id."""
+    waits = snapshot.life.waits or NO_WAITS
+    names = _names(waits)
+    active = {p.id for p in waits.active}
+    since = None if waits.suspension is None else waits.suspension.created_at
+    found = []
+    for pending in {p.id: p for p in (*waits.pending, *waits.active)}.values():
+        row = rows.get(pending.id)
+        if row is None:
+            continue
+        found.append(
+            OpenWaitpoint(
+                id=row.id,
+                execution=snapshot.execution.id,
+                key=row.key,
+                state="active" if row.id in active else "pending",
+                required_signal_names=names.get(row.id, ()),
+                created_at=row.created_at,
+                activated_at=since if row.id in active else None,
+                expires_at=_expiry(waits, pending),
+                token_kid=row.kid,
+                token_fingerprint=_fingerprint(ring, row),
+                terms=row.terms,
+            )
+        )
+    return sorted(found, key=lambda waitpoint: waitpoint.id)
+
+
+def _fingerprint(ring: Keyring, row: Waitpoint) -> str:
+    return mint(ring, row).fingerprint if row.kid in ring.keys else ""
+
+
+def _names(waits: Waits) -> dict[UUID, tuple[str, ...]]:
+    arms = waits.suspension.arms if waits.suspension is not None else ()
+    return {
+        bound.id: names_for(read_condition(arm.condition), bound.key)
+        for arm in arms
+        for bound in arm.bound
+    }
+
+
+def _expiry(waits: Waits, pending: Pending) -> Millis | None:
+    """An active one is open as long as the arm that binds it."""
+    arms = waits.suspension.arms if waits.suspension is not None else ()
+    for arm in arms:
+        if any(bound.id == pending.id for bound in arm.bound):
+            return arm.timeout_at
+    return pending.expires_at
+
+
+def _is_open(snapshot: Snapshot, id: UUID) -> bool:
+    waits = snapshot.life.waits or NO_WAITS
+    return any(p.id == id for p in (*waits.active, *waits.pending))
+
+
+def _closing(
+    snapshot: Snapshot, ids: tuple[UUID, ...]
+) -> "Change[WaitpointsClosed | AlreadySatisfied]":
+    waits = snapshot.life.waits or NO_WAITS
+    suspension = waits.suspension
+    if suspension is not None:
+        arms = tuple(
+            replace(arm, bound=tuple(b for b in arm.bound if b.id not in ids))
+            for arm in suspension.arms
+        )
+        suspension = replace(suspension, arms=arms)
+    pending = tuple(p for p in waits.pending if p.id not in ids)
+    life = replace(snapshot.life, waits=replace(waits, pending=pending, suspension=suspension))
+    after = snapshot.to(snapshot.state, life=life)
+    return Change(WaitpointsClosed(ids), snapshot, after)

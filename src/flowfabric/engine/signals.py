@@ -1,0 +1,160 @@
+"""Signals to executions: with a token from outside, by name from the application itself."""
+
+from collections.abc import Callable
+from functools import partial
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core import sending
+from flowfabric.core import signal as rules
+from flowfabric.core.change import Change
+from flowfabric.core.check import check_kind_of, check_limit, check_whole
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.ids import parse_uuid
+from flowfabric.core.signal import (
+    APPROVAL,
+    MAX_SIGNAL_PAYLOAD,
+    Accepted,
+    Credential,
+    Delivery,
+    DuplicateSignal,
+)
+from flowfabric.core.text import MAX_KEY, MAX_NAME, check_bytes, check_lane, check_text
+from flowfabric.core.time import MAX_SPAN, Millis, check_moment
+from flowfabric.core.token import Token, peek
+from flowfabric.core.waitpoint import ask_for
+from flowfabric.core.waits import Heard, Memory
+from flowfabric.engine.base import Noun
+
+MAX_PAGE = 1000
+
+Answer = Accepted | DuplicateSignal
+
+
+class Signals(Noun):
+    """`engine.signals`"""
+
+    async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> Answer:
+        """Delivers a signal for whoever presents a valid token of the waitpoint. An unknown
+        waitpoint and a wrong token get the same answer."""
+        wanted = check_delivery(delivery)
+        kid = token.kid if isinstance(token, Token) else _kid(token)
+        credential = Credential(await self._parts.ring.for_token(kid), token)
+        claims = peek(token)
+        return await self._recalling(
+            id,
+            lambda found, now, memory: rules.deliver(found, now, wanted, credential, memory),
+            lambda found: rules.ask_to_deliver(found, wanted, claims),
+        )
+
+    async def approve(
+        self, id: str, lane: str, waitpoint: UUID, name: str, *, suffix: str, **more: Millis | int
+    ) -> Answer:
+        """An operator's decision at a waitpoint, without a token; `suffix` makes a repeat of it
+        recognisable."""
+        check_lane(lane)
+        delivery = check_delivery(
+            Delivery(
+                id=self._fresh(),
+                waitpoint=parse_uuid(waitpoint, "waitpoint"),
+                name=name,
+                category=APPROVAL,
+                source_type="operator",
+                idempotency_key=f"approval:{name}:{check_text(suffix, 'suffix', limit=MAX_NAME)}",
+                scope="execution",
+                **more,  # type: ignore[arg-type]
+            )
+        )
+
+        def rule(found: Snapshot | None, now: Millis, memory: Memory) -> Change[Answer]:
+            if found is None:
+                raise NotFound("execution", id)
+            if found.execution.route.lane != lane:
+                raise Invalid(f"lane_mismatch: the execution is in {found.execution.route.lane}")
+            return rules.deliver(found, now, delivery, None, memory)
+
+        return await self._recalling(id, rule, lambda found: rules.ask_to_deliver(found, delivery))
+
+    async def send(self, id: str, name: str, delivery: Delivery) -> Answer:
+        """Delivers a signal to whatever waits for `name` in the execution, now or later. The
+        caller is the application itself: no token."""
+        wanted = check_delivery(delivery)
+        kid = (await self._parts.ring.to_sign()).current
+        return await self._recalling(
+            id,
+            lambda found, now, memory: sending.send(found, now, name, wanted, kid, memory),
+            lambda found: sending.ask_to_send(found, name, wanted),
+        )
+
+    async def decide(self, id: str, name: str, delivery: Delivery) -> Answer:
+        """An approver's decision on the approval `name`, vouched for by the application."""
+        wanted = check_delivery(replace(delivery, category=APPROVAL))
+        return await self._recalling(
+            id,
+            lambda found, now, memory: sending.decide(found, now, name, wanted, memory),
+            lambda found: sending.ask_to_send(found, name, wanted),
+        )
+
+    async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
+        """Takes a bound token back; without one, every token of the waitpoint issued so far."""
+        target = parse_uuid(waitpoint, "waitpoint")
+        claims = peek(token)
+        if token is not None and claims is None:
+            raise Invalid("only a bound token can be taken back on its own: revoke all of them")
+        token_id = "" if claims is None else claims.id
+        await self._recalling(
+            id,
+            lambda found, now, memory: rules.revoke(found, now, target, token_id, memory),
+            lambda found: ask_for(found, target),
+        )
+
+    async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[Heard]:
+        """The accepted signals of an execution, in order, with the suspension each counted for."""
+        wanted = check_limit(limit, MAX_PAGE)
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        number = check_whole(after, "cursor")
+        uuid = snapshot.execution.uuid
+        return await self._parts.store.signals(uuid, after=number, limit=wanted) if wanted else []
+
+    def delivery(self, waitpoint: UUID | None = None) -> Callable[..., Delivery]:
+        """A delivery with an id of its own, minted before the first try."""
+        return partial(Delivery, id=self._fresh(), waitpoint=waitpoint or UUID(int=0))
+
+
+def check_delivery(delivery: object) -> Delivery:
+    """`delivery` if it can be stored; the payload has 256 KiB at most."""
+    checked = check_kind_of(delivery, Delivery, "delivery")
+    parse_uuid(checked.id, "signal")
+    parse_uuid(checked.waitpoint, "waitpoint")
+    if not check_text(checked.name, "signal name", limit=MAX_NAME):
+        raise Invalid("a signal has a name")
+    texts = {
+        "category": checked.category,
+        "source type": checked.source_type,
+        "source": checked.source,
+        "scope": checked.scope,
+        "encoding": checked.encoding or "",
+        "correlation": checked.correlation or "",
+        "digest": checked.about or "",
+    }
+    for what, text in texts.items():
+        check_text(text, what, limit=MAX_KEY)
+    if checked.idempotency_key is not None:
+        check_text(checked.idempotency_key, "idempotency key", limit=MAX_KEY)
+    if checked.payload is not None:
+        check_bytes(checked.payload, "signal payload", MAX_SIGNAL_PAYLOAD)
+    if checked.created_at is not None:
+        check_moment(checked.created_at, "created_at")
+    check_whole(checked.dedup_ttl, "dedup_ttl", 0, MAX_SPAN)
+    if checked.delay is not None:
+        check_whole(checked.delay, "delay", 0, MAX_SPAN)
+    check_whole(checked.max_signals, "max_signals")
+    return checked
+
+
+def _kid(token: object) -> str:
+    return Token(token).kid if isinstance(token, str) else ""
