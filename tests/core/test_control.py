@@ -290,10 +290,10 @@ DUE = {
 def test_only_a_timer_that_has_come_does_anything(name: str) -> None:
     """INV-18, E-X10"""
     before = LIVING[name]
-    early = control.due(before, Millis(NOW + 9_999), 0.0, NO_TIME)
+    early = control.due(before, Millis(NOW + 9_999), 0.0, NO_TIME, UUID(int=7))
     assert early.after is None
     late = Millis(NOW + TTL)
-    change = control.due(before, late, 0.0, NO_TIME)
+    change = control.due(before, late, 0.0, NO_TIME, UUID(int=7))
     if name not in DUE:
         assert change.after is None
         return
@@ -310,7 +310,7 @@ def test_only_a_timer_that_has_come_does_anything(name: str) -> None:
 
 
 def test_a_grace_period_keeps_a_lost_execution_from_everybody() -> None:
-    gone = after(control.due(running(), Millis(NOW + TTL), 0.0, Millis(700)))
+    gone = after(control.due(running(), Millis(NOW + TTL), 0.0, Millis(700), UUID(int=7)))
     assert isinstance(gone.state, Lost)
     assert gone.state.hold is not None
     assert (gone.state.hold.until, gone.state.hold.worker) == (NOW + TTL + 700, None)
@@ -321,12 +321,12 @@ def test_a_delay_that_has_passed_asks_the_other_gates_again() -> None:
     held = running()
     delayed = after(attempt.delay(held, owner(held), NOW, LATER))
     stuck = delayed.to(delayed.state, life=_blocked(delayed))
-    freed = after(control.due(stuck, LATER, 0.0, NO_TIME))
+    freed = after(control.due(stuck, LATER, 0.0, NO_TIME, UUID(int=7)))
     assert vector(freed).blocking == "waiting_for_quota"
 
 
 def _blocked(snapshot: Snapshot) -> Any:
-    ready = after(control.resume(suspended(), NOW))
+    ready = after(waking.resume(suspended(), NOW))
     life = after(control.block(ready, NOW, "waiting_for_quota")).life
     return type(life)(blocked=life.blocked, not_before=LATER, paused=snapshot.life.paused)
 
@@ -367,11 +367,11 @@ ACTS: dict[str, _Act] = {
     "cancel": lambda held, now: control.cancel(held, OPERATOR, now, "r"),
     "block": lambda held, now: control.block(held, now, "waiting_for_budget"),
     "unblock": control.unblock,
-    "resume": control.resume,
-    "resume later": lambda held, now: control.resume(held, now, Millis(50)),
+    "resume": waking.resume,
+    "resume later": lambda held, now: waking.resume(held, now, Millis(50)),
     "priority": lambda held, now: control.change_priority(held, now, 3),
     "replay": control.replay,
-    "due": lambda held, now: control.due(held, now, 0.5, NO_TIME),
+    "due": lambda held, now: control.due(held, now, 0.5, NO_TIME, UUID(int=7)),
 }
 POLICY: dict[str, Any] = {
     "retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_ms": 40}},

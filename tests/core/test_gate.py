@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from flowfabric.core import control
+from flowfabric.core import control, waking
 from flowfabric.core.execution import (
     Gate,
     Life,
@@ -21,6 +21,7 @@ from flowfabric.core.execution import (
 from flowfabric.core.gate import DELAYS, admit
 from flowfabric.core.submission import Submission, create
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import Suspension, Waits
 
 NOW = Millis(1_700_000_000_000)
 SOME = UUID("018f4c3e-0000-7000-8000-0123456789ab")
@@ -94,7 +95,7 @@ def test_passing_one_gate_asks_the_rest() -> None:
     freed = control.unblock(blocked, NOW).after
     assert freed is not None
     assert freed.state == Waiting(Gate.DELAY, Next(Start.INITIAL, 0), until)
-    promoted = control.due(freed, until, 0.5, NO_GRACE).after
+    promoted = control.due(freed, until, 0.5, NO_GRACE, SOME).after
     assert promoted is not None
     assert promoted.state == Ready(Next(Start.INITIAL, 0))
     assert (promoted.life.blocked, promoted.life.not_before) == (None, None)
@@ -108,8 +109,8 @@ def test_time_opens_delays_and_nothing_else() -> None:
         parked = waiting(Life()).to(Waiting(gate, Next(Start.CONTINUE, 0), until), life=life)
         if gate in DELAYS:
             parked = parked.to(parked.state, life=replace(life, blocked=None))
-        early = control.due(parked, Millis(until - 1), 0.5, NO_GRACE)
-        late = control.due(parked, until, 0.5, NO_GRACE)
+        early = control.due(parked, Millis(until - 1), 0.5, NO_GRACE, SOME)
+        late = control.due(parked, until, 0.5, NO_GRACE, SOME)
         assert early.after is None
         assert (late.after is not None) is (gate in DELAYS | {Gate.ARRIVAL})
 
@@ -117,9 +118,10 @@ def test_time_opens_delays_and_nothing_else() -> None:
 def test_a_resumed_suspension_passes_the_same_door() -> None:
     """A resume delay is a gate like the others; without one the execution is ready."""
     next = Next(Start.CONTINUE, 0)
-    asleep = waiting(Life()).to(Suspended(next, SOME, "waiting_for_signal", NOW))
-    at_once = control.resume(asleep, NOW).after
-    later = control.resume(asleep, NOW, Millis(10)).after
+    open = Life(waits=Waits(suspension=Suspension(id=SOME)))
+    asleep = waiting(Life()).to(Suspended(next, SOME, "waiting_for_signal", NOW), life=open)
+    at_once = waking.resume(asleep, NOW).after
+    later = waking.resume(asleep, NOW, Millis(10)).after
     assert at_once is not None
     assert later is not None
     assert at_once.state == Ready(next)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core import attempt, control, grant
-from flowfabric.core.control import Replayed, Resumed
+from flowfabric.core import attempt, control, grant, waking
+from flowfabric.core.control import Replayed
 from flowfabric.core.errors import (
     InvalidBlockingReason,
     MaxReplays,
@@ -14,6 +14,7 @@ from flowfabric.core.errors import (
     NotSuspended,
     NotTerminal,
 )
+from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
     MAX_PRIORITY,
     AttemptOutcome,
@@ -25,6 +26,7 @@ from flowfabric.core.execution import (
 from flowfabric.core.history import inline_attempts
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import ADMISSION_BLOCKS, PublicState, blocking_detail, vector
+from flowfabric.core.waking import Resumed
 from tests.lab import TTL
 from tests.situations import is_legal, suspension
 from tests.snapshots import (
@@ -228,17 +230,17 @@ def test_a_block_takes_a_grant_away() -> None:
 def test_only_a_suspended_execution_is_resumed(name: str) -> None:
     """E-X09: nothing wakes what has ended"""
     with pytest.raises(NotSuspended):
-        control.resume(ALL[name], NOW)
+        waking.resume(ALL[name], NOW)
 
 
 def test_a_resumed_execution_goes_on_with_its_attempt() -> None:
     """§3.23: S8 to S9, or to S10 for a while"""
     before = suspended()
-    change = control.resume(before, NOW)
+    change = waking.resume(before, NOW)
     assert change.outcome == Resumed(before.execution.id, PublicState.WAITING)
-    assert change.events == ()
+    assert [event.kind for event in change.events] == [EventKind.WOKEN]
     assert vector(after(change)).attempt == "attempt_interrupted"
-    later = control.resume(before, NOW, Millis(10_000))
+    later = waking.resume(before, NOW, Millis(10_000))
     assert later.outcome == Resumed(before.execution.id, PublicState.DELAYED)
     assert vector(after(later)).blocking == "waiting_for_resume_delay"
     assert blocking_detail(after(later)) == f"resume delayed until {LATER}"

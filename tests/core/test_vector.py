@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
-from flowfabric.core import attempt, control, grant, lease
+from flowfabric.core import attempt, control, grant, lease, waking
 from flowfabric.core.change import Change
 from flowfabric.core.errors import Corruption, FlowFabricError, NotEligible
 from flowfabric.core.execution import (
@@ -53,6 +54,7 @@ from flowfabric.core.vector import (
     vector,
     vector_of,
 )
+from flowfabric.core.waits import Suspension, Waits
 
 NOW = Millis(1_700_000_000_000)
 LATER = Millis(NOW + 3_600_000)
@@ -266,9 +268,9 @@ MOVES: list[Move] = [
     lambda s, o, now: control.block(s, now, "paused_by_operator"),
     lambda s, o, now: control.block(s, now, "waiting_for_budget"),
     lambda s, o, now: control.unblock(s, now),
-    lambda s, o, now: control.resume(s, now),
-    lambda s, o, now: control.resume(s, now, Millis(10)),
-    lambda s, o, now: control.due(s, now, 0.5, Millis(0)),
+    lambda s, o, now: waking.resume(s, now),
+    lambda s, o, now: waking.resume(s, now, Millis(10)),
+    lambda s, o, now: control.due(s, now, 0.5, Millis(0), UUID(int=7)),
     lambda s, o, now: lease.renew(s, o, Millis(30_000), now),
     lambda s, o, now: lease.revoke(s, now, reason="tired"),
     lambda s, o, now: lease.mark_expired(s, now),
@@ -297,7 +299,8 @@ def beginnings() -> Iterator[Snapshot]:
     first = create(Submission(kind="job"), SOME, NOW).snapshot
     paused = Life(paused=Paused(0, Start.INITIAL, WORKER, 1, NOW, NOW, "waiting_for_signal"))
     carry_on = Next(Start.CONTINUE, 0)
-    yield first.to(Suspended(carry_on, SOME, "waiting_for_signal", NOW), life=paused, epoch=1)
+    asleep = replace(paused, waits=Waits(suspension=Suspension(id=SOME)))
+    yield first.to(Suspended(carry_on, SOME, "waiting_for_signal", NOW), life=asleep, epoch=1)
     yield first.to(Waiting(Gate.DEPENDENCIES, carry_on), life=paused, epoch=1)
     yield first.to(Waiting(Gate.DEPENDENCIES, Next(Start.INITIAL, 0)))
 

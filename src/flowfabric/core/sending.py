@@ -4,8 +4,7 @@ A name is a waitpoint's key. Where nothing of that name is open, a *channel* is:
 belongs to the execution as long as it lives, so that a signal is never early.
 """
 
-from hashlib import blake2b
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from msgspec.structs import replace
 
@@ -26,11 +25,8 @@ from flowfabric.core.waits import NO_WAITS, Ask, Memory, Pending, Waitpoint
 
 def waitpoint_id(execution: UUID, generation: int, *parts: str) -> UUID:
     """A waitpoint's id that is the same whenever the same is asked for."""
-    digest = blake2b(execution.bytes + generation.to_bytes(8), digest_size=16)
-    for part in parts:
-        data = part.encode()
-        digest.update(len(data).to_bytes(4) + data)
-    return UUID(bytes=digest.digest(), version=8)
+    sized = "".join(f"{len(part)}:{part}" for part in parts)
+    return uuid5(execution, f"waitpoint:{generation}:{sized}")
 
 
 def channel_id(snapshot: Snapshot, name: str) -> UUID:

@@ -41,6 +41,12 @@ class Decision(Struct):
     ask: Asking | None = None
     outcome: Any = None
 
+    def asking(self, snapshot: Snapshot | None) -> Ask | None:
+        try:
+            return None if self.ask is None else self.ask(snapshot)
+        except Exception:  # the rule itself will stumble over the same, for its caller alone
+            return None
+
     def decide(self, snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[Any]:
         rule: Callable[..., Change[Any]] = self.rule
         return rule(snapshot, now) if self.ask is None else rule(snapshot, now, memory)
@@ -132,8 +138,7 @@ class Decisions:
             found = snapshots.get(uuid)
             if isinstance(found, Corruption):
                 continue
-            wanted = [decision.ask(found) for decision in group if decision.ask is not None]
-            asks += [ask for ask in wanted if ask is not None]
+            asks += [ask for decision in group if (ask := decision.asking(found)) is not None]
         if not asks:
             return {}
         memories: dict[UUID, Memory] = {}

@@ -38,7 +38,9 @@ class Ring:
     def __init__(self, store: Store, secret: str | None, *, make: bool) -> None:
         """`secret` becomes the first key; without one a key is made when `make` says so."""
         if secret is not None:
-            rules.seed(EMPTY_RING, rules.kid_of(secret), secret, Millis(0))  # refused here, not later
+            rules.seed(
+                EMPTY_RING, rules.kid_of(secret), secret, Millis(0)
+            )  # refused here, not later
         self._store = store
         self._secret = secret
         self._make = make
