@@ -239,6 +239,12 @@ class TestKids:
         assert kids(ring, at(NOW + GRACE)).verifying == (("a", NOW + GRACE),)
         assert kids(ring, at(NOW + GRACE + 1)) == Kids("b", ())
 
+    def test_the_first_to_run_out_is_listed_first(self) -> None:
+        ring = seeded()
+        for kid, grace in (("b", 50), ("c", 20), ("d", 20)):
+            ring, _ = rotate(ring, kid, OTHER, at(grace), at(0))
+        assert kids(ring, at(0)).verifying == (("b", 20), ("c", 20), ("a", 50))
+
     def test_a_retired_key_without_an_end_counts_as_run_out(self) -> None:
         """E-X26: an unreadable moment is no licence for ever."""
         ring = Keyring(current="b", keys={"a": Key(secret=SECRET), "b": Key(secret=OTHER)})

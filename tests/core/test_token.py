@@ -335,6 +335,7 @@ class TestMalformed:
             b'{"id":"\\u006fne","issued_at":1}',
             b'{"id":"one","issued_at":1,"id":"one"}',
             b"[" * 2000,
+            msgspec.json.encode(Claims("x" * 4096, NOW)),
         ],
     )
     def test_signed_claims_that_nobody_writes(self, body: bytes) -> None:

@@ -114,10 +114,10 @@ def seed(
     Nothing is ever overwritten: a known kid, current or retired, is AlreadySeeded. `Invalid` when
     another key is current, because replacing that one is what `rotate` is for.
     """
-    offered = Key(secret=secret, created_at=now)
+    key = Key(secret=secret, created_at=now)
     del secret
     check_kid(kid)
-    key = _checked(offered, least=_SEED_DIGITS, most=_SEED_DIGITS)
+    _check_secret(key, least=_SEED_DIGITS, most=_SEED_DIGITS)
     if kid in ring.keys:
         return ring, AlreadySeeded(kid, _same_secret(ring.keys[kid], key))
     if ring.current is not None:
@@ -134,10 +134,10 @@ def rotate(
     for a kid the ring knows, unless this very key is current: neither may its secret change, nor
     can a retired one become current again, for what it signed long ago would be valid anew.
     """
-    offered = Key(secret=secret, created_at=now)
+    key = Key(secret=secret, created_at=now)
     del secret
     check_kid(kid)
-    key = _checked(offered, least=2, most=MAX_SECRET_DIGITS)
+    _check_secret(key, least=2, most=MAX_SECRET_DIGITS)
     _check_grace(grace)
     if kid in ring.keys:
         return ring, _repeated(ring, kid, key)
@@ -187,7 +187,7 @@ def kid_of(secret: str) -> str:
     """A kid for a secret that configuration gives without one: the same for the same secret."""
     key = Key(secret=secret)
     del secret
-    key = _checked(key, least=2, most=MAX_SECRET_DIGITS)
+    _check_secret(key, least=2, most=MAX_SECRET_DIGITS)
     return "seed-" + hashlib.sha256(bytes.fromhex(key.secret)).hexdigest()[:8]
 
 
@@ -218,8 +218,7 @@ def check_kid(kid: object) -> str:
     return kid
 
 
-def _checked(key: Key, *, least: int, most: int) -> Key:
-    """The key with its digits in lower case, so that one secret has one spelling."""
+def _check_secret(key: Key, *, least: int, most: int) -> None:
     if (
         not isinstance(key.secret, str)
         or not least <= len(key.secret) <= most
@@ -227,7 +226,6 @@ def _checked(key: Key, *, least: int, most: int) -> Key:
     ):
         count = f"exactly {least}" if least == most else f"an even number, {least} to {most},"
         raise InvalidSecretHex(f"a secret is {count} of hexadecimal digits")
-    return replace(key, secret=key.secret.lower())
 
 
 def _check_grace(grace: object) -> None:
@@ -244,4 +242,5 @@ def _repeated(ring: Keyring, kid: str, key: Key) -> Noop:
 
 
 def _same_secret(one: Key, other: Key) -> bool:
+    """However their digits are spelt."""
     return hmac.compare_digest(one.secret.lower().encode(), other.secret.lower().encode())

@@ -239,7 +239,7 @@ def _check_key(ring: Keyring, kid: str, now: Millis) -> _Refusal | None:
     try:
         secret_of(ring, kid)
     except InvalidSecret as error:
-        return InvalidSecret(error.detail)
+        return error
     return None
 
 
@@ -337,17 +337,17 @@ def _sha256(text: str) -> bytes:
 def _canonical(value: object) -> bytes | None:
     """None for what JSON cannot say, or cannot say without being ambiguous."""
     try:
-        plain = msgspec.to_builtins(value, order="sorted")
-        said = json.dumps(plain, allow_nan=False, ensure_ascii=False)
-        read = json.loads(said, object_pairs_hook=_members)
-        spelt = json.dumps(read, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return spelt.encode()
+        # First as text: only there members of the same name are still told apart.
+        json.loads(msgspec.json.encode(value), object_pairs_hook=_distinct)
+        plain = msgspec.to_builtins(value, str_keys=True, order="sorted")
+        return _spell(plain).encode()
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) != len(pairs):
         raise ValueError
-    return members
+
+
+_spell = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
