@@ -79,21 +79,21 @@ def _accepted(leaf: Single | Count) -> dict[str, Any]:
 
 def _check_nesting(members: object) -> None:
     """Without recursion, and depth first: it ends even in a list that contains itself."""
-    open_ = [(members, 1)]
-    while open_:
-        value, depth = open_.pop()
+    todo = [(members, 1)]
+    while todo:
+        value, depth = todo.pop()
         if depth > MAX_NESTING:
             raise Invalid(f"a condition is nested deeper than {MAX_NESTING} levels")
         if isinstance(value, dict):
-            open_.extend((item, depth + 1) for item in value.values())
+            todo.extend((item, depth + 1) for item in value.values())
         elif isinstance(value, list | tuple):
-            open_.extend((item, depth + 1) for item in value)
+            todo.extend((item, depth + 1) for item in value)
 
 
 def _read(value: object, path: str) -> Condition:
     at = path or "<root>"
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise Invalid(f"a condition must be an object, not {type(value).__name__}, at {at}")
+        raise Invalid(f"a condition must be a JSON object, not {type(value).__name__}, at {at}")
     if not isinstance(value.get("kind"), str):
         raise Invalid(f"a condition needs the member kind, a text, at {at}")
     if _is_newer(value):
@@ -129,6 +129,6 @@ def _has_news(members: dict[str, Any], known: Mapping[str, type[Struct]]) -> boo
     kind = members.get("kind")
     if not isinstance(kind, str):
         return False
-    return kind not in known or bool(
-        members.keys() - {"kind"} - set(known[kind].__struct_encode_fields__)
+    return kind not in known or any(
+        name not in ("kind", *known[kind].__struct_encode_fields__) for name in members
     )
