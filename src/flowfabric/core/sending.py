@@ -2,16 +2,20 @@
 
 A name is a waitpoint's key. Where nothing of that name is open, a *channel* is: a waitpoint that
 belongs to the execution as long as it lives, so that a signal is never early.
+
+Which waitpoint has the name changes with time, so a repeat is recognised by the name: whoever
+never saw the answer sends again, and must not be heard twice.
 """
 
 from uuid import UUID, uuid5
 
 from msgspec.structs import replace
 
-from flowfabric.core.change import Change
+from flowfabric.core.change import Change, unchanged
 from flowfabric.core.errors import NoSigningKey, NotFound, NotSignalable
 from flowfabric.core.execution import Ended, Flags, Snapshot
 from flowfabric.core.lease import present
+from flowfabric.core.listening import mark_key
 from flowfabric.core.signal import (
     Accepted,
     Delivery,
@@ -20,7 +24,7 @@ from flowfabric.core.signal import (
     deliver,
 )
 from flowfabric.core.time import Millis
-from flowfabric.core.waits import NO_WAITS, Ask, Memory, Pending, Waitpoint
+from flowfabric.core.waits import NO_WAITS, Ask, Mark, Memory, Pending, Waitpoint
 
 
 def waitpoint_id(execution: UUID, generation: int, *parts: str) -> UUID:
@@ -40,9 +44,20 @@ def open_waitpoint(snapshot: Snapshot, key: str) -> Pending | None:
 
 
 def ask_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> Ask | None:
+    """About every waitpoint that may have the name by the time the signal is decided: others that
+    are decided before it may open and close some."""
     if snapshot is None:
         return None
-    return ask_to_deliver(snapshot, _addressed(snapshot, name, delivery))
+    waits = snapshot.life.waits or NO_WAITS
+    named = (p.id for p in (*waits.active, *waits.pending) if p.key == name)
+    targets = tuple({*named, channel_id(snapshot, name)})
+    asks = [ask_to_deliver(snapshot, replace(delivery, waitpoint=each)) for each in targets]
+    marks = {mark for ask in asks if ask is not None for mark in ask.marks}
+    return Ask(
+        execution=snapshot.execution.uuid,
+        waitpoints=targets,
+        marks=(*marks, *_sent_keys(snapshot, name, delivery)),
+    )
 
 
 def send(
@@ -55,23 +70,20 @@ def send(
 ) -> "Change[Accepted | DuplicateSignal]":
     """Delivers a signal to whatever waits for that name, now or later."""
     snapshot = present(snapshot)
+    known = _sent_before(snapshot, now, name, delivery, memory)
+    if known is not None:
+        return unchanged(DuplicateSignal(known))
     if isinstance(snapshot.state, Ended):
         raise NotSignalable("the execution has ended")
     addressed = _addressed(snapshot, name, delivery)
     if addressed.waitpoint in memory.waitpoints:
-        return deliver(snapshot, now, addressed, None, memory)
-    if kid is None:
+        change = deliver(snapshot, now, addressed, None, memory)
+    elif kid is None:
         raise NoSigningKey("seed a key before anything waits for signals")
-    channel = Waitpoint(
-        id=addressed.waitpoint,
-        execution=snapshot.execution.uuid,
-        key=name,
-        created_at=now,
-        kid=kid,
-    )
-    memory.waitpoints[channel.id] = channel
-    change = deliver(_with_channel(snapshot, channel), now, addressed, None, memory)
-    return replace(change, before=snapshot, waitpoints=(channel,))
+    else:
+        channel = _channel(snapshot, now, name, kid)
+        change = _deliver_to_new(snapshot, now, channel, addressed, memory)
+    return _remembering(change, snapshot, now, name, delivery)
 
 
 def decide(
@@ -80,12 +92,71 @@ def decide(
     """Delivers an approver's decision to the approval of that name, which must have been asked
     for."""
     snapshot = present(snapshot)
-    addressed = _addressed(snapshot, name, delivery)
+    known = _sent_before(snapshot, now, name, delivery, memory)
+    if known is not None:
+        return unchanged(DuplicateSignal(known))
     if isinstance(snapshot.state, Ended):
         raise NotSignalable("the execution has ended")
     if open_waitpoint(snapshot, name) is None:
         raise NotFound("approval", name)
-    return deliver(snapshot, now, addressed, None, memory)
+    addressed = _addressed(snapshot, name, delivery)
+    change = deliver(snapshot, now, addressed, None, memory)
+    return _remembering(change, snapshot, now, name, delivery)
+
+
+def _sent_keys(snapshot: Snapshot, name: str, delivery: Delivery) -> tuple[bytes, ...]:
+    """What a repeat is known by: its signal id, and its idempotency key if it has one."""
+    scope = (str(snapshot.life.generation), name)
+    by_id = mark_key("sent", *scope, delivery.id.bytes)
+    if not delivery.idempotency_key:
+        return (by_id,)
+    return by_id, mark_key("sent again", *scope, delivery.idempotency_key)
+
+
+def _sent_before(
+    snapshot: Snapshot, now: Millis, name: str, delivery: Delivery, memory: Memory
+) -> UUID | None:
+    for key in _sent_keys(snapshot, name, delivery):
+        mark = memory.marks.get(key)
+        if mark is not None and mark.stands(now):
+            return UUID(bytes=mark.doc)
+    return None
+
+
+def _remembering(
+    change: "Change[Accepted | DuplicateSignal]",
+    snapshot: Snapshot,
+    now: Millis,
+    name: str,
+    delivery: Delivery,
+) -> "Change[Accepted | DuplicateSignal]":
+    if not isinstance(change.outcome, Accepted):
+        return change
+    seen = change.outcome.signal.bytes
+    untils = (None, Millis(now + delivery.dedup_ttl))
+    keys = _sent_keys(snapshot, name, delivery)
+    marks = (Mark(key, until, seen) for key, until in zip(keys, untils, strict=False))
+    return replace(change, marks=(*change.marks, *marks))
+
+
+def _channel(snapshot: Snapshot, now: Millis, name: str, kid: str) -> Waitpoint:
+    return Waitpoint(
+        id=channel_id(snapshot, name),
+        execution=snapshot.execution.uuid,
+        key=name,
+        created_at=now,
+        kid=kid,
+    )
+
+
+def _deliver_to_new(
+    snapshot: Snapshot, now: Millis, channel: Waitpoint, delivery: Delivery, memory: Memory
+) -> "Change[Accepted | DuplicateSignal]":
+    """In a memory of its own: when the delivery is refused, the channel was never made."""
+    known = {**memory.waitpoints, channel.id: channel}
+    richer = Memory(known, memory.marks, memory.signals)
+    change = deliver(_with_channel(snapshot, channel), now, delivery, None, richer)
+    return replace(change, before=snapshot, waitpoints=(channel,))
 
 
 def _addressed(snapshot: Snapshot, name: str, delivery: Delivery) -> Delivery:

@@ -80,7 +80,7 @@ class Signals(Noun):
     async def send(self, id: str, name: str, delivery: Delivery) -> Answer:
         """Delivers a signal to whatever waits for `name` in the execution, now or later. The
         caller is the application itself: no token."""
-        wanted = check_delivery(delivery)
+        wanted, name = check_delivery(delivery), check_channel(name)
         kid = (await self._parts.ring.to_sign()).current
         return await self._recalling(
             id,
@@ -90,7 +90,8 @@ class Signals(Noun):
 
     async def decide(self, id: str, name: str, delivery: Delivery) -> Answer:
         """An approver's decision on the approval `name`, vouched for by the application."""
-        wanted = check_delivery(replace(delivery, category=APPROVAL))
+        wanted = replace(check_delivery(delivery), category=APPROVAL)
+        name = check_channel(name)
         return await self._recalling(
             id,
             lambda found, now, memory: sending.decide(found, now, name, wanted, memory),
@@ -123,6 +124,13 @@ class Signals(Noun):
     def delivery(self, waitpoint: UUID | None = None) -> Callable[..., Delivery]:
         """A delivery with an id of its own, minted before the first try."""
         return partial(Delivery, id=self._fresh(), waitpoint=waitpoint or UUID(int=0))
+
+
+def check_channel(name: object) -> str:
+    """`name` if something can wait for it."""
+    if not check_text(name, "name", limit=MAX_NAME):
+        raise Invalid("a signal is sent to a name")
+    return str(name)
 
 
 def check_delivery(delivery: object) -> Delivery:
