@@ -22,7 +22,7 @@ from flowfabric.core.time import MAX_SPAN, Millis, check_moment
 from flowfabric.core.token import Claims, Token, mint
 from flowfabric.core.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
 from flowfabric.core.waits import NO_WAITS, Ask, Memory, Signal, Terms, Waitpoint
-from flowfabric.core.waking import RESUMED, TIMED_OUT, TIMEOUT, SuspensionExpired
+from flowfabric.core.waking import RESUMED, TIMED_OUT, SuspensionExpired
 from flowfabric.engine.attempts import Attempts, Owned
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.claims import Claim
@@ -79,9 +79,9 @@ class Suspensions(Noun):
     async def suspend(self, owned: Owned, request: Suspend) -> SuspendAnswer:
         """Gives the lease up until what the request waits for is here; if it is already, the
         lease is kept. A repeat with the same idempotency key gets the first answer."""
-        wanted = rules.check_suspend(check_kind_of(request, Suspend, "request"), self._now())
         if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
             raise AlreadySuspended("the handle is of a suspended execution")
+        wanted = rules.check_suspend(check_kind_of(request, Suspend, "request"), self._now())
         id, owner = self._attempts.unpack(owned)
         ring = await self._ring_for(wanted)
         wanted = replace(wanted, kid=ring.current)
@@ -230,7 +230,7 @@ class Suspensions(Noun):
             return []
         signals = await self.heard(snapshot.execution.uuid, last.id)
         if last.reason == TIMED_OUT:
-            return [signal for signal in signals if signal.category == TIMEOUT]
+            return [signal for signal in signals if signal.id == last.closer]
         return signals if last.reason == RESUMED else []
 
     async def heard(self, uuid: UUID, suspension: UUID) -> list[Signal]:
