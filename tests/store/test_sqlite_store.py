@@ -266,9 +266,8 @@ async def test_an_end_keeps_its_life_and_a_failure_brings_a_new_one(bench: Bench
     held = await bench.running(policy=RETRIES)
     await bench.apply(fail(held, owner_of(held), bench.now, Failure("boom")))
     bench.clock.advance(3_600_000)
-    await bench.apply(
-        control.due(await bench.load(held.execution.uuid), bench.now, 0.0, Millis(0), UUID(int=7))
-    )
+    failed = await bench.load(held.execution.uuid)
+    await bench.apply(control.due(failed, bench.now, 0.0, Millis(0), UUID(int=7)))
     retried = await bench.claim_one()
     assert retried.life.retries == 1
     await bench.end(bench.completing(retried))
