@@ -2,18 +2,22 @@
 recorded exactly once."""
 
 from flowfabric.core.errors import (
+    ApprovalOutdated,
     Contention,
     FlowFabricError,
     Invalid,
     LeaseLost,
     NotFound,
+    NotSignalable,
     Overloaded,
+    Unauthorized,
     Unavailable,
 )
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.retry import Exponential, Fixed
 from flowfabric.core.schedule import CatchUp, Schedule
 from flowfabric.core.submission import Submission
+from flowfabric.core.token import Token
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.base import Options
 from flowfabric.engine.engine import Engine
@@ -28,12 +32,17 @@ from flowfabric.worker.control import (
     RunExpired,
     RunFailed,
     StepsChanged,
+    WaitTimeout,
 )
 from flowfabric.worker.loop import Worker, WorkerOptions
 from flowfabric.worker.run import Run
 from flowfabric.worker.task import Task
+from flowfabric.worker.waits import Approval, Callback, Received, Verdict
 
 __all__ = [
+    "Approval",
+    "ApprovalOutdated",
+    "Callback",
     "CatchUp",
     "Contention",
     "Context",
@@ -47,9 +56,11 @@ __all__ = [
     "Invalid",
     "LeaseLost",
     "NotFound",
+    "NotSignalable",
     "Options",
     "Overloaded",
     "PublicState",
+    "Received",
     "Retry",
     "Run",
     "RunCancelled",
@@ -61,7 +72,11 @@ __all__ = [
     "Submission",
     "SyncContext",
     "Task",
+    "Token",
+    "Unauthorized",
     "Unavailable",
+    "Verdict",
+    "WaitTimeout",
     "Worker",
     "WorkerOptions",
     "open_store",

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
+from msgspec.structs import replace
+
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.retry import Backoff, Exponential
@@ -18,6 +20,7 @@ from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.worker.context import Context, SyncContext
 from flowfabric.worker.loop import Worker, WorkerOptions
+from flowfabric.worker.outside import Outside
 from flowfabric.worker.run import Client, Run
 from flowfabric.worker.schedules import Schedules, schedule_of
 from flowfabric.worker.steps import StepFunction, StepOptions
@@ -29,6 +32,7 @@ R = TypeVar("R")
 Span = str | float | timedelta
 
 URL_VARIABLE = "FLOWFABRIC_URL"
+SECRET_VARIABLE = "FLOWFABRIC_WAITPOINT_SECRET"  # noqa: S105 - its name, not its value
 
 
 class TaskDecorator:
@@ -50,7 +54,7 @@ class TaskDecorator:
         return self._fabric._register(function, self._options)
 
 
-class Fabric:
+class Fabric(Outside):
     """Tasks and a store. The URL decides where runs are kept, and nothing else changes:
     `sqlite:///work.db`, `sqlite://:memory:`, `postgresql://…`; without one the environment
     variable FLOWFABRIC_URL is used."""
@@ -62,7 +66,7 @@ class Fabric:
         if not self.url:
             raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
         self.tasks: dict[str, Task[Any, Any]] = {}
-        self._options = options
+        self._options = _with_secret(options)
         self._clock = clock
         self._engine: Engine | None = None
         self._lender: Callable[[], Awaitable[Engine]] | None = None
@@ -254,6 +258,15 @@ class Fabric:
         if engine is not None and engine.store.name == "sqlite":
             return engine.store  # its writer thread serves any loop
         return await open_store(self.url, clock=self._clock)
+
+
+def _with_secret(options: Options | None) -> Options:
+    """The options, with the secret of the environment unless they bring their own."""
+    chosen = options or Options()
+    secret = os.environ.get(SECRET_VARIABLE)
+    if not secret or chosen.waitpoint_secret is not None:
+        return chosen
+    return replace(chosen, waitpoint_secret=secret)
 
 
 class _Portal:

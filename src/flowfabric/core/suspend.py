@@ -272,6 +272,7 @@ class _Binder:
         self.pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
         self.bound: list[Waitpoint] = []
         self.fresh: dict[UUID, Waitpoint] = {}
+        self.outdated: set[UUID] = set()
 
     def arm(self, wait: Wait) -> Arm:
         bound = tuple(self._bind(binding, wait.timeout_at) for binding in wait.bindings)
@@ -328,6 +329,9 @@ class _Binder:
         )
         self.fresh[binding.id] = waitpoint
         self.bound.append(waitpoint)
+        if binding.terms is not None:
+            # What is to be approved has changed: what was asked before is over.
+            self.outdated |= {p.id for p in self.pending.values() if p.key == binding.key}
         expires_at = None if binding.lasting else timeout_at
         return Pending(waitpoint.id, waitpoint.key, expires_at, attempt)
 
@@ -427,8 +431,8 @@ class _Made:
     def _waits(self) -> Waits:
         """What waits apart from this suspension: what it binds is pending no longer."""
         waits = self._snapshot.life.waits or NO_WAITS
-        bound = {waitpoint.id for waitpoint in self._binder.bound}
-        return replace(waits, pending=tuple(p for p in waits.pending if p.id not in bound))
+        gone = {waitpoint.id for waitpoint in self._binder.bound} | self._binder.outdated
+        return replace(waits, pending=tuple(p for p in waits.pending if p.id not in gone))
 
 
 class _Outcome(Struct, frozen=True):

@@ -167,6 +167,14 @@ def verify(
     return verdict
 
 
+def peek(token: Token | str | None) -> Claims | None:
+    """What a token says it is limited to, before anybody has verified it: good for finding what
+    verification needs, and for nothing else."""
+    presented = _presented(token)
+    parts = None if presented is None else _parts(presented.reveal())
+    return None if parts is None or parts.claims is None else _unpack(parts.claims)
+
+
 def fingerprint(text: str) -> str:
     """The first 16 hex digits of a token, safe to show; empty when the text is no token."""
     parts = _parts(text)

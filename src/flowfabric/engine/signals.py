@@ -23,7 +23,7 @@ from flowfabric.core.signal import (
 )
 from flowfabric.core.text import MAX_KEY, MAX_NAME, check_bytes, check_lane, check_text
 from flowfabric.core.time import MAX_SPAN, Millis, check_moment
-from flowfabric.core.token import Claims, Token, _parts, _unpack
+from flowfabric.core.token import Token, peek
 from flowfabric.core.waitpoint import ask_for
 from flowfabric.core.waits import Heard, Memory
 from flowfabric.engine.base import Noun
@@ -166,11 +166,3 @@ def check_delivery(delivery: object) -> Delivery:
 
 def _kid(token: object) -> str:
     return Token(token).kid if isinstance(token, str) else ""
-
-
-def peek(token: Token | str | None) -> Claims | None:
-    """What a token says it is limited to, before anybody has verified it: good for finding what
-    verification needs, and for nothing else."""
-    text = token.reveal() if isinstance(token, Token) else token
-    parts = _parts(text) if isinstance(text, str) else None
-    return None if parts is None or parts.claims is None else _unpack(parts.claims)

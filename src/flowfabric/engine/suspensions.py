@@ -76,6 +76,10 @@ class Suspensions(Noun):
         super().__init__(parts)
         self._attempts = attempts
 
+    def new_id(self) -> UUID:
+        """An id for a suspension or a waitpoint, minted before the first try."""
+        return self._fresh()
+
     async def suspend(self, owned: Owned, request: Suspend) -> SuspendAnswer:
         """Gives the lease up until what the request waits for is here; if it is already, the
         lease is kept. A repeat with the same idempotency key gets the first answer."""
@@ -201,6 +205,32 @@ class Suspensions(Noun):
             single_use=single_use,
         )
         return mint(await self._parts.ring.read(), row, claims)
+
+    async def token_again(
+        self,
+        uuid: UUID,
+        waitpoint: UUID,
+        *,
+        approver: str | None = None,
+        expires_in: Millis | None = None,
+    ) -> Token:
+        """The same token whenever it is asked for, also when its waitpoint is closed by now; for
+        an approver one that is bound to them and to one use. Empty when its key is gone."""
+        rows = (await self._parts.store.recall([Ask(uuid, waitpoints=(waitpoint,))]))[0].waitpoints
+        row = rows.get(waitpoint)
+        ring = await self._parts.ring.read()
+        if row is None or row.kid not in ring.keys:
+            return Token("")
+        if approver is None and expires_in is None:
+            return mint(ring, row)
+        claims = Claims(
+            id=f"again:{approver or ''}",
+            issued_at=row.created_at,
+            approver=None if approver is None else check_text(approver, "approver", limit=MAX_NAME),
+            expires_at=None if expires_in is None else Millis(row.created_at + expires_in),
+            single_use=approver is not None,
+        )
+        return mint(ring, row, claims)
 
     async def suspended(
         self,

@@ -168,7 +168,74 @@ class Counts(Struct, frozen=True):
     capped: frozenset[str]
 
 
-class Store(Protocol):
+class ScheduleStore(Protocol):
+    """Schedules, by name."""
+
+    async def due_schedules(self, now: Millis, limit: int) -> list[Schedule]:
+        """Schedules whose next moment has come, earliest first."""
+
+    async def next_schedule(self) -> Millis | None:
+        """The earliest next moment of all schedules."""
+
+    async def schedules(self, after: str, limit: int) -> list[Schedule]:
+        """Schedules by name."""
+
+    async def schedule(self, name: str) -> Schedule | None:
+        """One schedule."""
+
+    async def put_schedule(self, schedule: Schedule, expected: int | None) -> bool:
+        """Writes a schedule if the stored version is the expected one (None: there is none)."""
+
+    async def drop_schedule(self, name: str) -> bool:
+        """Deletes a schedule; False when there was none."""
+
+
+class PresenceStore(Protocol):
+    """The registry of workers."""
+
+    async def presence(self, namespace: str, instance: str) -> Presence | None:
+        """A worker's entry in the registry."""
+
+    async def presences(self, namespace: str, after: str, limit: int) -> list[Presence]:
+        """Entries by instance, also those that ran out."""
+
+    async def put_presence(self, presence: Presence, fresh: bool) -> bool:
+        """Writes an entry; one that is not `fresh` only if it is (still) there."""
+
+    async def drop_presence(self, namespace: str, instance: str) -> bool:
+        """Deletes an entry; False when there was none."""
+
+    async def drop_lapsed_presences(self, now: Millis) -> int:
+        """Deletes entries that ran out; returns how many."""
+
+
+class WaitStore(Protocol):
+    """What executions wait for from outside."""
+
+    async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
+        """For each ask, in order, what exists of what it names: waitpoints, marks (also those that
+        ran out), and the signals buffered at waitpoints, by number. Asked after `load`, so it is
+        never older than the snapshot a rule decides on."""
+
+    async def signals(
+        self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
+    ) -> list[Heard]:
+        """Accepted signals of an execution with a number above `after`, by number; with a
+        suspension only those that counted for it."""
+
+    async def suspended(
+        self, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
+    ) -> list[Snapshot]:
+        """Suspended executions by (since when, id)."""
+
+    async def keyring(self) -> tuple[int, bytes | None]:
+        """The document with the keys that sign tokens, and its version (0: there is none)."""
+
+    async def put_keyring(self, doc: bytes, expected: int) -> bool:
+        """Writes the keys if the stored version is the expected one; the new one is one more."""
+
+
+class Store(ScheduleStore, PresenceStore, WaitStore, Protocol):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
@@ -252,50 +319,10 @@ class Store(Protocol):
     async def drop_duty(self, duty: str, holder: str) -> None:
         """Gives the duty up if `holder` has it."""
 
-    async def due_schedules(self, now: Millis, limit: int) -> list[Schedule]:
-        """Schedules whose next moment has come, earliest first."""
-
-    async def next_schedule(self) -> Millis | None:
-        """The earliest next moment of all schedules."""
-
     # -- reads
-
-    async def schedules(self, after: str, limit: int) -> list[Schedule]:
-        """Schedules by name."""
-
-    async def schedule(self, name: str) -> Schedule | None:
-        """One schedule."""
-
-    async def put_schedule(self, schedule: Schedule, expected: int | None) -> bool:
-        """Writes a schedule if the stored version is the expected one (None: there is none)."""
-
-    async def drop_schedule(self, name: str) -> bool:
-        """Deletes a schedule; False when there was none."""
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         """The executions as they stand, in one statement, so that a moving row is seen once."""
-
-    async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
-        """For each ask, in order, what exists of what it names: waitpoints, marks (also those that
-        ran out), and the signals buffered at waitpoints, by number. Asked after `load`, so it is
-        never older than the snapshot a rule decides on."""
-
-    async def signals(
-        self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
-    ) -> list[Heard]:
-        """Accepted signals of an execution with a number above `after`, by number; with a
-        suspension only those that counted for it."""
-
-    async def suspended(
-        self, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
-    ) -> list[Snapshot]:
-        """Suspended executions by (since when, id)."""
-
-    async def keyring(self) -> tuple[int, bytes | None]:
-        """The document with the keys that sign tokens, and its version (0: there is none)."""
-
-    async def put_keyring(self, doc: bytes, expected: int) -> bool:
-        """Writes the keys if the stored version is the expected one; the new one is one more."""
 
     async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
         """Which of these executions have ended: the cheap question of whoever waits."""
@@ -347,21 +374,6 @@ class Store(Protocol):
 
     async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
         """Adds or replaces tags, all or none; False when there is no such execution."""
-
-    async def presence(self, namespace: str, instance: str) -> Presence | None:
-        """A worker's entry in the registry."""
-
-    async def presences(self, namespace: str, after: str, limit: int) -> list[Presence]:
-        """Entries by instance, also those that ran out."""
-
-    async def put_presence(self, presence: Presence, fresh: bool) -> bool:
-        """Writes an entry; one that is not `fresh` only if it is (still) there."""
-
-    async def drop_presence(self, namespace: str, instance: str) -> bool:
-        """Deletes an entry; False when there was none."""
-
-    async def drop_lapsed_presences(self, now: Millis) -> int:
-        """Deletes entries that ran out; returns how many."""
 
     async def events(self, query: EventQuery) -> EventPage:
         """Events after a cursor. Skips none, also of transactions that commit late."""

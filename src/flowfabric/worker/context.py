@@ -29,9 +29,11 @@ from flowfabric.worker.journal import (
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Run
 from flowfabric.worker.steps import Work, attempt, attempt_here, keep, perform, read
+from flowfabric.worker.sync_waits import SyncWaits
 from flowfabric.worker.task import Call, Task
 from flowfabric.worker.threads import Threads
 from flowfabric.worker.transactions import Completion
+from flowfabric.worker.waits import Waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +58,7 @@ class Info(Struct, frozen=True):
         return self.attempt == 0
 
 
-class Context:
+class Context(Waits):
     """Given to a task whose first parameter is `ctx`.
 
     Whatever is recorded (`step`, `sleep`, `now`, `random`, `submit`) gets its place in the history
@@ -70,7 +72,11 @@ class Context:
         claim: Claim,
         threads: Threads,
         on_completed: Callable[[], None] = lambda: None,
+        *,
+        again: bool = False,
     ) -> None:
+        """`again` says that the handler ran before under the same lease."""
+        self._again = again
         self._engine = engine
         self._claim = claim
         self._threads = threads
@@ -84,7 +90,9 @@ class Context:
     def _journal(self) -> Journal:
         """Made when it is first needed: many runs never ask for anything."""
         if self._made is None:
-            self._made = Journal(self._engine, self._claim, self._halt, self._owner)
+            self._made = Journal(
+                self._engine, self._claim, self._halt, self._owner, again=self._again
+            )
         return self._made
 
     @cached_property
@@ -199,11 +207,13 @@ class Context:
         return self._made is not None and self._made.parked
 
     async def finish(self) -> None:
-        if self._made is not None or self._claim.lease.start is not Start.INITIAL:
+        continued = self._again or self._claim.lease.start is not Start.INITIAL
+        if self._made is not None or continued:
             await self._journal.finish()
 
-    async def release(self) -> None:
-        await self._journal.release()
+    async def release(self) -> bool:
+        """True when the handler is to run again at once."""
+        return await self._journal.release()
 
     # -- how
 
@@ -246,8 +256,10 @@ class Context:
         return call.task.run_of(ExecutionId(id))
 
 
-class SyncContext:
+class SyncContext(SyncWaits):
     """The context of a plain function, which runs in a thread: the same words, blocking."""
+
+    _context: Context
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -43,6 +43,12 @@ class StepsChanged(FlowFabricError):
     code = "steps_changed"
 
 
+class WaitTimeout(FlowFabricError, TimeoutError):
+    """Nothing came in time for a wait. Recorded: the same whenever the handler runs again."""
+
+    code = "wait_timeout"
+
+
 class RunError(FlowFabricError):
     """A run ended, but not in success."""
 

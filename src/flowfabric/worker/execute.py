@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric.core.errors import FlowFabricError, Invalid, LeaseLost
+from flowfabric.core.errors import FlowFabricError, Invalid, LeaseLost, NoSigningKey
 from flowfabric.core.retry import Category
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
@@ -21,6 +21,7 @@ from flowfabric.worker.control import DRAIN, LOST, TIMED_OUT
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.processes import ProcessDied, Processes
 from flowfabric.worker.report import (
+    AGAIN,
     Report,
     completing,
     delaying,
@@ -54,6 +55,7 @@ class Active:
         self.thread: Future[Any] | None = None
         self.handling = False
         self.stopped = ""
+        self.again = False
         self.raised: BaseException | None = None
         self.completed = False
         """Whether the handler ended the run in a transaction; only the store knows whether that
@@ -114,15 +116,20 @@ class Executor:
 
     async def run(self, active: Active) -> None:
         """Whatever happens ends up in the store or, for a lost lease, nowhere."""
-        report = await self._handle(active)
-        if active.completed:
-            report = settling(active.claim, report, active.raised)
         try:
-            await self._deliver(active, report)
+            while await self._run_once(active):
+                active.again = True
         except LeaseLost as error:
             log.info("%s was no longer ours when it ended: %s", active.claim.id, error)
         except FlowFabricError as error:
             log.warning("%s could not be reported: %s", active.claim.id, error)
+
+    async def _run_once(self, active: Active) -> bool:
+        """Whether the handler is to run again: what it waited for was there already."""
+        report = await self._handle(active)
+        if active.completed:
+            report = settling(active.claim, report, active.raised)
+        return await self._deliver(active, report) is AGAIN
 
     async def _handle(self, active: Active) -> Report:
         """How the handler ended, as the report to make about it."""
@@ -150,7 +157,9 @@ class Executor:
         except Undecodable as error:
             return failing(claim, str(error))
         if handler.mode is not Mode.PROCESS:
-            active.context = Context(self._engine, claim, self._steps, active.complete)
+            active.context = Context(
+                self._engine, claim, self._steps, active.complete, again=active.again
+            )
         result = await self._timed(active, handler, args, kwargs)
         if active.context is not None:
             if active.context.parked:
@@ -241,14 +250,14 @@ class Executor:
             return handing_back(claim) if self._stopping() else crash
         return failing_by(claim, error)
 
-    async def _deliver(self, active: Active, report: Report) -> None:
+    async def _deliver(self, active: Active, report: Report) -> object:
         """Reports until the store has answered; the heartbeat keeps the lease meanwhile."""
         pointless = partial(self._pointless, active)
         try:
-            await patiently(partial(report, self._engine), pointless)
-        except Invalid as error:  # such as a result that is too large
+            return await patiently(partial(report, self._engine), pointless)
+        except (Invalid, NoSigningKey) as error:  # such as a result that is too large
             report = failing(active.claim, f"how it ended cannot be stored: {error.detail}")
-            await patiently(partial(report, self._engine), pointless)
+            return await patiently(partial(report, self._engine), pointless)
 
     def _pointless(self, active: Active) -> bool:
         return active.stopped == LOST or self._cancelled()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import NoReturn
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +18,9 @@ from msgspec import Struct
 from flowfabric.core.errors import Invalid, LeaseLost
 from flowfabric.core.execution import Start
 from flowfabric.core.step import Recorded, Step
+from flowfabric.core.suspend import Suspend, Wait
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import StepRef
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.control import LOST, StepsChanged, Unwind
@@ -92,15 +95,18 @@ class Journal:
     """Loaded once, appended after. Once it is stopped or has seen that the code changed, every
     further call is refused."""
 
-    def __init__(self, engine: Engine, claim: Claim, halt: Halt, owner: object) -> None:
-        """`owner` is the task or thread that runs the handler."""
+    def __init__(
+        self, engine: Engine, claim: Claim, halt: Halt, owner: object, *, again: bool = False
+    ) -> None:
+        """`owner` is the task or thread that runs the handler, `again` whether it did so before
+        under the same lease."""
         self._engine = engine
         self._claim = claim
         self._halt = halt
         self._generation = claim.snapshot.life.generation
         self._steps: dict[tuple[str, int], tuple[Step, Recorded]] = {}
         self._positions: dict[tuple[str, int], int] = {}
-        self._loaded = claim.lease.start is Start.INITIAL
+        self._loaded = claim.lease.start is Start.INITIAL and not again
         self._loading: asyncio.Lock | None = None
         self._lock = threading.Lock()
         self._root = Branch(halt, "", owner)
@@ -108,6 +114,8 @@ class Journal:
         self._busy = 0
         self._idle: asyncio.Event | None = None
         self._sleepers: dict[Place, tuple[Millis, bool]] = {}
+        self._waiters: dict[Place, tuple[Wait, str]] = {}
+        self._suspension: UUID | None = None
         self._changed: StepsChanged | None = None
         self.parked = False
 
@@ -292,26 +300,69 @@ class Journal:
                 raise Unwind
             del self._sleepers[place]
 
-    async def _quiet(self, until: Millis) -> None:
+    async def wait(self, place: Place, wait: Wait, reason: str) -> Recorded:
+        """How a wait ended, if it has. Otherwise the handler is taken off its slot as soon as
+        nothing else is under way, and this never returns."""
+        record = await self.recorded(place)
+        if record is not None:
+            return record
+        ref = StepRef(self._generation, place.position, place.name, place.occurrence, place.branch)
+        with self.waiting():
+            await asyncio.sleep(0)  # whoever was started together with this wait begins
+            self._waiters[place] = (msgspec.structs.replace(wait, step=ref), reason)
+            try:
+                await self._quiet(None)
+            except BaseException:
+                del self._waiters[place]
+                raise
+            self.parked = True
+            raise Unwind
+
+    async def _quiet(self, until: Millis | None) -> None:
         """Returns when nothing is under way, or at `until`."""
         self._idle = self._idle or asyncio.Event()
-        while self._busy and (left := until - self._engine.now()) > 0:
+        while self._busy:
+            left = None if until is None else (until - self._engine.now()) / 1000
+            if left is not None and left <= 0:
+                return
             self._idle.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), left / 1000)
+                await asyncio.wait_for(self._idle.wait(), left)
 
-    async def release(self) -> None:
-        """Gives the lease up until the first of all sleeps is over, and records them."""
+    async def release(self) -> bool:
+        """Gives the lease up until the first of all sleeps and waits is over, and records the
+        sleeps. True when a wait is over already: the lease is kept, the handler runs again."""
         fresh = [
             self._step(place, Recorded(until=until))
             for place, (until, known) in self._sleepers.items()
             if not known
         ]
+        until = min((until for until, _ in self._sleepers.values()), default=None)
+        if self._waiters:
+            return await self._suspend(until, fresh)
         for step in fresh[1:]:
             await self._engine.attempts.record_step(self._claim, step)
-        until = min(until for until, _ in self._sleepers.values())
         first = fresh[0] if fresh else None
-        await self._engine.attempts.delay(self._claim, until, step=first)
+        await self._engine.attempts.delay(self._claim, until or Millis(0), step=first)
+        return False
+
+    async def _suspend(self, until: Millis | None, steps: list[Step]) -> bool:
+        # The same id for every try: after a lost reply the repeat is recognised.
+        self._suspension = self._suspension or self._engine.suspensions.new_id()
+        waits = tuple(wait for wait, _ in self._waiters.values())
+        reasons = {reason for _, reason in self._waiters.values()}
+        request = Suspend(
+            id=self._suspension,
+            waits=waits,
+            reason=reasons.pop() if len(reasons) == 1 else "waiting_for_signal",
+            until=until,
+            steps=tuple(steps),
+        )
+        answer = await self._engine.suspensions.suspend(self._claim, request)
+        return answer.satisfied
+
+    def stopped(self) -> bool:
+        return bool(self._halt)
 
 
 def current_caller() -> object:

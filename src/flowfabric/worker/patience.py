@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from flowfabric.core.errors import Overloaded, RetryExhausted, Unavailable
+from flowfabric.core.errors import NoSigningKey, Overloaded, RetryExhausted, Unavailable
 
 T = TypeVar("T")
 
@@ -19,6 +19,8 @@ async def patiently(call: Callable[[], Awaitable[T]], give_up: Callable[[], bool
     while True:
         try:
             return await call()
+        except NoSigningKey:
+            raise  # somebody must act, waiting does not help
         except (Unavailable, Overloaded, RetryExhausted):
             if give_up():
                 raise

@@ -18,6 +18,9 @@ log = logging.getLogger("flowfabric.worker")
 
 Report = Callable[[Engine], Awaitable[Any]]
 
+AGAIN = object()
+"""The answer of a report that leaves the lease where it is, for the handler to run again."""
+
 UNKNOWN_TASK_DELAY = Millis(5_000)
 
 
@@ -50,8 +53,12 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
 
 
 def delaying(context: Context) -> Report:
-    """The run sleeps."""
-    return lambda _: context.release()
+    """The run sleeps or waits, unless what it waits for is there: then AGAIN."""
+
+    async def report(engine: Engine) -> object:
+        return AGAIN if await context.release() else None
+
+    return report
 
 
 def handing_back(claim: Claim) -> Report:

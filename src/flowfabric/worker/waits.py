@@ -1,0 +1,443 @@
+"""Waiting for the outside world inside a handler: signals, approvals, callbacks.
+
+Every wait is a step. The change that satisfies or times it out records it, so what was waited for
+survives the death of whoever is woken. Meanwhile the run needs no worker.
+"""
+
+from collections.abc import Coroutine, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, TypeVar, overload
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.check import check_names, check_whole
+from flowfabric.core.condition import (
+    AnyOf,
+    ByName,
+    Condition,
+    Count,
+    CountKind,
+    Single,
+    all_waitpoints,
+    any_waitpoint,
+)
+from flowfabric.core.errors import ApprovalOutdated, Invalid
+from flowfabric.core.sending import channel_id, waitpoint_id
+from flowfabric.core.step import Recorded
+from flowfabric.core.suspend import Binding, Use, Wait
+from flowfabric.core.text import MAX_NAME, check_text
+from flowfabric.core.time import Millis, parse_span, to_datetime
+from flowfabric.core.token import Token, digest_of
+from flowfabric.core.waits import Behaviour, ResumePolicy, Signal, Terms, Waited
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.suspensions import MAX_APPROVERS, check_terms
+from flowfabric.worker.codec import decode, encode
+from flowfabric.worker.control import WaitTimeout
+from flowfabric.worker.journal import Journal, Place
+from flowfabric.worker.patience import patiently
+from flowfabric.worker.steps import perform
+
+T = TypeVar("T")
+Span = str | float | timedelta
+
+APPROVED = "approved"
+REJECTED = "rejected"
+DECISIONS = (APPROVED, REJECTED)
+
+_LASTING = ResumePolicy(close_waitpoint_on_resume=False)
+
+
+class Received(Struct, frozen=True):
+    """A signal as a handler sees it."""
+
+    name: str
+    value: Any
+    source: str
+    at: datetime
+
+
+class Ended(StrEnum):
+    """How an approval ended."""
+
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    TIMED_OUT = "timed_out"
+    RESUMED = "resumed"
+
+
+class Decision(Struct, frozen=True):
+    """What one approver decided, and when."""
+
+    approver: str
+    decision: str
+    comment: str
+    at: datetime
+
+
+class Verdict(Struct, frozen=True):
+    """What became of an approval. Only `approved` is a yes: a timeout is none, and neither is an
+    operator who resumed the run without a decision."""
+
+    name: str
+    ended: Ended
+    decisions: tuple[Decision, ...] = ()
+    about: str | None = None
+
+    @property
+    def approved(self) -> bool:
+        return self.ended is Ended.APPROVED
+
+    def check(self, value: object) -> None:
+        """Raises ApprovalOutdated unless exactly this value was approved. Call it right before
+        doing what was approved."""
+        if not self.approved:
+            raise ApprovalOutdated(f"{self.name!r} was not approved but {self.ended}")
+        if self.about != about_digest(value):
+            raise ApprovalOutdated(f"{self.name!r} was approved for something else")
+
+
+class Callback(Generic[T]):
+    """A door for one answer from outside. Hand `id` and `token.reveal()` to whoever will answer
+    (a webhook, a person), then `await callback.result(...)`."""
+
+    def __init__(self, waits: "Waits", id: str, token: Token, waitpoint: UUID, key: str) -> None:
+        self.id = id
+        self.token = token
+        self._waits = waits
+        self._waitpoint = waitpoint
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"Callback({self.id}, {self.token})"
+
+    @overload
+    def result(self, *, timeout: Span | None = None) -> Coroutine[Any, Any, Any]: ...
+    @overload
+    def result(
+        self, as_type: type[T], *, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, T]: ...
+    def result(
+        self, as_type: Any = Any, *, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """The payload of the answer, without a worker slot until it is here."""
+        binding = _binding(self._waitpoint, self._key)
+        asked = _Asked(Single(self._key), (binding,), "waiting_for_callback", _until(timeout))
+        place = self._waits._journal.place(f"callback:{self._key}")
+        return self._waits._one(place, asked, as_type)
+
+
+class Approval:
+    """An approval that was asked for: hand tokens out, then `await approval.verdict(...)`."""
+
+    def __init__(self, waits: "Waits", ask: "_Approving", waitpoint: UUID) -> None:
+        self._waits = waits
+        self._ask = ask
+        self._waitpoint = waitpoint
+        self.id = f"{waits._claim.id}/{waitpoint}"
+
+    def __repr__(self) -> str:
+        return f"Approval({self._ask.name!r}, {self.id})"
+
+    async def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
+        """A token for one approver and one use; without an approver one for whoever has it. The
+        same every time, so it can be asked for again when the handler runs again."""
+        waits = self._waits
+        return await patiently(
+            lambda: waits._engine.suspensions.token_again(
+                waits._claim.uuid, self._waitpoint, approver=approver, expires_in=_until(expires)
+            ),
+            waits._journal.stopped,
+        )
+
+    def verdict(self, *, timeout: Span | None = None) -> Coroutine[Any, Any, Verdict]:
+        """What was decided, without a worker slot until then."""
+        place = self._waits._journal.place(f"approval:{self._ask.name}")
+        return self._waits._verdict(place, self._ask, self._waitpoint, _until(timeout))
+
+
+class _Asked(Struct, frozen=True):
+    condition: Condition
+    bindings: tuple[Binding, ...]
+    reason: str
+    timeout: Millis | None
+    lasting: bool = False
+
+
+class _Approving(Struct, frozen=True):
+    """An approval as it was asked for."""
+
+    name: str
+    of: int
+    terms: Terms
+
+    @property
+    def condition(self) -> Condition:
+        """Enough approvals, or so many refusals that there cannot be enough any more."""
+        approvers = len(self.terms.approvers)
+        against = approvers - self.of + 1 if approvers else 1
+        return AnyOf(
+            (
+                Count(self.of, CountKind.SOURCES, (self.name,), ByName(APPROVED)),
+                Count(against, CountKind.SOURCES, (self.name,), ByName(REJECTED)),
+            )
+        )
+
+
+class Waits:
+    """The part of a context that waits. `_engine`, `_claim` and `_journal` are the context's."""
+
+    _engine: Engine
+    _claim: Claim
+
+    @property
+    def _journal(self) -> Journal:
+        raise NotImplementedError
+
+    @overload
+    def wait_for_signal(
+        self, name: str, *, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, Any]: ...
+    @overload
+    def wait_for_signal(
+        self, name: str, as_type: type[T], *, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, T]: ...
+    def wait_for_signal(
+        self, name: str, as_type: Any = Any, *, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """The payload of the next signal of that name, in the order they were sent; one that was
+        sent before anybody waited is not lost. Raises WaitTimeout when none came in time."""
+        asked = self._channels((name,), Single(name), timeout)
+        return self._one(self._journal.place(f"signal:{name}"), asked, as_type)
+
+    def wait_for_any(
+        self, *names: str, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, Received]:
+        """The first signal of any of these names. Those of the others are kept for later."""
+        asked = self._channels(names, any_waitpoint(*names) if names else Single(""), timeout)
+        place = self._journal.place(f"any:{','.join(names)[:150]}")
+        return self._first(place, asked)
+
+    def wait_for_all(
+        self, *names: str, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, dict[str, Any]]:
+        """One signal of each of these names: their payloads by name."""
+        asked = self._channels(names, all_waitpoints(*names), timeout)
+        place = self._journal.place(f"all:{','.join(names)[:150]}")
+        return self._every(place, asked)
+
+    def approval(
+        self,
+        name: str,
+        *,
+        of: int = 1,
+        approvers: Sequence[str] = (),
+        about: object = None,
+        timeout: Span | None = None,
+    ) -> Coroutine[Any, Any, Verdict]:
+        """Waits until `of` distinct approvers have approved, or so many have refused that this
+        cannot be any more (without a list of approvers: the first one who refuses).
+
+        `about` is the exact thing to be approved: what is approved is bound to it, and if the
+        handler asks about something else when it runs again, ApprovalOutdated is raised.
+        """
+        asked = _approving(name, of, approvers, about)
+        place = self._journal.place(f"approval:{name}")
+        return self._verdict(place, asked, self._approval_id(place, asked), _until(timeout))
+
+    def request_approval(
+        self,
+        name: str,
+        *,
+        of: int = 1,
+        approvers: Sequence[str] = (),
+        about: object = None,
+    ) -> Coroutine[Any, Any, Approval]:
+        """The same in two parts: asks first, so that tokens can be handed to the approvers, and
+        waits when `verdict()` is awaited."""
+        asked = _approving(name, of, approvers, about)
+        return self._request(self._journal.place(f"request:{name}"), asked)
+
+    def callback(self, name: str = "callback") -> Coroutine[Any, Any, Callback[Any]]:
+        """A door for one answer from outside: an id and a token to hand out, awaited later."""
+        check_text(name, "callback name", limit=200)
+        return self._callback(self._journal.place(f"callback-for:{name}"), name)
+
+    # -- how
+
+    def _channels(
+        self, names: tuple[str, ...], condition: Condition, timeout: Span | None
+    ) -> _Asked:
+        wanted = check_names(names, "signal names")
+        if not wanted:
+            raise Invalid("wait for at least one signal")
+        for name in wanted:
+            if not check_text(name, "signal name", limit=200):
+                raise Invalid("a signal has a name")
+        bindings = tuple(
+            Binding(
+                id=channel_id(self._claim.snapshot, name), key=name, use=Use.EITHER, lasting=True
+            )
+            for name in dict.fromkeys(names)
+        )
+        return _Asked(condition, bindings, "waiting_for_signal", _until(timeout), lasting=True)
+
+    async def _wait(self, place: Place, asked: _Asked) -> tuple[Recorded, list[Signal]]:
+        """How the wait ended and which signals it heard; while it goes on, nothing returns."""
+        timeout = asked.timeout
+        wait = Wait(
+            condition=asked.condition,
+            bindings=asked.bindings,
+            timeout_at=None if timeout is None else Millis(self._engine.now() + timeout),
+            behaviour=Behaviour.AUTO_RESUME,
+            policy=_LASTING if asked.lasting else ResumePolicy(),
+        )
+        record = await self._journal.wait(place, wait, asked.reason)
+        if record.waited != Waited.SIGNALLED or record.suspension is None:
+            return record, []
+        suspension = record.suspension
+        heard = await patiently(
+            lambda: self._engine.suspensions.heard(self._claim.uuid, suspension),
+            self._journal.stopped,
+        )
+        keys = {binding.key for binding in asked.bindings}
+        return record, [signal for signal in heard if signal.key in keys]
+
+    async def _one(self, place: Place, asked: _Asked, as_type: Any) -> Any:
+        record, signals = await self._wait(place, asked)
+        _check_in_time(place, record)
+        return decode(signals[-1].payload or b"null", as_type) if signals else None
+
+    async def _first(self, place: Place, asked: _Asked) -> Received:
+        record, signals = await self._wait(place, asked)
+        _check_in_time(place, record)
+        if not signals:
+            return Received("", None, "", to_datetime(self._engine.now()))
+        return _received(signals[-1])
+
+    async def _every(self, place: Place, asked: _Asked) -> dict[str, Any]:
+        record, signals = await self._wait(place, asked)
+        _check_in_time(place, record)
+        return {signal.key: _received(signal).value for signal in signals}
+
+    async def _verdict(
+        self, place: Place, ask: _Approving, waitpoint: UUID, timeout: Millis | None
+    ) -> Verdict:
+        binding = Binding(id=waitpoint, key=ask.name, use=Use.EITHER, terms=ask.terms, lasting=True)
+        asked = _Asked(ask.condition, (binding,), "waiting_for_approval", timeout)
+        record, signals = await self._wait(place, asked)
+        if any(signal.waitpoint != waitpoint for signal in signals):
+            raise ApprovalOutdated(
+                f"{ask.name!r} was decided about something else than the handler asks about now"
+            )
+        return Verdict(ask.name, _ended(record, ask, signals), _decisions(signals), ask.terms.about)
+
+    async def _request(self, place: Place, ask: _Approving) -> Approval:
+        waitpoint = self._approval_id(place, ask)
+
+        async def create() -> str:
+            await patiently(
+                lambda: self._engine.suspensions.create_waitpoint(
+                    self._claim, ask.name, id=waitpoint, terms=ask.terms, lasting=True
+                ),
+                self._journal.stopped,
+            )
+            return str(waitpoint)
+
+        known = UUID(await perform(self._journal, place, create, str))
+        if known != waitpoint:
+            raise ApprovalOutdated(
+                f"{ask.name!r} was asked about something else than the handler asks about now"
+            )
+        return Approval(self, ask, known)
+
+    async def _callback(self, place: Place, name: str) -> Callback[Any]:
+        key = name if place.occurrence == 0 else f"{name}#{place.occurrence}"
+        waitpoint = self._derived("callback", place)
+
+        async def create() -> str:
+            await patiently(
+                lambda: self._engine.suspensions.create_waitpoint(
+                    self._claim, key, id=waitpoint, lasting=True
+                ),
+                self._journal.stopped,
+            )
+            return str(waitpoint)
+
+        known = UUID(await perform(self._journal, place, create, str))
+        token = await patiently(
+            lambda: self._engine.suspensions.token_again(self._claim.uuid, known),
+            self._journal.stopped,
+        )
+        return Callback(self, f"{self._claim.id}/{known}", token, known, key)
+
+    def _approval_id(self, place: Place, ask: _Approving) -> UUID:
+        """Another thing to approve is another waitpoint: what was decided there does not count."""
+        return self._derived("approval", place, ask.terms.about or "")
+
+    def _derived(self, what: str, place: Place, *more: str) -> UUID:
+        snapshot = self._claim.snapshot
+        parts = (what, place.name.partition(":")[2], str(place.occurrence), *more)
+        return waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, *parts)
+
+
+def _approving(name: str, of: int, approvers: Sequence[str], about: object) -> _Approving:
+    if not check_text(name, "approval name", limit=MAX_NAME - 20):
+        raise Invalid("an approval has a name")
+    named = tuple(str(each) for each in check_names(approvers, "approvers"))
+    check_whole(of, "of", 1, MAX_APPROVERS)
+    if named and of > len(named):
+        raise Invalid(f"{of} of {len(named)} approvers can never approve")
+    digest = None if about is None else about_digest(about)
+    terms = check_terms(Terms(about=digest, decisions=DECISIONS, approvers=named))
+    return _Approving(name, of, terms)
+
+
+def about_digest(value: object) -> str:
+    """The digest of the exact thing to be approved: of its JSON, whatever class it is of, so that
+    those who ask and those who approve come to the same."""
+    if isinstance(value, bytes):
+        return digest_of(value)
+    return digest_of(msgspec.json.decode(encode(value)))
+
+
+def _until(timeout: Span | None) -> Millis | None:
+    return None if timeout is None else parse_span(timeout, "timeout")
+
+
+def _binding(waitpoint: UUID, key: str) -> Binding:
+    return Binding(id=waitpoint, key=key, use=Use.EITHER, lasting=True)
+
+
+def _check_in_time(place: Place, record: Recorded) -> None:
+    if record.waited == Waited.TIMED_OUT:
+        raise WaitTimeout(f"nothing came in time for {place}")
+
+
+def _received(signal: Signal) -> Received:
+    value = decode(signal.payload or b"null", Any)
+    return Received(signal.key, value, signal.source, to_datetime(signal.accepted_at))
+
+
+def _ended(record: Recorded, ask: _Approving, signals: list[Signal]) -> Ended:
+    if record.waited == Waited.TIMED_OUT:
+        return Ended.TIMED_OUT
+    if record.waited == Waited.RESUMED:
+        return Ended.RESUMED
+    yes = sum(signal.name == APPROVED for signal in signals)
+    return Ended.APPROVED if yes >= ask.of else Ended.REJECTED
+
+
+def _decisions(signals: list[Signal]) -> tuple[Decision, ...]:
+    return tuple(
+        Decision(
+            signal.source,
+            signal.name,
+            decode(signal.payload, str) if signal.payload else "",
+            to_datetime(signal.accepted_at),
+        )
+        for signal in signals
+    )
