@@ -6,9 +6,10 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
+from flowfabric.core.chore import Chore, chore_of
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.event import Event
-from flowfabric.core.execution import Active, Attempt, Ended, Flags, Snapshot
+from flowfabric.core.execution import Active, Attempt, Ended, Flags, Outcome, Snapshot
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Heard, Mark, Waitpoint
@@ -26,6 +27,8 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
 
     `waitpoints` are new ones, `signals` newly accepted ones; `counted` are signals (by number)
     accepted earlier that a suspension has used up now; `marks` replace those of the same key.
+    `settled` are edges into a member of a flow with how their upstream ended (None: not settled
+    after all), `owed` what is to be done for the flow besides its ending.
     """
 
     outcome: T_co | FlowFabricError
@@ -38,6 +41,14 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     signals: tuple[Heard, ...] = ()
     counted: tuple[tuple[int, UUID], ...] = ()
     marks: tuple[Mark, ...] = ()
+    settled: tuple[tuple[UUID, Outcome | None], ...] = ()
+    owed: tuple[Chore, ...] = ()
+
+    @property
+    def chores(self) -> tuple[Chore, ...]:
+        """All that is owed to the flow after this change."""
+        ended = chore_of(self.before, self.after)
+        return self.owed if ended is None else (*self.owed, ended)
 
     @property
     def alarm(self) -> Millis | None:
@@ -89,4 +100,13 @@ def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
         signals=first.signals + second.signals,
         counted=first.counted + second.counted,
         marks=first.marks + second.marks,
+        settled=first.settled + second.settled,
+        owed=first.owed + second.owed + _between(first, second),
     )
+
+
+def _between(first: "Change[object]", second: "Change[object]") -> tuple[Chore, ...]:
+    """What only shows between the two: one that ended and was replayed owes both."""
+    halves = [chore_of(first.before, first.after), chore_of(second.before, second.after)]
+    owed = [chore for chore in halves if chore is not None]
+    return tuple(owed) if len(owed) > 1 else ()

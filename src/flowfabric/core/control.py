@@ -53,7 +53,7 @@ from flowfabric.core.lease import (
     required_fence,
 )
 from flowfabric.core.time import Millis
-from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState
+from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState, vector
 from flowfabric.core.waitpoint import expire_pending
 from flowfabric.core.waking import expire_suspension
 
@@ -164,21 +164,28 @@ def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
     steps begins.
     """
     snapshot = present(snapshot)
+    ended = check_replay(snapshot)
+    next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
+    life, flags = reborn(snapshot, ended, now)
+    after = snapshot.to(admit(life, next, now), life=life, flags=flags)
+    detail = {"branch": "normal", "groups_reset": 0}
+    return Change(
+        outcome=Replayed(snapshot.execution.id, vector(after).public),
+        before=snapshot,
+        after=after,
+        events=(event_of(snapshot, EventKind.REPLAYED, now, detail),),
+        attempts=inline_attempts(snapshot),
+    )
+
+
+def check_replay(snapshot: Snapshot) -> Ended:
+    """The ending of an execution that may be replayed."""
     ended = snapshot.state
     if not isinstance(ended, Ended):
         raise NotTerminal("only an ended execution can be replayed")
     if snapshot.life.replays >= snapshot.execution.rules.max_replay_count:
         raise MaxReplays(f"replayed {snapshot.life.replays} times")
-    next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
-    life, flags = _reborn(snapshot, ended, now)
-    detail = {"branch": "normal", "groups_reset": 0}
-    return Change(
-        outcome=Replayed(snapshot.execution.id, PublicState.WAITING),
-        before=snapshot,
-        after=snapshot.to(Ready(next), life=life, flags=flags),
-        events=(event_of(snapshot, EventKind.REPLAYED, now, detail),),
-        attempts=inline_attempts(snapshot),
-    )
+    return ended
 
 
 def block(
@@ -277,7 +284,7 @@ def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
             pass
 
 
-def _reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
+def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
     """The life a replay starts with: counters of this run at zero, the deadline from now."""
     old = snapshot.life
     relative = snapshot.execution.rules.execution_deadline
@@ -292,6 +299,7 @@ def _reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]
         replays=old.replays + 1,
         generation=old.generation + (ended.outcome is Outcome.SUCCESS),
         waits=old.waits,
+        join=old.join,
         unknown=old.unknown,
     )
     return life, flags

@@ -16,6 +16,10 @@
     │   ├── InvalidWaitpoint        the waitpoint is of another attempt
     │   ├── SignalLimitExceeded     the execution accepted as many signals as it may
     │   ├── NotAllowed              the terms of an approval do not allow this decision
+    │   ├── InvalidGraph            a flow that cannot run: nothing of it was created
+    │   │   ├── CycleDetected       executions that wait for each other
+    │   │   ├── SelfEdge            an execution that waits for itself
+    │   │   └── NotInFlow           an edge to something that is no member
     │   ├── InvalidKid              a key id that is empty or contains a colon
     │   ├── InvalidSecretHex        a secret that is no hexadecimal text of the right length
     │   ├── InvalidGrace            a grace period that is no number of milliseconds
@@ -36,6 +40,8 @@
     │   ├── InvalidGrant            no grant, or one for another worker
     │   ├── GrantExpired            the grant ran out before it was redeemed
     │   ├── WaitpointExists         the id of a new waitpoint is taken
+    │   ├── StaleRevision           the graph changed since it was read
+    │   ├── FlowConflict            the flow, edge or member is known as something else
     │   ├── RotationConflict        the key id is known with another secret
     │   ├── Locked                  a transaction of the application holds what is needed
     │   └── RetryExhausted          lost the same race ten times in a row
@@ -54,6 +60,7 @@
     │   ├── AlreadyDecided          this approver decided otherwise before
     │   ├── WaitpointNotPending     the waitpoint is in use, or closed
     │   ├── WaitpointExpired        the pending waitpoint ran out before it was used
+    │   ├── FlowTerminal            the flow has ended or was cancelled
     │   ├── MaxReplays              replayed as often as its policy allows
     │   └── GrantExists             another live grant stands
     ├── Unavailable                 the store cannot be reached or refuses to work
@@ -166,6 +173,24 @@ class NotAllowed(Invalid):
     code = "decision_not_allowed"
 
 
+class InvalidGraph(Invalid):
+    """A flow that cannot run. Nothing of it was created."""
+
+    code = "invalid_graph"
+
+
+class CycleDetected(InvalidGraph):
+    code = "cycle_detected"
+
+
+class SelfEdge(InvalidGraph):
+    code = "self_referencing_edge"
+
+
+class NotInFlow(InvalidGraph):
+    code = "execution_not_in_flow"
+
+
 class InvalidKid(Invalid):
     code = "invalid_kid"
 
@@ -260,6 +285,14 @@ class WaitpointExists(Contention):
     code = "waitpoint_already_exists"
 
 
+class StaleRevision(Contention):
+    code = "stale_graph_revision"
+
+
+class FlowConflict(Contention):
+    code = "flow_conflict"
+
+
 class RotationConflict(Contention):
     code = "rotation_conflict"
 
@@ -349,6 +382,10 @@ class WaitpointNotPending(WrongState):
 
 class WaitpointExpired(WrongState):
     code = "pending_waitpoint_expired"
+
+
+class FlowTerminal(WrongState):
+    code = "flow_already_terminal"
 
 
 class MaxReplays(WrongState):

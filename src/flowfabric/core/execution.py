@@ -17,6 +17,8 @@ from msgspec.structs import replace
 
 from flowfabric.core.document import Document
 from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.join import Join
+from flowfabric.core.outcome import Outcome as Outcome
 from flowfabric.core.policy import DEFAULT_POLICY, Policy
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Waits
@@ -64,18 +66,6 @@ class Flags(IntFlag):
     LIMITS = 8
     WAITPOINTS = 16
     RESERVATIONS = 32
-
-
-class Outcome(IntEnum):
-    SUCCESS = 0
-    FAILED = 1
-    CANCELLED = 2
-    EXPIRED = 3
-    SKIPPED = 4
-
-    def __bool__(self) -> bool:
-        """An ending is something, success included, although its number is zero."""
-        return True
 
 
 class Source(StrEnum):
@@ -175,6 +165,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     cancel_reason: str | None = None
     cancelled_by: str | None = None
     waits: Waits | None = None
+    join: Join | None = None
+    unsealed: bool = False
 
 
 EMPTY_LIFE = Life()

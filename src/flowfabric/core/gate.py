@@ -5,6 +5,7 @@ reached yet travels in the execution's life, so passing one gate asks the rest.
 """
 
 from flowfabric.core.execution import Gate, Life, Next, Ready, Waiting
+from flowfabric.core.join import JoinState
 from flowfabric.core.time import Millis
 
 DELAYS = frozenset({Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DELAY})
@@ -13,8 +14,12 @@ DELAYS = frozenset({Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DEL
 
 def admit(life: Life, next: Next, now: Millis) -> Waiting | Ready:
     """Where an execution that wants to run stands at `now`."""
+    if life.unsealed:
+        return Waiting(gate=Gate.UNSEALED, next=next)
     if life.blocked is not None:
         return Waiting(gate=Gate.BLOCKED, next=next)
+    if life.join is not None and life.join.state is not JoinState.SATISFIED:
+        return Waiting(gate=Gate.DEPENDENCIES, next=next)
     if life.not_before is not None and life.not_before > now:
         return Waiting(gate=life.delay or Gate.DELAY, next=next, due_at=life.not_before)
     return Ready(next=next)

@@ -27,7 +27,7 @@ from flowfabric.core.execution import (
     rank_of,
 )
 from flowfabric.core.gate import admit
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.policy import DEFAULT_POLICY, Policy, parse_policy
 from flowfabric.core.text import (
     MAX_PAYLOAD,
@@ -62,6 +62,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     deadline_at: Millis | None = None
     creator: str | None = None
     encoding: str | None = None
+    flow: UUID | None = None
 
 
 class Submitted(Struct, frozen=True, gc=False):
@@ -141,6 +142,7 @@ def _execution(
         route=route,
         policy=policy,
         facts=_facts(submission, rules, now),
+        flow=None if submission.flow is None else parse_uuid(submission.flow, "flow"),
     )
     if given is not None and given != execution.id:
         raise InvalidId("wrong_partition", given)

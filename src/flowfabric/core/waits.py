@@ -12,9 +12,10 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from flowfabric.core.document import Document
+from flowfabric.core.join import EdgeState
 from flowfabric.core.time import Millis
 
 MAX_SIGNALS = 10_000
@@ -128,18 +129,22 @@ class Memory(Struct):
     waitpoints: dict[UUID, Waitpoint]
     marks: dict[bytes, Mark]
     signals: list[Heard]
+    edges: dict[UUID, EdgeState] = field(default_factory=dict)
 
 
 class Ask(Struct, frozen=True):
     """What a rule needs to remember about one execution.
 
-    `buffered` are waitpoints with the number of the last signal that is not wanted any more.
+    `buffered` are waitpoints with the number of the last signal that is not wanted any more;
+    `edges` are edges of its flow, `incoming` means all edges into it.
     """
 
     execution: UUID
     waitpoints: tuple[UUID, ...] = ()
     marks: tuple[bytes, ...] = ()
     buffered: tuple[tuple[UUID, int], ...] = ()
+    edges: tuple[UUID, ...] = ()
+    incoming: bool = False
 
 
 class Tally(Struct, frozen=True, array_like=True):

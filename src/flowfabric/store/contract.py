@@ -20,9 +20,12 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.change import Change
+from flowfabric.core.chore import Chore
 from flowfabric.core.event import EventKind, StoredEvent
 from flowfabric.core.execution import Attempt, Snapshot, Worker
+from flowfabric.core.flow import Flow, FlowChange, FlowState
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.join import EdgeState
 from flowfabric.core.registry import Presence
 from flowfabric.core.routing import Capabilities
 from flowfabric.core.schedule import Schedule
@@ -214,8 +217,8 @@ class WaitStore(Protocol):
 
     async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
         """For each ask, in order, what exists of what it names: waitpoints, marks (also those that
-        ran out), and the signals buffered at waitpoints, by number. Asked after `load`, so it is
-        never older than the snapshot a rule decides on."""
+        ran out), edges, and the signals buffered at waitpoints, by number. Asked after `load`, so
+        it is never older than the snapshot a rule decides on."""
 
     async def signals(
         self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
@@ -235,7 +238,67 @@ class WaitStore(Protocol):
         """Writes the keys if the stored version is the expected one; the new one is one more."""
 
 
-class Store(ScheduleStore, PresenceStore, WaitStore, Protocol):
+class EdgeQuery(Struct, frozen=True, kw_only=True):
+    """Edges of a flow by id, with an id above `after`; of the given executions only, if given."""
+
+    flow: UUID
+    upstreams: tuple[UUID, ...] | None = None
+    downstreams: tuple[UUID, ...] | None = None
+    ids: tuple[UUID, ...] | None = None
+    unsettled: bool = False
+    after: UUID | None = None
+    limit: int = 500
+
+
+class FlowQuery(Struct, frozen=True, kw_only=True):
+    """Flows by (created_at, id)."""
+
+    namespace: str | None = None
+    kind: str | None = None
+    states: tuple[FlowState, ...] = ()
+    tag: tuple[str, str] | None = None
+    after: tuple[Millis, UUID] | None = None
+    limit: int = 100
+    newest_first: bool = False
+
+
+class FlowStore(Protocol):
+    """Flows, their edges, and what is owed to them."""
+
+    async def flows(self, ids: Sequence[UUID]) -> dict[UUID, Flow]:
+        """The flows as they stand."""
+
+    async def flow_page(self, query: FlowQuery) -> list[Flow]:
+        """Flows by (created_at, id)."""
+
+    async def apply_flow(self, change: FlowChange) -> bool:
+        """Writes a change of a flow and everything in it, whole or not at all: the flow if its
+        version stands (a new one if there is none of that id), the executions of `changes` as
+        `apply` does, edges (one that is there stays), chores that are owed; chores that are done
+        go. `guards` are compared and locked like the executions of `changes`. With `done` every
+        one of those chores must still be there, so that each is counted once. False when anything
+        has moved meanwhile."""
+
+    async def edges(self, query: EdgeQuery) -> list[EdgeState]:
+        """Edges by id."""
+
+    async def members(
+        self, flow: UUID, *, after: UUID | None = None, limit: int = 500, living: bool = False
+    ) -> list[Snapshot]:
+        """Executions of a flow (with the flag that makes them members) by id; `living`: those
+        that have not ended."""
+
+    async def member_counts(self, flow: UUID) -> dict[PublicState, int]:
+        """How many members of a flow are in each public state."""
+
+    async def chores(self, flow: UUID, limit: int) -> list[Chore]:
+        """What is owed to a flow."""
+
+    async def owing(self, limit: int) -> list[UUID]:
+        """Flows that something is owed to."""
+
+
+class Store(ScheduleStore, PresenceStore, WaitStore, FlowStore, Protocol):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
@@ -289,8 +352,9 @@ class Store(ScheduleStore, PresenceStore, WaitStore, Protocol):
         changes whose version stands in the same place (and, for a lease, whose expiry stands: a
         renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
         waitpoints (one that is there stays), signals, which suspension earlier signals counted
-        for, and marks (the last of a key stays). One change per execution. Returns the executions
-        whose change was written; the others have moved meanwhile and must be decided anew."""
+        for, marks (the last of a key stays), how edges were settled, and the chores the change
+        owes to its flow. One change per execution. Returns the executions whose change was
+        written; the others have moved meanwhile and must be decided anew."""
 
     async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
         """Submissions that wait at the door, oldest first; of the given ids only, if given."""
