@@ -183,6 +183,7 @@ async def test_families_are_projections_of_one_table(lab: Lab) -> None:
         Family.LEASE: [EventKind.CLAIMED, EventKind.COMPLETED],
         Family.COMPLETION: [EventKind.COMPLETED, EventKind.CANCELLED],
         Family.OPERATOR: [EventKind.REPLAYED, EventKind.PRIORITY_CHANGED],
+        Family.SIGNAL: [],
     }
 
 

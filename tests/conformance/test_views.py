@@ -389,6 +389,7 @@ TRACE: list[tuple[str, str, int | None, int]] = [
 TOLD = [
     ("acquired", 1),
     ("released", 1),
+    ("", 1),  # an operator's resume moves no lease and ends nothing
     ("acquired", 2),
     ("released", 2),
     ("acquired", 3),

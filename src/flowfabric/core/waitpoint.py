@@ -106,7 +106,8 @@ def close(
     snapshot: Snapshot | None, now: Millis, id: UUID, memory: Memory
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
     """Closes a waitpoint for good; whoever waits at it waits for the rest of its condition."""
-    if snapshot is None or id not in memory.waitpoints:
+    snapshot = present(snapshot)
+    if id not in memory.waitpoints:
         raise NotFound("waitpoint", id)
     if not _is_open(snapshot, id):
         return unchanged(AlreadySatisfied("already_closed"))
