@@ -10,6 +10,7 @@ import pytest
 
 from flowfabric import WorkerOptions
 from tests.cli import sample
+from tests.cli.patient import Patient
 from tests.cli.terminal import Cli, Work, Worker, same_tasks
 
 
@@ -25,6 +26,12 @@ def cli(url: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setattr(sample.fabric, "url", url)
     monkeypatch.setenv("COLUMNS", "200")
     return Cli(url)
+
+
+@pytest.fixture
+def patient(cli: Cli) -> Patient:
+    """Another application on the same store: its runs wait for the outside world."""
+    return Patient(cli.url)
 
 
 @pytest.fixture

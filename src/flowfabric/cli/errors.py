@@ -8,15 +8,23 @@ from typer.core import TyperGroup
 
 from flowfabric.cli.screen import Screen
 from flowfabric.core.errors import (
+    AlreadyDecided,
     FlowFabricError,
     Invalid,
     InvalidId,
+    MissingToken,
     NotActive,
+    NotAllowed,
     NotFound,
+    NotSignalable,
+    NotSuspended,
     Overloaded,
+    RotationConflict,
+    Unauthorized,
     Unavailable,
 )
 
+TOKEN_VARIABLE = "FLOWFABRIC_TOKEN"  # noqa: S105 - a name, not a token
 DEBUG = "flowfabric.debug"
 AS_JSON = "flowfabric.json"
 
@@ -54,6 +62,16 @@ class Told(NamedTuple):
     text: str
 
 
+_SAY_ENOUGH = (
+    Invalid,
+    Unavailable,
+    NotSignalable,
+    NotSuspended,
+    AlreadyDecided,
+    RotationConflict,
+)
+"""Errors whose text needs no word in front of it."""
+
 EXPECTED = (CommandError, FlowFabricError, TimeoutError)
 
 
@@ -69,6 +87,10 @@ def told(error: Exception) -> Told:
 
 def _exit_code(error: FlowFabricError) -> Code:
     match error:
+        case MissingToken():
+            return Code.USAGE
+        case Unauthorized() | NotAllowed():
+            return Code.FAILED
         case Invalid():
             return Code.USAGE
         case NotFound():
@@ -89,7 +111,9 @@ def _words(error: FlowFabricError) -> str:
             return f"no {error.detail}"
         case NotActive(outcome=outcome):
             return f"the run has ended already ({outcome})"
-        case Invalid() | Unavailable() if error.detail:
+        case MissingToken():
+            return f"a token is required: give --token or set {TOKEN_VARIABLE}"
+        case _ if isinstance(error, _SAY_ENOUGH) and error.detail:
             return error.detail
         case _:
             return str(error)

@@ -2,7 +2,8 @@
 
 import typer
 
-from flowfabric.cli import lanes, runs, schedules, workers
+from flowfabric.cli import keys, lanes, runs, schedules, waitpoints, workers
+from flowfabric.cli.answers import approve, reject, resume, signal
 from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
 from flowfabric.cli.store import migrate, version
@@ -23,6 +24,12 @@ app.command()(demo)
 app.command()(worker)
 app.command()(submit)
 app.add_typer(runs.app, name="run")
+app.command()(signal)
+app.command()(approve)
+app.command()(reject)
+app.command()(resume)
+app.add_typer(waitpoints.app, name="waitpoints")
+app.add_typer(keys.app, name="keys")
 app.add_typer(lanes.app, name="lanes")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(workers.app, name="workers")

@@ -1,7 +1,9 @@
 """Showing one run: its facts, its result, its events."""
 
+import shlex
 from collections.abc import AsyncIterator
 
+from flowfabric.cli import doors
 from flowfabric.cli.connect import connect
 from flowfabric.cli.documents import body, document
 from flowfabric.cli.errors import Code, CommandError
@@ -18,6 +20,8 @@ from flowfabric.cli.words import (
 from flowfabric.core.event import StoredEvent
 from flowfabric.core.execution import Attempt
 from flowfabric.core.time import Millis
+from flowfabric.core.vector import PublicState
+from flowfabric.core.waitpoint import OpenWaitpoint
 from flowfabric.engine.views import Description
 from flowfabric.worker.run import Run
 
@@ -27,6 +31,7 @@ async def show(url: str | None, id: str, screen: Screen) -> None:
         run, engine = await fabric.run(id), await fabric.engine()
         facts, attempts = await run.describe(), await run.attempts()
         payload, result = (await engine.views.context(id)).payload, await engine.views.result(id)
+        open_ones = [] if facts.ended_at else await fabric.waitpoints(id, limit=doors.MOST)
         now = engine.now()
     bodies = {
         "payload": body(payload) if payload else None,
@@ -34,9 +39,11 @@ async def show(url: str | None, id: str, screen: Screen) -> None:
     }
     if screen.as_json:
         inner = [document(attempt) for attempt in attempts]
-        screen.document({**document(facts), **bodies, "attempts": inner})
+        waits = [doors.told(item) for item in open_ones]
+        screen.document({**document(facts), **bodies, "attempts": inner, "waitpoints": waits})
     else:
         _show(screen, facts, attempts, bodies, now)
+        _show_waits(screen, facts, open_ones)
 
 
 def _show(
@@ -54,6 +61,20 @@ def _show(
     if facts.failure is not None and facts.failure.detail is not None:
         screen.line("")
         screen.text(facts.failure.detail.decode("utf-8", "replace").rstrip())
+
+
+def _show_waits(screen: Screen, facts: Description, found: list[OpenWaitpoint]) -> None:
+    """What a suspended run waits for, and how to answer."""
+    if facts.state != PublicState.SUSPENDED:
+        return
+    active = [item for item in found if item.state == "active"]
+    screen.line("")
+    if active:
+        screen.table(doors.COLUMNS[1:], [doors.row(item)[1:] for item in active])
+    for command in [line for item in active for line in doors.how_to_answer(item)]:
+        screen.note(f"answer with: {command}")
+    if not active:
+        screen.note(f"only an operator wakes it: flowfabric resume {shlex.quote(facts.id)}")
 
 
 async def result(

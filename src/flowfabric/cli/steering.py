@@ -1,4 +1,4 @@
-"""Cancelling and replaying, one run or ten thousand."""
+"""Cancelling, replaying and resuming, one run or ten thousand."""
 
 import asyncio
 import sys
@@ -12,6 +12,7 @@ from flowfabric.cli.connect import connect
 from flowfabric.cli.documents import Document
 from flowfabric.cli.errors import EXPECTED, Code, CommandError, told
 from flowfabric.cli.screen import Screen
+from flowfabric.core.time import NO_TIME, parse_span
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.engine import Engine
 
@@ -53,6 +54,16 @@ async def replay(url: str | None, ids: list[str], screen: Screen) -> Code:
         return {"id": id, "state": replayed.state}
 
     return await _all(url, ids, Deed("replaying", "replayed", steer), screen)
+
+
+async def resume(url: str | None, ids: list[str], delay: str | None, screen: Screen) -> Code:
+    wait = NO_TIME if delay is None else parse_span(delay, "--delay")
+
+    async def steer(engine: Engine, id: str) -> Document:
+        resumed = await engine.executions.resume(id, delay=wait)
+        return {"id": id, "state": resumed.state}
+
+    return await _all(url, ids, Deed("resuming", "resumed", steer), screen)
 
 
 async def _all(url: str | None, ids: list[str], deed: Deed, screen: Screen) -> Code:

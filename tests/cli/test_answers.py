@@ -1,0 +1,232 @@
+"""`flowfabric signal`, `approve`, `reject`, `resume`"""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.cli.patient import PLAN, Patient
+from tests.cli.terminal import NOBODY, Cli
+
+
+def address(cli: Cli, id: str) -> str:
+    return f"{id}/{cli.json('waitpoints', 'list', id)['id']}"
+
+
+def token(cli: Cli, id: str, *words: str) -> str:
+    return cli("waitpoints", "token", id, *words).stdout.strip()
+
+
+# -- signal
+
+
+def test_a_signal_lets_a_run_go_on(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    told = cli("signal", id, "paid", '{"amount": 3}').stdout
+    assert told == f"signalled {id}: the run goes on\n"
+    assert patient.result(id) == {"amount": 3}
+
+
+def test_a_signal_as_json_is_one_document(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    answer = cli.json("signal", id, "other")
+    assert answer == {
+        "id": id,
+        "signal": answer["signal"],
+        "effect": "buffered_for_pending_waitpoint",
+        "resumed": False,
+        "duplicate": False,
+    }
+
+
+def test_a_signal_nobody_waits_for_yet_is_kept(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    assert cli("signal", id, "later").stdout.endswith("kept until the run waits for it\n")
+
+
+def test_a_payload_comes_from_a_file_or_from_stdin(
+    cli: Cli, patient: Patient, tmp_path: Path
+) -> None:
+    first, second = patient.start("order"), patient.start("order")
+    (tmp_path / "paid.json").write_text("[1]")
+    cli("signal", first, "paid", "--file", str(tmp_path / "paid.json"))
+    cli("signal", second, "paid", "-", input='{"from": "stdin"}')
+    assert patient.result(first) == [1]
+    assert patient.result(second) == {"from": "stdin"}
+
+
+def test_a_key_makes_a_repeat_harmless(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    cli("signal", id, "paid", "1", "--key", "k")
+    assert cli("signal", id, "paid", "2", "--key", "k").stdout == f"{id} was signalled before\n"
+    assert patient.result(id) == 1
+
+
+def test_a_delay_holds_the_run_back(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    cli("signal", id, "paid", "--delay", "1h")
+    assert cli.json("run", "show", id)["state"] == "delayed"
+
+
+def test_a_callback_takes_a_token(cli: Cli, patient: Patient) -> None:
+    id = patient.start("ship")
+    cli("signal", address(cli, id), '{"parcel": 7}', "--token", token(cli, id))
+    assert patient.result(id) == {"parcel": 7}
+
+
+def test_a_token_may_come_from_the_environment(
+    cli: Cli, patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = patient.start("ship")
+    monkeypatch.setenv("FLOWFABRIC_TOKEN", token(cli, id))
+    assert cli.json("signal", address(cli, id), "1")["resumed"] is True
+
+
+def test_a_callback_without_a_token_says_where_to_give_it(cli: Cli, patient: Patient) -> None:
+    id = patient.start("ship")
+    complaint = cli.complaint("signal", address(cli, id), "1", code=2)
+    assert complaint == "a token is required: give --token or set FLOWFABRIC_TOKEN"
+
+
+def test_a_wrong_token_is_refused_and_not_repeated(cli: Cli, patient: Patient) -> None:
+    id = patient.start("ship")
+    right = token(cli, id)
+    wrong = right[:-4] + "0000"
+    result = cli("signal", address(cli, id), "1", "--token", wrong, code=1)
+    assert result.stderr == "error: the token is not valid here\n"
+    answer = cli("signal", address(cli, id), "1", "--token", wrong, "--json", code=1)
+    assert msgspec.json.decode(answer.stderr)["error"] == "invalid_token"
+    assert wrong not in result.output + answer.output
+
+
+def test_a_token_for_a_run_is_wrong_usage(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    complaint = cli.complaint("signal", id, "paid", "--token", "x", code=2)
+    assert complaint.startswith("a token belongs to a callback's")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "a signal to a run has a name"),
+        (["paid", "{"], "the payload is not JSON: "),
+        (["paid", "NaN"], "the payload is not JSON: NaN is no number"),
+        (["paid", '{"a": 1, "a": 2}'], "the payload is not JSON: a member is named twice"),
+        (["paid", "1", "--file", "x"], "the payload is given twice"),
+        (["paid", "--file", "nowhere.json"], "the payload cannot be read from nowhere.json: No "),
+        (["paid", "{a:", "1}"], "a name and one JSON value, not 3 words: quote the JSON"),
+        (["paid", "--delay", "soon"], "delay is not a span of time"),
+    ],
+)
+def test_a_wrong_signal_is_one_readable_line(cli: Cli, words: list[str], complaint: str) -> None:
+    cli("migrate")
+    assert cli.complaint("signal", NOBODY, *words, code=2).startswith(complaint)
+
+
+def test_a_signal_to_nobody_is_not_found(cli: Cli) -> None:
+    cli("migrate")
+    assert cli.complaint("signal", NOBODY, "paid", code=3) == "no such run"
+
+
+def test_a_signal_to_a_run_that_has_ended_fails(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    cli("run", "cancel", id)
+    assert cli.complaint("signal", id, "paid", code=1) == "the execution has ended"
+
+
+# -- approve and reject
+
+
+def test_the_only_approval_needs_no_name(cli: Cli, patient: Patient) -> None:
+    id = patient.start("pay")
+    told = cli("approve", id, "--as", "ada", "--comment", "fine").stdout
+    assert told == f"approved {id}: the run goes on\n"
+    assert patient.result(id) == "approved ['ada: fine']"
+
+
+def test_a_refusal_may_leave_the_others_to_decide(cli: Cli, patient: Patient) -> None:
+    id = patient.start("pay")
+    told = cli("reject", id, "budget", "--as", "ada").stdout
+    assert told == f"rejected {id}: counted, the run waits for more\n"
+    assert cli.json("reject", id, "--as", "bob")["resumed"] is True
+    assert patient.result(id).startswith("rejected")
+
+
+def test_several_approvals_are_named(cli: Cli, patient: Patient) -> None:
+    id = patient.start("publish")
+    complaint = cli.complaint("approve", id, "--as", "ada", code=2)
+    assert complaint == f"{id} has several open approvals, name one: legal, style"
+    cli("approve", id, "legal", "--as", "ada")
+    cli("reject", id, "style", "--as", "ada")
+    assert patient.result(id) == {"legal": True, "style": False}
+
+
+def test_an_approval_is_for_exactly_one_thing(cli: Cli, patient: Patient) -> None:
+    id = patient.start("pay")
+    other = msgspec.json.encode({**PLAN, "amount": 9000}).decode()
+    complaint = cli.complaint("approve", id, "--as", "ada", "--about", other, code=1)
+    assert complaint == "what is to be approved is not what the sender approves"
+    same = '{"to": "ada", "amount": 250}'
+    assert cli("approve", id, "--as", "ada", "--about", "-", input=same).stdout
+
+
+def test_whoever_decides_is_named(cli: Cli, patient: Patient) -> None:
+    id = patient.start("pay")
+    assert cli.complaint("approve", id, code=2) == "who decides? give --as, or a token"
+    complaint = cli.complaint("approve", id, "--as", "eve", code=1)
+    assert complaint == "the sender is not one of the approvers"
+
+
+def test_nobody_decides_twice(cli: Cli, patient: Patient) -> None:
+    id = patient.start("pay")
+    cli("reject", id, "--as", "ada")
+    assert cli.complaint("approve", id, "--as", "ada", code=1) == "decided before: rejected"
+    assert cli("reject", id, "--as", "ada").stdout == f"{id} was rejected before\n"
+
+
+def test_a_token_decides_for_its_approver(
+    cli: Cli, patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = patient.start("pay")
+    words = ("--approver", "ada", "--decision", "approved", "--single-use")
+    monkeypatch.setenv("FLOWFABRIC_TOKEN", token(cli, id, *words))
+    place = address(cli, id)
+    complaint = cli.complaint("reject", place, code=1)
+    assert complaint == "the token does not allow 'rejected'"
+    assert cli("approve", id).stdout == f"approved {id}: the run goes on\n"
+    assert cli.complaint("approve", place, code=1) == "a token for one use"
+
+
+def test_a_run_that_waits_for_no_approval_says_so(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    assert cli.complaint("approve", id, "--as", "ada", code=3) == f"{id} has no open approval"
+    complaint = cli.complaint("reject", id, "budget", "--as", "ada", code=3)
+    assert complaint == f"{id} has no open approval 'budget'"
+
+
+def test_approving_for_nobody_is_not_found(cli: Cli) -> None:
+    cli("migrate")
+    assert cli.complaint("approve", NOBODY, "--as", "ada", code=3) == f"no run {NOBODY}"
+
+
+# -- resume
+
+
+def test_an_operator_wakes_a_run_without_what_it_waits_for(cli: Cli, patient: Patient) -> None:
+    id = patient.start("pay")
+    assert cli("resume", id).stdout == f"resumed {id}\n"
+    assert patient.result(id) == "resumed []"
+
+
+def test_a_run_may_be_resumed_later(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    assert cli.json("resume", id, "--delay", "1h") == {"id": id, "state": "delayed"}
+    assert cli.complaint("resume", id, "--delay", "soon", code=2).startswith("--delay is not a")
+
+
+def test_only_a_suspended_run_is_resumed(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    cli("run", "cancel", id)
+    complaint = cli.complaint("resume", id, code=1)
+    assert complaint == f"{id}: only a suspended execution can be resumed"
+    assert "no such run" in cli.complaint("resume", NOBODY, code=3)
