@@ -192,7 +192,8 @@ class Suspensions(Noun):
         """A token that is bound: to an approver, to some decisions, to a time, to one use."""
         row = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
         if row is None:
-            raise NotFound("waitpoint", waitpoint)
+            known = await self._load(id) is not None
+            raise NotFound("waitpoint", waitpoint) if known else NotFound("execution", id)
         now = self._now()
         span = None if expires_in is None else check_whole(expires_in, "expires_in", 1, MAX_SPAN)
         names = tuple(str(name) for name in check_names(decisions, "decisions"))
