@@ -118,7 +118,7 @@ class Executor:
         """Whatever happens ends up in the store or, for a lost lease, nowhere."""
         try:
             while await self._run_once(active):
-                active.again = True
+                active.again, active.context = True, None
         except LeaseLost as error:
             log.info("%s was no longer ours when it ended: %s", active.claim.id, error)
         except FlowFabricError as error:

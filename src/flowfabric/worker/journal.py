@@ -47,6 +47,14 @@ class Place(Struct, frozen=True):
         return _title(self.name, self.occurrence)
 
 
+class Waiter(Struct, frozen=True):
+    """A wait that is to begin. `limited` says that the end of its time is recorded already."""
+
+    wait: Wait
+    reason: str
+    limited: bool
+
+
 class Halt:
     """Whether a run was stopped, and why; shared by all who must know."""
 
@@ -114,7 +122,7 @@ class Journal:
         self._busy = 0
         self._idle: asyncio.Event | None = None
         self._sleepers: dict[Place, tuple[Millis, bool]] = {}
-        self._waiters: dict[Place, tuple[Wait, str]] = {}
+        self._waiters: dict[Place, Waiter] = {}
         self._suspension: UUID | None = None
         self._changed: StepsChanged | None = None
         self.parked = False
@@ -165,7 +173,11 @@ class Journal:
     async def recorded(self, place: Place) -> Recorded | None:
         """What is recorded at a place; StepsChanged if something else is."""
         if not self._loaded:
-            await self._load()
+            self.begin()  # whoever still looks may find that it has to go on
+            try:
+                await self._load()
+            finally:
+                self.end()
         found = self._steps.get((place.branch, place.position))
         if found is None:
             self._check_absent(place)
@@ -302,18 +314,26 @@ class Journal:
 
     async def wait(self, place: Place, wait: Wait, reason: str) -> Recorded:
         """How a wait ended, if it has. Otherwise the handler is taken off its slot as soon as
-        nothing else is under way, and this never returns."""
+        nothing else is under way, and this never returns. Its time is counted from the first
+        time it was asked for, however often something else wakes the run."""
         record = await self.recorded(place)
         if record is not None:
             return record
         ref = StepRef(self._generation, place.position, place.name, place.occurrence, place.branch)
+        limit = _limit(self._steps, place)
+        until = wait.timeout_at if limit is None or wait.timeout_at is None else limit
+        limited = until is None or limit is not None
         with self.waiting():
             await asyncio.sleep(0)  # whoever was started together with this wait begins
-            self._waiters[place] = (msgspec.structs.replace(wait, step=ref), reason)
+            if self._busy and until is not None and not limited:
+                await self.record(_beside(place), Recorded(until=until))
+                limited = True
+            asked = msgspec.structs.replace(wait, step=ref, timeout_at=until)
+            self._waiters[place] = Waiter(asked, reason, limited)
             try:
                 await self._quiet(None)
             except BaseException:
-                del self._waiters[place]
+                self._waiters.pop(place, None)
                 raise
             self.parked = True
             raise Unwind
@@ -332,11 +352,8 @@ class Journal:
     async def release(self) -> bool:
         """Gives the lease up until the first of all sleeps and waits is over, and records the
         sleeps. True when a wait is over already: the lease is kept, the handler runs again."""
-        fresh = [
-            self._step(place, Recorded(until=until))
-            for place, (until, known) in self._sleepers.items()
-            if not known
-        ]
+        moments = _moments(self._sleepers, self._waiters)
+        fresh = [self._step(place, Recorded(until=until)) for place, until in moments]
         until = min((until for until, _ in self._sleepers.values()), default=None)
         if self._waiters:
             return await self._suspend(until, fresh)
@@ -349,11 +366,11 @@ class Journal:
     async def _suspend(self, until: Millis | None, steps: list[Step]) -> bool:
         # The same id for every try: after a lost reply the repeat is recognised.
         self._suspension = self._suspension or self._engine.suspensions.new_id()
-        waits = tuple(wait for wait, _ in self._waiters.values())
-        reasons = {reason for _, reason in self._waiters.values()}
+        reasons = {waiter.reason for waiter in self._waiters.values()}
+        now = self._engine.now()
         request = Suspend(
             id=self._suspension,
-            waits=waits,
+            waits=tuple(_not_before(now, waiter.wait) for waiter in self._waiters.values()),
             reason=reasons.pop() if len(reasons) == 1 else "waiting_for_signal",
             until=until,
             steps=tuple(steps),
@@ -371,6 +388,40 @@ def current_caller() -> object:
         return asyncio.current_task()
     except RuntimeError:  # a thread without an event loop
         return threading.get_ident()
+
+
+def _beside(place: Place) -> Place:
+    """Where the end of a wait's time is recorded: not in the order of calls, since code may give
+    a wait more or less time without changing its history."""
+    name = f"{_LOOSE}/{place.name}"
+    return Place(f"{place.branch}{_LOOSE}", place.position, name, place.occurrence)
+
+
+def _limit(steps: dict[tuple[str, int], tuple[Step, Recorded]], place: Place) -> Millis | None:
+    """The moment at which the time of a wait is over, if it is recorded."""
+    beside = _beside(place)
+    step, record = steps.get((beside.branch, beside.position), (None, None))
+    return record.until if step and record and step.name == beside.name else None
+
+
+def _moments(
+    sleepers: dict[Place, tuple[Millis, bool]], waiters: dict[Place, Waiter]
+) -> list[tuple[Place, Millis]]:
+    """When sleeps, and the time of waits, are over; those that are not recorded yet."""
+    sleeps = [(place, until) for place, (until, known) in sleepers.items() if not known]
+    limits = [
+        (_beside(place), waiter.wait.timeout_at)
+        for place, waiter in waiters.items()
+        if waiter.wait.timeout_at is not None and not waiter.limited
+    ]
+    return sleeps + limits
+
+
+def _not_before(now: Millis, wait: Wait) -> Wait:
+    """A wait whose time ran out while nobody was there is over at once, not refused."""
+    if wait.timeout_at is None or wait.timeout_at >= now:
+        return wait
+    return msgspec.structs.replace(wait, timeout_at=now)
 
 
 def _title(name: str, occurrence: int) -> str:

@@ -45,7 +45,7 @@ skip_pauses: contextvars.ContextVar[bool] = contextvars.ContextVar(
 )
 """Whether the next try of a step follows at once, for tests, which wait for nothing."""
 
-_BRANCH_NAME = re.compile(r"~?[0-9]+(\.~?[0-9]+)*/")
+_BRANCH_NAME = re.compile(r"(~|~?[0-9]+(\.~?[0-9]+)*)/")
 
 
 class StepOptions(Struct, frozen=True, kw_only=True):

@@ -110,6 +110,7 @@ class Callback(Generic[T]):
         self._waits = waits
         self._waitpoint = waitpoint
         self._key = key
+        self._place: Place | None = None
 
     def __repr__(self) -> str:
         return f"Callback({self.id}, {self.token})"
@@ -123,11 +124,12 @@ class Callback(Generic[T]):
     def result(
         self, as_type: Any = Any, *, timeout: Span | None = None
     ) -> Coroutine[Any, Any, Any]:
-        """The payload of the answer, without a worker slot until it is here."""
+        """The payload of the answer, without a worker slot until it is here; the same whenever
+        it is asked for. The door is closed then, also when the time was over."""
         binding = _binding(self._waitpoint, self._key)
         asked = _Asked(Single(self._key), (binding,), "waiting_for_callback", _until(timeout))
-        place = self._waits._journal.place(f"callback:{self._key}")
-        return self._waits._one(place, asked, as_type)
+        self._place = self._place or self._waits._journal.place(f"callback:{self._key}")
+        return self._waits._one(self._place, asked, as_type)
 
 
 class Approval:
@@ -137,6 +139,7 @@ class Approval:
         self._waits = waits
         self._ask = ask
         self._waitpoint = waitpoint
+        self._place: Place | None = None
         self.id = f"{waits._claim.id}/{waitpoint}"
 
     def __repr__(self) -> str:
@@ -145,7 +148,9 @@ class Approval:
     async def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
         """A token for one approver and one use; without an approver one for whoever has it. The
         same every time, so it can be asked for again when the handler runs again."""
-        waits = self._waits
+        waits, named = self._waits, self._ask.terms.approvers
+        if approver is not None and named and approver not in named:
+            raise Invalid(f"{str(approver)[:80]!r} is not one of the approvers")
         return await patiently(
             lambda: waits._engine.suspensions.token_again(
                 waits._claim.uuid, self._waitpoint, approver=approver, expires_in=_until(expires)
@@ -154,9 +159,10 @@ class Approval:
         )
 
     def verdict(self, *, timeout: Span | None = None) -> Coroutine[Any, Any, Verdict]:
-        """What was decided, without a worker slot until then."""
-        place = self._waits._journal.place(f"approval:{self._ask.name}")
-        return self._waits._verdict(place, self._ask, self._waitpoint, _until(timeout))
+        """What was decided, without a worker slot until then; the same whenever it is asked
+        for."""
+        self._place = self._place or self._waits._journal.place(f"approval:{self._ask.name}")
+        return self._waits._verdict(self._place, self._ask, self._waitpoint, _until(timeout))
 
 
 class _Asked(Struct, frozen=True):
@@ -277,16 +283,18 @@ class Waits:
         for name in wanted:
             if not check_text(name, "signal name", limit=200):
                 raise Invalid("a signal has a name")
+        if len(set(wanted)) != len(wanted):
+            raise Invalid("a signal is named twice")
         bindings = tuple(
             Binding(
                 id=channel_id(self._claim.snapshot, name), key=name, use=Use.EITHER, lasting=True
             )
-            for name in dict.fromkeys(names)
+            for name in names
         )
         return _Asked(condition, bindings, "waiting_for_signal", _until(timeout), lasting=True)
 
     async def _wait(self, place: Place, asked: _Asked) -> tuple[Recorded, list[Signal]]:
-        """How the wait ended and which signals it heard; while it goes on, nothing returns."""
+        """How the wait ended and, if signals did it, which; while it goes on, nothing returns."""
         timeout = asked.timeout
         wait = Wait(
             condition=asked.condition,
@@ -296,15 +304,25 @@ class Waits:
             policy=_LASTING if asked.lasting else ResumePolicy(),
         )
         record = await self._journal.wait(place, wait, asked.reason)
-        if record.waited != Waited.SIGNALLED or record.suspension is None:
+        if record.waited != Waited.SIGNALLED:
             return record, []
+        return record, await self._heard(record, asked.bindings)
+
+    async def _heard(self, record: Recorded, bindings: tuple[Binding, ...]) -> list[Signal]:
+        """The signals that counted for a wait that is over, in the order they came."""
         suspension = record.suspension
-        heard = await patiently(
-            lambda: self._engine.suspensions.heard(self._claim.uuid, suspension),
-            self._journal.stopped,
-        )
-        keys = {binding.key for binding in asked.bindings}
-        return record, [signal for signal in heard if signal.key in keys]
+        if suspension is None:
+            return []
+        self._journal.begin()
+        try:
+            heard = await patiently(
+                lambda: self._engine.suspensions.heard(self._claim.uuid, suspension),
+                self._journal.stopped,
+            )
+        finally:
+            self._journal.end()
+        ids = {binding.id for binding in bindings}
+        return [signal for signal in heard if signal.waitpoint in ids]
 
     async def _one(self, place: Place, asked: _Asked, as_type: Any) -> Any:
         record, signals = await self._wait(place, asked)
@@ -329,7 +347,9 @@ class Waits:
         binding = Binding(id=waitpoint, key=ask.name, use=Use.EITHER, terms=ask.terms, lasting=True)
         asked = _Asked(ask.condition, (binding,), "waiting_for_approval", timeout)
         record, signals = await self._wait(place, asked)
-        if any(signal.waitpoint != waitpoint for signal in signals):
+        if record.waited != Waited.SIGNALLED:
+            signals = await self._heard(record, asked.bindings)  # who had decided by then
+        elif not signals:
             raise ApprovalOutdated(
                 f"{ask.name!r} was decided about something else than the handler asks about now"
             )
@@ -380,7 +400,7 @@ class Waits:
 
     def _derived(self, what: str, place: Place, *more: str) -> UUID:
         snapshot = self._claim.snapshot
-        parts = (what, place.name.partition(":")[2], str(place.occurrence), *more)
+        parts = (what, place.name, str(place.occurrence), *more)
         return waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, *parts)
 
 
@@ -436,8 +456,16 @@ def _decisions(signals: list[Signal]) -> tuple[Decision, ...]:
         Decision(
             signal.source,
             signal.name,
-            decode(signal.payload, str) if signal.payload else "",
+            _comment(signal.payload),
             to_datetime(signal.accepted_at),
         )
         for signal in signals
     )
+
+
+def _comment(payload: bytes | None) -> str:
+    """What somebody outside said about a decision, whatever it is: it must not fail the run."""
+    said = decode(payload or b"null", Any)
+    if said is None:
+        return ""
+    return said if isinstance(said, str) else (payload or b"").decode()

@@ -1,0 +1,131 @@
+"""Signals as the application sends them, and what is refused on either side."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flowfabric import (
+    Context,
+    Invalid,
+    NotFound,
+    NotSignalable,
+    PublicState,
+    RunCancelled,
+)
+from flowfabric.core.errors import MissingToken, PayloadTooLarge
+from tests.worker.bench import Bench
+
+
+async def test_signals_by_code_without_an_event_loop(bench: Bench) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    run = await job.submit()
+    await bench.work()
+    open_ones = await asyncio.to_thread(bench.fabric.waitpoints_sync, run)
+    assert [(each.key, each.state) for each in open_ones] == [("go", "active")]
+    sent = await asyncio.to_thread(bench.fabric.signal_sync, run, "go", 5, key="once")
+    assert sent.resumed
+    await bench.work()
+    assert await run.result() == 5
+
+
+async def test_what_waits_can_be_listed_the_longest_first(bench: Bench) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context, name: str) -> None:
+        await ctx.wait_for_any(name, "other")
+
+    runs = []
+    for name in ("first", "second"):
+        runs.append(await job.submit(name))
+        await bench.work()
+        bench.clock.advance(1)
+    found = await bench.fabric.waitpoints()
+    assert [each.execution for each in found] == [runs[0].id] * 2 + [runs[1].id] * 2
+    assert {each.key for each in found} == {"first", "second", "other"}
+    assert len(await bench.fabric.waitpoints(limit=3)) == 3
+    assert {each.key for each in await bench.fabric.waitpoints(runs[1])} == {"second", "other"}
+
+
+async def test_a_run_that_ended_takes_no_signals(bench: Bench) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    ended, cancelled = await job.submit(), await job.submit()
+    await bench.work()
+    await bench.fabric.signal(ended, "go")
+    await bench.work()
+    await cancelled.cancel("changed our mind")
+    with pytest.raises(RunCancelled, match="changed our mind"):
+        await cancelled.result()
+    for run in (ended, cancelled):
+        with pytest.raises(NotSignalable):
+            await bench.fabric.signal(run, "go")
+        assert await bench.fabric.waitpoints(run) == []
+
+
+async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
+    fabric = bench.fabric
+
+    @fabric.task()
+    async def job(ctx: Context) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    run = await job.submit()
+    await bench.work()
+    waitpoint = (await fabric.waitpoints(run))[0]
+    with pytest.raises(Invalid, match="has a name"):
+        await fabric.signal(run)
+    with pytest.raises(Invalid, match="a name"):
+        await fabric.signal(run, "")
+    with pytest.raises(Invalid, match="not int"):
+        await fabric.signal(7, "go")  # type: ignore[arg-type]
+    with pytest.raises(Invalid):
+        await fabric.signal("no id", "go")
+    with pytest.raises(Invalid, match="belongs to a callback's"):
+        await fabric.signal(run, "go", token="x:1")
+    with pytest.raises(MissingToken):
+        await fabric.signal(f"{run.id}/{waitpoint.id}", "go")
+    with pytest.raises(PayloadTooLarge, match="the limit is 262144"):
+        await fabric.signal(run, "go", "x" * 262_143)
+    with pytest.raises(Invalid, match="object"):
+        await fabric.signal(run, "go", object())
+    with pytest.raises(NotFound):
+        await fabric.signal(str(run.id)[:-4] + "0000", "go")
+    assert await run.state() is PublicState.SUSPENDED
+    assert (await fabric.signal(run, "go", "x" * 262_142)).resumed
+
+
+@pytest.mark.parametrize(
+    ("ask", "complaint"),
+    [
+        (lambda ctx: ctx.wait_for_signal(""), "a signal has a name"),
+        (lambda ctx: ctx.wait_for_signal("x" * 201), "signal name"),
+        (lambda ctx: ctx.wait_for_signal(7), "signal name"),
+        (lambda ctx: ctx.wait_for_signal("go\x00"), "signal name"),
+        (lambda ctx: ctx.wait_for_any(), "at least one"),
+        (lambda ctx: ctx.wait_for_all(), "at least one"),
+        (lambda ctx: ctx.wait_for_any("a", ""), "a signal has a name"),
+        (lambda ctx: ctx.wait_for_all("a", "a"), "named twice"),
+        (lambda ctx: ctx.wait_for_any("a", "a"), "named twice"),
+        (lambda ctx: ctx.wait_for_signal("go", timeout="soon"), "timeout is not a span"),
+        (lambda ctx: ctx.wait_for_signal("go", timeout=-1), "timeout must be between"),
+        (lambda ctx: ctx.wait_for_signal("go", timeout=True), "timeout is not a span"),
+    ],
+)
+async def test_waits_that_make_no_sense_are_refused_where_they_are_made(
+    bench: Bench, ask: Any, complaint: str
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        with pytest.raises(Invalid, match=complaint):
+            ask(ctx)
+        return str(await ctx.wait_for_signal("go"))
+
+    run = await job.submit()
+    await bench.fabric.signal(run, "go", "and on")
+    await bench.work()
+    assert await run.result() == "and on"
