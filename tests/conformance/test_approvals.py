@@ -1,6 +1,6 @@
 """Approvals: an operator's word without a token, decisions by named approvers on an exact thing.
 
-E-T266, E-T267 as [C] has it, E-T268; §3.36.
+E-T266, E-T268; §3.36 as [C] has it.
 """
 
 from typing import Any
@@ -88,7 +88,7 @@ async def test_an_operator_approves(lab: Lab) -> None:
 
 
 async def test_an_operator_rejects(lab: Lab) -> None:
-    """E-T267 as [C] has it: recorded, not counted, not resumed"""
+    """D-4: recorded, not counted, not resumed"""
     claim, answer = await waiting(lab, named("approved"))
     assert effect_of(await approve(lab, claim, answer, "rejected")) is Effect.NO_OP
     assert await lab.state(claim.id) is PublicState.SUSPENDED

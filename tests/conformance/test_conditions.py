@@ -1,6 +1,6 @@
 """Composite conditions, played through the engine: what is counted, when it fires, what is left.
 
-E-T280 to E-T292, E-X21; §4.
+E-T026, E-T280 to E-T292, E-X21; §4.
 """
 
 import itertools
@@ -274,7 +274,7 @@ async def test_members_that_no_signal_ends_wait_for_an_operator(lab: Lab) -> Non
 
 
 async def test_all_signals_that_contributed_are_observed_in_order(lab: Lab) -> None:
-    """E-T270, E-T272 as D-5 has it, E-T291: nothing that did not count"""
+    """E-T270, E-T291, D-5: nothing that did not count"""
     game = await play(lab, AllOf((named("a"), Count(2, CountKind.SOURCES, ("go",), ByName("v")))))
     await game.hear("go:v", source="ann")
     await game.hear("go:noise", "go:a", "go:a", source="eve")
@@ -353,6 +353,21 @@ async def test_a_source_of_an_earlier_suspension_counts_anew(lab: Lab) -> None:
         assert await game.hear("go", source="ann") == [Effect.APPENDED]
         assert await game.hear("go", source="bob") == [Effect.SATISFIED]
         claim = await lab.claim_one()
+
+
+async def test_each_of_several_waits_counts_for_itself(lab: Lab) -> None:
+    """Any of them wakes it; a source that was heard by one is new to the other"""
+    claim = await lab.running()
+    waits = [wait_on(lab, Count(2, CountKind.SOURCES, (key,))) for key in ("a", "b")]
+    game = Play(lab, claim, await suspend(lab, claim, *waits))
+    assert await game.hear("a", "b", "b", source="ann") == [
+        Effect.APPENDED,
+        Effect.APPENDED,
+        Effect.REPEATED,
+    ]
+    assert await game.hear("b", source="bob") == [Effect.SATISFIED]
+    with pytest.raises(WaitpointClosed):
+        await game.hear("a", source="bob")
 
 
 async def test_a_condition_of_a_newer_release_waits(lab: Lab) -> None:

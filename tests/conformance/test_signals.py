@@ -1,6 +1,7 @@
 """Signals that are accepted: what each one does, what is kept of it, what is told of it.
 
-E-T262 to E-T271, E-T336, INV-13, INV-14; §3.34, §3.35, §3.37, FLAW-18, FLAW-19, FLAW-27, FLAW-28.
+E-T262 to E-T264, E-T269 to E-T271, E-T336, INV-13, INV-14; §3.34, §3.35, §3.37, FLAW-18, FLAW-19,
+FLAW-27, FLAW-28.
 """
 
 from typing import Any
@@ -125,7 +126,7 @@ async def test_a_signal_event_says_which_where_who_and_what(lab: Lab) -> None:
 
 
 async def test_a_resume_is_no_completion(lab: Lab) -> None:
-    """FLAW-18, E-T265 the other way round"""
+    """FLAW-18: nothing has ended"""
     claim, answer = await waiting(lab)
     await deliver(lab, claim.id, answer.primary)
     assert await completions(lab, claim.id) == []
