@@ -26,6 +26,7 @@ SECTIONS = {
     "Complete, fail, delay": ("E-T", range(130, 155)),
     "Cancel, priority, replay, expiry": ("E-T", [*range(160, 176), *range(180, 199)]),
     "Block, unblock, eligibility": ("E-T", range(200, 203)),
+    "Suspend, resume, waitpoints": ("E-T", range(210, 250)),
     "Signals and tokens": ("E-T", range(250, 276)),
     "Composite conditions": ("E-T", range(280, 293)),
     "Keys": ("E-T", range(300, 311)),
@@ -35,11 +36,12 @@ SECTIONS = {
 }
 
 LATER = {
-    "suspension": ("E-T081 E-T151 E-T153 E-T162 E-T163 E-T164 E-X08 E-X24 E-X25 INV-12"),
-    "flows": ("E-T174 E-T175 E-T186 E-T187 E-T192 E-T196 E-T197 E-T198 E-T202 E-T334 INV-30"),
+    "flows": (
+        "E-T151 E-T174 E-T175 E-T186 E-T187 E-T192 E-T196 E-T197 E-T198 E-T202 E-T223 E-T334 INV-30"
+    ),
     "budgets and quotas": "E-T073 E-T078",
     "streams": "E-T099 E-T152",
-    "the server": "E-T039 E-T040 E-T041 E-T173 E-T183 E-T189 E-T275 E-T310 E-X02",
+    "the server": "E-T039 E-T040 E-T041 E-T173 E-T183 E-T189 E-T248 E-T275 E-T310 E-X02",
 }
 
 OVERRIDDEN = {
@@ -49,11 +51,13 @@ OVERRIDDEN = {
     "a stale fence is always told as stale": "E-T096",
     "the state after a lost or revoked lease is S6 or S7": "E-T098 E-T100",
     "a cancel does not change the epoch": "E-T165",
-    "every ending is recorded, inside a flow or not": "E-T193",
+    "every ending is recorded, inside a flow or not": "E-T193 E-T224",
     "a reclaim count cannot be negative": "E-T121",
     "literals of the original's store": "E-T327 E-T342 E-T343",
     "rows are locked by key order inside one statement, not by the caller": "INV-16",
-    "a worker at capacity does not ask": "E-T080",
+    "a worker at capacity does not ask": "E-T080 E-T081",
+    "a timeout does what its behaviour says, and is told by that word": "E-T226 E-T227",
+    "a live lease is a conflict for whoever continues an attempt": "E-T244",
     "a resume is no completion": "E-T265",
     "a signal of another name is recorded and does nothing": "E-T267",
     "only the signals that counted are observed": "E-T272",

@@ -53,7 +53,7 @@ async def resumed(lab: Lab) -> Claim:
 
 
 async def test_an_active_waitpoint_shows_everything_but_its_token(lab: Lab) -> None:
-    """E-T246, E-T247, E-T248"""
+    """E-T246, E-T247"""
     claim = await lab.running()
     lab.clock.advance(500)
     at = in_(lab, 5_000)
@@ -125,7 +125,7 @@ async def test_at_least_one_waitpoint_and_at_most_a_thousand_are_shown(lab: Lab)
 
 
 async def test_waitpoints_of_nothing(lab: Lab) -> None:
-    """E-T246, E-T248: none for one that never waited, an error for one that does not exist."""
+    """E-T246: none for one that never waited, an error for one that does not exist."""
     claim = await lab.running()
     assert await lab.engine.suspensions.waitpoints(claim.id) == []
     for id in await missing_ids(lab):

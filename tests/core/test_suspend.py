@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from flowfabric.core import control, waking
 from flowfabric.core.change import Change
-from flowfabric.core.condition import Single, all_waitpoints
+from flowfabric.core.condition import (
+    ByName,
+    Single,
+    Wildcard,
+    all_waitpoints,
+    read_condition,
+    write_condition,
+)
 from flowfabric.core.errors import (
     FlowFabricError,
     Invalid,
@@ -198,6 +205,19 @@ def test_a_timeout_may_be_a_little_late() -> None:
     assert check_suspend(edge, NOW) is edge
     with pytest.raises(Invalid, match="timeout_at_in_past"):
         check_suspend(edge, Millis(NOW + 1))
+
+
+def test_what_a_request_says_unless_told_otherwise() -> None:
+    """E-T219: the policy's defaults, the key made of an id, a matcher through JSON and back."""
+    policy = ResumePolicy()
+    assert (policy.target, policy.resume_delay) == ("runnable", None)
+    assert (policy.consume_matched_signals, policy.close_waitpoint_on_resume) == (True, True)
+    assert policy.retain_signal_buffer_until_closed is False
+    assert Binding.fresh(WAITPOINT) == Binding(id=WAITPOINT, key=f"wpk:{WAITPOINT}")
+    assert (wait().behaviour, request().requested_by) == (Behaviour.FAIL, "worker")
+    for condition in (Single("go", ByName("yes")), Single("go", Wildcard())):
+        through = msgspec.json.decode(msgspec.json.encode(write_condition(condition)))
+        assert read_condition(through) == condition
 
 
 # -- what came before
