@@ -25,6 +25,7 @@ from flowfabric.core.waits import NO_WAITS, Ask, Memory, Signal, Terms, Waitpoin
 from flowfabric.core.waking import RESUMED, TIMED_OUT, SuspensionExpired
 from flowfabric.engine.attempts import Attempts, Owned
 from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.batch import Batcher
 from flowfabric.engine.claims import Claim
 
 PAGE = 100
@@ -75,6 +76,8 @@ class Suspensions(Noun):
     def __init__(self, parts: Parts, attempts: Attempts) -> None:
         super().__init__(parts)
         self._attempts = attempts
+        # Many handlers that go on at once ask at once.
+        self._recalls: Batcher[Ask, Memory] = Batcher("recall", parts.store.recall)
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
@@ -217,8 +220,8 @@ class Suspensions(Noun):
     ) -> Token:
         """The same token whenever it is asked for, also when its waitpoint is closed by now; for
         an approver one that is bound to them and to one use. Empty when its key is gone."""
-        rows = (await self._parts.store.recall([Ask(uuid, waitpoints=(waitpoint,))]))[0].waitpoints
-        row = rows.get(waitpoint)
+        memory = await self._recalls.put(Ask(uuid, waitpoints=(waitpoint,)))
+        row = memory.waitpoints.get(waitpoint)
         ring = await self._parts.ring.read()
         if row is None or row.kid not in ring.keys:
             return Token("")
@@ -321,8 +324,8 @@ class Suspensions(Noun):
         wanted = ids or tuple({p.id for p in (*waits.active, *waits.pending)})
         if not wanted:
             return {}
-        ask = Ask(snapshot.execution.uuid, waitpoints=wanted)
-        return (await self._parts.store.recall([ask]))[0].waitpoints
+        memory = await self._recalls.put(Ask(snapshot.execution.uuid, waitpoints=wanted))
+        return memory.waitpoints
 
     async def _open_row(self, id: str, waitpoint: UUID) -> Waitpoint | None:
         snapshot = await self._load(id)
