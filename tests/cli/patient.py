@@ -29,6 +29,11 @@ def patient(url: str) -> Fabric:
         return {verdict.name: verdict.approved for verdict in verdicts}
 
     @fabric.task()
+    async def split(ctx: Context) -> list[bool]:
+        verdicts = await ctx.gather(*(ctx.approval("part", about=n) for n in (1, 2)))
+        return [verdict.approved for verdict in verdicts]
+
+    @fabric.task()
     async def ship(ctx: Context) -> Any:
         door = await ctx.callback("carrier")
         return await door.result()

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from flowfabric.core.token import digest_of
 from tests.cli.patient import PLAN, Patient
 from tests.cli.terminal import NOBODY, Cli
 
@@ -195,6 +196,21 @@ def test_a_token_decides_for_its_approver(
     assert complaint == "the token does not allow 'rejected'"
     assert cli("approve", id).stdout == f"approved {id}: the run goes on\n"
     assert cli.complaint("approve", place, code=1) == "a token for one use"
+
+
+def test_a_decision_never_goes_to_a_namesake(cli: Cli, patient: Patient) -> None:
+    id = patient.start("split")
+    complaint = cli.complaint("approve", id, "part", "--as", "ada", code=2)
+    assert complaint.startswith("several approvals are called 'part', name one: ")
+    digest = digest_of(2)
+    items = cli.lines("waitpoints", "list", id)
+    (second,) = [item["id"] for item in items if item["terms"]["about"] == digest]
+    complaint = cli.complaint("approve", f"{id}/{second}", "--as", "ada", code=1)
+    assert complaint == f"several wait for 'part': decide {id}/{second} with a token of it"
+    words = ("--as", "ada", "--token", token(cli, f"{id}/{second}"))
+    cli("reject", f"{id}/{second}", *words)
+    cli("approve", id, "--as", "ada")
+    assert patient.result(id) == [True, False]
 
 
 def test_a_run_that_waits_for_no_approval_says_so(cli: Cli, patient: Patient) -> None:

@@ -189,9 +189,11 @@ async def _approval(
     whether there is one."""
     if token is not None and "/" in run:
         return run, None
-    await fabric.run(run.partition("/")[0])  # an unknown run is told as such
     item = await doors.find_approval(fabric, run, name)
-    return (f"{item.execution}/{item.id}", None) if token else (item.execution, item.key)
+    if token is None:
+        # Without a token a decision is delivered by name, and must not go to a namesake.
+        await doors.check_only_one(fabric, item)
+    return f"{item.execution}/{item.id}", None
 
 
 def _tell(screen: Screen, run: str, word: str, sent: Sent) -> None:
