@@ -122,7 +122,7 @@ async def test_waits_that_make_no_sense_are_refused_where_they_are_made(
     @bench.fabric.task()
     async def job(ctx: Context) -> str:
         with pytest.raises(Invalid, match=complaint):
-            ask(ctx)
+            await ask(ctx)
         return str(await ctx.wait_for_signal("go"))
 
     run = await job.submit()

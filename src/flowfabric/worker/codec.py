@@ -42,6 +42,15 @@ def decode(data: bytes, type: Any) -> Any:
         raise Undecodable(_told(error)) from error
 
 
+def plain(value: object) -> Any:
+    """What the JSON of a value says, in lists, dicts, texts and numbers. Sets are sorted, so that
+    it is the same in every process."""
+    try:
+        return msgspec.to_builtins(value, enc_hook=_enc_hook, order="sorted")
+    except Exception as error:  # a model's own serialisers may raise anything
+        raise Invalid(f"{type(value).__name__}: {_told(error)}") from None
+
+
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a function, without those that only exist for the type checker."""
     try:

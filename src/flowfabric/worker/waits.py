@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
 from flowfabric.core.check import check_names, check_whole
@@ -35,7 +34,7 @@ from flowfabric.core.waits import Behaviour, ResumePolicy, Signal, Terms, Waited
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import MAX_APPROVERS, check_terms
-from flowfabric.worker.codec import decode, encode
+from flowfabric.worker.codec import decode, plain
 from flowfabric.worker.control import WaitTimeout
 from flowfabric.worker.journal import Journal, Place
 from flowfabric.worker.patience import patiently
@@ -269,7 +268,8 @@ class Waits:
 
     def callback(self, name: str = "callback") -> Coroutine[Any, Any, Callback[Any]]:
         """A door for one answer from outside: an id and a token to hand out, awaited later."""
-        check_text(name, "callback name", limit=200)
+        if not check_text(name, "callback name", limit=200):
+            raise Invalid("a callback has a name")
         return self._callback(self._journal.place(f"callback-for:{name}"), name)
 
     # -- how
@@ -419,9 +419,7 @@ def _approving(name: str, of: int, approvers: Sequence[str], about: object) -> _
 def about_digest(value: object) -> str:
     """The digest of the exact thing to be approved: of its JSON, whatever class it is of, so that
     those who ask and those who approve come to the same."""
-    if isinstance(value, bytes):
-        return digest_of(value)
-    return digest_of(msgspec.json.decode(encode(value)))
+    return digest_of(value if isinstance(value, bytes) else plain(value))
 
 
 def _until(timeout: Span | None) -> Millis | None:
