@@ -13,14 +13,17 @@ from msgspec import Struct, field
 
 from flowfabric.core.change import Change
 from flowfabric.core.errors import Corruption
+from flowfabric.core.join import EdgeState
 from flowfabric.core.waits import Ask, Heard, Mark, Memory, Signal, Waitpoint
+from flowfabric.store.flow_rows import read_edge
 from flowfabric.store.rows import Row
 
 T = TypeVar("T")
 K = TypeVar("K")
 
-WAITPOINT, MARK, SIGNAL = 1, 2, 3
-"""What a row of the query `recalled` is; its columns: this, id, mark, until, suspension, doc."""
+WAITPOINT, MARK, SIGNAL, EDGE, INCOMING = 1, 2, 3, 4, 5
+"""What is asked of the query `recalled`. The columns of its rows: what it is, id, mark, until (of
+an edge its outcome), suspension, doc; what it is of an edge is EDGE, however it was asked for."""
 
 _encode = msgspec.json.Encoder().encode
 _signals = msgspec.json.Decoder(Signal)
@@ -39,6 +42,11 @@ class Written(Struct):
 
 def writes_waits(change: Change[object]) -> bool:
     return bool(change.waitpoints or change.signals or change.counted or change.marks)
+
+
+def leaves_proof(change: Change[object]) -> bool:
+    """Whether rows beside the state row tell this change from another that leaves an equal one."""
+    return bool(writes_waits(change) or change.settled)
 
 
 def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> Written:
@@ -69,13 +77,17 @@ class Recollection:
         self.waitpoints = _once((ask.execution, key) for ask in asks for key in ask.waitpoints)
         self.marks = _once((ask.execution, key) for ask in asks for key in ask.marks)
         self.buffers = _buffers(asks)
+        self.edges = _once((ask.execution, key) for ask in asks for key in ask.edges)
+        self.incoming = _once((ask.execution,) for ask in asks if ask.incoming)
         self._waitpoints: dict[tuple[UUID, UUID], Waitpoint] = {}
         self._marks: dict[tuple[UUID, bytes], Mark] = {}
         self._signals: dict[tuple[UUID, UUID], dict[int, Heard]] = {}
+        self._edges: dict[UUID, dict[UUID, EdgeState]] = {}
 
     @property
     def wants_nothing(self) -> bool:
-        return not (self.waitpoints or self.marks or self.buffers)
+        asked = (self.waitpoints, self.marks, self.buffers, self.edges, self.incoming)
+        return not any(asked)
 
     def add(self, row: Iterable[Any], uuid: Callable[[Any], UUID]) -> None:
         """Keeps a row of the query `recalled`; the same one again changes nothing."""
@@ -86,6 +98,9 @@ class Recollection:
             self._waitpoints[id, waitpoint.id] = waitpoint
         elif kind == MARK:
             self._marks[id, bytes(mark)] = Mark(bytes(mark), until, bytes(doc))
+        elif kind == EDGE:
+            found = read_edge(doc, until)
+            self._edges.setdefault(id, {})[found.edge.id] = found
         else:
             heard = read_heard(doc, None if suspension is None else uuid(suspension))
             buffer = self._signals.setdefault((id, heard.signal.waitpoint), {})
@@ -98,6 +113,7 @@ class Recollection:
                 _among(self._waitpoints, ask.execution, ask.waitpoints),
                 _among(self._marks, ask.execution, ask.marks),
                 self._buffered(ask),
+                self._joined(ask),
             )
             for ask in self._asks
         ]
@@ -111,6 +127,15 @@ class Recollection:
         }
         return [found[number] for number in sorted(found)]
 
+    def _joined(self, ask: Ask) -> dict[UUID, EdgeState]:
+        found = self._edges.get(ask.execution, {})
+        named = frozenset(ask.edges)
+        return {
+            id: found[id]
+            for id in sorted(found)
+            if id in named or (ask.incoming and found[id].edge.downstream == ask.execution)
+        }
+
 
 def proof_of(id: UUID, change: Change[object]) -> Ask:
     """What to ask for to see whether this very change was written."""
@@ -120,6 +145,7 @@ def proof_of(id: UUID, change: Change[object]) -> Ask:
         waitpoints=tuple(waitpoint.id for waitpoint in change.waitpoints),
         marks=tuple(mark.key for mark in change.marks),
         buffered=tuple((signal.waitpoint, signal.number - 1) for signal in signals),
+        edges=tuple(dict(change.settled)),
     )
 
 
@@ -130,6 +156,7 @@ def proves(memory: Memory, change: Change[object]) -> bool:
         all(new.signal in heard for new in change.signals)
         and all(waitpoint.id in memory.waitpoints for waitpoint in change.waitpoints)
         and memory.marks == _last(change.marks)
+        and {id: found.outcome for id, found in memory.edges.items()} == dict(change.settled)
     )
 
 

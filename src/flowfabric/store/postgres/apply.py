@@ -11,6 +11,7 @@ from msgspec import Struct
 from flowfabric.core.change import Change
 from flowfabric.core.execution import Active, Lost, Ready, Snapshot
 from flowfabric.core.time import Millis
+from flowfabric.store import flow_rows
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, Session, columns
@@ -63,16 +64,7 @@ class Move(Struct, frozen=True):
 
 class Applying(Part):
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
-        moves = sorted(moves_of(changes), key=lambda move: move.uuid.int)
-        book = self._session.book
-        await book.need_workers({worker for change in changes for worker in workers_in(change)})
-        await book.need_routes(
-            {
-                move.after.execution.route
-                for move in moves
-                if isinstance(move.after.state, Ready | Lost)
-            }
-        )
+        moves = await prepare(self._session, changes)
         return set[UUID]().union(*await divide(moves, self._send))
 
     async def _send(self, moves: Sequence[Move]) -> set[UUID]:
@@ -82,22 +74,38 @@ class Applying(Part):
         self, moves: Sequence[Move], connection: Connection, repeated: bool
     ) -> set[UUID]:
         async with connection.transaction():
-            standing = await self._standing(connection, moves)
-            if standing:
-                await Writer(self._session, connection).write(standing)
-        applied = {move.uuid for move in standing}
+            stand = await standing(self._session, connection, [move.before for move in moves])
+            written = [move for move, stands in zip(moves, stand, strict=True) if stands]
+            if written:
+                await Writer(self._session, connection).write(written)
+        applied = {move.uuid for move in written}
         if repeated and len(applied) < len(moves):
             changes = [move.change for move in moves]
             applied |= await recognise(self._session, connection, changes, applied)
         return applied
 
-    async def _standing(self, connection: Connection, moves: Sequence[Move]) -> list[Move]:
-        """Locks the rows and keeps the moves whose version (and a lease's expiry, the only thing
-        a renewal moves) stands in the same place."""
-        ids = {place: [m.uuid for m in moves if m.origin is place] for place in Place}
-        rows = await connection.fetch(self._session.queries["state_versions"], *ids.values())
-        found = {uuid: (version, expires_at) for uuid, version, expires_at in rows}
-        return [move for move in moves if found.get(move.uuid) == _compared(move)]
+
+async def prepare(session: Session, changes: Sequence[Change[object]]) -> list[Move]:
+    """What the changes move, in the order of ids; every name they need has a number."""
+    moves = sorted(moves_of(changes), key=lambda move: move.uuid.int)
+    await session.book.need_workers({worker for change in changes for worker in workers_in(change)})
+    await session.book.need_routes(
+        {move.after.execution.route for move in moves if isinstance(move.after.state, Ready | Lost)}
+    )
+    return moves
+
+
+async def standing(
+    session: Session, connection: Connection, snapshots: Sequence[Snapshot]
+) -> list[bool]:
+    """Locks the rows and tells for each whether its version (and a lease's expiry, the only thing
+    a renewal moves) stands in the same place."""
+    ids: dict[Place, list[UUID]] = {place: [] for place in Place}
+    for snapshot in snapshots:
+        ids[place_of(snapshot.state)].append(snapshot.execution.uuid)
+    rows = await connection.fetch(session.queries["state_versions"], *ids.values())
+    found = {uuid: (version, expires_at) for uuid, version, expires_at in rows}
+    return [found.get(s.execution.uuid) == _compared(s) for s in snapshots]
 
 
 class Writer:
@@ -118,21 +126,22 @@ class Writer:
             for move in moves
             for attempt in move.change.attempts
         }
-        await self._send("new_attempts", list(attempts.values()))
-        await self._send(
+        await self.send("new_attempts", list(attempts.values()))
+        await self.send(
             "new_steps", [step_row(move.uuid, step) for move in moves for step in move.change.steps]
         )
         await self._write_waits([move for move in moves if writes_waits(move.change)])
-        await self._send(
+        await self.send(
             "new_events",
             [event_row(event, self._names) for change in changes for event in change.events],
         )
         await self._set_deadlines(moves)
+        await self._write_flows(changes)
 
     async def _take_out(self, moves: Sequence[Move]) -> None:
         for place in Place:
             gone = [(move.uuid,) for move in moves if move.origin is place and not _in_place(move)]
-            deleted = await self._send(_GONE[place], gone)
+            deleted = await self.send(_GONE[place], gone)
             if len(deleted) != len(gone):
                 raise AssertionError("a locked row was moved by somebody else")
 
@@ -143,27 +152,33 @@ class Writer:
                 for move in moves
                 if move.target is place and not _in_place(move)
             ]
-            await self._send(_NEW[place], rows)
+            await self.send(_NEW[place], rows)
 
     async def _rewrite(self, moves: Sequence[Move]) -> None:
         rows = [(*state_row(move.after, self._names), move.before.head.version) for move in moves]
-        await self._send("changed_lease", rows)
+        await self.send("changed_lease", rows)
 
     async def _write_waits(self, moves: Sequence[Move]) -> None:
         rows = written_by((move.uuid, move.change) for move in moves)
-        await self._send("new_waitpoints", rows.waitpoints)
-        await self._send("new_signals", rows.signals)
-        await self._send("counted_signals", rows.counted)
-        await self._send("new_marks", rows.marks)
+        await self.send("new_waitpoints", rows.waitpoints)
+        await self.send("new_signals", rows.signals)
+        await self.send("counted_signals", rows.counted)
+        await self.send("new_marks", rows.marks)
 
     async def _set_deadlines(self, moves: Sequence[Move]) -> None:
         moved = [move for move in moves if move.change.alarm != move.before.alarm_at]
         new = [(m.uuid, m.change.alarm) for m in moved if m.change.alarm is not None]
         gone = [(m.uuid,) for m in moved if m.change.alarm is None]
-        await self._send("new_deadlines", new)
-        await self._send("gone_deadlines", gone)
+        await self.send("new_deadlines", new)
+        await self.send("gone_deadlines", gone)
 
-    async def _send(self, name: str, rows: Sequence[Row]) -> list[Any]:
+    async def _write_flows(self, changes: Sequence[Change[object]]) -> None:
+        rows = flow_rows.written_by(changes)
+        await self.send("settled_edges", rows.settled)
+        await self.send("new_chores", rows.chores)
+
+    async def send(self, name: str, rows: Sequence[Row]) -> list[Any]:
+        """Runs a query for many rows, if there are any."""
         if not rows:
             return []
         return await self._connection.fetch(self._queries[name], *columns(rows, len(rows[0])))
@@ -196,12 +211,12 @@ async def recognise(
     return found - await unproven(session, connection, seen)
 
 
-def _compared(move: Move) -> tuple[int, Millis | None]:
-    match move.before.state:
+def _compared(snapshot: Snapshot) -> tuple[int, Millis | None]:
+    match snapshot.state:
         case Active(lease=lease):
-            return move.before.head.version, lease.expires_at
+            return snapshot.head.version, lease.expires_at
         case _:
-            return move.before.head.version, None
+            return snapshot.head.version, None
 
 
 def _in_place(move: Move) -> bool:

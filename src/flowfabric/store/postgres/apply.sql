@@ -141,6 +141,25 @@ insert into {schema}.mark (id, mark, until, doc)
 select * from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::bytea[])
 on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
 
+-- name: settled_edges
+-- As counted_signals: only whoever holds the downstream's state row writes the edges into it.
+update {schema}.edge t set outcome = g.outcome
+from (
+    select f.ctid as place, c.outcome
+    from unnest($1::uuid[], $2::uuid[], $3::smallint[]) as c (flow, id, outcome)
+    cross join lateral (
+        select s.ctid from {schema}.edge s where s.flow = c.flow and s.id = c.id offset 0
+    ) f
+) g
+where t.ctid = g.place
+
+-- name: new_chores
+insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+select * from unnest(
+    $1::uuid[], $2::uuid[], $3::integer[], $4::smallint[], $5::smallint[], $6::boolean[]
+)
+on conflict (flow, id, number, kind) do nothing
+
 -- name: new_deadlines
 insert into {schema}.deadline (id, at)
 select * from unnest($1::uuid[], $2::bigint[])

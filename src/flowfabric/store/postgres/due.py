@@ -1,6 +1,7 @@
 """What time has made due, who looks after it, and what is old enough to go."""
 
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 from flowfabric.core.time import Millis
@@ -20,6 +21,8 @@ _TRIMMED = (
     "trimmed_done",
     "trimmed_executions",
 )
+
+_FLOW_TRIMMED = ("trimmed_flow_edges", "trimmed_chores", "gone_flow_tags", "trimmed_flows")
 
 
 class Sweeping(Part):
@@ -56,9 +59,26 @@ class Sweeping(Part):
         async with connection.transaction():
             query = queries["trimmable_executions"]
             rows = await connection.fetch(query, ended_before, now, limit)
+            if len(rows) < limit:
+                values = (ended_before, now, limit - len(rows))
+                rows += await self._trim_edges(connection, *values)
             if rows:
                 ids = sorted((uuid for (uuid,) in rows), key=lambda uuid: int(uuid.int))
                 for name in _TRIMMED:
                     await connection.execute(queries[name], ids)
+            flows = await connection.fetch(queries["trimmable_flows"], ended_before, limit)
+            if flows:
+                for name in _FLOW_TRIMMED:
+                    await connection.execute(queries[name], [uuid for (uuid,) in flows])
             await connection.execute(queries["lapsed_keys"], now, limit)
         return len(rows)
+
+    async def _trim_edges(
+        self, connection: Connection, ended_before: Millis, now: Millis, limit: int
+    ) -> list[Any]:
+        """The members that may go now; the edges into them are gone."""
+        queries = self._session.queries
+        rows = await connection.fetch(queries["trimmable_members"], ended_before, now, limit)
+        if rows:
+            await connection.execute(queries["trimmed_edges"], [uuid for (uuid,) in rows])
+        return rows

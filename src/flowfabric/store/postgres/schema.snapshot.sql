@@ -8,6 +8,12 @@ table arrival.payload bytea not null
 table attempt.id uuid not null
 table attempt.index integer not null
 table attempt.doc bytea not null
+table chore.flow uuid not null
+table chore.id uuid not null
+table chore.number integer not null
+table chore.kind smallint not null
+table chore.outcome smallint
+table chore.spared boolean not null
 table deadline.at bigint not null
 table deadline.id uuid not null
 table dedup.until bigint not null
@@ -33,6 +39,12 @@ table done.result bytea
 table duty.until bigint not null
 table duty.name text not null
 table duty.holder text not null
+table edge.flow uuid not null
+table edge.id uuid not null
+table edge.upstream uuid not null
+table edge.downstream uuid not null
+table edge.outcome smallint
+table edge.doc bytea not null
 table event.seq bigint not null identity
 table event.at bigint not null
 table event.id uuid not null
@@ -48,6 +60,18 @@ table execution.route integer not null
 table execution.policy bytea
 table execution.facts bytea
 table execution.payload bytea not null
+table flow.created_at bigint not null
+table flow.ended_at bigint
+table flow.id uuid not null
+table flow.stamp uuid not null
+table flow.version integer not null
+table flow.namespace text not null
+table flow.kind text not null
+table flow.state text not null
+table flow.doc bytea not null
+table flow_tag.id uuid not null
+table flow_tag.key text not null
+table flow_tag.value text not null
 table keyring.one smallint not null
 table keyring.version integer not null
 table keyring.doc bytea not null
@@ -169,6 +193,8 @@ table waitpoint.doc bytea not null
 table worker.number integer not null
 table worker.id text not null
 table worker.instance text not null
+table chore with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+table flow with (fillfactor=50)
 table lease with (fillfactor=70, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table presence with (fillfactor=50)
 table ready with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
@@ -178,6 +204,9 @@ constraint arrival_namespace_check CHECK (((octet_length(namespace) >= 1) AND (o
 constraint arrival_pkey PRIMARY KEY (id)
 constraint attempt_index CHECK ((index >= 0))
 constraint attempt_pkey PRIMARY KEY (id, index)
+constraint chore_kind CHECK ((kind > 0))
+constraint chore_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
+constraint chore_pkey PRIMARY KEY (flow, id, number, kind)
 constraint deadline_pkey PRIMARY KEY (id)
 constraint dedup_pkey PRIMARY KEY (namespace, key)
 constraint done_attempt CHECK ((attempt >= 0))
@@ -189,10 +218,15 @@ constraint done_pkey PRIMARY KEY (id)
 constraint done_start CHECK (((start >= 0) AND (start <= 4)))
 constraint done_version CHECK ((version >= 1))
 constraint duty_pkey PRIMARY KEY (name)
+constraint edge_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
+constraint edge_pkey PRIMARY KEY (flow, id)
 constraint event_epoch CHECK ((epoch >= 0))
 constraint event_kind CHECK ((kind > 0))
 constraint event_pkey PRIMARY KEY (seq)
 constraint execution_pkey PRIMARY KEY (id)
+constraint flow_pkey PRIMARY KEY (id)
+constraint flow_version CHECK ((version >= 1))
+constraint flow_tag_pkey PRIMARY KEY (id, key)
 constraint keyring_one CHECK ((one = 1))
 constraint keyring_pkey PRIMARY KEY (one)
 constraint keyring_version CHECK ((version >= 1))
@@ -234,6 +268,7 @@ constraint worker_pkey PRIMARY KEY (number)
 CREATE INDEX arrival_order ON flowfabric.arrival USING btree (at, id)
 CREATE UNIQUE INDEX arrival_pkey ON flowfabric.arrival USING btree (id)
 CREATE UNIQUE INDEX attempt_pkey ON flowfabric.attempt USING btree (id, index)
+CREATE UNIQUE INDEX chore_pkey ON flowfabric.chore USING btree (flow, id, number, kind)
 CREATE INDEX deadline_at ON flowfabric.deadline USING btree (at)
 CREATE UNIQUE INDEX deadline_pkey ON flowfabric.deadline USING btree (id)
 CREATE INDEX dedup_until ON flowfabric.dedup USING btree (until)
@@ -243,10 +278,20 @@ CREATE INDEX done_outcome ON flowfabric.done USING btree (outcome) WHERE (outcom
 CREATE INDEX done_trim_at ON flowfabric.done USING btree (trim_at) WHERE (trim_at IS NOT NULL)
 CREATE UNIQUE INDEX done_pkey ON flowfabric.done USING btree (id)
 CREATE UNIQUE INDEX duty_pkey ON flowfabric.duty USING btree (name)
+CREATE INDEX edge_downstream ON flowfabric.edge USING btree (flow, downstream, id)
+CREATE INDEX edge_unsettled ON flowfabric.edge USING btree (flow, upstream, id) WHERE (outcome IS NULL)
+CREATE INDEX edge_upstream ON flowfabric.edge USING btree (flow, upstream, id)
+CREATE UNIQUE INDEX edge_pkey ON flowfabric.edge USING btree (flow, id)
 CREATE INDEX event_id ON flowfabric.event USING btree (id, seq)
 CREATE UNIQUE INDEX event_pkey ON flowfabric.event USING btree (seq)
 CREATE INDEX execution_created_at ON flowfabric.execution USING btree (created_at, id)
+CREATE INDEX execution_flow ON flowfabric.execution USING btree (flow, id) WHERE (flow IS NOT NULL)
 CREATE UNIQUE INDEX execution_pkey ON flowfabric.execution USING btree (id)
+CREATE INDEX flow_created_at ON flowfabric.flow USING btree (created_at, id)
+CREATE INDEX flow_ended_at ON flowfabric.flow USING btree (ended_at) WHERE (ended_at IS NOT NULL)
+CREATE UNIQUE INDEX flow_pkey ON flowfabric.flow USING btree (id)
+CREATE INDEX flow_tag_value ON flowfabric.flow_tag USING btree (key, value, id)
+CREATE UNIQUE INDEX flow_tag_pkey ON flowfabric.flow_tag USING btree (id, key)
 CREATE UNIQUE INDEX keyring_pkey ON flowfabric.keyring USING btree (one)
 CREATE UNIQUE INDEX lane_pkey ON flowfabric.lane USING btree (name)
 CREATE UNIQUE INDEX lease_pkey ON flowfabric.lease USING btree (id)

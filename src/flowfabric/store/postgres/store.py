@@ -10,6 +10,7 @@ from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.due import Sweeping
 from flowfabric.store.postgres.events import Telling
 from flowfabric.store.postgres.faults import translate
+from flowfabric.store.postgres.flows import Flowing
 from flowfabric.store.postgres.lease import Owning
 from flowfabric.store.postgres.link import Dialer
 from flowfabric.store.postgres.lists import Listing
@@ -73,6 +74,12 @@ class PostgresStore:
         self.recall, self.signals = remembering.recall, remembering.signals
         self.suspended = remembering.suspended
         self.keyring, self.put_keyring = remembering.keyring, remembering.put_keyring
+
+        flowing = Flowing(session)
+        self.flows, self.flow_page = flowing.flows, flowing.flow_page
+        self.apply_flow, self.edges = flowing.apply_flow, flowing.edges
+        self.members, self.member_counts = flowing.members, flowing.member_counts
+        self.chores, self.owing = flowing.chores, flowing.owing
 
         listing = Listing(session)
         self.page, self.counts, self.candidates = listing.page, listing.counts, listing.candidates

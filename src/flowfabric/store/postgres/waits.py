@@ -10,7 +10,7 @@ from flowfabric.core.time import Millis
 from flowfabric.core.waits import Ask, Heard, Memory
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, Session, columns, same
-from flowfabric.store.wait_rows import Recollection, proof_of, proves, read_heard, writes_waits
+from flowfabric.store.wait_rows import Recollection, leaves_proof, proof_of, proves, read_heard
 
 
 class Remembering(Part):
@@ -71,6 +71,8 @@ async def fill(recollection: Recollection, session: Session, connection: Connect
         *columns(recollection.waitpoints, 2),
         *columns(recollection.marks, 2),
         *columns(recollection.buffers, 3),
+        *columns(recollection.edges, 2),
+        *columns(recollection.incoming, 1),
     )
     for row in await connection.fetch(session.queries["recalled"], *values):
         recollection.add(row, same)
@@ -80,8 +82,8 @@ async def unproven(
     session: Session, connection: Connection, changes: Iterable[tuple[UUID, Change[object]]]
 ) -> set[UUID]:
     """Of changes whose state row is there, those whose other rows are not: a rival wrote an equal
-    state row, but another signal."""
-    asked = [(uuid, change) for uuid, change in changes if writes_waits(change)]
+    state row, but another signal, or settled another edge."""
+    asked = [(uuid, change) for uuid, change in changes if leaves_proof(change)]
     recollection = Recollection([proof_of(*item) for item in asked])
     if not recollection.wants_nothing:
         await fill(recollection, session, connection)

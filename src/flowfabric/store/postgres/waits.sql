@@ -21,6 +21,25 @@ cross join lateral (
     select * from {schema}.signal t
     where t.id = a.id and t.waitpoint = a.waitpoint and t.number > a.taken offset 0
 ) s
+union all
+select 4, a.id, null, e.outcome, null, e.doc
+from unnest($8::uuid[], $9::uuid[]) as a (id, edge)
+cross join lateral (
+    select x.flow from {schema}.execution x where x.id = a.id offset 0
+) m
+cross join lateral (
+    select t.outcome, t.doc from {schema}.edge t where t.flow = m.flow and t.id = a.edge offset 0
+) e
+union all
+select 4, a.id, null, e.outcome, null, e.doc
+from unnest($10::uuid[]) as a (id)
+cross join lateral (
+    select x.flow from {schema}.execution x where x.id = a.id offset 0
+) m
+cross join lateral (
+    select t.outcome, t.doc from {schema}.edge t
+    where t.flow = m.flow and t.downstream = a.id offset 0
+) e
 
 -- name: signals_of
 select doc, suspension from {schema}.signal

@@ -6,10 +6,10 @@ from uuid import UUID
 from flowfabric.core.change import Change
 from flowfabric.core.execution import Active, Snapshot
 from flowfabric.core.time import Millis
-from flowfabric.store import rows
+from flowfabric.store import flow_rows, rows
 from flowfabric.store.rows import Place
 from flowfabric.store.sqlite.claims import refused_fences
-from flowfabric.store.sqlite.session import Session, keyed, state_row
+from flowfabric.store.sqlite.session import Session, keyed, plain, state_row
 from flowfabric.store.sqlite.waits import write as write_waits
 from flowfabric.store.wait_rows import writes_waits
 
@@ -47,7 +47,7 @@ class Decided:
 
 
 def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
-    decided = _decided(changes)
+    decided = decided_of(changes)
     fences = [_fence(item) for item in decided]
     refused = {id for id, _, _ in refused_fences(session, fences, now)}
     ended = [item for item in decided if item.id not in refused]
@@ -58,7 +58,13 @@ def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set
 
 
 def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
-    standing = _standing(session, _decided(changes))
+    standing = standing_among(session, decided_of(changes))
+    write(session, standing)
+    return {item.uuid for item in standing}
+
+
+def write(session: Session, standing: list[Decided]) -> None:
+    """Writes changes whose versions stand."""
     for place, items in _by(standing, _place_before).items():
         session.among(_GONE[place], [item.id for item in items])
     _write(session, standing, _by(standing, _place_after))
@@ -66,10 +72,10 @@ def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
     _write_deadlines(session, standing)
     if waiting := [item for item in standing if writes_waits(item.change)]:
         write_waits(session, [(item.uuid, item.change) for item in waiting])
-    return {item.uuid for item in standing}
+    _write_flows(session, standing)
 
 
-def _decided(changes: Sequence[Change[object]]) -> list[Decided]:
+def decided_of(changes: Sequence[Change[object]]) -> list[Decided]:
     return [
         Decided(change, change.before, change.after)
         for change in changes
@@ -92,7 +98,7 @@ def _version(item: Decided) -> tuple[object, ...]:
     return item.id, head.version
 
 
-def _standing(session: Session, decided: Sequence[Decided]) -> list[Decided]:
+def standing_among(session: Session, decided: Sequence[Decided]) -> list[Decided]:
     """The changes whose version is still in the place it was decided on."""
     standing = []
     for place, items in _by(decided, _place_before).items():
@@ -154,6 +160,15 @@ def _write_deadlines(session: Session, items: Iterable[Decided]) -> None:
     if gone:
         session.among("gone_deadlines", gone)
     session.insert("new_deadlines", new)
+
+
+def _write_flows(session: Session, items: Iterable[Decided]) -> None:
+    """How edges were settled, and what is owed to flows."""
+    found = flow_rows.written_by(item.change for item in items)
+    settled = plain(found.settled)
+    if settled:
+        session.each("settled_edges", [(outcome, *key) for *key, outcome in settled])
+    session.insert("new_chores", plain(found.chores))
 
 
 def _place_before(item: Decided) -> Place:

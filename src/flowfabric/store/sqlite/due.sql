@@ -29,13 +29,15 @@ select min(at) from (
 )
 
 -- name: trimmable_executions
+-- No members of flows: those go with their flow.
 select id from (
     select id from done
     where outcome in (0, 1, 2, 3, 4) and ended_at <= :ended_before and trim_at is null
+        and not flags & 4
     limit :limit
 )
 union
-select id from (select id from done where trim_at <= :now limit :limit)
+select id from (select id from done where trim_at <= :now and not flags & 4 limit :limit)
 limit :limit
 
 -- name: held_keys

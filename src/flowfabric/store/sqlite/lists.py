@@ -70,7 +70,7 @@ def counts(session: Session, namespace: str | None, lane: str | None) -> Counts:
     values = {"routes": numbers(_routes(session, namespace, lane)), "window": 2 * MOST + 1}
     found: Counter[str] = Counter()
     for spot, reason, count in session.rows("state_counts", values):
-        found[_public(spot, reason)] += count
+        found[public_of(spot, reason)] += count
     capped = {state for state, count in found.items() if count > MOST}
     for (full,) in session.rows("full_windows", {"window": 2 * MOST + 1}):
         capped |= {_PUBLIC[spot] for spot in _sharing(full) if spot in _PUBLIC}
@@ -123,7 +123,7 @@ def _wanted(snapshot: Snapshot, states: Iterable[PublicState]) -> bool:
             return True
 
 
-def _public(spot: int, reason: str | None) -> PublicState:
+def public_of(spot: int, reason: str | None) -> PublicState:
     if spot != Gate.BLOCKED:
         return _PUBLIC[spot]
     blocking = Blocking(reason or Blocking.OPERATOR)

@@ -295,3 +295,55 @@ CREATE TABLE keyring (
 ) strict;
 
 CREATE INDEX parked_since on parked (since, id) where gate = 20;
+
+CREATE TABLE flow (
+    id blob primary key check (length(id) = 16),
+    version integer not null check (version >= 1),
+    namespace text not null,
+    kind text not null,
+    state text not null,
+    created_at integer not null,
+    ended_at integer,
+    doc blob not null
+) strict, without rowid;
+
+CREATE INDEX flow_created_at on flow (created_at, id);
+
+CREATE INDEX flow_ended_at on flow (ended_at) where ended_at is not null;
+
+CREATE TABLE flow_tag (
+    id blob not null,
+    key text not null,
+    value text not null,
+    primary key (id, key)
+) strict, without rowid;
+
+CREATE INDEX flow_tag_value on flow_tag (key, value, id);
+
+CREATE TABLE edge (
+    flow blob not null,
+    id blob not null,
+    upstream blob not null,
+    downstream blob not null,
+    outcome integer check (outcome between 0 and 4),
+    doc blob not null,
+    primary key (flow, id)
+) strict, without rowid;
+
+CREATE INDEX edge_upstream on edge (flow, upstream, id);
+
+CREATE INDEX edge_unsettled on edge (flow, upstream, id) where outcome is null;
+
+CREATE INDEX edge_downstream on edge (flow, downstream, id);
+
+CREATE TABLE chore (
+    flow blob not null,
+    id blob not null,
+    number integer not null,
+    kind integer not null check (kind > 0),
+    outcome integer check (outcome between 0 and 4),
+    spared integer not null check (spared in (0, 1)),
+    primary key (flow, id, number, kind)
+) strict, without rowid;
+
+CREATE INDEX execution_flow on execution (flow, id) where flow is not null;

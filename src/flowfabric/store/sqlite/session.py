@@ -167,6 +167,13 @@ def read_uuid(data: bytes) -> UUID:
     return UUID(bytes=data)
 
 
+def plain(found: Iterable[rows.Row]) -> list[rows.Row]:
+    """Rows with ids as SQLite keeps them."""
+    return [
+        tuple(value.bytes if isinstance(value, UUID) else value for value in row) for row in found
+    ]
+
+
 def keyed(id: bytes, row: rows.Row) -> rows.Row:
     """A row whose only key is its first column."""
     return (id, *row[1:])

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from uuid import UUID
 
 from flowfabric.core.errors import Invalid
 from flowfabric.store.clock import Clock, SystemClock
+from flowfabric.store.flow_rows import Turn
 from flowfabric.store.sqlite import (
     changes,
     claims,
@@ -17,6 +19,7 @@ from flowfabric.store.sqlite import (
     upkeep,
 )
 from flowfabric.store.sqlite import events as event_reads
+from flowfabric.store.sqlite import flows as flow_reads
 from flowfabric.store.sqlite import presence as presence_rows
 from flowfabric.store.sqlite import schedules as schedule_rows
 from flowfabric.store.sqlite import waits as wait_rows
@@ -87,6 +90,7 @@ class SqliteStore:
         self.writer = runners.writer
         self.reader = runners.reader
         self._runners = runners
+        self._turn = Turn()
 
     migrate = _writing(schema.migrate)
     secret = _writing(upkeep.secret)
@@ -125,6 +129,15 @@ class SqliteStore:
     keyring = _reading(wait_rows.keyring)
     put_keyring = _writing(wait_rows.put_keyring)
 
+    flows = _reading(flow_reads.flows)
+    flow_page = _reading(flow_reads.flow_page)
+    apply_flow = _writing(flow_reads.apply_flow)
+    edges = _reading(flow_reads.edges)
+    members = _reading(flow_reads.members)
+    member_counts = _reading(flow_reads.member_counts)
+    chores = _reading(flow_reads.chores)
+    _owing_after = _reading(flow_reads.owing)
+
     load = _reading(reads.load)
     ended = _reading(reads.ended)
     detail = _reading(reads.detail)
@@ -140,6 +153,9 @@ class SqliteStore:
     set_tags = _writing(reads.set_tags)
     events = _reading(event_reads.events)
     last_event = _reading(event_reads.last_event)
+
+    async def owing(self, limit: int) -> list[UUID]:
+        return await self._turn.take(self._owing_after, limit)
 
     def hint(self, lanes: frozenset[str]) -> None:
         """Other processes see the commit itself, so this wakes only those of this one."""

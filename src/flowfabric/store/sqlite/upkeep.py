@@ -20,6 +20,8 @@ _BELONGINGS = (
     "trimmed_executions",
 )
 
+_FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_chores", "gone_flow_tags", "trimmed_flows")
+
 
 def due(session: Session, now: Millis, limit: int) -> list[UUID]:
     return [read_uuid(id) for (id,) in session.rows("due_executions", {"now": now, "limit": limit})]
@@ -33,12 +35,25 @@ def next_due(session: Session, now: Millis) -> Millis | None:
 def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int:
     values = {"ended_before": ended_before, "now": now, "limit": limit}
     ids = [id for (id,) in session.rows("trimmable_executions", values)]
+    if len(ids) < limit:
+        ids += _trim_edges(session, {**values, "limit": limit - len(ids)})
     if ids:
         session.each("trimmed_keys", session.among("held_keys", ids).fetchall())
         for name in _BELONGINGS:
             session.among(name, ids)
+    if flows := [id for (id,) in session.rows("trimmable_flows", values)]:
+        for name in _FLOW_BELONGINGS:
+            session.among(name, flows)
     session.execute("lapsed_keys", {"now": now, "limit": limit})
     return len(ids)
+
+
+def _trim_edges(session: Session, values: dict[str, int]) -> list[bytes]:
+    """The members that may go now; the edges into them are gone."""
+    ids = [id for (id,) in session.rows("trimmable_members", values)]
+    if ids:
+        session.among("trimmed_edges", ids)
+    return ids
 
 
 def take_duty(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> bool:

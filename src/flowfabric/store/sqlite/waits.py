@@ -8,10 +8,11 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Ask, Heard, Memory
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.rows import Row
 from flowfabric.store.sqlite.reads import snapshots
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import Session, plain, read_uuid
 from flowfabric.store.wait_rows import (
+    EDGE,
+    INCOMING,
     MARK,
     SIGNAL,
     WAITPOINT,
@@ -24,20 +25,22 @@ from flowfabric.store.wait_rows import (
 def write(session: Session, changes: Iterable[tuple[UUID, Change[object]]]) -> None:
     """Inside the transaction that writes the changes themselves."""
     rows = written_by(changes)
-    session.insert("new_waitpoints", _plain(rows.waitpoints))
-    session.insert("new_signals", _plain(rows.signals))
-    counted = _plain(rows.counted)
+    session.insert("new_waitpoints", plain(rows.waitpoints))
+    session.insert("new_signals", plain(rows.signals))
+    counted = plain(rows.counted)
     session.each("counted_signals", [(counted_for, *key) for *key, counted_for in counted])
-    session.insert("new_marks", _plain(rows.marks))
+    session.insert("new_marks", plain(rows.marks))
 
 
 def recall(session: Session, asks: Sequence[Ask]) -> list[Memory]:
     recollection = Recollection(asks)
-    wanted = _plain(
+    wanted = plain(
         [
             *((WAITPOINT, *key, 0) for key in recollection.waitpoints),
             *((MARK, *key, 0) for key in recollection.marks),
             *((SIGNAL, *key) for key in recollection.buffers),
+            *((EDGE, *key, 0) for key in recollection.edges),
+            *((INCOMING, *key, None, 0) for key in recollection.incoming),
         ]
     )
     for start in range(0, len(wanted), MAX_BATCH):
@@ -79,10 +82,3 @@ def put_keyring(session: Session, doc: bytes, expected: int) -> bool:
     if expected:
         return session.row("changed_keyring", {"doc": doc, "expected": expected}) is not None
     return session.row("new_keyring", {"doc": doc}) is not None
-
-
-def _plain(rows: Iterable[Row]) -> list[Row]:
-    """With ids as SQLite keeps them."""
-    return [
-        tuple(value.bytes if isinstance(value, UUID) else value for value in row) for row in rows
-    ]

@@ -15,8 +15,9 @@ insert into mark (id, mark, until, doc) values (?, ?, ?, ?)
 on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
 
 -- name: recalled
--- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number. Left
--- alone, the planner reads all later signals of the execution.
+-- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number, 4 edges
+-- of the execution's flow, 5 all edges into it. Left alone, the planner reads all later signals of
+-- the execution.
 with given (kind, id, key, taken) as (values (?, ?, ?, ?))
 select 1, w.id, null, null, null, w.doc
 from given as g cross join waitpoint as w on w.id = g.id and w.waitpoint = g.key
@@ -30,6 +31,16 @@ select 3, s.id, null, null, s.suspension, s.doc
 from given as g cross join signal as s indexed by signal_waitpoint
     on s.id = g.id and s.waitpoint = g.key and s.number > g.taken
 where g.kind = 3
+union all
+select 4, e.id, null, d.outcome, null, d.doc
+from given as g cross join execution as e on e.id = g.id
+cross join edge as d on d.flow = e.flow and d.id = g.key
+where g.kind = 4
+union all
+select 4, e.id, null, d.outcome, null, d.doc
+from given as g cross join execution as e on e.id = g.id
+cross join edge as d indexed by edge_downstream on d.flow = e.flow and d.downstream = e.id
+where g.kind = 5
 
 -- name: signals_of
 select doc, suspension from signal

@@ -1,0 +1,162 @@
+"""Flows, their edges and members, and what is owed to them."""
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from uuid import UUID
+
+from flowfabric.core.chore import Chore
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.flow import Flow, FlowChange
+from flowfabric.core.join import EdgeState
+from flowfabric.core.vector import PublicState
+from flowfabric.store import flow_rows
+from flowfabric.store.contract import EdgeQuery, FlowQuery
+from flowfabric.store.flow_rows import EdgeSearch, Turn, read_chore, read_flow
+from flowfabric.store.postgres.apply import Move, Writer, prepare, standing
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part, Session, same
+from flowfabric.store.postgres.standing import state_of
+
+_FIRST = UUID(int=0)
+"""Before every id that is given to anything."""
+
+
+class Flowing(Part):
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._turn = Turn()
+
+    async def flows(self, ids: Sequence[UUID]) -> dict[UUID, Flow]:
+        rows = await self._session.fetch(self._session.load, "flows", list(ids))
+        return {id: read_flow(doc) for id, doc in rows}
+
+    async def flow_page(self, query: FlowQuery) -> list[Flow]:
+        name = "listed_flows_newest_first" if query.newest_first else "listed_flows"
+        values = (
+            *(query.after or (None, None)),
+            query.namespace,
+            query.kind,
+            [str(state) for state in query.states],
+            *(query.tag or (None, None)),
+            query.limit,
+        )
+        rows = await self._session.fetch(self._session.report, name, *values)
+        return [read_flow(doc) for (doc,) in rows]
+
+    async def apply_flow(self, change: FlowChange) -> bool:
+        moves = await prepare(self._session, change.changes)
+        work = partial(self._apply, change, moves, UUID(bytes=secrets.token_bytes(16)))
+        return await self._session.apply.run(work)
+
+    async def edges(self, query: EdgeQuery) -> list[EdgeState]:
+        search = EdgeSearch(query)
+        while not search.over:
+            asked = (query.flow, search.after or _FIRST, query.unsettled, query.limit)
+            keys = () if search.keys is None else (search.keys,)
+            search.add(await self._session.fetch(self._session.load, search.name, *asked, *keys))
+        return search.found
+
+    async def members(
+        self, flow: UUID, *, after: UUID | None = None, limit: int = 500, living: bool = False
+    ) -> list[Snapshot]:
+        name = "living_members" if living else "members"
+        session = self._session
+        return await session.snapshots(session.load, name, flow, after or _FIRST, limit)
+
+    async def member_counts(self, flow: UUID) -> dict[PublicState, int]:
+        found: Counter[PublicState] = Counter()
+        rows = await self._session.fetch(self._session.report, "member_counts", flow)
+        for place, cell, blocked, count in rows:
+            found[state_of(place, cell, blocked)] += count
+        return {state: found[state] for state in PublicState}
+
+    async def chores(self, flow: UUID, limit: int) -> list[Chore]:
+        rows = await self._session.fetch(self._session.load, "chores", flow, limit)
+        return [read_chore(row, same) for row in rows]
+
+    async def owing(self, limit: int) -> list[UUID]:
+        return await self._turn.take(self._owing, limit)
+
+    async def _owing(self, after: UUID | None, limit: int) -> list[UUID]:
+        values = (after or _FIRST, limit)
+        rows = await self._session.fetch(self._session.load, "owing_flows", *values)
+        return [flow for (flow,) in rows]
+
+    async def _apply(
+        self,
+        change: FlowChange,
+        moves: list[Move],
+        stamp: UUID,
+        connection: Connection,
+        repeated: bool,
+    ) -> bool:
+        try:
+            async with connection.transaction():
+                await Flush(self._session, connection, change, moves, stamp).write()
+        except _Moved:
+            if not repeated:
+                return False
+            # Refused, unless it was written before the reply was lost.
+            found = await connection.fetchval(self._session.queries["flow_stamp"], change.after.id)
+            return bool(found == stamp)
+        return True
+
+
+class _Moved(Exception):
+    """Something is not what it was when the change was decided."""
+
+
+class Flush:
+    """Writes a change of a flow, in a transaction: the flow itself first, so that nobody else
+    changes it meanwhile, then everything else as it is compared."""
+
+    def __init__(
+        self,
+        session: Session,
+        connection: Connection,
+        change: FlowChange,
+        moves: list[Move],
+        stamp: UUID,
+    ) -> None:
+        self._session = session
+        self._connection = connection
+        self._change = change
+        self._moves = moves
+        self._stamp = stamp
+        self._writer = Writer(session, connection)
+
+    async def write(self) -> None:
+        change = self._change
+        await self._write_flow()
+        await self._compare()
+        done = flow_rows.chore_keys(change.done)
+        _check(len(await self._writer.send("gone_chores", done)) == len(done))
+        if self._moves:
+            await self._writer.write(self._moves)
+        await self._writer.send("new_edges", flow_rows.edge_rows(change.edges))
+        await self._writer.send("new_chores", flow_rows.chore_rows(change.owed))
+
+    async def _write_flow(self) -> None:
+        before, after = self._change.before, self._change.after
+        queries, values = self._session.queries, (*flow_rows.flow_row(after), self._stamp)
+        if before is None:
+            _check(await self._connection.fetch(queries["new_flow"], *values))
+        else:
+            query = queries["changed_flow"]
+            _check(await self._connection.fetch(query, *values, before.version))
+        if after.tags != (before.tags if before is not None else {}):
+            await self._connection.execute(queries["gone_flow_tags"], [after.id])
+            tags = [(after.id, key, value) for key, value in after.tags.items()]
+            await self._writer.send("new_flow_tags", tags)
+
+    async def _compare(self) -> None:
+        compared = [*(move.before for move in self._moves), *self._change.guards]
+        if compared:
+            _check(all(await standing(self._session, self._connection, compared)))
+
+
+def _check(stands: object) -> None:
+    if not stands:
+        raise _Moved

@@ -1,0 +1,214 @@
+-- Flows, their edges and members, and what is owed to them.
+
+-- name: flows
+select id, doc from {schema}.flow where id = any($1::uuid[])
+
+-- name: flow_stamp
+select stamp from {schema}.flow where id = $1
+
+-- name: listed_flows
+select f.doc from {schema}.flow f
+where ($1::bigint is null or (f.created_at, f.id) > ($1, $2::uuid))
+    and ($3::text is null or f.namespace = $3)
+    and ($4::text is null or f.kind = $4)
+    and (cardinality($5::text[]) = 0 or f.state = any($5))
+    and (
+        $6::text is null
+        or f.id in (select t.id from {schema}.flow_tag t where t.key = $6 and t.value = $7::text)
+    )
+order by f.created_at, f.id
+limit $8
+
+-- name: listed_flows_newest_first
+select f.doc from {schema}.flow f
+where ($1::bigint is null or (f.created_at, f.id) < ($1, $2::uuid))
+    and ($3::text is null or f.namespace = $3)
+    and ($4::text is null or f.kind = $4)
+    and (cardinality($5::text[]) = 0 or f.state = any($5))
+    and (
+        $6::text is null
+        or f.id in (select t.id from {schema}.flow_tag t where t.key = $6 and t.value = $7::text)
+    )
+order by f.created_at desc, f.id desc
+limit $8
+
+-- name: new_flow
+insert into {schema}.flow (id, version, namespace, kind, state, created_at, ended_at, doc, stamp)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+on conflict (id) do nothing
+returning id
+
+-- name: changed_flow
+update {schema}.flow
+set version = $2, namespace = $3, kind = $4, state = $5, created_at = $6, ended_at = $7, doc = $8,
+    stamp = $9
+where id = $1 and version = $10
+returning id
+
+-- name: new_flow_tags
+insert into {schema}.flow_tag (id, key, value)
+select * from unnest($1::uuid[], $2::text[], $3::text[])
+
+-- name: gone_flow_tags
+delete from {schema}.flow_tag where id = any($1::uuid[])
+
+-- name: new_edges
+-- One that is there stays.
+insert into {schema}.edge (flow, id, upstream, downstream, doc)
+select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::bytea[])
+on conflict (flow, id) do nothing
+
+-- name: edges_of_flow
+select e.doc, e.outcome from {schema}.edge e
+where e.flow = $1 and e.id > $2 and (e.outcome is null or not $3)
+order by e.id limit $4
+
+-- name: edges_by_id
+select e.doc, e.outcome
+from unnest($5::uuid[]) as a (id)
+cross join lateral (
+    select * from {schema}.edge t where t.flow = $1 and t.id = a.id offset 0
+) e
+where e.id > $2 and (e.outcome is null or not $3)
+order by e.id limit $4
+
+-- name: edges_out
+-- Of each execution no more than are wanted of all.
+select e.doc, e.outcome
+from unnest($5::uuid[]) as a (id)
+cross join lateral (
+    select * from {schema}.edge t
+    where t.flow = $1 and t.upstream = a.id and t.id > $2 and (t.outcome is null or not $3)
+    order by t.id limit $4
+) e
+order by e.id limit $4
+
+-- name: unsettled_edges_out
+-- Does not even look at the others.
+select e.doc, e.outcome
+from unnest($5::uuid[]) as a (id)
+cross join lateral (
+    select * from {schema}.edge t
+    where t.flow = $1 and t.upstream = a.id and t.id > $2 and $3 and t.outcome is null
+    order by t.id limit $4
+) e
+order by e.id limit $4
+
+-- name: edges_in
+select e.doc, e.outcome
+from unnest($5::uuid[]) as a (id)
+cross join lateral (
+    select * from {schema}.edge t
+    where t.flow = $1 and t.downstream = a.id and t.id > $2 and (t.outcome is null or not $3)
+    order by t.id limit $4
+) e
+order by e.id limit $4
+
+-- name: gone_chores
+-- Looked up by key and then by place, as counted_signals. They are never updated, and deleted by
+-- whoever holds the flow alone.
+delete from {schema}.chore t
+using (
+    select f.ctid as place
+    from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::smallint[]) as c (flow, id, number, kind)
+    cross join lateral (
+        select s.ctid from {schema}.chore s
+        where s.flow = c.flow and s.id = c.id and s.number = c.number and s.kind = c.kind
+        offset 0
+    ) f
+) g
+where t.ctid = g.place
+returning t.id
+
+-- name: chores
+select flow, id, number, kind, outcome, spared from {schema}.chore
+where flow = $1
+order by id, number, kind limit $2
+
+-- name: owing_flows
+-- From one flow to the next, however much is owed to each.
+with recursive owing (flow) as (
+    select (select c.flow from {schema}.chore c where c.flow > $1 order by c.flow limit 1)
+    union all
+    select (select c.flow from {schema}.chore c where c.flow > o.flow order by c.flow limit 1)
+    from owing o where o.flow is not null
+)
+select flow from owing where flow is not null limit $2
+
+-- name: members
+select s.*
+from (
+    select e.id from {schema}.execution e where e.flow = $1 and e.id > $2 order by e.id
+) m
+cross join lateral (
+    select * from {schema}.snapshot v where v.id = m.id offset 0
+) s
+where s.flags & 4 <> 0
+order by m.id limit $3
+
+-- name: living_members
+select s.*
+from (
+    select e.id from {schema}.execution e where e.flow = $1 and e.id > $2 order by e.id
+) m
+cross join lateral (
+    select * from {schema}.snapshot v where v.id = m.id and v.place <> 'done' offset 0
+) s
+where s.flags & 4 <> 0
+order by m.id limit $3
+
+-- name: member_counts
+-- As state_counts: the table, the number that tells its rows apart, why a blocked one is blocked.
+select s.place, s.cell, s.blocked, count(*)
+from {schema}.execution e
+cross join lateral (
+    select 'ready' as place, q.lost as cell, null::text as blocked, q.flags
+    from {schema}.ready q where q.id = e.id
+    union all
+    select 'lease', null, null, l.flags from {schema}.lease l where l.id = e.id
+    union all
+    select
+        'parked', w.gate,
+        case w.gate when 2 then cast(convert_from(w.life, 'UTF8') as json) ->> 'blocked' end,
+        w.flags
+    from {schema}.parked w where w.id = e.id
+    union all
+    select 'done', d.outcome, null, d.flags from {schema}.done d where d.id = e.id
+) s
+where e.flow = $1 and s.flags & 4 <> 0
+group by s.place, s.cell, s.blocked
+
+-- name: trimmable_members
+-- Members that may go, of flows that ended before; both locked, so that no replay takes a member
+-- back and no flow is begun again meanwhile.
+select d.id
+from {schema}.flow f
+join {schema}.execution e on e.flow = f.id
+join {schema}.done d on d.id = e.id
+where f.ended_at <= $1 and d.flags & 4 <> 0
+    and ((d.trim_at is null and d.ended_at <= $1) or d.trim_at <= $2)
+limit $3
+for update of d skip locked
+for share of f skip locked
+
+-- name: trimmed_edges
+-- The edges into members that go.
+delete from {schema}.edge t
+using {schema}.execution e
+where e.id = any($1::uuid[]) and t.flow = e.flow and t.downstream = e.id
+
+-- name: trimmable_flows
+select f.id from {schema}.flow f
+where f.ended_at <= $1
+    and not exists (select from {schema}.execution e where e.flow = f.id)
+limit $2
+for update skip locked
+
+-- name: trimmed_flow_edges
+delete from {schema}.edge where flow = any($1::uuid[])
+
+-- name: trimmed_chores
+delete from {schema}.chore where flow = any($1::uuid[])
+
+-- name: trimmed_flows
+delete from {schema}.flow where id = any($1::uuid[])

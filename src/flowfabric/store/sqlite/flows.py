@@ -1,0 +1,128 @@
+"""Flows, their edges and members, and what is owed to them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from uuid import UUID
+
+from flowfabric.core.change import Change
+from flowfabric.core.chore import Chore
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.flow import Flow, FlowChange
+from flowfabric.core.join import EdgeState
+from flowfabric.core.time import MAX_MILLIS
+from flowfabric.core.vector import PublicState
+from flowfabric.store import flow_rows
+from flowfabric.store.contract import EdgeQuery, FlowQuery
+from flowfabric.store.flow_rows import EdgeSearch, read_chore, read_flow
+from flowfabric.store.sqlite import changes
+from flowfabric.store.sqlite.changes import Decided
+from flowfabric.store.sqlite.lists import public_of
+from flowfabric.store.sqlite.reads import snapshots
+from flowfabric.store.sqlite.session import Session, plain, read_uuid
+
+_LISTED = {False: "listed_flows", True: "listed_flows_newest_first"}
+
+
+def flows(session: Session, ids: Sequence[UUID]) -> dict[UUID, Flow]:
+    rows = session.among("flows", [id.bytes for id in ids]) if ids else ()
+    return {read_uuid(id): read_flow(doc) for id, doc in rows}
+
+
+def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
+    first = (MAX_MILLIS + 1, b"") if query.newest_first else (-1, b"")
+    at, id = first if query.after is None else (query.after[0], query.after[1].bytes)
+    key, value = query.tag or (None, None)
+    values = {
+        "after_at": at,
+        "after_id": id,
+        "namespace": query.namespace,
+        "kind": query.kind,
+        "states": ",".join(["", *query.states, ""]) if query.states else None,
+        "tag_key": key,
+        "tag_value": value,
+        "limit": query.limit,
+    }
+    return [read_flow(doc) for (doc,) in session.rows(_LISTED[query.newest_first], values)]
+
+
+def apply_flow(session: Session, change: FlowChange) -> bool:
+    """Everything is compared before anything is written."""
+    decided = changes.decided_of(change.changes)
+    compared = [*decided, *(_looked_at(guard) for guard in change.guards)]
+    if len(changes.standing_among(session, compared)) < len(compared):
+        return False
+    done = plain(flow_rows.chore_keys(change.done))
+    if done and session.given("missing_chores", done).fetchall():
+        return False
+    if not _write_flow(session, change):
+        return False
+    session.each("gone_chores", done)
+    changes.write(session, decided)
+    session.insert("new_edges", plain(flow_rows.edge_rows(change.edges)))
+    session.insert("new_chores", plain(flow_rows.chore_rows(change.owed)))
+    return True
+
+
+def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
+    search = EdgeSearch(query)
+    while not search.over:
+        after = b"" if search.after is None else search.after.bytes
+        asked = (query.flow.bytes, after, int(query.unsettled), query.limit)
+        if search.keys is None:
+            search.add(session.rows(search.name, asked))
+        else:
+            keys = [(key.bytes,) for key in search.keys]
+            search.add(session.given(search.name, keys, *asked))
+    return search.found
+
+
+def members(
+    session: Session,
+    flow: UUID,
+    *,
+    after: UUID | None = None,
+    limit: int = 500,
+    living: bool = False,
+) -> list[Snapshot]:
+    name = "living_members" if living else "members"
+    values = {"flow": flow.bytes, "after": b"" if after is None else after.bytes, "limit": limit}
+    return list(snapshots(session, [id for (id,) in session.rows(name, values)]).values())
+
+
+def member_counts(session: Session, flow: UUID) -> dict[PublicState, int]:
+    found: Counter[PublicState] = Counter()
+    for spot, reason, count in session.rows("member_counts", {"flow": flow.bytes}):
+        found[public_of(spot, reason)] += count
+    return {state: found[state] for state in PublicState}
+
+
+def chores(session: Session, flow: UUID, limit: int) -> list[Chore]:
+    rows = session.rows("chores", {"flow": flow.bytes, "limit": limit})
+    return [read_chore(row, read_uuid) for row in rows]
+
+
+def owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:
+    """Those after a flow, by id."""
+    values = {"after": b"" if after is None else after.bytes, "limit": limit}
+    return [read_uuid(id) for (id,) in session.rows("owing_flows", values)]
+
+
+def _looked_at(guard: Snapshot) -> Decided:
+    return Decided(Change(None, guard, guard), guard, guard)
+
+
+def _write_flow(session: Session, change: FlowChange) -> bool:
+    """The flow if its version stands; False when it does not."""
+    before, after = change.before, change.after
+    row = dict(zip(flow_rows.FLOW, *plain([flow_rows.flow_row(after)]), strict=True))
+    if before is None:
+        written = session.row("new_flow", row)
+    else:
+        written = session.row("changed_flow", {**row, "expected": before.version})
+    if written is None:
+        return False
+    if after.tags != (before.tags if before is not None else {}):
+        session.among("gone_flow_tags", [after.id.bytes])
+        tags = [(after.id.bytes, key, value) for key, value in after.tags.items()]
+        session.insert("new_flow_tags", tags)
+    return True
