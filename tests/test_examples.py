@@ -1,0 +1,47 @@
+"""The examples are programs that work: each is run as a reader would run it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+SAID = {
+    "external_callback": """
+        a forged call gets 403
+        the right one gets 200
+        the same once more 200
+        order-7: 1999 cents, pay-42
+        another one later  410
+    """,
+    "deploy_approval": """
+        ada says yes:          thank you
+        ada says yes again:    refused, token_used
+        bob says no:           thank you
+        eve with ada's token:  refused, token_used
+        eve with her own:      thank you, that decides it
+        shop v7 is on web-1, web-2 (ada approved, bob rejected, eve approved)
+    """,
+    "agent_tool_call": """
+        Ada saw an old screen: what is to be approved is not what the sender approves
+        refunded 2500 cents to c-17
+        I did not do it: 'tool call' was approved for something else
+        the ledger says: ['c-17 2500']
+    """,
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_the_example_works(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],
+        cwd=tmp_path,
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    wanted = [line.strip() for line in SAID[name].strip().splitlines()]
+    assert (done.stdout.splitlines(), done.returncode) == (wanted, 0), done.stderr
