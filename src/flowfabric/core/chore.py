@@ -16,13 +16,15 @@ SIBLING = "sibling_"
 class ChoreKind(IntEnum):
     """ENDED: settle the edges of a member that ended, and count it. REPLAYED: it did not end after
     all. SIBLINGS: cancel the upstreams of a join that has fired. CANCEL: cancel members of a
-    cancelled flow. TELL: tell the run that waits for the flow. Numbers are stored."""
+    cancelled flow. TELL: tell the run that waits for the flow. RELEASE: let members of a sealed
+    flow go. Numbers are stored."""
 
     ENDED = 1
     REPLAYED = 2
     SIBLINGS = 3
     CANCEL = 4
     TELL = 5
+    RELEASE = 6
 
 
 class Chore(Struct, frozen=True):

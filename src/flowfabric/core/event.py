@@ -36,6 +36,7 @@ class EventKind(IntEnum):
     WAITING_CHILDREN = 24
     PRIORITY_CHANGED = 30
     REPLAYED = 31
+    FLOW_CANCEL_REQUESTED = 32
     SIGNALLED = 40
     WOKEN = 41
     ESCALATED = 42
@@ -129,6 +130,7 @@ _COMPLETION = {
 _OPERATOR = {
     EventKind.PRIORITY_CHANGED: "priority_changed",
     EventKind.REPLAYED: "replayed",
+    EventKind.FLOW_CANCEL_REQUESTED: "flow_cancel_requested",
 }
 
 _REASON = {

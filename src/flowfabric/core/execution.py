@@ -173,7 +173,7 @@ EMPTY_LIFE = Life()
 
 
 class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """The rarer facts of a submission, stored as one document."""
+    """The rarer facts of a submission, stored as one document. `member` is its name in a flow."""
 
     priority: int = 0
     key: str | None = None
@@ -181,6 +181,7 @@ class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
     encoding: str | None = None
     delay_until: Millis | None = None
     deadline_at: Millis | None = None
+    member: str | None = None
 
 
 NO_FACTS = Facts()

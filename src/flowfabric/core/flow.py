@@ -11,11 +11,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change
-from flowfabric.core.chore import Chore, ChoreKind
+from flowfabric.core.chore import Chore, ChoreKind, is_spared
 from flowfabric.core.document import Document
-from flowfabric.core.errors import FlowTerminal, NotFound
-from flowfabric.core.execution import Snapshot
+from flowfabric.core.errors import FlowTerminal, NotFound, NotTerminal
+from flowfabric.core.execution import Ended, Snapshot
 from flowfabric.core.join import Edge
+from flowfabric.core.outcome import Outcome
 from flowfabric.core.time import Millis
 
 SPARED = "spared"
@@ -125,7 +126,7 @@ def count_chores(flow: Flow, chores: tuple[Chore, ...], now: Millis) -> FlowChan
     for chore in chores:
         if chore.outcome is None:
             continue
-        name = SPARED if chore.spared else chore.outcome.name.lower()
+        name = _name(chore.outcome, spared=chore.spared)
         step = {ChoreKind.ENDED: 1, ChoreKind.REPLAYED: -1}.get(chore.kind, 0)
         ended[name] = ended.get(name, 0) + step
     counted = {name: number for name, number in ended.items() if number}
@@ -147,3 +148,14 @@ def _settled(flow: Flow, now: Millis) -> Flow:
     bad = any(flow.ended.get(name) for name in _FAILURES)
     state = FlowState.FAILED if bad else FlowState.COMPLETED
     return replace(flow, state=state, ended_at=ended_at)
+
+
+def counted_as(snapshot: Snapshot) -> str:
+    """Under which name an ended member is counted."""
+    if not isinstance(snapshot.state, Ended):
+        raise NotTerminal("only an ended member is counted")
+    return _name(snapshot.state.outcome, spared=is_spared(snapshot))
+
+
+def _name(outcome: Outcome, *, spared: bool) -> str:
+    return SPARED if spared else outcome.name.lower()

@@ -194,6 +194,9 @@ def _create(flow: UUID, node: Node, incoming: list[Link], id: ExecutionId, now: 
         creation = create(replace(node.submission, flow=flow, id=id), id.uuid, now)
     except Invalid as error:
         raise InvalidGraph(f"{node.key!r}: {error}") from error
+    named = replace(creation.snapshot.execution.facts, member=node.key)
+    execution = replace(creation.snapshot.execution, facts=named)
+    creation = replace(creation, snapshot=replace(creation.snapshot, execution=execution))
     return join_member(creation, node.join, incoming, now)
 
 

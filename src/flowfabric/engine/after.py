@@ -19,6 +19,8 @@ class After:
         self._waiting = waiting
         self.due: Callable[[Millis], None] = lambda at: None
         """Told when something becomes due, so that the sweep of this process is there in time."""
+        self.owed: Callable[[Iterable[UUID]], None] = lambda flows: None
+        """Told which flows something is owed to now."""
 
     def created(self, snapshots: Iterable[Snapshot]) -> None:
         lanes = set()
@@ -36,19 +38,31 @@ class After:
 
     def applied(self, changes: Iterable[Change[Any]]) -> None:
         lanes, ended = set(), list[UUID]()
+        owed = dict[UUID, None]()
         for change in changes:
-            match change.after:
-                case Snapshot(state=Ready() | Lost(), execution=execution):
-                    lanes.add(execution.route.lane)
-                case Snapshot(state=Ended(), execution=execution):
-                    ended.append(execution.uuid)
-                case Snapshot(state=Parked(due_at=int() as at) | Suspended(due_at=int() as at)):
-                    self.due(at)
+            if change.after is None:
+                continue
+            match change.after.state:
+                case Ready() | Lost():
+                    lanes.add(change.after.execution.route.lane)
+                case Ended():
+                    ended.append(change.after.execution.uuid)
                 case _:
-                    pass
-            if change.alarm is not None:
-                self.due(change.alarm)
+                    self._watch(change.after)
+            owed.update(dict.fromkeys(chore.flow for chore in change.chores))
         if ended:
             self._waiting.ended(ended)
+        if owed:
+            self.owed(owed)
         if lanes or ended:
             self._store.hint(frozenset(lanes))
+
+    def _watch(self, snapshot: Snapshot) -> None:
+        """Tells the sweep when something about a parked execution becomes due."""
+        match snapshot.state:
+            case Parked(due_at=int() as at) | Suspended(due_at=int() as at):
+                self.due(at)
+            case _:
+                pass
+        if snapshot.alarm_at is not None:
+            self.due(snapshot.alarm_at)

@@ -11,7 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core import attempt as rules
-from flowfabric.core import control
+from flowfabric.core import control, settling
 from flowfabric.core.attempt import Chance, Completed, Delayed, RetryScheduled, TerminalFailed
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.check import check_kind_of, check_whole
@@ -77,7 +77,10 @@ class Attempts(Noun):
             if change.plain_end and await self._ends.put(change):
                 return Completed(owned.id)
         id, owner = self.unpack(owned)
-        return await self._decide(id, lambda held, now: rules.complete(held, owner, now, result))
+        held = owned.snapshot if isinstance(owned, Claim) else None
+        return await self._decide(
+            id, lambda found, now: rules.complete(found, owner, now, result), held
+        )
 
     async def fail(
         self, owned: Owned, failure: Failure, *, retry_after: Millis | None = None
@@ -107,6 +110,13 @@ class Attempts(Noun):
         return await self._release(
             owned,
             lambda held, now, owner: rules.delay(held, owner, now, moment, step=step),
+        )
+
+    async def wait_children(self, owned: Owned) -> Delayed:
+        """Gives the lease up until the executions this one depends on have ended; the same attempt
+        goes on then, or at once if they have."""
+        return await self._release(
+            owned, lambda held, now, owner: settling.wait_children(held, owner, now)
         )
 
     async def hand_back(self, owned: Owned) -> Delayed:

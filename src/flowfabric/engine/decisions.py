@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from flowfabric.core.change import Change, fold
 from flowfabric.core.errors import Corruption, FlowFabricError, RetryExhausted
@@ -177,6 +178,7 @@ def _refused_unseen(group: list[Decision]) -> bool:
 def _absorb(memory: Memory, more: Memory) -> None:
     memory.waitpoints.update(more.waitpoints)
     memory.marks.update(more.marks)
+    memory.edges.update(more.edges)
     known = {heard.signal.number for heard in memory.signals}
     memory.signals += [heard for heard in more.signals if heard.signal.number not in known]
     memory.signals.sort(key=lambda heard: heard.signal.number)
@@ -211,3 +213,6 @@ def _remember(memory: Memory, change: Change[Any]) -> None:
     memory.waitpoints.update({waitpoint.id: waitpoint for waitpoint in change.waitpoints})
     memory.marks.update({mark.key: mark for mark in change.marks})
     memory.signals += change.signals
+    for edge, outcome in change.settled:
+        if edge in memory.edges:
+            memory.edges[edge] = replace(memory.edges[edge], outcome=outcome)

@@ -16,11 +16,14 @@ from flowfabric.engine.claims import Claims
 from flowfabric.engine.decisions import Decisions
 from flowfabric.engine.events import Events
 from flowfabric.engine.executions import Executions
+from flowfabric.engine.flow_views import FlowViews
+from flowfabric.engine.flows import Flows
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.ids import Ids
 from flowfabric.engine.keys import Keys, Ring
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.schedules import Schedules
+from flowfabric.engine.settling import Settler
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.sweep import Sweep
@@ -49,7 +52,10 @@ class Engine:
         self.lanes = Lanes(parts)
         self.workers = Workers(parts)
         self.schedules = Schedules(parts, self.executions)
-        self.sweep = Sweep(parts, self.schedules, holder=secrets.token_hex(8))
+        self._settler = Settler(parts, self.signals)
+        self.flows = Flows(parts, self.executions, self._settler)
+        self.flow_views = FlowViews(parts)
+        self.sweep = Sweep(parts, self.schedules, self._settler, holder=secrets.token_hex(8))
 
     @classmethod
     async def open(
@@ -91,6 +97,7 @@ class Engine:
         await self.executions.drain()
         await self.attempts.drain()
         await self.claims.drain()
+        await self._settler.drain()
         await self._parts.decisions.drain()
         await self._parts.waiting.close()
         await self.store.close()

@@ -1,7 +1,7 @@
 """Submitting executions and steering them from outside: cancel, priority, replay, block, tags."""
 
 import asyncio
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,10 +16,12 @@ from flowfabric.core.control import (
     Replayed,
     Unblocked,
 )
-from flowfabric.core.errors import Invalid, NotFound
-from flowfabric.core.execution import Source
+from flowfabric.core.errors import FlowTerminal, Invalid, NotFound
+from flowfabric.core.execution import Flags, Source
+from flowfabric.core.flow import FlowState
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
+from flowfabric.core.settling import ask_to_replay, replay_skipped
 from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
 from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
@@ -80,9 +82,26 @@ class Executions(Noun):
             lambda held, now: control.change_priority(held, now, priority, anywhere=anywhere),
         )
 
+    async def put_all(self, creations: Sequence[Creation]) -> None:
+        """Writes checked submissions with ids of their own; those that are there stay."""
+        for start in range(0, len(creations), _CHUNK):
+            chunk = creations[start : start + _CHUNK]
+            await asyncio.gather(*(self._creations.put(creation) for creation in chunk))
+
     async def replay(self, id: str) -> Replayed:
-        """Runs an ended execution again as a new attempt."""
-        return await self._decide(id, control.replay)
+        """Runs an ended execution again as a new attempt. A member of a flow that was skipped
+        waits again for what it depends on."""
+        snapshot = await self._load(id)
+        if snapshot is None or not snapshot.head.flags & Flags.FLOW:
+            return await self._decide(id, control.replay)
+        flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
+        if any(found.state is FlowState.CANCELLED for found in flow.values()):
+            raise FlowTerminal("the flow was cancelled")
+        if ask_to_replay(snapshot) is None:
+            return await self._decide(id, control.replay)
+        return await self._parts.decisions.recalling(
+            snapshot.execution.uuid, replay_skipped, ask_to_replay
+        )
 
     async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:
         """Keeps an eligible execution from being claimed."""

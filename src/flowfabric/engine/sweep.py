@@ -20,6 +20,7 @@ from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.decisions import Decision
 from flowfabric.engine.schedules import Schedules
+from flowfabric.engine.settling import Settler
 
 DUTY = "sweep"
 DUTY_SPAN = Millis(2_500)
@@ -34,9 +35,10 @@ log = logging.getLogger("flowfabric.sweep")
 class Sweep(Noun):
     """`engine.sweep`"""
 
-    def __init__(self, parts: Parts, schedules: Schedules, holder: str) -> None:
+    def __init__(self, parts: Parts, schedules: Schedules, settler: Settler, holder: str) -> None:
         super().__init__(parts)
         self._schedules = schedules
+        self._settler = settler
         self._holder = holder
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._trimmed_at = Millis(0)
@@ -82,6 +84,7 @@ class Sweep(Noun):
             for error in answers:
                 if isinstance(error, Exception):
                     log.error("an execution could not be swept: %s", error)
+        await self._settler.sweep()
         return len(looked_at)
 
     async def trim(self) -> int:

@@ -1,0 +1,177 @@
+"""Growing a flow piece by piece: members, edges, joins, and sealing it.
+
+Until a flow is sealed its new members are held, so that no join fires before all its edges are
+there.
+"""
+
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change, unchanged
+from flowfabric.core.errors import FlowConflict, Invalid, InvalidGraph, NotFound, NotInFlow
+from flowfabric.core.execution import Ended, Flags, Ready, Snapshot, Waiting
+from flowfabric.core.flow import Flow, FlowChange, FlowState, changed, counted_as, open_flow
+from flowfabric.core.gate import admit
+from flowfabric.core.graph import check_policy
+from flowfabric.core.ids import ExecutionId, flow_partition
+from flowfabric.core.join import Edge, Join, JoinPolicy, JoinState, count, evaluate
+from flowfabric.core.settling import Settled, Settlement, join_changed
+from flowfabric.core.submission import Creation
+from flowfabric.core.time import Millis
+
+
+class Added(Struct, frozen=True):
+    id: ExecutionId
+    nodes: int
+
+
+class AlreadyMember(Struct, frozen=True):
+    id: ExecutionId
+    nodes: int
+
+
+class Staged(Struct, frozen=True):
+    edge: UUID
+    revision: int
+
+
+class AlreadyStaged(Struct, frozen=True):
+    edge: UUID
+    revision: int
+
+
+def held(creation: Creation) -> Creation:
+    """A creation that waits for its flow to be sealed."""
+    snapshot = creation.snapshot
+    head = replace(snapshot.head, life=replace(snapshot.life, unsealed=True))
+    state = snapshot.state
+    if isinstance(state, Waiting | Ready):
+        state = admit(head.life, state.next, snapshot.execution.created_at)
+    return replace(creation, snapshot=replace(snapshot, head=head, state=state))
+
+
+def is_member(snapshot: Snapshot | None, flow: UUID) -> bool:
+    return (
+        snapshot is not None
+        and snapshot.execution.flow == flow
+        and bool(snapshot.head.flags & Flags.FLOW)
+    )
+
+
+def check_home(flow: UUID, id: ExecutionId) -> None:
+    """Before the store is asked: only an execution made for the flow can join it."""
+    if id.partition_index != flow_partition(flow):
+        raise Invalid("partition mismatch: the execution was not made for this flow")
+
+
+def join(
+    flow: Flow | None, snapshot: Snapshot | None, id: ExecutionId, now: Millis
+) -> FlowChange | AlreadyMember:
+    """Makes an execution a member, whatever it is doing; one that has ended is counted at once."""
+    flow = open_flow(flow)
+    if snapshot is None:
+        raise NotFound("execution", id)
+    home = snapshot.execution.flow
+    if home != flow.id:
+        if home is not None and snapshot.head.flags & Flags.FLOW:
+            raise FlowConflict(f"already_member_of_different_flow:{home}")
+        raise Invalid("partition mismatch: the execution was not made for this flow")
+    if is_member(snapshot, flow.id):
+        return AlreadyMember(id, flow.nodes)
+    ended = dict(flow.ended)
+    if isinstance(snapshot.state, Ended):
+        name = counted_as(snapshot)
+        ended[name] = ended.get(name, 0) + 1
+    after = snapshot.to(snapshot.state, flags=snapshot.head.flags | Flags.FLOW)
+    grown = changed(flow, now, nodes=flow.nodes + 1, revision=flow.revision + 1, ended=ended)
+    # Counted here: `chore_of` sees no ending in a change that only sets the flag.
+    return FlowChange(flow, grown, changes=(Change(None, snapshot, after),))
+
+
+def stage(
+    flow: Flow, edge: Edge, upstream: Snapshot | None, downstream: Snapshot | None, now: Millis
+) -> FlowChange:
+    """Adds an edge and gates the downstream in one change; if the upstream has ended already it is
+    settled at once. That the graph stays acyclic was looked at before."""
+    for end in (upstream, downstream):
+        if end is None or not is_member(end, flow.id):
+            raise NotInFlow("both ends of an edge are members of the flow")
+    if upstream is None or downstream is None:
+        raise NotInFlow("both ends of an edge are members of the flow")
+    grown = changed(flow, now, edges=flow.edges + 1, revision=flow.revision + 1)
+    change = _gated(downstream, edge, upstream, now)
+    return FlowChange(flow, grown, edges=(edge,), changes=(change,), guards=(upstream,))
+
+
+def set_policy(
+    flow: Flow | None, downstream: Snapshot | None, policy: JoinPolicy, now: Millis
+) -> FlowChange | None:
+    """Says when the downstream runs, before its first edge; None when that was said before."""
+    flow = open_flow(flow)
+    if not is_member(downstream, flow.id) or downstream is None:
+        raise NotInFlow("a join belongs to a member of the flow")
+    join = downstream.life.join
+    if join is not None and join.policy == policy:
+        return None
+    if join is not None and join.n:
+        raise InvalidGraph("edge_group_policy_already_fixed: the first edge is there")
+    check_policy(policy, 2**31, str(downstream.execution.id))
+    life = replace(downstream.life, join=Join(policy=policy))
+    after = downstream.to(downstream.state, life=life)
+    return FlowChange(flow, changed(flow, now), changes=(Change(None, downstream, after),))
+
+
+def check_seal(snapshot: Snapshot) -> None:
+    """A join that can never be satisfied is refused when the flow is sealed."""
+    join = snapshot.life.join
+    if join is not None and join.n:
+        check_policy(join.policy, join.n, str(snapshot.execution.id))
+
+
+def release(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
+    """Lets a member of a sealed flow go: its join is judged, then the other gates are asked."""
+    if snapshot is None or not snapshot.life.unsealed:
+        return unchanged(Settled(0, None))
+    freed = replace(snapshot.life, unsealed=False)
+    join = None if freed.join is None else evaluate(freed.join, now)
+    loose = replace(snapshot, head=replace(snapshot.head, life=freed))
+    if join is not None and join.state is JoinState.IMPOSSIBLE:
+        return replace(join_changed(loose, join, now), before=snapshot)
+    life = replace(freed, join=join)
+    state = snapshot.state
+    if isinstance(state, Waiting):
+        state = admit(life, state.next, now)
+    return Change(Settled(0, join), snapshot, snapshot.to(state, life=life))
+
+
+def sealed(flow: Flow, now: Millis) -> Flow:
+    return changed(replace(flow, state=FlowState.RUNNING), now)
+
+
+def _gated(downstream: Snapshot, edge: Edge, upstream: Snapshot, now: Millis) -> "Change[Settled]":
+    join = downstream.life.join or Join()
+    if join.state is not JoinState.PENDING and join.n:
+        raise InvalidGraph("the join of the downstream has fired")
+    join = replace(
+        join,
+        n=join.n + 1,
+        inputs=join.inputs or edge.input is not None,
+        state=JoinState.PENDING,
+        fired_at=None,
+    )
+    settled: tuple[Settlement, ...] = ()
+    if isinstance(upstream.state, Ended):
+        join = count(join, edge.on, upstream.state.outcome)
+        settled = ((edge.id, upstream.state.outcome),)
+    if not downstream.life.unsealed:
+        join = evaluate(join, now)
+    if join.state is not JoinState.PENDING:
+        return replace(join_changed(downstream, join, now), settled=settled)
+    life = replace(downstream.life, join=join)
+    state = downstream.state
+    if isinstance(state, Waiting | Ready):
+        state = admit(life, state.next, now)
+    after = downstream.to(state, life=life)
+    return Change(Settled(0, join), downstream, after, settled=settled)

@@ -1,0 +1,219 @@
+"""Looking at flows."""
+
+from collections.abc import AsyncIterator, Mapping
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.check import check_limit
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.execution import (
+    Active,
+    Ended,
+    Flags,
+    Lost,
+    Ready,
+    Snapshot,
+    Suspended,
+    Waiting,
+)
+from flowfabric.core.flow import Flow, FlowState
+from flowfabric.core.ids import ExecutionId, parse_uuid
+from flowfabric.core.join import Edge, EdgeState, Join, JoinState
+from flowfabric.core.outcome import Outcome
+from flowfabric.core.text import check_kind, check_namespace
+from flowfabric.core.time import Millis, check_moment
+from flowfabric.core.vector import PublicState, public_state
+from flowfabric.engine.base import Noun
+from flowfabric.store.contract import EdgeQuery, FlowQuery
+
+PAGE = 500
+MAX_PAGE = 1000
+
+
+class Member(Struct, frozen=True):
+    """A member as the graph shows it; `name` is what it is called in the flow."""
+
+    id: ExecutionId
+    name: str
+    kind: str
+    state: PublicState
+    join: Join | None = None
+
+
+class FlowGraph(Struct, frozen=True):
+    flow: Flow
+    members: tuple[Member, ...]
+    edges: tuple[EdgeState, ...]
+
+
+class FlowDescription(Struct, frozen=True):
+    """A flow, and how many of its members are in which state now."""
+
+    flow: Flow
+    states: Mapping[PublicState, int]
+
+
+class FlowViews(Noun):
+    """`engine.flow_views`"""
+
+    async def get(self, id: UUID) -> Flow | None:
+        key = parse_uuid(id, "flow")
+        return (await self._parts.store.flows([key])).get(key)
+
+    async def describe(self, id: UUID) -> FlowDescription | None:
+        flow = await self.get(id)
+        if flow is None:
+            return None
+        return FlowDescription(flow, await self._parts.store.member_counts(flow.id))
+
+    async def list(
+        self,
+        *,
+        namespace: str | None = None,
+        kind: str | None = None,
+        states: tuple[FlowState, ...] = (),
+        tag: tuple[str, str] | None = None,
+        after: tuple[Millis, UUID] | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
+    ) -> list[Flow]:
+        """Flows by (created_at, id); the cursor is that pair of the last one seen."""
+        wanted = check_limit(limit, MAX_PAGE)
+        query = FlowQuery(
+            namespace=None if namespace is None else check_namespace(namespace),
+            kind=None if kind is None else check_kind(kind),
+            states=tuple(FlowState(state) for state in states),
+            tag=tag,
+            after=None if after is None else _cursor(after),
+            limit=wanted,
+            newest_first=newest_first,
+        )
+        return await self._parts.store.flow_page(query) if wanted else []
+
+    async def members(
+        self, id: UUID, *, after: ExecutionId | None = None, limit: int = 100
+    ) -> list[Member]:
+        """Members by id."""
+        wanted = check_limit(limit, MAX_PAGE)
+        cursor = None if after is None else ExecutionId(after).uuid
+        key = parse_uuid(id, "flow")
+        found = await self._parts.store.members(key, after=cursor, limit=wanted) if wanted else []
+        return [_member(snapshot) for snapshot in found]
+
+    async def groups(self, id: UUID) -> dict[ExecutionId, Join]:
+        """The joins of a flow, by the execution that waits."""
+        found: dict[ExecutionId, Join] = {}
+        async for snapshot in self._all_members(parse_uuid(id, "flow")):
+            if snapshot.life.join is not None:
+                found[snapshot.execution.id] = snapshot.life.join
+        return found
+
+    async def edges(
+        self, id: UUID, *, upstream: str | None = None, downstream: str | None = None
+    ) -> list[EdgeState]:
+        """Edges of a flow by id; those that leave or enter one execution."""
+        query = EdgeQuery(
+            flow=parse_uuid(id, "flow"),
+            upstreams=None if upstream is None else (ExecutionId(upstream).uuid,),
+            downstreams=None if downstream is None else (ExecutionId(downstream).uuid,),
+        )
+        return [state async for state in self._all_edges(query)]
+
+    async def edge(self, flow: UUID, edge: UUID) -> Edge | None:
+        query = EdgeQuery(flow=parse_uuid(flow, "flow"), ids=(parse_uuid(edge, "edge"),))
+        found = await self._parts.store.edges(query)
+        return found[0].edge if found else None
+
+    async def flow_of(self, id: str) -> UUID | None:
+        """The flow an execution is a member of."""
+        snapshot = await self._load(id)
+        member = snapshot is not None and bool(snapshot.head.flags & Flags.FLOW)
+        return snapshot.execution.flow if snapshot is not None and member else None
+
+    async def graph(self, id: UUID) -> FlowGraph:
+        """The whole flow: members with their states, edges with how they were settled."""
+        flow = await self.get(id)
+        if flow is None:
+            raise NotFound("flow", id)
+        members = tuple([_member(each) async for each in self._all_members(flow.id)])
+        edges = tuple([state async for state in self._all_edges(EdgeQuery(flow=flow.id))])
+        return FlowGraph(flow, members, edges)
+
+    async def eligibility(self, id: str) -> str:
+        """Why an execution may run or may not, as far as its dependencies go, in one word."""
+        snapshot = await self._load(id)
+        if snapshot is None:
+            return "not_found"
+        match snapshot.state:
+            case Ended():
+                return "terminal"
+            case Active() | Lost():
+                return "owned"
+            case Suspended():
+                return "not_runnable"
+            case Ready() | Waiting():
+                pass
+        join = snapshot.life.join
+        if snapshot.life.unsealed or (join is not None and join.state is JoinState.PENDING):
+            return "blocked_by_dependencies"
+        return "eligible"
+
+    async def inputs(self, snapshot: Snapshot) -> dict[str, bytes | None]:
+        """The results of upstreams by the name under which a member wants them; None for one that
+        gave none. An upstream that did not end as its edge asks gives none."""
+        flow, join = snapshot.execution.flow, snapshot.life.join
+        if flow is None or join is None or not join.inputs:
+            return {}
+        query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
+        wanted = [state async for state in self._all_edges(query) if state.edge.input is not None]
+        results = await self._results([state.edge.upstream for state in wanted])
+        return {state.edge.input or "": results.get(state.edge.upstream) for state in wanted}
+
+    async def _results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
+        found: dict[UUID, bytes | None] = {}
+        for start in range(0, len(uuids), PAGE):
+            for uuid, snapshot in (
+                await self._parts.store.load(uuids[start : start + PAGE])
+            ).items():
+                match snapshot.state:
+                    case Ended(outcome=Outcome.SUCCESS, result=result):
+                        found[uuid] = result
+                    case _:
+                        found[uuid] = None
+        return found
+
+    async def _all_members(self, flow: UUID) -> AsyncIterator[Snapshot]:
+        after: UUID | None = None
+        while page := await self._parts.store.members(flow, after=after, limit=PAGE):
+            for snapshot in page:
+                yield snapshot
+            if len(page) < PAGE:
+                return
+            after = page[-1].execution.uuid
+
+    async def _all_edges(self, query: EdgeQuery) -> AsyncIterator[EdgeState]:
+        while page := await self._parts.store.edges(query):
+            for state in page:
+                yield state
+            if len(page) < query.limit:
+                return
+            query = replace(query, after=page[-1].edge.id)
+
+
+def _member(snapshot: Snapshot) -> Member:
+    execution = snapshot.execution
+    return Member(
+        id=execution.id,
+        name=execution.facts.member or execution.kind,
+        kind=execution.kind,
+        state=public_state(snapshot),
+        join=snapshot.life.join,
+    )
+
+
+def _cursor(after: object) -> tuple[Millis, UUID]:
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise Invalid("a cursor of flows is a pair of time and id")
+    return check_moment(after[0], "cursor"), parse_uuid(after[1], "cursor")

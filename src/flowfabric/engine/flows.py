@@ -1,0 +1,447 @@
+"""Flows: declaring them, growing them piece by piece, cancelling and replaying them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core import membership
+from flowfabric.core.change import Change
+from flowfabric.core.check import check_kind_of, check_seconds
+from flowfabric.core.chore import Chore, ChoreKind
+from flowfabric.core.control import Replayed
+from flowfabric.core.ending import event_of
+from flowfabric.core.errors import (
+    CycleDetected,
+    FlowConflict,
+    FlowTerminal,
+    Invalid,
+    NotFound,
+    RetryExhausted,
+    SelfEdge,
+    StaleRevision,
+)
+from flowfabric.core.event import EventKind
+from flowfabric.core.execution import Ended, Outcome, Snapshot
+from flowfabric.core.flow import (
+    Cancellation,
+    CancelPolicy,
+    Flow,
+    FlowChange,
+    FlowState,
+    Parent,
+    changed,
+    known,
+    open_flow,
+)
+from flowfabric.core.graph import Graph, Plan, check_graph, plan
+from flowfabric.core.ids import ExecutionId, parse_uuid
+from flowfabric.core.join import Edge, JoinPolicy
+from flowfabric.core.lease import AlreadySatisfied
+from flowfabric.core.membership import Added, AlreadyMember, AlreadyStaged, Staged
+from flowfabric.core.submission import Submission, create
+from flowfabric.core.text import MAX_REASON, check_kind, check_namespace, check_tags, check_text
+from flowfabric.core.time import Millis
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.executions import Executions
+from flowfabric.engine.settling import PAGE, Settler
+from flowfabric.store.contract import EdgeQuery
+
+MAX_ROUNDS = 10
+MAX_TOLD = 1000
+
+Decided = Callable[[Flow | None, Millis], Awaitable[FlowChange | None]]
+
+
+class FlowCreated(Struct, frozen=True):
+    id: UUID
+
+
+class Declared(Struct, frozen=True):
+    """`created` is False when the very same graph was declared before."""
+
+    id: UUID
+    members: dict[str, ExecutionId]
+    created: bool
+
+
+class FlowCancelled(Struct, frozen=True):
+    """`policy` and `reason` are the first call's. `scheduled`: members are being cancelled in the
+    background. `remaining` are those that have not ended, at most 1,000 of them."""
+
+    id: UUID
+    policy: CancelPolicy
+    reason: str
+    scheduled: bool = False
+    remaining: tuple[ExecutionId, ...] = ()
+
+
+class Flows(Noun):
+    """`engine.flows`"""
+
+    def __init__(self, parts: Parts, executions: Executions, settler: Settler) -> None:
+        super().__init__(parts)
+        self._executions = executions
+        self._settler = settler
+        self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+
+    # -- building
+
+    async def create(
+        self,
+        kind: str,
+        *,
+        id: UUID | None = None,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+    ) -> FlowCreated | AlreadySatisfied:
+        """An open flow without members; seal it when the graph is complete."""
+        new = self._new(kind, id, namespace, tags)
+
+        async def decide(flow: Flow | None, now: Millis) -> FlowChange | None:
+            if flow is None:
+                return FlowChange(None, replace(new, created_at=now, mutated_at=now))
+            if (flow.kind, flow.namespace) != (new.kind, new.namespace):
+                raise FlowConflict(f"flow {flow.id} is known as {flow.kind!r}")
+            return None
+
+        made = await self._change(new.id, decide)
+        return AlreadySatisfied("flow_exists") if made is None else FlowCreated(new.id)
+
+    async def declare(
+        self,
+        kind: str,
+        graph: Graph,
+        *,
+        id: UUID | None = None,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+        parent: Parent | None = None,
+    ) -> Declared:
+        """The whole graph in one call. It is checked before anything is written; what cannot run
+        is refused as a whole. Declaring the same graph under the same id again is harmless, and
+        finishes what an interrupted call began."""
+        wanted = check_graph(graph)
+        new = self._new(kind, id, namespace, tags)
+        now = self._now()
+        laid = plan(new.id, wanted, now)
+        flow = replace(
+            new,
+            state=FlowState.RUNNING,
+            nodes=len(wanted.nodes),
+            edges=len(laid.edges),
+            revision=len(wanted.nodes) + len(laid.edges),
+            graph=laid.digest,
+            parent=parent,
+            created_at=now,
+            mutated_at=now,
+        )
+        created = await self._lay(flow, laid)
+        await self._executions.put_all(laid.rest)
+        await self._executions.put_all(laid.roots)
+        if not created:
+            await self._settler.settle(flow.id)  # of a flow that was cancelled meanwhile
+        return Declared(new.id, laid.ids, created)
+
+    async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
+        """A new execution as a member; held until the flow is sealed, if it is not yet."""
+        key = parse_uuid(flow, "flow")
+        wanted = check_kind_of(submission, Submission, "submission")
+        found = open_flow((await self._parts.store.flows([key])).get(key), key)
+        creation = create(replace(wanted, flow=key), self._fresh(), self._now())
+        if found.state is FlowState.OPEN:
+            creation = membership.held(creation)
+        await self._executions.put_all((creation,))
+        return await self.join(key, creation.snapshot.execution.id)
+
+    async def join(self, flow: UUID, id: str) -> Added | AlreadyMember:
+        """An execution that was made for this flow becomes a member, whatever it is doing."""
+        key, execution = parse_uuid(flow, "flow"), ExecutionId(id)
+        membership.check_home(key, execution)
+        answer: list[Added | AlreadyMember] = []
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            open_flow(found, key)
+            snapshot = await self._load(execution)
+            change = membership.join(found, snapshot, execution, now)
+            if isinstance(change, AlreadyMember):
+                answer[:] = [change]
+                return None
+            answer[:] = [Added(execution, change.after.nodes)]
+            return change
+
+        await self._change(key, decide)
+        return answer[0]
+
+    async def stage(
+        self, edge: Edge, *, expected_revision: int | None = None
+    ) -> Staged | AlreadyStaged:
+        """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
+        the graph has changed since."""
+        wanted = replace(check_kind_of(edge, Edge, "edge"), created_at=self._now())
+        if wanted.upstream == wanted.downstream:
+            raise SelfEdge("an execution cannot wait for itself")
+        answer: list[Staged | AlreadyStaged] = []
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            flow = open_flow(found, wanted.flow)
+            if await self._is_staged(wanted):
+                answer[:] = [AlreadyStaged(wanted.id, flow.revision)]
+                return None
+            if expected_revision is not None and expected_revision != flow.revision:
+                raise StaleRevision(f"the graph is at revision {flow.revision}")
+            ends = await self._parts.store.load([wanted.upstream, wanted.downstream])
+            upstream, downstream = ends.get(wanted.upstream), ends.get(wanted.downstream)
+            change = membership.stage(flow, wanted, upstream, downstream, now)
+            if await self._reaches(wanted.flow, wanted.downstream, wanted.upstream):
+                raise CycleDetected("the upstream depends on the downstream already")
+            answer[:] = [Staged(wanted.id, change.after.revision)]
+            return change
+
+        await self._change(wanted.flow, decide)
+        return answer[0]
+
+    async def apply(self, flow: UUID, edge: UUID) -> AlreadySatisfied:
+        """Staging an edge applies it: this only says whether it is there."""
+        query = EdgeQuery(flow=parse_uuid(flow, "flow"), ids=(parse_uuid(edge, "edge"),))
+        if not await self._parts.store.edges(query):
+            raise NotFound("edge", edge)
+        return AlreadySatisfied("already_applied")
+
+    async def set_join(self, flow: UUID, downstream: str, policy: JoinPolicy) -> bool:
+        """When the downstream runs: after all, any or so many of its upstreams. Said before its
+        first edge; False when the same was said before."""
+        key, execution = parse_uuid(flow, "flow"), ExecutionId(downstream)
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            open_flow(found, key)
+            return membership.set_policy(found, await self._load(execution), policy, now)
+
+        return await self._change(key, decide) is not None
+
+    async def seal(self, flow: UUID) -> bool:
+        """The graph is complete: members are let go as their joins allow. False when it was sealed
+        before."""
+        key = parse_uuid(flow, "flow")
+        async for page in self._members(key):
+            for member in page:
+                membership.check_seal(member)
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            open = open_flow(found, key)
+            if open.state is FlowState.RUNNING:
+                return None
+            after = membership.sealed(open, now)
+            chore = Chore(key, key, after.version, ChoreKind.RELEASE)
+            return FlowChange(open, after, owed=(chore,))
+
+        made = await self._change(key, decide)
+        await self._settler.settle(key)
+        return made is not None
+
+    # -- steering
+
+    async def cancel(
+        self,
+        flow: UUID,
+        *,
+        reason: str = "flow_cancelled",
+        policy: CancelPolicy | str = CancelPolicy.ALL,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> FlowCancelled:
+        """Cancels a flow and, by its policy, its members. The flow takes no members from then on,
+        whatever becomes of those it has. Without `wait` members are cancelled in the background;
+        with a `timeout` TimeoutError is raised when they are not after so many seconds, and the
+        background finishes it. Cancelling again gives the first call's policy and reason."""
+        header = await self.cancel_header(flow, reason=reason, policy=policy)
+        if header.policy is CancelPolicy.FLOW_ONLY:
+            return header
+        if not wait:
+            self._settler.kick([header.id])
+            return replace(header, scheduled=bool(header.remaining))
+        settling = asyncio.shield(asyncio.ensure_future(self._settler.settle(header.id)))
+        span = None if timeout is None else check_seconds(timeout, "timeout")
+        await asyncio.wait_for(settling, span)
+        return replace(header, remaining=await self._owed(header))
+
+    async def cancel_header(
+        self,
+        flow: UUID,
+        *,
+        reason: str = "flow_cancelled",
+        policy: CancelPolicy | str = CancelPolicy.ALL,
+    ) -> FlowCancelled:
+        """Marks a flow as cancelled and writes down what is owed to its members, in one change."""
+        key = parse_uuid(flow, "flow")
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        chosen = _policy(policy)
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            known(found, key)
+            if found is not None and found.cancel is not None:
+                return None
+            open = open_flow(found, key)
+            cancel = Cancellation(now, text, chosen)
+            after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
+            owed = _cancel_chores(after)
+            first = await self._parts.store.members(key, limit=1)
+            changes = tuple(_announce(member, after, now) for member in first)
+            return FlowChange(open, after, changes=changes, owed=owed)
+
+        await self._change(key, decide)
+        stored = known((await self._parts.store.flows([key])).get(key), key).cancel
+        if stored is None:
+            raise FlowTerminal("the flow has ended")
+        answer = FlowCancelled(key, stored.policy, stored.reason)
+        return replace(answer, remaining=await self._owed(answer))
+
+    async def acknowledge(self, flow: UUID, id: str) -> None:
+        """A member is acknowledged by its own ending; saying so is harmless."""
+        parse_uuid(flow, "flow")
+        ExecutionId(id)
+
+    async def replay(self, flow: UUID) -> list[Replayed]:
+        """Runs again every member that failed, expired, was cancelled or skipped; those that
+        succeeded stay as they are."""
+        key = parse_uuid(flow, "flow")
+        found = known((await self._parts.store.flows([key])).get(key), key)
+        if found.state is FlowState.CANCELLED:
+            raise FlowTerminal("the flow was cancelled")
+        ended: list[Snapshot] = []
+        async for page in self._members(key):
+            ended += [member for member in page if _lacks_success(member)]
+        # Those that were skipped first: they wait again before what they wait for runs.
+        ended.sort(key=lambda member: not _was_skipped(member))
+        return [await self._executions.replay(member.execution.id) for member in ended]
+
+    # -- how
+
+    def _new(
+        self, kind: str, id: UUID | None, namespace: str, tags: Mapping[str, str] | None
+    ) -> Flow:
+        return Flow(
+            id=self._fresh() if id is None else parse_uuid(id, "flow"),
+            kind=check_kind(kind),
+            namespace=check_namespace(namespace),
+            tags=check_tags(tags) if tags else {},
+        )
+
+    async def _lay(self, flow: Flow, laid: Plan) -> bool:
+        """Writes the flow and its edges; False when the same was declared before."""
+        pages = [laid.edges[at : at + PAGE] for at in range(0, len(laid.edges), PAGE)] or [()]
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            if found is None:
+                return FlowChange(None, flow, edges=pages[0])
+            if found.graph != flow.graph or found.kind != flow.kind:
+                raise FlowConflict(f"flow {flow.id} was declared with another graph")
+            return None
+
+        created = await self._change(flow.id, decide) is not None
+        for page in pages[1:]:
+
+            async def more(
+                found: Flow | None, now: Millis, page: tuple[Edge, ...] = page
+            ) -> FlowChange:
+                present = known(found, flow.id)
+                return FlowChange(present, changed(present, now), edges=page)
+
+            await self._change(flow.id, more)
+        return created
+
+    async def _change(self, id: UUID, decide: Decided) -> FlowChange | None:
+        """Load, decide, apply; calls of this process for one flow one after the other."""
+        lock = self._locks.setdefault(id, asyncio.Lock())
+        async with lock:
+            for _ in range(MAX_ROUNDS):
+                now = self._now()
+                found = (await self._parts.store.flows([id])).get(id)
+                change = await decide(found, now)
+                if change is None:
+                    return None
+                if await self._parts.store.apply_flow(change):
+                    self._parts.after.applied(change.changes)
+                    if change.owed:
+                        self._settler.kick([id])
+                    return change
+        raise RetryExhausted("lost against rivals ten times in a row")
+
+    async def _members(self, flow: UUID) -> AsyncIterator[list[Snapshot]]:
+        after: UUID | None = None
+        while page := await self._parts.store.members(flow, after=after, limit=PAGE):
+            yield page
+            after = page[-1].execution.uuid
+
+    async def _owed(self, header: FlowCancelled) -> tuple[ExecutionId, ...]:
+        """Members that still owe an ending to the cancel."""
+        if header.policy is CancelPolicy.FLOW_ONLY:
+            return ()
+        found = await self._parts.store.members(header.id, limit=MAX_TOLD, living=True)
+        pending = header.policy is CancelPolicy.PENDING
+        return tuple(
+            member.execution.id for member in found if not (pending and member.attempts_made)
+        )
+
+    async def _is_staged(self, edge: Edge) -> bool:
+        """Whether this very edge is there; another one of the same id is a conflict."""
+        found = await self._parts.store.edges(EdgeQuery(flow=edge.flow, ids=(edge.id,)))
+        if not found:
+            return False
+        if replace(found[0].edge, created_at=edge.created_at) != edge:
+            raise FlowConflict(f"dependency_already_exists: {found[0].edge}")
+        return True
+
+    async def _reaches(self, flow: UUID, start: UUID, goal: UUID) -> bool:
+        """Whether `goal` depends on `start`, along edges of any length; no cap."""
+        seen, front = {start}, [start]
+        while front:
+            page, front = tuple(front[:PAGE]), front[PAGE:]
+            query = EdgeQuery(flow=flow, upstreams=page, limit=PAGE)
+            while found := await self._parts.store.edges(query):
+                fresh = {state.edge.downstream for state in found} - seen
+                if goal in fresh:
+                    return True
+                seen |= fresh
+                front += fresh
+                if len(found) < PAGE:
+                    break
+                query = replace(query, after=found[-1].edge.id)
+        return False
+
+
+def _policy(policy: object) -> CancelPolicy:
+    try:
+        return CancelPolicy(str(policy))
+    except ValueError:
+        raise Invalid(f"a policy is one of {', '.join(CancelPolicy)}") from None
+
+
+def _cancel_chores(flow: Flow) -> tuple[Chore, ...]:
+    if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY or not flow.nodes:
+        return ()
+    return (Chore(flow.id, flow.id, flow.version, ChoreKind.CANCEL),)
+
+
+def _announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:
+    """The operator's event, told by a member: events belong to executions."""
+    detail = {
+        "flow_id": str(flow.id),
+        "policy": str(flow.cancel.policy) if flow.cancel else "",
+        "reason": flow.cancel.reason if flow.cancel else "",
+        "member_count": flow.nodes,
+    }
+    event = event_of(member, EventKind.FLOW_CANCEL_REQUESTED, now, detail)
+    return Change(None, member, member.to(member.state), (event,))
+
+
+def _lacks_success(member: Snapshot) -> bool:
+    state = member.state
+    return isinstance(state, Ended) and state.outcome is not Outcome.SUCCESS
+
+
+def _was_skipped(member: Snapshot) -> bool:
+    state = member.state
+    return isinstance(state, Ended) and state.outcome is Outcome.SKIPPED

@@ -1,0 +1,220 @@
+"""Doing what is owed to flows: right after the commit that owes it, or when the sweep finds it.
+
+An ending is settled edge by edge as independent changes of the downstreams, in pages, never in one
+big transaction. Only then is it counted and the chore deleted, so a crash repeats work and never
+loses any; an edge that was settled before is left alone. Two processes may settle the same flow.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
+from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
+
+from flowfabric.core import control, membership
+from flowfabric.core import settling as rules
+from flowfabric.core.change import Change
+from flowfabric.core.chore import Chore, ChoreKind
+from flowfabric.core.errors import FlowFabricError, LeaseLost, NotFound, NotSignalable
+from flowfabric.core.execution import Outcome, Snapshot, Source
+from flowfabric.core.flow import CancelPolicy, Flow, count_chores
+from flowfabric.core.join import EdgeState
+from flowfabric.core.lease import Owner
+from flowfabric.core.settling import Settlement
+from flowfabric.core.time import Millis
+from flowfabric.core.waits import Memory
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.decisions import Decision
+from flowfabric.engine.signals import Signals
+from flowfabric.store.contract import EdgeQuery
+
+PAGE = 500
+MAX_ROUNDS = 20
+CASCADE = Owner(source=Source.FLOW_CASCADE)
+
+log = logging.getLogger("flowfabric.flows")
+
+
+class Settler(Noun):
+    """Settles flows of this process's changes as soon as they are committed."""
+
+    def __init__(self, parts: Parts, signals: Signals) -> None:
+        super().__init__(parts)
+        self._signals = signals
+        self._tasks: dict[UUID, asyncio.Task[None]] = {}
+        self._again: set[UUID] = set()
+        parts.after.owed = self.kick
+
+    def kick(self, flows: Iterable[UUID]) -> None:
+        """Settles these flows in the background."""
+        for flow in flows:
+            if flow in self._tasks:
+                self._again.add(flow)
+            else:
+                task = asyncio.create_task(self._run(flow), name="flowfabric-settle")
+                self._tasks[flow] = task
+
+    async def drain(self) -> None:
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    async def sweep(self) -> int:
+        """Settles whatever was left behind; returns how many flows."""
+        flows = await self._parts.store.owing(PAGE)
+        for flow in flows:
+            try:
+                await self.settle(flow)
+            except FlowFabricError as error:
+                log.warning("flow %s could not be settled: %s", flow, error)
+        return len(flows)
+
+    async def settle(self, flow: UUID) -> None:
+        """Does everything that is owed to a flow, also what comes of doing it."""
+        for _ in range(MAX_ROUNDS):
+            while chores := await self._parts.store.chores(flow, PAGE):
+                if not await self._round(flow, chores):
+                    break  # somebody else was faster: look again
+            else:
+                return
+            await asyncio.sleep(0)
+
+    async def _run(self, flow: UUID) -> None:
+        try:
+            await self.settle(flow)
+            while flow in self._again:
+                self._again.discard(flow)
+                await self.settle(flow)
+        except FlowFabricError as error:
+            log.warning("flow %s is left to the sweep: %s", flow, error)
+        finally:
+            del self._tasks[flow]
+            if flow in self._again:
+                self._again.discard(flow)
+                self.kick([flow])
+
+    async def _round(self, flow: UUID, chores: Sequence[Chore]) -> bool:
+        """Does the given chores and counts them; False when another process did."""
+        found = (await self._parts.store.flows([flow])).get(flow)
+        if found is None:
+            raise NotFound("flow", flow)
+        kinds = {chore.kind for chore in chores}
+        if ChoreKind.CANCEL in kinds:
+            # Before anything is settled: members are to be cancelled, not skipped.
+            await self._cancel_members(found)
+        if ChoreKind.RELEASE in kinds:
+            await self._release(found)
+        await self._settle_endings(flow, chores)
+        await self._cancel_siblings(flow, chores)
+        if ChoreKind.TELL in kinds:
+            await self._tell(found)
+        change = count_chores(found, tuple(chores), self._now())
+        return await self._parts.store.apply_flow(change)
+
+    async def _settle_endings(self, flow: UUID, chores: Sequence[Chore]) -> None:
+        endings: dict[UUID, Outcome] = {}
+        for chore in chores:
+            if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
+                endings.setdefault(chore.id, chore.outcome)
+        if not endings:
+            return
+        async for page in self._pages(
+            EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
+        ):
+            by_child: dict[UUID, list[Settlement]] = {}
+            for state in page:
+                settlement = (state.edge.id, endings[state.edge.upstream])
+                by_child.setdefault(state.edge.downstream, []).append(settlement)
+            await self._all([_settling(child, found) for child, found in by_child.items()])
+
+    async def _cancel_siblings(self, flow: UUID, chores: Sequence[Chore]) -> None:
+        children = tuple(chore.id for chore in chores if chore.kind is ChoreKind.SIBLINGS)
+        if not children:
+            return
+        joins = await self._parts.store.load(children)
+        query = EdgeQuery(flow=flow, downstreams=children, unsettled=True)
+        async for page in self._pages(query):
+            reasons = {}
+            for state in page:
+                child = joins.get(state.edge.downstream)
+                if child is not None and child.life.join is not None:
+                    reasons[state.edge.upstream] = rules.sibling_reason(child.life.join)
+            await self._all([_cancelling(id, reason) for id, reason in reasons.items()])
+
+    async def _cancel_members(self, flow: Flow) -> None:
+        if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY:
+            return
+        reason, pending = flow.cancel.reason, flow.cancel.policy is CancelPolicy.PENDING
+        after: UUID | None = None
+        while page := await self._parts.store.members(
+            flow.id, after=after, limit=PAGE, living=True
+        ):
+            wanted = [each for each in page if not (pending and each.attempts_made)]
+            await self._all([_cancelling(each.execution.uuid, reason) for each in wanted])
+            after = page[-1].execution.uuid
+
+    async def _release(self, flow: Flow) -> None:
+        after: UUID | None = None
+        while page := await self._parts.store.members(
+            flow.id, after=after, limit=PAGE, living=True
+        ):
+            held = [each.execution.uuid for each in page if each.life.unsealed]
+            await self._all([Decision(uuid, membership.release) for uuid in held])
+
+    async def _living(self, flow: Flow) -> AsyncIterator[list[Snapshot]]:
+        """Members that have not ended, page by page."""
+        after: UUID | None = None
+        members = self._parts.store.members
+        while page := await members(flow.id, after=after, limit=PAGE, living=True):
+            yield page
+            after = page[-1].execution.uuid
+
+    async def _tell(self, flow: Flow) -> None:
+        """Wakes the run that waits for the flow; telling twice is harmless."""
+        if flow.parent is None or flow.ended_at is None:
+            return
+        delivery = self._signals.delivery()(
+            name=flow.parent.signal,
+            payload=msgspec.json.encode({"flow": str(flow.id), "state": str(flow.state)}),
+            source_type="flow",
+            source=str(flow.id),
+            idempotency_key=f"flow:{flow.id}:{flow.ended_at}",
+        )
+        try:
+            await self._signals.send(flow.parent.execution, flow.parent.signal, delivery)
+        except (NotFound, NotSignalable) as error:
+            log.info("nobody waits for flow %s any more: %s", flow.id, error)
+
+    async def _pages(self, query: EdgeQuery) -> AsyncIterator[list[EdgeState]]:
+        """Edges page by page, by id: one that could not be settled is not met again."""
+        while page := await self._parts.store.edges(query):
+            yield page
+            if len(page) < query.limit:
+                return
+            query = replace(query, after=page[-1].edge.id)
+
+    async def _all(self, decisions: list[Decision]) -> None:
+        """All of them, or the first real trouble; what has ended meanwhile is no trouble."""
+        answers = await self._parts.decisions.decide_all(decisions) if decisions else []
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
+                raise answer
+
+
+def _settling(child: UUID, settlements: list[Settlement]) -> Decision:
+    found = tuple(settlements)
+
+    def rule(snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[rules.Settled]:
+        return rules.settle(snapshot, now, found, memory)
+
+    return Decision(child, rule, ask=lambda snapshot: rules.ask_to_settle(snapshot, found))
+
+
+def _cancelling(uuid: UUID, reason: str) -> Decision:
+    return Decision(uuid, partial(_cancel, reason))
+
+
+def _cancel(reason: str, snapshot: Snapshot | None, now: Millis) -> Change[control.Cancelled]:
+    return control.cancel(snapshot, CASCADE, now, reason)
