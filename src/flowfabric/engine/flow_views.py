@@ -68,7 +68,7 @@ class FlowViews(Noun):
             return None
         return FlowDescription(flow, await self._parts.store.member_counts(flow.id))
 
-    async def list(
+    async def page(
         self,
         *,
         namespace: str | None = None,

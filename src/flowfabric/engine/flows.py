@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
