@@ -19,6 +19,7 @@ from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.worker.context import Context, SyncContext
+from flowfabric.worker.flow import FlowBuilder, flow_id
 from flowfabric.worker.loop import Worker, WorkerOptions
 from flowfabric.worker.outside import Outside
 from flowfabric.worker.run import Client, Run
@@ -165,6 +166,22 @@ class Fabric(Outside):
             raise NotFound("run", id)
         task = self.tasks.get(info.kind)
         return Run(self._client, ExecutionId(id), task.signature.returns if task else Any)
+
+    # -- flows
+
+    def flow(
+        self,
+        name: str,
+        *,
+        key: str | None = None,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+    ) -> FlowBuilder:
+        """A flow to put together: `async with fabric.flow("nightly") as flow: flow.add(...)`. It is
+        created when the block ends. The same `key` names the same flow: declared again with the
+        same nodes nothing happens, with others it is refused."""
+        id = self._client.door.fresh() if key is None else flow_id(namespace, name, key)
+        return FlowBuilder(self._client, name, id=id, namespace=namespace, tags=tags)
 
     # -- workers
 

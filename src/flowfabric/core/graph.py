@@ -16,7 +16,7 @@ from flowfabric.core.gate import admit
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, AnyOf, Edge, Join, JoinPolicy, On, Quorum, Rest
 from flowfabric.core.submission import Creation, Submission, create
-from flowfabric.core.text import MAX_NAME, check_text
+from flowfabric.core.text import MAX_NAME, MAX_REASON, check_text
 from flowfabric.core.time import Millis
 
 MAX_NODES = 100_000
@@ -158,7 +158,7 @@ def _check_link(link: Link, keys: set[str]) -> None:
     if link.on not in list(On):
         raise InvalidGraph(f"{link.on!r} is none of {', '.join(On)}")
     if link.input is not None:
-        check_text(link.input, "input", limit=MAX_NAME)
+        check_text(link.input, "input", limit=MAX_REASON)
 
 
 def _check_acyclic(graph: Graph) -> None:

@@ -1,12 +1,13 @@
 """Looking at flows."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_limit
+from flowfabric.core.check import check_limit, check_seconds
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import (
     Active,
@@ -26,6 +27,7 @@ from flowfabric.core.text import check_kind, check_namespace
 from flowfabric.core.time import Millis, check_moment
 from flowfabric.core.vector import PublicState, public_state
 from flowfabric.engine.base import Noun
+from flowfabric.engine.claims import POLL_FLOOR
 from flowfabric.store.contract import EdgeQuery, FlowQuery
 
 PAGE = 500
@@ -168,10 +170,11 @@ class FlowViews(Noun):
             return {}
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [state async for state in self._all_edges(query) if state.edge.input is not None]
-        results = await self._results([state.edge.upstream for state in wanted])
+        results = await self.results([state.edge.upstream for state in wanted])
         return {state.edge.input or "": results.get(state.edge.upstream) for state in wanted}
 
-    async def _results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
+    async def results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
+        """The results of executions that succeeded; None for those that did not."""
         found: dict[UUID, bytes | None] = {}
         for start in range(0, len(uuids), PAGE):
             for uuid, snapshot in (

@@ -111,7 +111,10 @@ class Settler(Noun):
         if ChoreKind.TELL in kinds:
             await self._tell(found)
         change = count_chores(found, tuple(chores), self._now())
-        return await self._parts.store.apply_flow(change)
+        counted = await self._parts.store.apply_flow(change)
+        if counted and change.after.ended_at is not None:
+            self._parts.store.hint(frozenset())  # whoever waits for the flow
+        return counted
 
     async def _settle_endings(self, flow: UUID, chores: Sequence[Chore]) -> None:
         endings: dict[UUID, Outcome] = {}

@@ -84,19 +84,26 @@ class Signature:
         """The payload of a call. Raises TypeError for a call that does not fit the signature and
         Invalid, naming the parameter, for an argument that cannot be encoded or that the
         function's annotation does not accept."""
-        try:
-            bound = self._signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise TypeError(f"{self.name}: {error}") from None
-        try:
-            payload = _encoder.encode(bound)
-        except Exception:
-            raise self._unencodable(bound) from None
+        payload = self.encode_loosely(self.bind(args, kwargs))
         try:
             _decoder(self._struct).decode(payload)
         except Exception as error:
             raise Invalid(f"{self.name} does not accept this: {_told(error)}") from None
         return payload
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by the names of the parameters; TypeError if they do not fit."""
+        try:
+            return self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+
+    def encode_loosely(self, bound: Mapping[str, Any]) -> bytes:
+        """The payload of bound arguments, whether or not they fit the annotations."""
+        try:
+            return _encoder.encode(bound)
+        except Exception:
+            raise self._unencodable(bound) from None
 
     def decode(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
         """The call in a payload. Undecodable says which argument does not fit, and why."""

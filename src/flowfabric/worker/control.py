@@ -88,3 +88,13 @@ class RunSkipped(RunError):
     """The run was never started, because what it depends on did not succeed."""
 
     code = "run_skipped"
+
+
+class FlowFailed(RunError):
+    """A flow failed or was cancelled; `members` are the names of those that did not succeed."""
+
+    code = "flow_failed"
+
+    def __init__(self, id: str, detail: str, members: tuple[str, ...]) -> None:
+        super().__init__(id, detail)
+        self.members = members

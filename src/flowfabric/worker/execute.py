@@ -18,6 +18,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.worker.codec import Undecodable, encode
 from flowfabric.worker.context import Context, SyncContext
 from flowfabric.worker.control import DRAIN, LOST, TIMED_OUT
+from flowfabric.worker.inputs import fill_in
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.processes import ProcessDied, Processes
 from flowfabric.worker.report import (
@@ -56,6 +57,7 @@ class Active:
         self.handling = False
         self.stopped = ""
         self.again = False
+        self.payload = claim.payload
         self.raised: BaseException | None = None
         self.completed = False
         """Whether the handler ended the run in a transaction; only the store knows whether that
@@ -152,8 +154,9 @@ class Executor:
         handler, claim = active.handler, active.claim
         if handler is None:
             return self._unknown(claim)
+        active.payload = await self._payload(active)
         try:
-            args, kwargs = handler.signature.decode(claim.payload)
+            args, kwargs = handler.signature.decode(active.payload)
         except Undecodable as error:
             return failing(claim, str(error))
         if handler.mode is not Mode.PROCESS:
@@ -171,6 +174,16 @@ class Executor:
             return completing(claim, encode(result))
         except Invalid as error:
             return failing(claim, f"what {handler.name} returned cannot be stored: {error.detail}")
+
+    async def _payload(self, active: Active) -> bytes:
+        """The arguments, with what the members it depends on have returned."""
+        snapshot = active.claim.snapshot
+        if snapshot.life.join is None or not snapshot.life.join.inputs:
+            return active.claim.payload
+        inputs = await patiently(
+            lambda: self._engine.flow_views.inputs(snapshot), partial(self._pointless, active)
+        )
+        return fill_in(active.claim.payload, inputs)
 
     async def _timed(
         self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
@@ -194,7 +207,7 @@ class Executor:
     ) -> Any:
         context = active.context
         if context is None:
-            return msgspec.Raw(await self._processes.call(handler, active.claim.payload))
+            return msgspec.Raw(await self._processes.call(handler, active.payload))
         if handler.mode is Mode.ASYNC:
             context.adopt()
             current_context.set(context)

@@ -177,13 +177,19 @@ class Task(Generic[P, R]):
         return Call(self, options)
 
     def submission(
-        self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any], now: Millis
+        self,
+        options: CallOptions,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        now: Millis,
+        payload: bytes | None = None,
     ) -> Submission:
-        """What is submitted for a call: the rules are the engine's, this only fills them in."""
+        """What is submitted for a call: the rules are the engine's, this only fills them in. A
+        payload that is given replaces that of the arguments."""
         own = self.options
         return Submission(
             kind=self.name,
-            payload=self.signature.encode(args, kwargs),
+            payload=self.signature.encode(args, kwargs) if payload is None else payload,
             id=None if options.id is None else ExecutionId(options.id),
             namespace=options.namespace or own.namespace,
             lane=options.lane or own.lane,
@@ -240,7 +246,7 @@ class Task(Generic[P, R]):
         return self.run_of(outcome.id, duplicate=isinstance(outcome, Duplicate))
 
     def _one_of_many(self, options: CallOptions, call: Any, now: Millis) -> Submission:
-        args, kwargs = _arguments(call)
+        args, kwargs = arguments_of(call)
         own, kwargs = self._split(options, kwargs)
         if own.connection is not options.connection:
             raise Invalid("one connection submits all of them: give it to with_options")
@@ -284,7 +290,7 @@ class Call(Generic[P, R]):
         return self.task._submit_sync(self.options, args, kwargs)
 
 
-def _arguments(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def arguments_of(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(call, tuple):
         return call, {}
     if isinstance(call, dict):

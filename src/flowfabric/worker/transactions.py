@@ -34,6 +34,10 @@ class Door:
         self._clock = clock
         self._ids = Ids()
 
+    def fresh(self) -> UUID:
+        """An id of our own."""
+        return self._ids.fresh(self.now())
+
     def now(self) -> Millis:
         return self._clock.now()
 

@@ -1,0 +1,309 @@
+"""Flows as an application writes them: tasks added one after the other, declared as a whole.
+
+    async with fabric.flow("nightly") as flow:
+        rows = flow.add(extract, "2026-11-15")
+        flow.add(load, rows=rows.output)
+    await flow.result()
+
+Nothing is created before the block ends; a flow that cannot run is refused there, with the reason.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar, cast
+from uuid import UUID, uuid5
+
+from msgspec.structs import replace
+
+from flowfabric.core.errors import Invalid, InvalidGraph, NotFound
+from flowfabric.core.flow import CancelPolicy, Flow, FlowState, Parent
+from flowfabric.core.graph import Graph, Link, member_id
+from flowfabric.core.graph import Node as Declared
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.join import AllOf, JoinPolicy, On
+from flowfabric.core.submission import Submission
+from flowfabric.core.vector import PublicState
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.flow_views import FlowGraph
+from flowfabric.engine.flows import FlowCancelled
+from flowfabric.worker.codec import Signature, decode
+from flowfabric.worker.control import FlowFailed
+from flowfabric.worker.inputs import escaped
+from flowfabric.worker.run import Client, Run
+from flowfabric.worker.task import Call, Task
+
+R = TypeVar("R")
+
+NAMES = UUID("6d3f3b1e-5b0c-5c57-9d4e-6f0a5e3c9b10")
+"""Where the ids of flows with a key come from."""
+
+_ON = {"success": On.SUCCESS, "failure": On.FAILURE, "any": On.ANY_END}
+
+
+class Output:
+    """Stands for the result a node will have, as an argument of another node."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: "Node[Any]") -> None:
+        self.node = node
+
+    def __repr__(self) -> str:
+        return f"the output of {self.node.name!r}"
+
+
+class Node(Generic[R]):
+    """A task in a flow. `output` stands for its result; after the flow was declared `run` is its
+    run."""
+
+    def __init__(self, builder: "FlowBuilder", name: str, task: Task[..., R]) -> None:
+        self.name = name
+        self.task = task
+        self._builder = builder
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r})"
+
+    @property
+    def output(self) -> R:
+        """The result this node will have: give it to another node as an argument."""
+        return cast(R, Output(self))
+
+    @property
+    def id(self) -> ExecutionId:
+        return member_id(self._builder.id, self.name)
+
+    @property
+    def run(self) -> Run[R]:
+        return self.task.run_of(self.id)
+
+
+class FlowBuilder:
+    """A flow that is put together, and after it was declared the flow itself."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        id: UUID,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.id = id
+        self.nodes: dict[str, Node[Any]] = {}
+        self.created = False
+        self._client = client
+        self._namespace = namespace
+        self._tags = dict(tags or {})
+        self._declared: list[Declared] = []
+        self._links: list[Link] = []
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r}, {self.id})"
+
+    def add(
+        self,
+        task: "Task[..., R] | Call[..., R]",
+        /,
+        *args: Any,
+        after: "Node[Any] | Iterable[Node[Any]]" = (),
+        on: str = "success",
+        join: JoinPolicy | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Node[R]:
+        """Adds a task. It runs after every node of `after` and every node whose output it is
+        given, once those have ended as `on` says (`success`, `failure` or `any`); with a `join`
+        after any or so many of them."""
+        call = task if isinstance(task, Call) else task.with_options()
+        node: Node[R] = Node(self, self._name_for(call.task, name), call.task)
+        condition = _ON.get(on)
+        if condition is None:
+            raise InvalidGraph(f"on is one of {', '.join(_ON)}, not {on!r}")
+        payload, inputs = fill_later(call.task.signature, args, kwargs)
+        submission = self._submission(call, payload)
+        self._declared.append(Declared(node.name, submission, join or AllOf()))
+        self._link(node, _nodes(after), condition, inputs)
+        self.nodes[node.name] = node
+        return node
+
+    async def declare(self) -> None:
+        """Creates the flow as it was put together; the same again changes nothing."""
+        engine = await self._client.engine()
+        graph = Graph(tuple(self._declared), tuple(self._links))
+        declared = await engine.flows.declare(
+            self.name,
+            graph,
+            id=self.id,
+            namespace=self._namespace,
+            tags=self._tags,
+            parent=self._parent(),
+        )
+        self.created = declared.created
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            await self.declare()
+
+    # -- the flow itself
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """The result of the last node; of several nodes that nothing follows, a dict by name.
+        Raises FlowFailed when the flow failed or was cancelled."""
+        engine = await self._client.engine()
+        flow = await engine.flow_views.wait(self.id, timeout)
+        return await self._value(engine, flow)
+
+    async def state(self) -> FlowState:
+        return (await self._stored()).state
+
+    async def graph(self) -> FlowGraph:
+        """Every node with its state, and every edge."""
+        return await (await self._client.engine()).flow_views.graph(self.id)
+
+    async def cancel(
+        self,
+        reason: str = "cancelled by its owner",
+        *,
+        policy: CancelPolicy | str = CancelPolicy.ALL,
+        wait: bool = True,
+    ) -> FlowCancelled:
+        """Cancels the flow and its members; see CancelPolicy."""
+        engine = await self._client.engine()
+        return await engine.flows.cancel(self.id, reason=reason, policy=policy, wait=wait)
+
+    async def replay(self) -> None:
+        """Runs again what did not succeed."""
+        await (await self._client.engine()).flows.replay(self.id)
+
+    def result_sync(self, timeout: float | None = None) -> Any:
+        """`result` for a script without an event loop."""
+        return self._client.block_on(self.result(timeout))
+
+    def declare_sync(self) -> None:
+        """`declare` for a script without an event loop."""
+        self._client.block_on(self.declare())
+
+    # -- how
+
+    def _parent(self) -> Parent | None:
+        return None
+
+    def _name_for(self, task: Task[..., Any], name: str | None) -> str:
+        """A name of its own for every node: the task's, numbered from the second on."""
+        if name is not None:
+            if name in self.nodes:
+                raise InvalidGraph(f"two members are called {name!r}")
+            return name
+        number, found = 1, task.name
+        while found in self.nodes:
+            number += 1
+            found = f"{task.name}#{number}"
+        return found
+
+    def _submission(self, call: "Call[..., Any]", payload: bytes) -> Submission:
+        if call.options.connection is not None or call.options.id is not None:
+            raise Invalid("a node of a flow has no connection and no id of its own")
+        plain = call.task.submission(call.options, (), {}, self._client.door.now(), payload)
+        return replace(plain, namespace=self._namespace)
+
+    def _link(
+        self,
+        node: Node[Any],
+        after: Sequence[Node[Any]],
+        on: On,
+        inputs: dict["Node[Any]", list[str]],
+    ) -> None:
+        for upstream in after:
+            if upstream not in inputs:
+                self._check_own(upstream)
+                self._links.append(Link(upstream.name, node.name, on))
+        for upstream, paths in inputs.items():
+            self._check_own(upstream)
+            self._links.append(Link(upstream.name, node.name, On.SUCCESS, "\n".join(paths)))
+
+    def _check_own(self, node: Node[Any]) -> None:
+        if not isinstance(node, Node) or self.nodes.get(node.name) is not node:
+            raise InvalidGraph(f"{node!r} is no node of this flow")
+
+    async def _stored(self) -> Flow:
+        flow = await (await self._client.engine()).flow_views.get(self.id)
+        if flow is None:
+            raise NotFound("flow", self.id)
+        return flow
+
+    async def _value(self, engine: Engine, flow: Flow) -> Any:
+        if flow.state is not FlowState.COMPLETED:
+            raise await _failed(engine, flow)
+        if not self.nodes:
+            return None
+        followed = {link.upstream for link in self._links}
+        last = [node for name, node in self.nodes.items() if name not in followed]
+        results = await self._results(engine, last)
+        return results[0] if len(last) == 1 else {
+            node.name: result for node, result in zip(last, results, strict=True)
+        }
+
+    async def _results(self, engine: Engine, nodes: Sequence[Node[Any]]) -> list[Any]:
+        found = await engine.flow_views.results([node.id.uuid for node in nodes])
+        return [
+            decode(found.get(node.id.uuid) or b"null", node.task.signature.returns)
+            for node in nodes
+        ]
+
+
+def fill_later(
+    signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[bytes, dict[Node[Any], list[str]]]:
+    """The payload with null where outputs will be, and the paths of those by their nodes."""
+    inputs: dict[Node[Any], list[str]] = {}
+
+    def emptied(value: Any, path: str) -> Any:
+        if isinstance(value, Output):
+            inputs.setdefault(value.node, []).append(path)
+            return None
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return [emptied(item, f"{path}/{at}") for at, item in enumerate(value)]
+        if type(value) is dict:
+            return {key: emptied(item, f"{path}/{escaped(key)}") for key, item in value.items()}
+        return value
+
+    bound = signature.bind(args, kwargs)
+    if not _has_output(bound):
+        return signature.encode(args, kwargs), {}
+    empty = {name: emptied(value, escaped(name)) for name, value in bound.items()}
+    return signature.encode_loosely(empty), inputs
+
+
+def flow_id(namespace: str, name: str, key: str) -> UUID:
+    """The id of a flow with a key: the same key names the same flow."""
+    return uuid5(NAMES, f"{len(namespace)}:{namespace}{len(name)}:{name}{key}")
+
+
+async def _failed(engine: Engine, flow: Flow) -> FlowFailed:
+    if flow.cancel is not None:
+        return FlowFailed(str(flow.id), f"cancelled: {flow.cancel.reason}", ())
+    graph = await engine.flow_views.graph(flow.id)
+    bad = {PublicState.FAILED, PublicState.EXPIRED, PublicState.CANCELLED}
+    names = tuple(member.name for member in graph.members if member.state in bad)
+    return FlowFailed(str(flow.id), f"{', '.join(names[:10])} did not succeed", names)
+
+
+def _nodes(after: object) -> list[Node[Any]]:
+    if isinstance(after, Node):
+        return [after]
+    if not isinstance(after, Iterable) or isinstance(after, str):
+        raise InvalidGraph("after is a node or a list of nodes")
+    return list(dict.fromkeys(after))
+
+
+def _has_output(value: Any) -> bool:
+    if isinstance(value, Output):
+        return True
+    if isinstance(value, Mapping):
+        return any(_has_output(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(_has_output(item) for item in value)

@@ -1,0 +1,31 @@
+"""Results of upstreams as arguments: a path tells where in the payload each one goes."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+def fill_in(payload: bytes, inputs: Mapping[str, bytes | None]) -> bytes:
+    """The payload with the results of upstreams in their places."""
+    document = msgspec.json.decode(payload or b"{}")
+    for paths, result in inputs.items():
+        value = None if result is None else msgspec.json.decode(result)
+        for path in paths.split("\n"):
+            *way, last = [_unescaped(part) for part in path.split("/")]
+            place = document
+            for part in way:
+                place = place[int(part)] if isinstance(place, list) else place[part]
+            if isinstance(place, list):
+                place[int(last)] = value
+            else:
+                place[last] = value
+    return msgspec.json.encode(document)
+
+
+def escaped(part: object) -> str:
+    """As a part of a JSON pointer, on one line."""
+    return str(part).replace("~", "~0").replace("/", "~1").replace("\n", "~2")
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~2", "\n").replace("~1", "/").replace("~0", "~")

@@ -1,0 +1,112 @@
+"""Flows inside a run: a handler fans work out, gives its slot back, and goes on when all is done."""
+
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+from uuid import UUID
+
+from flowfabric.core.condition import Single
+from flowfabric.core.flow import Flow, FlowState, Parent
+from flowfabric.core.sending import waitpoint_id
+from flowfabric.worker.control import FlowFailed
+from flowfabric.worker.flow import FlowBuilder, Node, _failed
+from flowfabric.worker.journal import Place
+from flowfabric.worker.patience import patiently
+from flowfabric.worker.run import Client
+from flowfabric.worker.steps import perform
+from flowfabric.worker.task import Call, Task, arguments_of
+from flowfabric.worker.waits import Waits
+
+R = TypeVar("R")
+
+
+class SubFlow(FlowBuilder):
+    """A flow of a run. Declared once however often the handler runs; waiting for its result needs
+    no worker."""
+
+    def __init__(
+        self, context: "Subflows", client: Client, name: str, places: tuple[Place, Place], id: UUID
+    ) -> None:
+        namespace = context._claim.snapshot.execution.route.namespace
+        super().__init__(client, name, id=id, namespace=namespace)
+        self._context = context
+        self._at, self._after = places
+
+    async def declare(self) -> None:
+        async def once() -> str:
+            await patiently(super(SubFlow, self).declare, self._context._journal.stopped)
+            return str(self.id)
+
+        await perform(self._context._journal, self._at, once, str)
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """The result of the last node, or of those that nothing follows as a dict by name. The
+        run needs no worker until then. Raises FlowFailed when the flow did not succeed."""
+        flow = await self._ended()
+        return await self._value(self._context._engine, flow)
+
+    async def results(self, nodes: "list[Node[R]]") -> list[R]:
+        """The results of some nodes, in order, once the flow has ended in success."""
+        flow = await self._ended()
+        if flow.state is not FlowState.COMPLETED:
+            raise await _failed(self._context._engine, flow)
+        return await self._results(self._context._engine, nodes)
+
+    def _parent(self) -> Parent:
+        return Parent(str(self._context._claim.id), self._signal)
+
+    @property
+    def _signal(self) -> str:
+        return f"flow:{self.id}"
+
+    async def _ended(self) -> Flow:
+        context = self._context
+        await context._wait_for_flow(self._after, self._signal)
+        flow = await patiently(
+            lambda: context._engine.flow_views.get(self.id), context._journal.stopped
+        )
+        if flow is None:
+            raise FlowFailed(str(self.id), "the flow is gone", ())
+        return flow
+
+
+class Subflows(Waits):
+    """The part of a context that fans out."""
+
+    def flow(self, name: str) -> SubFlow:
+        """A flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
+        `await flow.result()`."""
+        places = self._journal.place(f"flow:{name}"), self._journal.place(f"flow-end:{name}")
+        snapshot = self._claim.snapshot
+        parts = ("flow", places[0].branch, places[0].name, str(places[0].occurrence))
+        id = waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, *parts)
+        return SubFlow(self, self._client(), name, places, id)
+
+    def map(
+        self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
+    ) -> Coroutine[Any, Any, list[R]]:
+        """Runs a task once per item, all at the same time and wherever there are workers, and
+        gives the results in the order of the items. A tuple is the arguments of one run, a dict
+        its arguments by name. Raises FlowFailed when any of them did not succeed."""
+        of = task.task if isinstance(task, Call) else task
+        flow = self.flow(name or f"map:{of.name}")
+        nodes = [_add(flow, task, item, at) for at, item in enumerate(items)]
+        return self._map(flow, nodes)
+
+    def _client(self) -> Client:
+        raise NotImplementedError
+
+    async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
+        if not nodes:
+            return []
+        await flow.declare()
+        return await flow.results(nodes)
+
+    async def _wait_for_flow(self, place: Place, signal: str) -> None:
+        asked = self._channels((signal,), Single(signal), None)
+        await self._wait(place, asked)
+
+
+def _add(flow: SubFlow, task: "Task[..., R] | Call[..., R]", item: Any, at: int) -> Node[R]:
+    args, kwargs = arguments_of(item)
+    keywords: Mapping[str, Any] = kwargs
+    return flow.add(task, *args, name=str(at), **keywords)
