@@ -6,6 +6,7 @@ from flowfabric.core.errors import (
     Contention,
     FlowFabricError,
     Invalid,
+    InvalidGraph,
     LeaseLost,
     NotFound,
     NotSignalable,
@@ -13,7 +14,9 @@ from flowfabric.core.errors import (
     Unauthorized,
     Unavailable,
 )
+from flowfabric.core.flow import CancelPolicy, FlowState
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.join import AllOf, AnyOf, Quorum, Rest
 from flowfabric.core.retry import Exponential, Fixed
 from flowfabric.core.schedule import CatchUp, Schedule
 from flowfabric.core.submission import Submission
@@ -26,6 +29,7 @@ from flowfabric.store.open import open_store
 from flowfabric.worker.context import Context, SyncContext
 from flowfabric.worker.control import (
     Fail,
+    FlowFailed,
     Retry,
     RunCancelled,
     RunError,
@@ -40,9 +44,12 @@ from flowfabric.worker.task import Task
 from flowfabric.worker.waits import Approval, Callback, Received, Verdict
 
 __all__ = [
+    "AllOf",
+    "AnyOf",
     "Approval",
     "ApprovalOutdated",
     "Callback",
+    "CancelPolicy",
     "CatchUp",
     "Contention",
     "Context",
@@ -53,14 +60,19 @@ __all__ = [
     "Fail",
     "Fixed",
     "FlowFabricError",
+    "FlowFailed",
+    "FlowState",
     "Invalid",
+    "InvalidGraph",
     "LeaseLost",
     "NotFound",
     "NotSignalable",
     "Options",
     "Overloaded",
     "PublicState",
+    "Quorum",
     "Received",
+    "Rest",
     "Retry",
     "Run",
     "RunCancelled",

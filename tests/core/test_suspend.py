@@ -27,6 +27,7 @@ from flowfabric.core.errors import (
 )
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Active, Ended, Flags, Outcome, Ready, Snapshot, Suspended
+from flowfabric.core.keyring import EMPTY_RING
 from flowfabric.core.lease import AlreadySatisfied
 from flowfabric.core.step import Recorded, Step
 from flowfabric.core.suspend import (
@@ -45,7 +46,7 @@ from flowfabric.core.suspend import (
 )
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import vector
-from flowfabric.core.waitpoint import NewWaitpoint, create, expire_pending
+from flowfabric.core.waitpoint import NewWaitpoint, create, describe, expire_pending
 from flowfabric.core.waits import (
     Behaviour,
     Heard,
@@ -366,7 +367,18 @@ def test_an_end_leaves_nothing_open() -> None:
         condition=all_waitpoints("a", "b"),
         bindings=(Binding(id=WAITPOINT, key="a"), Binding(id=UUID(int=77), key="b")),
     )
-    for snapshot in (asleep(both), with_pending(lasting=True)[0]):
+    for snapshot in (asleep(both), with_pending()[0]):
         end = snapshot.to(Ended(Outcome.CANCELLED, NOW, attempt=0))
         assert waits_of(end) == Waits(signals=0)
         assert end.alarm_at is None
+
+
+def test_what_belongs_to_the_execution_is_found_again_by_a_replay() -> None:
+    held = with_pending(lasting=True)[0]
+    end = held.to(Ended(Outcome.CANCELLED, NOW, attempt=0))
+    assert waits_of(end).pending == waits_of(held).pending
+    assert end.alarm_at is None
+    assert describe(end, {}, EMPTY_RING) == []
+    assert waits_of(after(control.replay(end, NOW))).pending == waits_of(held).pending
+    succeeded = held.to(Ended(Outcome.SUCCESS, NOW, attempt=0))
+    assert waits_of(after(control.replay(succeeded, NOW))).pending == ()

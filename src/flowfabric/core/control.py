@@ -291,14 +291,18 @@ def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
     flags = snapshot.head.flags & ~Flags.DEADLINE
     if relative is not None:
         flags |= Flags.DEADLINE
+    fresh_steps = ended.outcome is Outcome.SUCCESS
+    waits = old.waits
+    if waits is not None and fresh_steps:
+        waits = replace(waits, pending=())  # those of the old generation
     life = Life(
         priority=old.priority,
         started_at=snapshot.started_at,
         deadline_at=None if relative is None else Millis(now + relative),
         losses=min(old.losses, snapshot.execution.reclaim_cap),
         replays=old.replays + 1,
-        generation=old.generation + (ended.outcome is Outcome.SUCCESS),
-        waits=old.waits,
+        generation=old.generation + fresh_steps,
+        waits=waits,
         join=old.join,
         unknown=old.unknown,
     )

@@ -393,10 +393,13 @@ class Snapshot(Struct, frozen=True, gc=False):
 
 
 def _still_open(waits: Waits, state: State) -> Waits:
-    """What is left to wait for in a new state: nothing at the end, no suspension outside of one,
-    and no waitpoint of an attempt that will not go on."""
+    """What is left to wait for in a new state: no suspension outside of one, and no waitpoint of an
+    attempt that will not go on. What belongs to the execution itself outlasts its end: nobody can
+    signal it there, but a replay finds it again."""
     if isinstance(state, Ended):
-        return Waits(signals=waits.signals)
+        known = {p.id: p for p in (*waits.pending, *waits.active) if p.attempt is None}
+        lasting = tuple(replace(p, heard=0) for p in known.values())
+        return Waits(signals=waits.signals, pending=lasting)
     attempt = _attempt_going_on(state)
     pending = tuple(p for p in waits.pending if p.attempt is None or p.attempt == attempt)
     suspension = waits.suspension if isinstance(state, Suspended) else None

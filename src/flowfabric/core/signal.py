@@ -41,6 +41,7 @@ from flowfabric.core.waits import (
     Memory,
     Pending,
     Signal,
+    Terms,
     Waited,
     Waitpoint,
     Waits,
@@ -99,13 +100,13 @@ def ask_to_deliver(
     """What must be remembered to deliver a signal. `claims` are what its token says, unverified."""
     if snapshot is None:
         return None
-    source = claims.approver if claims and claims.approver is not None else delivery.source
-    marks = [
-        _signal_key(delivery),
-        _revoked_key(delivery.waitpoint, ""),
-        _approver_key(delivery, source),
-        mark_key("source", delivery.source_type, source),
-    ]
+    sources = {delivery.source, "", claims.approver or "" if claims else ""}
+    marks = [_signal_key(delivery), _revoked_key(delivery.waitpoint, "")]
+    for source in sorted(sources):
+        marks += [
+            _approver_key(delivery, source),
+            mark_key("source", delivery.source_type, source),
+        ]
     if delivery.idempotency_key:
         marks.append(_repeat_key(delivery))
     if claims is not None:
@@ -129,7 +130,10 @@ def deliver(
         _check_revoked(delivery.waitpoint, claims, waitpoint, memory)
     if waitpoint is None:
         raise NotFound("waitpoint", delivery.waitpoint)
-    delivery = replace(delivery, source=_identity(delivery, claims))
+    source = _identity(delivery, claims)
+    if credential is not None and waitpoint.terms is not None:
+        source = _approver(waitpoint.terms, claims)
+    delivery = replace(delivery, source=source)
     return _Deliver(snapshot, now, delivery, waitpoint, claims, memory).decide()
 
 
@@ -226,13 +230,10 @@ class _Deliver:
         if claims is not None and claims.decisions and delivery.name not in claims.decisions:
             raise NotAllowed(f"the token does not allow {delivery.name[:80]!r}")
         if terms is None:
+            if delivery.about is not None:
+                raise NotAllowed("nothing that can be approved is bound to this waitpoint")
             return None
-        if delivery.about is not None and delivery.about != terms.about:
-            raise ApprovalOutdated("what is to be approved is not what the sender approves")
-        if terms.decisions and delivery.name not in terms.decisions:
-            raise NotAllowed(f"{delivery.name[:80]!r} is none of {', '.join(terms.decisions)}")
-        if terms.approvers and delivery.source not in terms.approvers:
-            raise NotAllowed("the sender is not one of the approvers")
+        _check_allowed(terms, delivery)
         mark = self._memory.marks.get(_approver_key(delivery, delivery.source))
         if mark is None:
             return None
@@ -355,6 +356,25 @@ def _identity(delivery: Delivery, claims: Claims | None) -> str:
     if delivery.source and delivery.source != claims.approver:
         raise NotAllowed("the token is for another approver")
     return claims.approver
+
+
+def _check_allowed(terms: Terms, delivery: Delivery) -> None:
+    if delivery.about is not None and delivery.about != terms.about:
+        raise ApprovalOutdated("what is to be approved is not what the sender approves")
+    if terms.decisions and delivery.name not in terms.decisions:
+        raise NotAllowed(f"{delivery.name[:80]!r} is none of {', '.join(terms.decisions)}")
+    if terms.approvers and delivery.source not in terms.approvers:
+        raise NotAllowed("the sender is not one of the approvers")
+
+
+def _approver(terms: Terms, claims: Claims | None) -> str:
+    """Who decides by a token: whom it names, never whom its holder claims to be. Where approvers
+    are named it must name one; where nobody is, all holders of such tokens are one source."""
+    if claims is not None and claims.approver is not None:
+        return claims.approver
+    if terms.approvers:
+        raise NotAllowed("the token names no approver")
+    return ""
 
 
 def _outdates(other: Pending, waitpoint: Waitpoint) -> bool:

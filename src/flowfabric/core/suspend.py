@@ -70,7 +70,9 @@ MAX_BINDINGS = 1_000
 
 
 class Use(StrEnum):
-    """FRESH is a new waitpoint, PENDING one that was made before, EITHER whichever it is."""
+    """FRESH is a new waitpoint, PENDING one that was made before, EITHER whichever it is. Only
+    EITHER opens a closed one again: a handler asks for the very same thing (the id is made of what
+    it asks for), and what was decided about that still counts."""
 
     FRESH = "fresh"
     PENDING = "pending"
@@ -227,7 +229,11 @@ def ask_to_suspend(snapshot: Snapshot | None, request: Suspend) -> Ask | None:
         execution=snapshot.execution.uuid,
         waitpoints=tuple(binding.id for binding in bindings),
         marks=() if key is None else (key,),
-        buffered=tuple((b.id, pending[b.id].taken) for b in bindings if b.id in pending),
+        buffered=tuple(
+            (b.id, pending[b.id].taken if b.id in pending else 0)
+            for b in bindings
+            if b.id in pending or b.use is Use.EITHER
+        ),
     )
 
 
@@ -253,6 +259,7 @@ def suspend(
         arms=arms,
         requested_by=request.requested_by,
         continuation=request.continuation,
+        until=request.until,
     )
     made = _Made(snapshot, lease, now, request, binder)
     return made.decide(suspension, memory)
@@ -384,7 +391,6 @@ class _Made:
 
     def _park(self, suspension: Suspension) -> "Change[NowSuspended | AlreadyMet]":
         snapshot, request, lease = self._snapshot, self._request, self._lease
-        moments = [request.until, *(arm.timeout_at for arm in suspension.arms)]
         life, next = pause_attempt(snapshot, lease, self._now, "suspended")
         life = replace(
             life,
@@ -396,7 +402,7 @@ class _Made:
             suspension=suspension.id,
             reason=request.reason,
             since=self._now,
-            due_at=min((at for at in moments if at is not None), default=None),
+            due_at=suspension.due_at,
         )
         after = snapshot.to(state, life=life, flags=snapshot.head.flags | Flags.WAITPOINTS)
         event = lease_event(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.condition import names_for, read_condition
 from flowfabric.core.errors import FenceRequired, NoSigningKey, NotFound, WaitpointExists
-from flowfabric.core.execution import Active, Flags, Snapshot
+from flowfabric.core.execution import Active, Ended, Flags, Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.keyring import Keyring
 from flowfabric.core.lease import AlreadySatisfied, Owner, enter, present
@@ -124,7 +124,9 @@ def expire_pending(
 
 
 def describe(snapshot: Snapshot, rows: dict[UUID, Waitpoint], ring: Keyring) -> list[OpenWaitpoint]:
-    """The open waitpoints of an execution, by id."""
+    """The open waitpoints of an execution, by id; one that has ended has none."""
+    if isinstance(snapshot.state, Ended):
+        return []
     waits = snapshot.life.waits or NO_WAITS
     names = _names(waits)
     active = {p.id for p in waits.active}
@@ -175,6 +177,8 @@ def _expiry(waits: Waits, pending: Pending) -> Millis | None:
 
 
 def _is_open(snapshot: Snapshot, id: UUID) -> bool:
+    if isinstance(snapshot.state, Ended):
+        return False
     waits = snapshot.life.waits or NO_WAITS
     return any(p.id == id for p in (*waits.active, *waits.pending))
 

@@ -216,6 +216,13 @@ class Suspension(Document, frozen=True, kw_only=True, omit_defaults=True):
     arms: tuple[Arm, ...] = ()
     requested_by: str = "worker"
     continuation: str | None = None
+    until: Millis | None = None
+
+    @property
+    def due_at(self) -> Millis | None:
+        """When it must be looked at: the first of its timeouts, or `until`."""
+        moments = [self.until, *(arm.timeout_at for arm in self.arms)]
+        return min((at for at in moments if at is not None), default=None)
 
 
 class Closed(Struct, frozen=True, omit_defaults=True):

@@ -153,7 +153,7 @@ def expire_suspension(
         case Behaviour.AUTO_RESUME:
             return _auto_resume(snapshot, suspension, now, overdue, signal_id)
         case Behaviour.ESCALATE:
-            return _escalate(snapshot, snapshot.state, suspension, now)
+            return _escalate(snapshot, snapshot.state, suspension, now, overdue)
         case _:
             return _end(snapshot, now, behaviour)
 
@@ -212,13 +212,24 @@ def _auto_resume(
 
 
 def _escalate(
-    snapshot: Snapshot, state: Suspended, suspension: Suspension, now: Millis
+    snapshot: Snapshot,
+    state: Suspended,
+    suspension: Suspension,
+    now: Millis,
+    overdue: list[int],
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
-    """Stays suspended, for an operator to look at; its waitpoints stay open."""
-    arms = tuple(replace(arm, timeout_at=None) for arm in suspension.arms)
-    waits = replace(snapshot.life.waits or NO_WAITS, suspension=replace(suspension, arms=arms))
+    """Stays suspended, for an operator to look at; its waitpoints stay open, and what else it
+    waits for keeps its time."""
+    arms = tuple(
+        replace(arm, timeout_at=None)
+        if number in overdue and arm.behaviour is Behaviour.ESCALATE
+        else arm
+        for number, arm in enumerate(suspension.arms)
+    )
+    left = replace(suspension, arms=arms)
+    waits = replace(snapshot.life.waits or NO_WAITS, suspension=left)
     after = snapshot.to(
-        replace(state, reason=OPERATOR_REVIEW, due_at=None),
+        replace(state, reason=OPERATOR_REVIEW, due_at=left.due_at),
         life=replace(snapshot.life, waits=waits),
     )
     event = event_of(snapshot, EventKind.ESCALATED, now, {"reason": TIMEOUT})

@@ -70,6 +70,22 @@ class FlowViews(Noun):
             return None
         return FlowDescription(flow, await self._parts.store.member_counts(flow.id))
 
+    async def wait(self, id: UUID, timeout: float | None = None) -> Flow:
+        """The flow once all its members have ended; TimeoutError after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        give_up_at = None if timeout is None else loop.time() + check_seconds(timeout, "timeout")
+        while True:
+            seen = self._parts.store.hints()
+            flow = await self.get(id)
+            if flow is None:
+                raise NotFound("flow", id)
+            if flow.ended_at is not None:
+                return flow
+            left = POLL_FLOOR if give_up_at is None else give_up_at - loop.time()
+            if left <= 0:
+                raise TimeoutError(f"flow {id} is {flow.state}")
+            await self._parts.store.wait_hint(min(POLL_FLOOR, left), seen)
+
     async def page(
         self,
         *,

@@ -89,6 +89,10 @@ class Suspensions(Noun):
         if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
             raise AlreadySuspended("the handle is of a suspended execution")
         wanted = rules.check_suspend(check_kind_of(request, Suspend, "request"), self._now())
+        for binding in (each for wait in wanted.waits for each in wait.bindings):
+            parse_uuid(binding.id, "waitpoint")
+            if binding.terms is not None:
+                check_terms(binding.terms)
         id, owner = self._attempts.unpack(owned)
         ring = await self._ring_for(wanted)
         wanted = replace(wanted, kid=ring.current)
@@ -203,8 +207,8 @@ class Suspensions(Noun):
         claims = Claims(
             id=self._fresh().hex,
             issued_at=now,
-            approver=None if approver is None else check_text(approver, "approver", limit=MAX_NAME),
-            decisions=tuple(check_text(name, "decision", limit=MAX_NAME) for name in names),
+            approver=None if approver is None else _named(approver, "approver"),
+            decisions=tuple(_named(name, "decision") for name in names),
             expires_at=None if span is None else Millis(now + span),
             single_use=single_use,
         )
@@ -230,7 +234,7 @@ class Suspensions(Noun):
         claims = Claims(
             id=f"again:{approver or ''}",
             issued_at=row.created_at,
-            approver=None if approver is None else check_text(approver, "approver", limit=MAX_NAME),
+            approver=None if approver is None else _named(approver, "approver"),
             expires_at=None if expires_in is None else Millis(row.created_at + expires_in),
             single_use=approver is not None,
         )
@@ -344,13 +348,19 @@ def check_terms(terms: object) -> Terms:
         if len(names) > MAX_APPROVERS:
             raise Invalid(f"{len(names)} {what}s, the limit is {MAX_APPROVERS}")
         for name in names:
-            if not check_text(name, what, limit=MAX_NAME):
-                raise Invalid(f"a {what} without a name")
+            _named(name, what)
         if len(set(names)) != len(names):
             raise Invalid(f"a {what} is named twice")
     if checked.about is not None:
         check_text(checked.about, "digest", limit=MAX_NAME)
     return checked
+
+
+def _named(name: object, what: str) -> str:
+    text = check_text(name, what, limit=MAX_NAME)
+    if not text:
+        raise Invalid(f"a {what} without a name")
+    return text
 
 
 def _ticket(ring: Keyring, waitpoint: Waitpoint) -> Ticket:

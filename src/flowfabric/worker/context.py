@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar, overload
@@ -29,11 +29,11 @@ from flowfabric.worker.journal import (
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Run
 from flowfabric.worker.steps import Work, attempt, attempt_here, keep, perform, read
+from flowfabric.worker.subflows import Subflows, SyncFlow
 from flowfabric.worker.sync_waits import SyncWaits
 from flowfabric.worker.task import Call, Task
 from flowfabric.worker.threads import Threads
 from flowfabric.worker.transactions import Completion
-from flowfabric.worker.waits import Waits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +58,7 @@ class Info(Struct, frozen=True):
         return self.attempt == 0
 
 
-class Context(Waits):
+class Context(Subflows):
     """Given to a task whose first parameter is `ctx`.
 
     Whatever is recorded (`step`, `sleep`, `now`, `random`, `submit`) gets its place in the history
@@ -294,6 +294,16 @@ class SyncContext(SyncWaits):
 
     def submit(self, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         return self._block(self._context.submit(task, *args, **kwargs))
+
+    def map(
+        self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
+    ) -> list[R]:
+        """As `Context.map`."""
+        return self._block(self._context.map(task, items, name=name))
+
+    def flow(self, name: str) -> SyncFlow:
+        """As `Context.flow`: `with ctx.flow("parts") as flow: ...`, then `flow.result()`."""
+        return SyncFlow(self._context.flow(name), self._block)
 
     def progress(self, percent: int | None = None, message: str | None = None) -> None:
         self._block(self._context.progress(percent, message))

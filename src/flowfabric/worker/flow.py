@@ -238,15 +238,17 @@ class FlowBuilder:
 
     async def _value(self, engine: Engine, flow: Flow) -> Any:
         if flow.state is not FlowState.COMPLETED:
-            raise await _failed(engine, flow)
+            raise await failed(engine, flow)
         if not self.nodes:
             return None
         followed = {link.upstream for link in self._links}
         last = [node for name, node in self.nodes.items() if name not in followed]
         results = await self._results(engine, last)
-        return results[0] if len(last) == 1 else {
-            node.name: result for node, result in zip(last, results, strict=True)
-        }
+        return (
+            results[0]
+            if len(last) == 1
+            else {node.name: result for node, result in zip(last, results, strict=True)}
+        )
 
     async def _results(self, engine: Engine, nodes: Sequence[Node[Any]]) -> list[Any]:
         found = await engine.flow_views.results([node.id.uuid for node in nodes])
@@ -284,7 +286,7 @@ def flow_id(namespace: str, name: str, key: str) -> UUID:
     return uuid5(NAMES, f"{len(namespace)}:{namespace}{len(name)}:{name}{key}")
 
 
-async def _failed(engine: Engine, flow: Flow) -> FlowFailed:
+async def failed(engine: Engine, flow: Flow) -> FlowFailed:
     if flow.cancel is not None:
         return FlowFailed(str(flow.id), f"cancelled: {flow.cancel.reason}", ())
     graph = await engine.flow_views.graph(flow.id)

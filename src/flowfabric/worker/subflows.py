@@ -1,19 +1,22 @@
-"""Flows inside a run: a handler fans work out, gives its slot back, and goes on when all is done."""
+"""Flows inside a run: a handler fans work out, gives its slot back, goes on when all is done."""
 
-from collections.abc import Coroutine, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 from uuid import UUID
 
 from flowfabric.core.condition import Single
 from flowfabric.core.flow import Flow, FlowState, Parent
 from flowfabric.core.sending import waitpoint_id
+from flowfabric.engine.engine import Engine
 from flowfabric.worker.control import FlowFailed
-from flowfabric.worker.flow import FlowBuilder, Node, _failed
+from flowfabric.worker.flow import FlowBuilder, Node, failed
 from flowfabric.worker.journal import Place
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Client
 from flowfabric.worker.steps import perform
 from flowfabric.worker.task import Call, Task, arguments_of
+from flowfabric.worker.transactions import Door
 from flowfabric.worker.waits import Waits
 
 R = TypeVar("R")
@@ -48,7 +51,7 @@ class SubFlow(FlowBuilder):
         """The results of some nodes, in order, once the flow has ended in success."""
         flow = await self._ended()
         if flow.state is not FlowState.COMPLETED:
-            raise await _failed(self._context._engine, flow)
+            raise await failed(self._context._engine, flow)
         return await self._results(self._context._engine, nodes)
 
     def _parent(self) -> Parent:
@@ -69,8 +72,31 @@ class SubFlow(FlowBuilder):
         return flow
 
 
+class SyncFlow:
+    """`SubFlow` for a plain function."""
+
+    def __init__(self, flow: SubFlow, block: Callable[[Any], Any]) -> None:
+        self.flow = flow
+        self._block = block
+
+    def add(self, task: "Task[..., R] | Call[..., R]", /, *args: Any, **kwargs: Any) -> Node[R]:
+        return self.flow.add(task, *args, **kwargs)
+
+    def result(self) -> Any:
+        return self._block(self.flow.result())
+
+    def __enter__(self) -> "SyncFlow":
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            self._block(self.flow.declare())
+
+
 class Subflows(Waits):
     """The part of a context that fans out."""
+
+    _loop: asyncio.AbstractEventLoop
 
     def flow(self, name: str) -> SubFlow:
         """A flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
@@ -93,7 +119,16 @@ class Subflows(Waits):
         return self._map(flow, nodes)
 
     def _client(self) -> Client:
-        raise NotImplementedError
+        """What flows of this run reach the engine by."""
+        engine, loop = self._engine, self._loop
+
+        async def lend() -> Engine:
+            return engine
+
+        def block_on(work: Coroutine[Any, Any, Any]) -> Any:
+            return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+        return Client(lend, block_on, Door(engine.store.clock))
 
     async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
         if not nodes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 from flowfabric.core.change import Change
 from flowfabric.core.errors import Invalid, LeaseExpired, StaleLease
