@@ -263,9 +263,13 @@ class Flows(Noun):
         if not wait:
             self._settler.kick([header.id])
             return replace(header, scheduled=bool(header.remaining))
-        settling = asyncio.shield(asyncio.ensure_future(self._settler.settle(header.id)))
         span = None if timeout is None else check_seconds(timeout, "timeout")
-        await asyncio.wait_for(settling, span)
+        found = known((await self._parts.store.flows([header.id])).get(header.id), header.id)
+        work = asyncio.ensure_future(self._settler.cancel_members(found))
+        try:
+            await asyncio.wait_for(asyncio.shield(work), span)
+        finally:
+            self._settler.kick([header.id])  # what is left: edges, counts, and whoever resisted
         return replace(header, remaining=await self._owed(header))
 
     async def cancel_header(
@@ -292,7 +296,7 @@ class Flows(Noun):
             changes = tuple(_announce(member, after, now) for member in first)
             return FlowChange(open, after, changes=changes, owed=owed)
 
-        await self._change(key, decide)
+        await self._change(key, decide, kick=False)
         stored = known((await self._parts.store.flows([key])).get(key), key).cancel
         if stored is None:
             raise FlowTerminal("the flow has ended")
@@ -353,7 +357,7 @@ class Flows(Noun):
             await self._change(flow.id, more)
         return created
 
-    async def _change(self, id: UUID, decide: Decided) -> FlowChange | None:
+    async def _change(self, id: UUID, decide: Decided, *, kick: bool = True) -> FlowChange | None:
         """Load, decide, apply; calls of this process for one flow one after the other."""
         lock = self._locks.setdefault(id, asyncio.Lock())
         async with lock:
@@ -365,7 +369,7 @@ class Flows(Noun):
                     return None
                 if await self._parts.store.apply_flow(change):
                     self._parts.after.applied(change.changes)
-                    if change.owed:
+                    if change.owed and kick:
                         self._settler.kick([id])
                     return change
         raise RetryExhausted("lost against rivals ten times in a row")

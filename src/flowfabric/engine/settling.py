@@ -103,7 +103,7 @@ class Settler(Noun):
         kinds = {chore.kind for chore in chores}
         if ChoreKind.CANCEL in kinds:
             # Before anything is settled: members are to be cancelled, not skipped.
-            await self._cancel_members(found)
+            await self.cancel_members(found)
         if ChoreKind.RELEASE in kinds:
             await self._release(found)
         await self._settle_endings(flow, chores)
@@ -146,7 +146,8 @@ class Settler(Noun):
                     reasons[state.edge.upstream] = rules.sibling_reason(child.life.join)
             await self._all([_cancelling(id, reason) for id, reason in reasons.items()])
 
-    async def _cancel_members(self, flow: Flow) -> None:
+    async def cancel_members(self, flow: Flow) -> None:
+        """Cancels the members a cancelled flow takes along."""
         if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY:
             return
         reason, pending = flow.cancel.reason, flow.cancel.policy is CancelPolicy.PENDING
