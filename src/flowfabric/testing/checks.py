@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from flowfabric.core.errors import NotFound
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.step import Recorded
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.views import Description
 from flowfabric.testing.stuck import tell
 from flowfabric.testing.watch import is_step, plain_name
+from flowfabric.worker.journal import is_limit
 from flowfabric.worker.run import Run
 
 T = TypeVar("T")
@@ -40,14 +42,21 @@ class Checks(ABC):
 
     def steps(self, run: Run[Any]) -> list[str]:
         """The names of what a run has recorded: steps, and `sleep`, `now`, `random`,
-        `submit:task`. In the order of the code; what ran side by side follows, one branch after
-        the other."""
+        `submit:task`, `signal:name`, `approval:name`. In the order of the code; what ran side by
+        side follows, one branch after the other."""
         engine, uuid = self._open_engine(), run.id.uuid
         snapshot = at_once(engine.store.load([uuid]))[uuid]
         found = at_once(engine.attempts.steps(uuid, snapshot.life.generation))
         branches = [msgspec.json.decode(step.doc, type=Recorded).branch for step in found]
         ordered = sorted(zip(branches, found, strict=True), key=lambda p: (p[0], p[1].position))
-        return [plain_name(step.name) for _, step in ordered]
+        return [plain_name(step.name) for _, step in ordered if not is_limit(step.name)]
+
+    def waits_for(self, run: Run[Any] | str) -> list[str]:
+        """The names of the signals, approvals and callbacks that a suspended run waits for."""
+        uuid = ExecutionId(run.id if isinstance(run, Run) else run).uuid
+        snapshot = at_once(self._open_engine().store.load([uuid])).get(uuid)
+        waits = None if snapshot is None else snapshot.life.waits
+        return [] if waits is None else list(dict.fromkeys(each.key for each in waits.active))
 
     def assert_completed(self, run: Run[Any]) -> None:
         """The run ended in success."""
@@ -85,7 +94,8 @@ class Checks(ABC):
         attempts = at_once(self._open_engine().views.attempts(found.id))
         failures = [found.failure, *(attempt.failure for attempt in reversed(attempts))]
         error = next((failure.message for failure in failures if failure is not None), None)
-        return tell(found, frozenset({found.kind}) if tasks is None else tasks, error)
+        known = frozenset({found.kind}) if tasks is None else tasks
+        return tell(found, known, error, self.waits_for(found.id))
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:

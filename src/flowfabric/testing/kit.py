@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from flowfabric.core.errors import Invalid
@@ -47,16 +48,30 @@ class Bench(Driver):
         async with self._drive():
             await self._settle()
 
-    async def run_until(self, *, step: str | None = None, unrecorded: str | None = None) -> None:
+    async def run_until(
+        self,
+        *,
+        step: str | None = None,
+        unrecorded: str | None = None,
+        waits_for: str | None = None,
+    ) -> None:
         """A handler is held right after a step was recorded, or, with `unrecorded`, when its
         function has returned and nothing is recorded yet. It goes on with the next call that
-        drives, unless `crash` comes first. The clock jumps as in `run_until_done`."""
-        if (step is None) == (unrecorded is None):
-            raise Invalid("give either the name of a step or the name of an unrecorded one")
+        drives, unless `crash` comes first. With `waits_for` some run waits for the signal,
+        approval or callback of that name. The clock jumps as in `run_until_done`."""
+        if (step, unrecorded, waits_for).count(None) != 2:
+            raise Invalid("give either a step, an unrecorded step, or what is waited for")
         async with self._drive():
+            if waits_for is not None:
+                waited = partial(self._somebody_waits, waits_for)
+                await self._settle_through(waited, f"no run waits for {waits_for!r}")
+                return
             hold = Hold(step or unrecorded or "", recorded=step is not None)
             self._watch.hold = hold
             await self._settle_through(lambda: hold.reached, f"no run comes to step {hold.step!r}")
+
+    def _somebody_waits(self, name: str) -> bool:
+        return any(name in self.waits_for(info.id) for info in self._unended())
 
     async def advance(self, span: str | float | timedelta) -> None:
         """The clock is `span` later, and everything due on the way has run at its time."""

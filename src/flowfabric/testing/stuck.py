@@ -1,5 +1,7 @@
 """What a test is told when the run it waits for does not end."""
 
+from collections.abc import Sequence
+
 from flowfabric.core.vector import Blocking, PublicState
 from flowfabric.engine.views import Description
 
@@ -18,11 +20,13 @@ class Stuck(AssertionError):
     """Nothing moves any more and what was waited for has not happened."""
 
 
-def tell(run: Description, tasks: frozenset[str], error: str | None) -> str:
+def tell(
+    run: Description, tasks: frozenset[str], error: str | None, waits: Sequence[str] = ()
+) -> str:
     """One run in one line: what it is, where it stands, and why it does not go on."""
     said = [f"{run.kind} ({run.id}) is {run.state.value}"]
     if run.state not in ENDED:
-        said += _reasons(run, tasks)
+        said += [f"nobody has sent {', '.join(waits)}"] if waits else _reasons(run, tasks)
     if error is not None and run.state is not PublicState.COMPLETED:
         said.append(f"last error: {error}")
     return "; ".join(said)

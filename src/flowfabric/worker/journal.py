@@ -397,6 +397,11 @@ def _beside(place: Place) -> Place:
     return Place(f"{place.branch}{_LOOSE}", place.position, name, place.occurrence)
 
 
+def is_limit(name: str) -> bool:
+    """Whether a recorded name is that of the end of a wait's time."""
+    return name.startswith(f"{_LOOSE}/")
+
+
 def _limit(steps: dict[tuple[str, int], tuple[Step, Recorded]], place: Place) -> Millis | None:
     """The moment at which the time of a wait is over, if it is recorded."""
     beside = _beside(place)
