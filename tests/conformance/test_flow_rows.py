@@ -1,18 +1,14 @@
-"""What is kept of flows: the flow itself, edges, members, chores; written whole or not at all."""
+"""What is kept of flows: the flow itself, its edges and members; written whole or not at all."""
 
-import itertools
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
-from uuid import UUID
 
 import pytest
 from msgspec.structs import replace
 
 from flowfabric.core import document
-from flowfabric.core.attempt import complete
-from flowfabric.core.change import Change
 from flowfabric.core.chore import Chore, ChoreKind
-from flowfabric.core.execution import Active, Flags, Snapshot
 from flowfabric.core.flow import (
     Cancellation,
     CancelPolicy,
@@ -22,87 +18,27 @@ from flowfabric.core.flow import (
     Parent,
     changed,
 )
-from flowfabric.core.ids import ExecutionId, new_uuid7
-from flowfabric.core.join import Edge, EdgeState, On
-from flowfabric.core.lease import Owner, fence_of
+from flowfabric.core.join import EdgeState, On
 from flowfabric.core.outcome import Outcome
-from flowfabric.core.submission import Submission, create
 from flowfabric.core.time import Millis
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, EdgeQuery, Store
-from tests.lab import TTL, W1
-
-numbers = itertools.count(1)
-
-
-class Bench:
-    """A store, and flows with members made by the core's own rules."""
-
-    def __init__(self, store: Store, clock: ManualClock) -> None:
-        self.store = store
-        self.clock = clock
-
-    @property
-    def now(self) -> Millis:
-        return self.clock.now()
-
-    def fresh(self) -> UUID:
-        return new_uuid7(self.now, next(numbers))
-
-    async def flow(self, **members: Any) -> Flow:
-        given = {"id": self.fresh(), "kind": "graph", "created_at": self.now, **members}
-        flow = Flow(**given)
-        assert await self.store.apply_flow(FlowChange(None, flow))
-        return flow
-
-    async def member(self, flow: Flow, **members: Any) -> Snapshot:
-        (snapshot,) = await self.members(flow, 1, **members)
-        return snapshot
-
-    async def members(self, flow: Flow, count: int, **members: Any) -> list[Snapshot]:
-        """Members in the order of ids, as they were submitted."""
-        made = [self.creation(flow, **members) for _ in range(count)]
-        for start in range(0, count, 500):
-            batch = made[start : start + 500]
-            assert not any(await self.store.submit(batch, self.now))
-        return [creation.snapshot for creation in made]
-
-    def creation(self, flow: Flow, **members: Any) -> Any:
-        uuid = self.fresh()
-        given = {"kind": "job", "flow": flow.id, "id": ExecutionId.member(flow.id, uuid), **members}
-        creation = create(Submission(**given), uuid, self.now)
-        head = creation.snapshot.head
-        head = replace(head, flags=head.flags | Flags.FLOW)
-        return replace(creation, snapshot=replace(creation.snapshot, head=head))
-
-    async def running(self, flow: Flow, **members: Any) -> Snapshot:
-        """A fresh member, claimed; nothing else may be waiting."""
-        await self.members(flow, 1, **members)
-        return await self.claim()
-
-    async def claim(self) -> Snapshot:
-        call = ClaimCall(self.fresh(), W1, frozenset(), (), None, 1, TTL)
-        (taken,) = await self.store.claim(call, self.now)
-        return taken.snapshot
-
-    async def ended(self, flow: Flow, **members: Any) -> Snapshot:
-        change = completion(await self.running(flow, **members), self.now)
-        await self.write(change)
-        return after(change)
-
-    async def write(self, *changes: Change[Any]) -> None:
-        assert await self.store.apply(changes) == {uuid_of(after(change)) for change in changes}
-
-    async def apply(self, before: Flow, **members: Any) -> bool:
-        """The next version of a flow, with what is written along."""
-        change = FlowChange(before, changed(before, self.now), **members)
-        return await self.store.apply_flow(change)
-
-    async def load(self, flow: Flow) -> Flow | None:
-        return (await self.store.flows([flow.id])).get(flow.id)
-
-    async def chores(self, flow: Flow) -> list[Chore]:
-        return await self.store.chores(flow.id, 1000)
+from flowfabric.store.contract import FlowQuery, Renewal, Store
+from flowfabric.store.open import open_store
+from tests.lab import TTL
+from tests.store.flow_bench import (
+    A,
+    B,
+    Bench,
+    C,
+    after,
+    cancelled,
+    chore,
+    completion,
+    edge,
+    lease_of,
+    touch,
+    uuid_of,
+)
 
 
 @pytest.fixture
@@ -110,38 +46,6 @@ async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
     await store.migrate()
     yield Bench(store, clock)
     await store.close()
-
-
-def after(change: Change[Any]) -> Snapshot:
-    assert change.after is not None
-    return change.after
-
-
-def uuid_of(snapshot: Snapshot) -> UUID:
-    return snapshot.execution.uuid
-
-
-def completion(snapshot: Snapshot, now: Millis) -> Change[Any]:
-    assert isinstance(snapshot.state, Active)
-    owner = Owner.of(fence_of(snapshot, snapshot.state.lease))
-    return complete(snapshot, owner, now, b"done")
-
-
-def touch(snapshot: Snapshot, **written: Any) -> Change[None]:
-    """Changes nothing of the execution itself but its version."""
-    return Change(None, snapshot, snapshot.to(snapshot.state), **written)
-
-
-def edge(flow: Flow, id: int, upstream: UUID, downstream: UUID, **members: Any) -> Edge:
-    given = {"created_at": Millis(5), **members}
-    return Edge(id=UUID(int=id), flow=flow.id, upstream=upstream, downstream=downstream, **given)
-
-
-def chore(flow: Flow, number: int, kind: ChoreKind = ChoreKind.CANCEL) -> Chore:
-    return Chore(flow.id, flow.id, number, kind)
-
-
-A, B, C = UUID(int=101), UUID(int=102), UUID(int=103)
 
 
 # -- round trips
@@ -171,33 +75,215 @@ async def test_a_flow_is_remembered_whole(bench: Bench) -> None:
 
 async def test_what_a_newer_release_wrote_into_a_flow_survives(bench: Bench) -> None:
     flow = await bench.flow()
-    members = {**document.to_members(flow), "novel": {"deep": [1]}, "other": None}
-    newer = document.from_members(Flow, members)
+    novel = {"novel": {"deep": [1]}, "other": None}
+    newer = document.from_members(Flow, {**document.to_members(flow), **novel})
     assert await bench.store.apply_flow(FlowChange(flow, replace(newer, version=2)))
     read = await bench.load(flow)
-    assert read is not None
-    assert read.unknown == {"novel": {"deep": [1]}, "other": None}
+    assert read.unknown == novel
     assert await bench.apply(read)
-    assert document.to_members((await bench.load(flow)) or flow)["novel"] == {"deep": [1]}
+    assert (await bench.load(flow)).unknown == novel
 
 
 async def test_an_edge_is_remembered_whole(bench: Bench) -> None:
     flow = await bench.flow()
     full = edge(flow, 1, A, B, on=On.ANY_END, input="naïve.鍵")
-    bare = replace(edge(flow, 2, A, C), created_at=Millis(0))
-    assert await bench.apply(flow, edges=(full, bare))
-    assert await bench.store.edges(EdgeQuery(flow=flow.id)) == [EdgeState(full), EdgeState(bare)]
+    bare = edge(flow, 2, A, C, created_at=Millis(0))
+    assert await bench.apply(flow, edges=(bare, full))
+    assert await bench.edges(flow) == [EdgeState(full), EdgeState(bare)]
 
 
 async def test_a_chore_is_remembered_whole(bench: Bench) -> None:
     flow = await bench.flow()
+    pairs: list[tuple[Outcome | None, bool]] = [(None, False), *((one, True) for one in Outcome)]
     owed = [
-        Chore(flow.id, A, 1, kind, outcome, spared)
+        Chore(flow.id, A, number, kind, outcome, spared)
+        for number, (outcome, spared) in enumerate(pairs)
         for kind in ChoreKind
-        for outcome, spared in [(None, False), (Outcome(kind - 1), True)]
     ]
-    owed = [replace(item, number=number) for number, item in enumerate(owed)]
     assert await bench.apply(flow, owed=tuple(reversed(owed)))
     assert await bench.chores(flow) == owed
     assert await bench.store.chores(flow.id, 3) == owed[:3]
     assert await bench.store.chores(A, 3) == []
+
+
+# -- a change of a flow, whole or not at all
+
+
+async def test_a_flow_is_written_on_the_version_it_was_decided_on(bench: Bench) -> None:
+    flow = await bench.flow()
+    assert not await bench.store.apply_flow(FlowChange(None, replace(flow, kind="rival")))
+    second = changed(flow, bench.now, revision=1)
+    assert await bench.store.apply_flow(FlowChange(flow, second))
+    assert not await bench.apply(flow, edges=(edge(flow, 1, A, B),))
+    assert await bench.load(flow) == second
+    assert await bench.edges(flow) == []
+    missing = replace(flow, id=bench.fresh())
+    assert not await bench.apply(missing)
+    assert await bench.store.flows([missing.id]) == {}
+
+
+async def test_everything_of_a_change_is_written_together(bench: Bench) -> None:
+    flow = await bench.flow()
+    one, two, guard = await bench.members(flow, 3)
+    done, owed = chore(flow, 1), chore(flow, 2)
+    assert await bench.apply(flow, owed=(done,))
+    flow = await bench.load(flow)
+    edges = (edge(flow, 1, uuid_of(one), uuid_of(two)),)
+    changes = (touch(one), cancelled(two, bench.now))
+    assert await bench.apply(
+        flow, edges=edges, changes=changes, guards=(guard,), owed=(owed,), done=(done,)
+    )
+    assert await bench.load(flow) == changed(flow, bench.now)
+    assert await bench.edges(flow) == [EdgeState(edges[0])]
+    ended = after(changes[1])
+    ending = Chore(flow.id, uuid_of(two), ended.head.version, ChoreKind.ENDED, Outcome.CANCELLED)
+    assert sorted(await bench.chores(flow), key=lambda c: c.kind) == [ending, owed]
+    expected = [after(changes[0]), ended, guard]
+    assert await bench.store.members(flow.id) == expected
+
+
+Spoil = Callable[[Bench, Flow, dict[str, Any]], Any]
+
+
+async def _moved_guard(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
+    await bench.write(touch(change["guards"][0]))
+
+
+async def _moved_member(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
+    await bench.write(touch(change["changes"][1].before))
+
+
+async def _renewed_guard(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
+    held = change["guards"][1]
+    renewal = Renewal(uuid_of(held), lease_of(held).id, held.head.epoch, Millis(TTL + 5))
+    assert await bench.store.renew([renewal], bench.now)
+
+
+async def _missing_chore(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
+    change["done"] = (*change["done"], chore(flow, 9))
+
+
+async def _another_number(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
+    change["done"] = tuple(replace(item, number=8) for item in change["done"])
+
+
+async def _missing_member(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
+    absent = bench.creation(flow).snapshot
+    change["guards"] = (*change["guards"], absent)
+
+
+SPOILS: list[Spoil] = [
+    _moved_guard,
+    _moved_member,
+    _renewed_guard,
+    _missing_chore,
+    _another_number,
+    _missing_member,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+async def test_when_anything_has_moved_nothing_is_written(bench: Bench, spoil: Spoil) -> None:
+    flow = await bench.flow(tags={"a": "1"})
+    held = await bench.running(flow)
+    one, two, guard = await bench.members(flow, 3)
+    assert await bench.apply(flow, owed=(chore(flow, 1),))
+    flow = await bench.load(flow)
+    change: dict[str, Any] = {
+        "edges": (edge(flow, 1, uuid_of(one), uuid_of(two)),),
+        "changes": (cancelled(one, bench.now), touch(two)),
+        "guards": (guard, held),
+        "owed": (chore(flow, 2),),
+        "done": (chore(flow, 1),),
+    }
+    await spoil(bench, flow, change)
+    uuids = [uuid_of(s) for s in (one, two, guard, held)]
+    before = await bench.store.load(uuids)
+    assert not await bench.store.apply_flow(
+        FlowChange(flow, changed(flow, bench.now, tags={"b": "2"}), **change)
+    )
+    assert await bench.load(flow) == flow
+    assert await bench.store.flow_page(FlowQuery(tag=("a", "1"))) == [flow]
+    assert await bench.edges(flow) == []
+    assert await bench.chores(flow) == [chore(flow, 1)]
+    assert await bench.store.load(uuids) == before
+
+
+async def test_a_change_that_cannot_be_made_new_leaves_nothing(bench: Bench) -> None:
+    """A flow that is new comes with its guards too."""
+    flow = await bench.flow()
+    (guard,) = await bench.members(flow, 1)
+    await bench.write(touch(guard))
+    fresh = replace(flow, id=bench.fresh(), tags={"a": "1"})
+    assert not await bench.store.apply_flow(FlowChange(None, fresh, guards=(guard,)))
+    assert await bench.store.flows([fresh.id]) == {}
+    assert await bench.store.flow_page(FlowQuery(tag=("a", "1"))) == []
+
+
+async def test_an_edge_that_is_there_stays(bench: Bench) -> None:
+    flow = await bench.flow()
+    first, rival = edge(flow, 1, A, B), edge(flow, 1, A, B, on=On.FAILURE)
+    assert await bench.apply(flow, edges=(first, rival))
+    assert await bench.apply(await bench.load(flow), edges=(rival, edge(flow, 2, B, C)))
+    found = await bench.edges(flow)
+    assert found == [EdgeState(first), EdgeState(edge(flow, 2, B, C))]
+
+
+async def test_a_chore_is_done_once(bench: Bench) -> None:
+    flow = await bench.flow()
+    owed = tuple(chore(flow, number) for number in range(1, 4))
+    assert await bench.apply(flow, owed=owed)
+    assert await bench.apply(await bench.load(flow), done=(*owed[:2], owed[0]))
+    assert await bench.chores(flow) == [owed[2]]
+    assert not await bench.apply(await bench.load(flow), done=owed[1:])
+    assert await bench.chores(flow) == [owed[2]]
+
+
+async def test_a_change_may_be_large(bench: Bench) -> None:
+    flow = await bench.flow()
+    members = await bench.members(flow, 500)
+    edges = tuple(edge(flow, n + 1, A, uuid_of(m)) for n, m in enumerate(members))
+    owed = tuple(chore(flow, number) for number in range(500))
+    assert await bench.apply(flow, edges=edges, changes=tuple(map(touch, members)), owed=owed)
+    flow = await bench.load(flow)
+    assert await bench.chores(flow) == list(owed)
+    assert await bench.edges(flow) == list(map(EdgeState, edges))
+    versions = [m.head.version for m in await bench.store.members(flow.id)]
+    assert versions == [members[0].head.version + 1] * 500
+    assert await bench.apply(flow, guards=tuple(await bench.store.members(flow.id)), done=owed)
+    assert await bench.chores(flow) == []
+
+
+async def test_of_two_processes_one_changes_the_flow(bench: Bench, store_url: str) -> None:
+    other = await open_store(store_url, clock=bench.clock)
+    flow = await bench.flow()
+    (member,) = await bench.members(flow, 1)
+    for round in range(10):
+        edges = [edge(flow, 2 * round + side, A, B) for side in (1, 2)]
+        rivals = [
+            FlowChange(flow, changed(flow, bench.now), edges=(mine,), changes=(touch(member),))
+            for mine in edges
+        ]
+        answers = await asyncio.gather(
+            bench.store.apply_flow(rivals[0]), other.apply_flow(rivals[1])
+        )
+        assert sorted(answers) == [False, True]
+        flow, (member,) = await bench.load(flow), await bench.store.members(flow.id)
+        assert flow.version == round + 2
+        won = [found.edge for found in await bench.edges(flow)][round:]
+        assert won == [edges[answers.index(True)]]
+    await other.close()
+
+
+async def test_a_member_that_ends_meanwhile_wins_or_is_seen(bench: Bench, store_url: str) -> None:
+    """The compare locks what it only looks at (write skew)."""
+    other = await open_store(store_url, clock=bench.clock)
+    for _ in range(10):
+        flow = await bench.flow()
+        held = await bench.running(flow)
+        wrote, ended = await asyncio.gather(
+            bench.apply(flow, guards=(held,)), other.apply([completion(held, bench.now)])
+        )
+        assert ended == {uuid_of(held)}
+        assert (await bench.load(flow)).version == (2 if wrote else 1)
+    await other.close()
