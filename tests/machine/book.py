@@ -5,22 +5,26 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from tests.machine.model import Life
+from tests.machine.waits import Ring
 from tests.machine.words import Answers, Refused, Stage, Wish, one
 
 
 @dataclass
 class Book:
-    """All executions of one database, the keys they were submitted under, the paused lanes."""
+    """All executions of one database, the keys they were submitted under, the paused lanes, the
+    keys that sign, and the tokens that were given out."""
 
     lives: dict[UUID, Life] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[UUID, int]] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
+    ring: Ring = field(default_factory=Ring)
+    tokens: dict[UUID, str] = field(default_factory=dict)
 
     def submit(self, id: str, uuid: UUID, wish: Wish, now: int) -> Answers:
         known = self._known(uuid, wish, now)
         if known is not None:
             return one("Duplicate", known.id)
-        life = self.lives[uuid] = Life.born(id, uuid, wish, now)
+        life = self.lives[uuid] = Life.born(id, uuid, wish, now, self.ring)
         if wish.key is not None and wish.window > 0:
             self.keys[wish.namespace, wish.key] = (uuid, now + wish.window)
         return one("Submitted", life.id, life.public)

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from flowfabric.core.event import StoredEvent
 from flowfabric.core.execution import (
     Active,
     Attempt,
@@ -19,6 +18,7 @@ from flowfabric.core.execution import (
     Ready,
     Snapshot,
     Start,
+    Suspended,
     Waiting,
     Worker,
 )
@@ -26,8 +26,11 @@ from flowfabric.core.history import inline_attempts
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import outcome_word, vector
 from flowfabric.store.contract import EventQuery, Progress, Query, Store
+from tests.machine.answers import words_of
 from tests.machine.book import Book, claim_order
 from tests.machine.model import Life
+from tests.machine.play import Bench
+from tests.machine.wait_checks import WaitChecks, alarms_are_set, step_doc
 from tests.machine.words import LEGAL, Row, Stage
 
 LANES = ("a", "b")
@@ -54,12 +57,16 @@ class Seen:
 
 @dataclass
 class Checks:
+    bench: Bench
     store: Store
     book: Book
     seen: dict[UUID, Seen] = field(default_factory=dict)
     told: dict[UUID, list[str]] = field(default_factory=dict)
     cursor: int = 0
     looks: int = 0
+
+    def __post_init__(self) -> None:
+        self.waits = WaitChecks(self.store)
 
     async def all(self, now: Millis) -> None:
         found = await self.store.load(list(self.book.lives))
@@ -70,6 +77,7 @@ class Checks:
             else:
                 await self._one(life, found[uuid])
         await self._timers(now)
+        alarms_are_set(found, await self.bench.alarms())
         self.looks += 1
         if self.looks % LOOKS_PER_LIST == 0:
             await self.lists(now)
@@ -78,6 +86,7 @@ class Checks:
         """What the store says about many at once; asked less often, it takes many questions."""
         await self._everything_once()
         await self._owners()
+        await self.waits.suspended(self._living())
         await self._order(now)
 
     async def _one(self, life: Life, snapshot: Snapshot) -> None:
@@ -91,6 +100,7 @@ class Checks:
         attempts = {attempt.index: attempt for attempt in await self._attempts(snapshot)}
         _attempts_are_as_modelled(life, attempts)
         await self._notes_are_as_modelled(life)
+        await self.waits.one(life, snapshot, self.told.get(life.uuid, []))
         if last is not None:
             _follows(last, snapshot, attempts)
         assert self.told.get(life.uuid, []) == life.told, f"the events of {life.id}"
@@ -101,7 +111,9 @@ class Checks:
         if self.seen.pop(life.uuid, None) is not None:
             assert await self.store.attempts(life.uuid) == []
             assert (await self.store.events(EventQuery(uuid=life.uuid))).events == ()
+            assert await self.store.signals(life.uuid) == []
             self.told.pop(life.uuid, None)
+            self.waits.gone(life.uuid)
 
     async def _hear(self) -> None:
         """Every event once, in order."""
@@ -110,7 +122,7 @@ class Checks:
         for event in page.events:
             assert event.seq > last, "an event was told twice or out of order"
             last = event.seq
-            self.told.setdefault(event.id.uuid, []).extend(_words(event))
+            self.told.setdefault(event.id.uuid, []).extend(words_of(event))
         self.cursor = page.cursor
 
     async def _attempts(self, snapshot: Snapshot) -> list[Attempt]:
@@ -122,7 +134,9 @@ class Checks:
     async def _notes_are_as_modelled(self, life: Life) -> None:
         wanted = {name: doc for (run, name), doc in life.steps.items() if run == life.generation}
         found = await self.store.steps(life.uuid, life.generation)
-        assert {step.name: step.doc for step in found} == wanted, f"the steps of {life.id}"
+        assert {step.name: step_doc(step.doc) for step in found} == wanted, (
+            f"the steps of {life.id}"
+        )
         if life.percent is not None:
             detail = await self.store.detail(life.uuid)
             assert detail is not None
@@ -238,13 +252,11 @@ def _figures(snapshot: Snapshot) -> dict[str, object]:
         case Ready(hold=hold, next=next) | Lost(hold=hold, next=next):
             figures["hold"] = _hold(hold)
             figures["next"] = (_name(next.start), next.timeout)
-        case Waiting(next=next, due_at=due_at):
+        case Waiting(next=next, due_at=due_at) | Suspended(next=next, due_at=due_at):
             figures["until"] = due_at
             figures["next"] = (_name(next.start), next.timeout)
         case Ended():
             figures["end"] = (outcome_word(state.outcome), state.ended_at, state.result)
-        case _:
-            raise AssertionError(f"nobody suspends here: {state}")
     return figures
 
 
@@ -263,7 +275,8 @@ def _standing(life: Life) -> dict[str, object]:
         case Stage.ENDED:
             return {"end": (life.outcome, life.ended_at, life.result)}
         case _:
-            return {"until": life.until, "next": (life.start, life.time_left)}
+            until = life.until if life.sleep is None else life.sleep.timeout_at
+            return {"until": until, "next": (life.start, life.time_left)}
 
 
 def _hold(hold: Hold | None) -> tuple[str | None, int] | None:
@@ -309,9 +322,3 @@ def _follows(last: Seen, snapshot: Snapshot, attempts: dict[int, Attempt]) -> No
     for index, attempt in last.attempts.items():
         if attempt.outcome.final:
             assert attempts[index] == attempt, "an attempt that had ended was changed"
-
-
-def _words(event: StoredEvent) -> list[str]:
-    end = event.completion
-    words = [event.lease, None if end is None else f"end:{outcome_word(end)}", event.operator]
-    return [word for word in words if word is not None]

@@ -6,6 +6,7 @@ end of an example the machine plays on until every execution has ended: nothing 
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
@@ -17,151 +18,56 @@ from tests.machine.checks import CLOSER, LANES, WORKERS, Checks
 from tests.machine.deeds import (
     ACTS,
     Act,
-    Block,
     Cancel,
-    CancelOwn,
     ChangePriority,
     ClaimGranted,
     ClaimResumed,
     Complete,
     Deed,
-    Delay,
-    Expire,
-    Fail,
     Grant,
     GrantReclaim,
-    HandBack,
-    MarkExpired,
-    OperatorTakes,
     Reclaim,
-    Record,
     Renew,
     Replay,
-    Report,
     Revoke,
     Unblock,
 )
+from tests.machine.draws import (
+    ALL,
+    DEATH,
+    HOUR,
+    LOST,
+    acts,
+    conversations,
+    deeds,
+    deliveries,
+    demands,
+    doors,
+    forms,
+    grant_waits,
+    granting,
+    maybe_lost,
+    picks,
+    sends,
+    signals,
+    sleeps,
+    steering,
+    troubles,
+    ttls,
+    waits,
+    wishes,
+    workers,
+)
 from tests.machine.play import Bench, Demand, Holding, Play
-from tests.machine.words import BLOCK_REASONS, Retries, Stage, Wish
+from tests.machine.wait_deeds import SIGNALS, CreateDoor, Deliver, Resume, Sleep
+from tests.machine.words import Stage
 
 T = TypeVar("T")
 
 MOST_EXECUTIONS = 8
 STEP_SECONDS = 30
-HOUR = 3_600_000
-
-KINDS = ("job", "job", "mail")
-NAMESPACES = ("default", "other")
-TOKENS = ("gpu", "eu")
-ALL = frozenset(TOKENS)
-
-UPKEEP = ("crash", "trim", "pause", "submit again", "act blindly", "find and grant")
-picks = st.integers(0, 15)
-workers = st.sampled_from(WORKERS[:3])
-needs = st.sampled_from([frozenset[str](), frozenset[str](), frozenset({"gpu"}), ALL])
-offers = st.sampled_from([frozenset[str](), frozenset({"gpu"}), ALL, ALL])
-ttls = st.sampled_from([1000, 5000, 30_000])
-priorities = st.sampled_from([0, 0, 1, 5, 9000, 12_000, -3])
-spans = st.sampled_from([0, 1, 500, 1000, 10_000])
-categories = st.sampled_from(
-    ["transient", "transient", "permanent", "infra_crash", "timeout", "cancelled"]
-)
-results = st.sampled_from([None, b"", b"one", b"two"])
-reasons = st.sampled_from(BLOCK_REASONS)
-retry_policies = st.sampled_from(
-    [
-        None,
-        Retries(most=2),
-        Retries(most=3, first=500, factor=2.0, longest=1500),
-        Retries(most=1, first=0),
-        Retries(most=2, only=frozenset({"timeout", "infra_crash"})),
-    ]
-)
-
-
-@st.composite
-def wishes(draw: st.DrawFn, now: int) -> Wish:
-    """Each special wish is there now and then; one in four wishes asks for nothing special."""
-
-    def sometimes(strategy: st.SearchStrategy[Any], otherwise: Any = None) -> Any:
-        return draw(strategy) if draw(st.integers(0, 4)) == 0 else otherwise
-
-    if draw(st.integers(0, 3)) == 0:
-        return Wish(lane=draw(st.sampled_from(LANES)), priority=draw(priorities))
-    return Wish(
-        lane=draw(st.sampled_from(LANES)),
-        namespace=sometimes(st.sampled_from(NAMESPACES), "default"),
-        needs=draw(needs),
-        priority=draw(priorities),
-        key=sometimes(st.sampled_from(["k1", "k2"])),
-        kind=draw(st.sampled_from(KINDS)),
-        window=sometimes(st.sampled_from([0, 5000, HOUR]), 86_400_000),
-        delay_until=sometimes(spans.map(lambda span: now + span)),
-        deadline_at=sometimes(st.sampled_from([now + 2000, now + HOUR])),
-        deadline_in=sometimes(st.sampled_from([3000, HOUR])),
-        timeout=sometimes(st.sampled_from([500, 2000, 40_000])),
-        retries=draw(retry_policies),
-        reclaims=sometimes(st.sampled_from([0, 1, 2]), 100),
-        replays=sometimes(st.sampled_from([0, 1]), 10),
-        keep=sometimes(st.sampled_from([0, 60_000, HOUR])),
-    )
-
-
-fails = st.builds(Fail, categories, st.sampled_from([None, None, 0, 700]))
-renewals = st.builds(Renew, ttls)
-deeds: st.SearchStrategy[Deed] = st.one_of(
-    st.builds(Complete, results),
-    fails,
-    fails,
-    renewals,
-    renewals,
-    st.builds(Delay, spans, st.sampled_from([None, "nap"])),
-    st.just(HandBack()),
-    st.just(CancelOwn()),
-    st.builds(Report, st.sampled_from([0, 50, 100])),
-    st.builds(Record, st.sampled_from(["one", "two"]), st.sampled_from([b"x", b"y"])),
-)
-steering: st.SearchStrategy[Act] = st.one_of(
-    st.just(Cancel()),
-    st.just(Revoke()),
-    st.builds(ChangePriority, priorities, st.booleans()),
-    st.just(Replay()),
-    st.just(Replay()),
-    st.builds(Block, reasons),
-    st.builds(Unblock, st.none() | reasons),
-    st.just(Expire()),
-    st.just(MarkExpired()),
-)
-granting: st.SearchStrategy[Act] = st.one_of(
-    st.builds(Grant, workers, offers, ttls),
-    st.builds(GrantReclaim, workers, offers, ttls),
-    st.builds(ClaimGranted, workers, ttls),
-    st.builds(ClaimResumed, workers, ttls),
-    st.builds(Reclaim, workers, ttls, st.sampled_from([None, None, 0, 1])),
-    st.builds(OperatorTakes, ttls),
-)
-demands = st.builds(
-    Demand,
-    worker=workers,
-    offers=offers,
-    lanes=st.sampled_from([(), (), ("a",), ("b",), ("a", "b")]),
-    namespace=st.sampled_from([None, None, "default", "other"]),
-    kinds=st.sampled_from([None, None, None, frozenset({"mail"}), frozenset({"job", "mail"})]),
-    limit=st.sampled_from([1, 1, 2, 5]),
-    ttl=ttls,
-)
-LOST = "the reply is lost, and the call repeated"
-DEATH = "the process dies before it hears the reply"
-grant_waits = st.sampled_from([0, 0, 0, 1000, 1001])
-maybe_lost = st.sampled_from([None, None, LOST])
-rivals = st.one_of(steering, granting, deeds, demands)
-troubles = st.sampled_from([None, None, LOST, DEATH, rivals, rivals, rivals]).flatmap(
-    lambda trouble: trouble if isinstance(trouble, st.SearchStrategy) else st.just(trouble)
-)
-forms = st.sampled_from(["claim", "claim", "handle", "fence"])
-waits = st.sampled_from(
-    [0, 0, 0, -1, 1, 500, 1000, 1000, 5000, 30_000, 61_000, 600_000, HOUR, 90_000_000]
-)
+UPKEEP = ("crash", "trim", "pause", "submit again", "act blindly", "find and grant", "rotate")
+GRACES = (0, 0, 1000, HOUR)
 
 
 class Machine(RuleBasedStateMachine):
@@ -178,7 +84,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, data: st.DataObject, grace: int) -> None:
         self.play = Play(self.bench, grace)
         self.runner.run(self.play.begin())
-        self.checks = Checks(self.play.plain, self.play.book)
+        self.checks = Checks(self.bench, self.play.plain, self.play.book)
         for wish in data.draw(st.lists(wishes(self.play.now), min_size=1, max_size=3)):
             self._run(self.play.submit(wish))
 
@@ -249,6 +155,7 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=picks, deed=deeds, form=forms)
     def owner_acts_twice(self, pick: int, deed: Deed, form: str) -> None:
         if holding := self._owner(pick):
+            deed = self.play.addressed(holding.uuid, deed)
             self._run(self.play.own(holding, deed, form))
             self._run(self.play.own(holding, deed, form))
 
@@ -292,7 +199,7 @@ class Machine(RuleBasedStateMachine):
         self._run(self.play.claim(Demand(thief, ALL, limit=5)))
         self._run(self.play.own(holding, deed, form))
 
-    @rule(pick=picks, deed=deeds, act=steering)
+    @rule(pick=picks, deed=deeds, act=steering | signals)
     def owner_and_operator_act_at_once(self, pick: int, deed: Deed, act: Act) -> None:
         if holding := self._owner(pick):
             self._run(self.play.race(holding, deed, act))
@@ -302,6 +209,47 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=picks, act=steering, trouble=troubles)
     def steer(self, pick: int, act: Act, trouble: object) -> None:
         self._run(self.play.act(self._execution(pick, act), act), trouble)
+
+    # -- waiting for the outside world
+
+    @rule(pick=picks, sleep=sleeps, form=forms, trouble=troubles)
+    def suspend(self, pick: int, sleep: Sleep, form: str, trouble: object) -> None:
+        if holding := self._owner(pick):
+            self._run(self.play.own(holding, sleep, form), trouble)
+
+    @rule(pick=picks, sleep=sleeps, said=conversations)
+    def suspend_and_hear(self, pick: int, sleep: Sleep, said: list[tuple[Act, object]]) -> None:
+        if holding := self._owner(pick):
+            self._run(self.play.own(holding, sleep))
+            for act, trouble in said:
+                self._run(self.play.act(holding.uuid, act), trouble)
+
+    @rule(pick=picks, act=signals, trouble=troubles)
+    def signal(self, pick: int, act: Act, trouble: object) -> None:
+        self._run(self.play.act(self._listener(pick, act), act), trouble)
+
+    @rule(pick=picks, door=doors, early=deliveries | sends, sleep=sleeps, trouble=troubles)
+    def signal_before_suspending(
+        self, pick: int, door: CreateDoor, early: Act, sleep: Sleep, trouble: object
+    ) -> None:
+        """What was said at a pending waitpoint counts for the suspension that waits there."""
+        if holding := self._owner(pick):
+            self._run(self.play.own(holding, door))
+            self._run(self.play.act(holding.uuid, early))
+            use = "pending" if isinstance(early, Deliver) else "channel"
+            shape = _pick([sleep.shape, "any", "single", "named"], pick)
+            self._run(self.play.own(holding, replace(sleep, use=use, shape=shape)), trouble)
+
+    @rule(pick=picks, act=signals)
+    def signal_twice(self, pick: int, act: Act) -> None:
+        uuid = self._listener(pick, act)
+        act = self.play.addressed(uuid, act)
+        self._run(self.play.act(uuid, act))
+        self._run(self.play.act(uuid, act))
+
+    @rule(pick=picks, several=st.lists(signals, min_size=2, max_size=3))
+    def signals_at_once(self, pick: int, several: list[Act]) -> None:
+        self._run(self.play.crowd(self._listener(pick, several[0]), several))
 
     # -- time, the sweep, and what is rare
 
@@ -319,7 +267,7 @@ class Machine(RuleBasedStateMachine):
         self.wait(span)
         self._run(self.play.sweep(), trouble)
 
-    @rule(what=st.sampled_from(UPKEEP), pick=picks, act=steering | granting, demand=demands)
+    @rule(what=st.sampled_from(UPKEEP), pick=picks, act=acts, demand=demands)
     def upkeep(self, what: str, pick: int, act: Act, demand: Demand) -> None:
         play, lane, uuid = self.play, LANES[pick % 2], self._execution(pick)
         match what:
@@ -331,6 +279,8 @@ class Machine(RuleBasedStateMachine):
                 self._run(play.find_and_grant(demand, lane))
             case "trim":
                 self._run(play.trim(), LOST if pick % 3 == 0 else None)
+            case "rotate":
+                self._run(play.rotate(_pick(GRACES, pick)))
             case "pause":
                 self._run(play.resume(lane) if lane in play.book.paused else play.pause(lane))
             case _:
@@ -362,7 +312,7 @@ class Machine(RuleBasedStateMachine):
         play, owner = self.play, self.play.owner_of(uuid)
         if isinstance(trouble, Demand):
             return await play.claim(trouble, play.other)
-        if not isinstance(trouble, ACTS):
+        if not isinstance(trouble, (*ACTS, *SIGNALS)):
             if owner is not None:
                 return await play.own(owner, trouble, engine=play.other)
             trouble = Cancel()
@@ -381,6 +331,8 @@ class Machine(RuleBasedStateMachine):
             for life in list(play.book.lives.values()):
                 if life.stage is Stage.BLOCKED:
                     await play.act(life.uuid, Unblock())
+                if life.stage is Stage.SUSPENDED:
+                    await play.act(life.uuid, Resume())
             await play.claim(Demand(CLOSER, ALL, limit=500))
             for holding in play.live:
                 await play.own(holding, Complete(b"closed"))
@@ -411,6 +363,14 @@ class Machine(RuleBasedStateMachine):
         if not self.play.live:
             self._run(self.play.claim(Demand(_pick(WORKERS[:3], pick), ALL, limit=2)))
         return _pick(self.play.live, pick) if self.play.live else None
+
+    def _listener(self, pick: int, act: Act) -> UUID:
+        """An execution that waits, mostly one that the act would change."""
+        lives = self.play.book.lives
+        if all(life.sleep is None for life in lives.values()) and (owner := self._owner(pick)):
+            shape = _pick(["all", "single", "sources"], pick)
+            self._run(self.play.own(owner, Sleep(shape)))
+        return self._execution(pick, act)
 
     def _execution(self, pick: int, *acts: Act) -> UUID:
         """An execution one of the acts would change, if there is one; else any."""

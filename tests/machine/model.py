@@ -6,19 +6,16 @@ object and returns the answers an engine may give, each a name followed by the f
 a refusal is an answer like any other.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
+from tests.machine.sleeper import Sleeper
+from tests.machine.waits import Ring
 from tests.machine.words import (
-    BLOCKS,
-    ENDS,
     HIGHEST_PRIORITY,
-    PENDING,
-    Answer,
     Answers,
     Fence,
     Refused,
-    Row,
     Stage,
     Try,
     Wish,
@@ -27,107 +24,19 @@ from tests.machine.words import (
 
 
 @dataclass
-class Life:
-    """One execution: what was asked for and how it stands."""
-
-    id: str
-    uuid: UUID
-    wish: Wish
-    created_at: int
-    priority: int = 0
-    stage: Stage = Stage.WAITING
-    start: str = "initial"
-    until: int | None = None
-    why: str = "waiting_for_delay"
-    epoch: int = 0
-    retries: int = 0
-    reclaims: int = 0
-    replays: int = 0
-    generation: int = 0
-    tries: list[Try] = field(default_factory=list)
-    owner: Fence | None = None
-    worker: str | None = None
-    started_at: int | None = None
-    expires_at: int = 0
-    times_out_at: int | None = None
-    time_left: int | None = None
-    revoked: bool = False
-    held_for: str | None = None
-    held_until: int = 0
-    deadline_at: int | None = None
-    outcome: str = "none"
-    result: bytes | None = None
-    ended_at: int | None = None
-    ended_in_hand: bool = False
-    steps: dict[tuple[int, str], bytes] = field(default_factory=dict)
-    percent: int | None = None
-    told: list[str] = field(default_factory=list)
-    effects: dict[tuple[str, Fence], Answer] = field(default_factory=dict)
-    latest: tuple[str, Fence] | None = None
-    changes: int = 0
-    asked: int = 0
+class Life(Sleeper):
+    """One execution and what can be done with it."""
 
     @classmethod
-    def born(cls, id: str, uuid: UUID, wish: Wish, now: int) -> "Life":
+    def born(cls, id: str, uuid: UUID, wish: Wish, now: int, ring: Ring) -> "Life":
         life = cls(id, uuid, wish, now, priority=_clamp(wish.priority), time_left=wish.timeout)
+        life.ring = ring
         life.deadline_at = wish.deadline_at
         if wish.deadline_at is None and wish.deadline_in is not None:
             life.deadline_at = now + wish.deadline_in
         if wish.delay_until is not None and wish.delay_until > now:
             life.stage, life.until = Stage.DELAYED, wish.delay_until
         return life
-
-    # -- what an observer sees
-
-    @property
-    def public(self) -> str:
-        match self.stage:
-            case Stage.BLOCKED:
-                return BLOCKS[self.why][1]
-            case Stage.RUNNING | Stage.LOST:
-                return "active"
-            case Stage.ENDED:
-                return ENDS[self.outcome][0]
-            case _:
-                return self.stage.name.lower()
-
-    @property
-    def row(self) -> Row:
-        """Phase, ownership, eligibility, blocking reason, outcome, attempt state."""
-        match self.stage:
-            case Stage.WAITING:
-                return self._runnable("eligible_now", "waiting_for_worker")
-            case Stage.DELAYED:
-                return self._runnable("not_eligible_until_time", self.why)
-            case Stage.BLOCKED:
-                return self._runnable(BLOCKS[self.why][0], self.why)
-            case Stage.RUNNING:
-                return ("active", "leased", "not_applicable", "none", "none", "running_attempt")
-            case Stage.LOST:
-                lost = "lease_revoked" if self.revoked else "lease_expired_reclaimable"
-                wait = "waiting_for_worker"
-                return ("active", lost, "not_applicable", wait, "none", "attempt_interrupted")
-            case _:
-                attempt = "attempt_terminal" if self.ended_in_hand else PENDING[self.start]
-                return ("terminal", "unowned", "not_applicable", "none", self.outcome, attempt)
-
-    @property
-    def final(self) -> bool:
-        return self.stage in (Stage.ENDED, Stage.GONE)
-
-    def moments(self) -> list[int]:
-        """When time alone will change something."""
-        if self.final:
-            return []
-        found = [self.deadline_at]
-        if self.stage is Stage.DELAYED:
-            found.append(self.until)
-        if self.stage is Stage.RUNNING:
-            found += [self.expires_at, self.times_out_at]
-        return [moment for moment in found if moment is not None]
-
-    def due(self, now: int) -> bool:
-        return any(moment <= now for moment in self.moments())
 
     # -- becoming the owner
 
@@ -286,8 +195,8 @@ class Life:
         return one("Revoked", epoch)
 
     def change_priority(self, priority: int, *, anywhere: bool) -> Answers:
-        allowed = (Stage.WAITING, Stage.DELAYED, Stage.BLOCKED) if anywhere else (Stage.WAITING,)
-        if self.stage not in allowed:
+        parked = (Stage.DELAYED, Stage.BLOCKED, Stage.SUSPENDED) if anywhere else ()
+        if self.stage not in (Stage.WAITING, *parked):
             raise Refused("NotEligible")
         self.priority = _clamp(priority)
         self._moved()
@@ -298,7 +207,9 @@ class Life:
         self._must_be(Stage.ENDED, "NotTerminal")
         if self.replays >= self.wish.replays:
             raise Refused("MaxReplays")
-        self.generation += self.outcome == "success"
+        if self.outcome == "success":
+            self.generation += 1
+            self.close_all()
         self._move(Stage.WAITING, start="replay", time_left=self.wish.timeout)
         self.replays, self.retries = self.replays + 1, 0
         self.reclaims = min(self.reclaims, self.wish.reclaims)
@@ -349,14 +260,17 @@ class Life:
         return one("MarkedExpired")
 
     def sweep(self, now: int) -> None:
-        """Everything that is due, in the order deadline, attempt timeout, lease, delay."""
+        """Everything that is due, in the order deadline, attempt timeout, lease, suspension,
+        delay, pending waitpoints."""
+        nothing = one("AlreadySatisfied")
         while self.due(now):
-            if self.expire(now) != one("AlreadySatisfied"):
+            steps = (self.expire, self.mark_expired, self.expire_suspension)
+            if any(step(now) != nothing for step in steps):
                 continue
-            if self.stage is Stage.RUNNING:
-                self.mark_expired(now)
-            else:
+            if self.stage is Stage.DELAYED and self.until is not None and self.until <= now:
                 self._move(Stage.WAITING)
+            else:
+                self.expire_doors(now)
 
     def trim(self, now: int, retention: int) -> bool:
         """Deletes what ended long enough ago; the execution's own retention comes first."""
@@ -366,29 +280,6 @@ class Life:
             return True
         return False
 
-    # -- the parts of all that
-
-    def _runnable(self, eligibility: str, blocking: str) -> Row:
-        return ("runnable", "unowned", eligibility, blocking, "none", PENDING[self.start])
-
-    def _must_be(self, stage: Stage, refusal: str) -> None:
-        if self.stage is not stage:
-            raise Refused(refusal)
-
-    def _leaseable(self) -> None:
-        if self.stage is Stage.RUNNING:
-            raise Refused("LeaseConflict")
-        self._must_be(Stage.WAITING, "NotLeaseable")
-
-    def _not_held(self, now: int) -> None:
-        if self.held_until > now:
-            raise Refused("GrantExists")
-
-    def _hold(self, worker: str, until: int) -> Answers:
-        self.held_for, self.held_until = worker, until
-        self._moved()
-        return one("Granted", until)
-
     def _redeem(self, worker: str, lease_id: UUID, ttl: int, now: int) -> Answers:
         if self.held_for != worker:
             raise Refused("InvalidGrant")
@@ -396,99 +287,6 @@ class Life:
             raise Refused("GrantExpired")
         self.take(worker, lease_id, ttl, now)
         return one("Claim", self.epoch)
-
-    def _gate(self, fence: Fence, now: int) -> None:
-        """Only the current owner of a lease that has not run out comes through."""
-        if self.stage is Stage.LOST:
-            raise Refused("LeaseRevoked" if self.revoked else "LeaseExpired")
-        self._must_be(Stage.RUNNING, "NotActive")
-        if self.expires_at <= now:
-            self._lose(now, revoked=False)
-            raise Refused("LeaseExpired")
-        if fence != self.owner:
-            raise Refused("StaleLease")
-
-    def _again(self, operation: str, fence: Fence) -> Answers:
-        """What a repeated call may hear: its first answer; once other things have happened since,
-        also that its lease is gone. Nothing (empty) when it is no repeat."""
-        first = self.effects.get((operation, fence))
-        if first is None or self.stage is Stage.RUNNING:
-            return frozenset()
-        if self.latest == (operation, fence):
-            return frozenset({first})
-        return frozenset({first, ("NotActive",), ("LeaseExpired",), ("LeaseRevoked",)})
-
-    def _effect(self, operation: str, fence: Fence, answer: Answer) -> Answers:
-        self.effects[operation, fence] = answer
-        self.latest = (operation, fence)
-        return frozenset({answer})
-
-    def _could_answer(self, fence: Fence | None, answer: Answer) -> None:
-        """The engine failed the attempt; its owner, failing it too, may hear the same."""
-        if fence is not None:
-            self.effects["fail", fence] = answer
-
-    def _may_retry(self, category: str) -> bool:
-        retries = self.wish.retries
-        return retries is not None and retries.allow(self.retries, category)
-
-    def _retry(self, now: int, after: int | None) -> Answer:
-        assert self.wish.retries is not None
-        pause = self.wish.retries.pause(self.retries) if after is None else after
-        self.tries[-1].outcome = "ended_failure"
-        self.retries += 1
-        self._wait_until(now + pause, now, "waiting_for_retry_backoff")
-        self.start, self.time_left = "retry", self.wish.timeout
-        self.told.append("released")
-        return ("RetryScheduled", now + pause, len(self.tries))
-
-    def _pause(self, operation: str, fence: Fence, now: int, until: int) -> Answers:
-        left = None if self.times_out_at is None else max(1, self.times_out_at - now)
-        self.tries[-1].outcome = "suspended"
-        self._wait_until(until, now, "waiting_for_delay")
-        self.start, self.time_left = "continue", left
-        self.told.append("released")
-        return self._effect(operation, fence, ("Delayed",))
-
-    def _wait_until(self, until: int, now: int, why: str) -> None:
-        self._move(Stage.DELAYED if until > now else Stage.WAITING)
-        self.until, self.why = until, why
-
-    def _lose(self, now: int, *, revoked: bool, grace: int = 0) -> None:
-        if self.reclaims + 1 > self.wish.reclaims:
-            fence = self.owner
-            self._end_over_cap(now)
-            self._could_answer(fence, ("TerminalFailed",))
-            return
-        self._move(Stage.LOST, start="reclaim", time_left=self.wish.timeout)
-        self.revoked, self.held_until = revoked, now + grace if grace else 0
-        self.told.append("revoked" if revoked else "expired")
-
-    def _end_over_cap(self, now: int) -> None:
-        self.reclaims += 1
-        self._end("failed", now, lease="revoked")
-
-    def _end(self, outcome: str, now: int, lease: str = "") -> None:
-        in_hand = self.stage in (Stage.RUNNING, Stage.LOST) or self.start == "continue"
-        if lease or self.stage is Stage.RUNNING:
-            self.told.append(lease or "released")
-        self.told.append(f"end:{outcome}")
-        if in_hand:
-            self.tries[-1].outcome = ENDS[outcome][1]
-        self._move(Stage.ENDED)
-        self.ended_in_hand, self.outcome, self.ended_at = in_hand, outcome, now
-
-    def _move(self, stage: Stage, start: str | None = None, time_left: int | None = None) -> None:
-        self.stage = stage
-        if start is not None:
-            self.start, self.time_left = start, time_left
-        self.owner = self.worker = self.until = self.held_for = None
-        self.held_until = 0
-        self._moved()
-
-    def _moved(self) -> None:
-        self.latest = None
-        self.changes += 1
 
 
 def _clamp(priority: int) -> int:

@@ -7,37 +7,40 @@ another process and is where rivals act.
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import UUID, uuid5
 
 from flowfabric.core import lease as core
-from flowfabric.core.attempt import RetryScheduled
-from flowfabric.core.control import Changed, Replayed
-from flowfabric.core.errors import FlowFabricError, Unavailable
+from flowfabric.core.errors import Unavailable
 from flowfabric.core.execution import Lost, Ready, Snapshot, Worker
-from flowfabric.core.grant import Granted, ReclaimCapExceeded
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import Renewed, Revoked, Taking
-from flowfabric.core.submission import Duplicate, Submission, Submitted
+from flowfabric.core.lease import Taking
 from flowfabric.core.time import Millis
 from flowfabric.engine.attempts import Held, Owned
 from flowfabric.engine.base import Options
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.suspensions import SuspendAnswer, Ticket
 from flowfabric.store.clock import Clock, ManualClock
 from flowfabric.store.contract import EventQuery, Store
+from tests.machine.answers import answer_of, words_of
 from tests.machine.book import Book, ask, claim_order
 from tests.machine.deeds import Act, Call, Deed, Renew
 from tests.machine.model import Life
 from tests.machine.rivals import LostReplies, Rivals
+from tests.machine.submissions import submission
+from tests.machine.wait_deeds import Desk, addressed
 from tests.machine.words import Answer, Answers, Fence, Stage, Wish
 
 NAMES = UUID(int=0xFAB)
 RETENTION = 600_000
+MOST_SWEEPS = 5
+
+T = TypeVar("T")
+Turn = tuple[Call, Callable[[Life], Answers]]
 
 
 class Bench(Protocol):
@@ -48,6 +51,9 @@ class Bench(Protocol):
 
     async def open(self, clock: Clock) -> Store:
         """A store on the database, as one process would open it."""
+
+    async def alarms(self) -> dict[UUID, int]:
+        """What stands in the table of deadlines."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Play:
         await self.bench.clean()
         self.plain = await self.bench.open(self.clock)
         self.other = await self._engine(self.plain)
+        await self.other.keys.seed(self.book.ring.current, "0" * 64)
         await self._start()
 
     async def crash(self) -> None:
@@ -131,9 +138,15 @@ class Play:
     def would_change(self, uuid: UUID, act: Act) -> bool:
         """Whether the act would change the execution."""
         life = self.book.lives[uuid]
-        copy = deepcopy(life)
-        ask(copy, lambda: act.model(copy, NAMES, self.now))
+        copy = life.copy()
+        ready = addressed(act, copy, Desk(_numbered(), self.book.tokens, self.now))
+        ask(copy, lambda: ready.model(copy, NAMES, self.now))
         return copy.changes != life.changes
+
+    def addressed(self, uuid: UUID, thing: T) -> T:
+        """A deed or an act, ready to be asked for as often as need be."""
+        desk = Desk(self.fresh_id, self.book.tokens, self.now)
+        return addressed(thing, self.book.lives[uuid], desk)
 
     def owner_of(self, uuid: UUID) -> Holding | None:
         return next((holding for holding in self.live if holding.uuid == uuid), None)
@@ -144,9 +157,9 @@ class Play:
         """Submits a wish under an id of its own, or again under one that is known."""
         key = uuid5(NAMES, f"execution {next(self.numbers)}") if uuid is None else uuid
         id = ExecutionId.solo(wish.lane, key)
-        submission, wanted = _submission(wish, id), replace(wish, grace=self.grace)
+        submitted, wanted = submission(wish, id), replace(wish, grace=self.grace)
         await self._compare(
-            lambda: self.engine.executions.submit(submission),
+            lambda: self.engine.executions.submit(submitted),
             lambda: self.book.submit(id, key, wanted, self.now),
         )
 
@@ -154,7 +167,7 @@ class Play:
         self, holding: Holding, deed: Deed, form: str = "claim", engine: Engine | None = None
     ) -> None:
         """A worker does something with what it believes to own."""
-        asked = engine or self.engine
+        asked, deed = engine or self.engine, self.addressed(holding.uuid, deed)
         uuid, life, calm = holding.uuid, self.book.lives[holding.uuid], self.calm
         before = (await self.plain.load([uuid])).get(uuid)
         answer = await self._compare(
@@ -171,6 +184,7 @@ class Play:
     async def act(self, uuid: UUID, act: Act, engine: Engine | None = None) -> None:
         """Somebody who owns nothing does something to an execution."""
         asked, life, lease_id = engine or self.engine, self.book.lives[uuid], self.fresh_id()
+        act = self.addressed(uuid, act)
         await self._compare(
             lambda: act.call(asked, life, lease_id),
             lambda: self._ask(uuid, lambda life: act.model(life, lease_id, self.now)),
@@ -218,28 +232,50 @@ class Play:
             fit[0].grant(demand.worker.id, demand.offers, demand.ttl, self.now)
 
     async def race(self, holding: Holding, deed: Deed, act: Act) -> None:
-        """An owner and somebody else at once: as if one had come after the other."""
+        """An owner and somebody else at once."""
         uuid, life, lease_id = holding.uuid, self.book.lives[holding.uuid], self.fresh_id()
-        said = await asyncio.gather(
-            _answer(deed.call(self.engine, holding.claim, life)),
-            _answer(act.call(self.other, life, lease_id)),
+        deed, act = self.addressed(uuid, deed), self.addressed(uuid, act)
+        await self._at_once(
+            uuid,
+            (
+                deed.call(self.engine, holding.claim, life),
+                lambda life: deed.model(life, holding.fence, self.now),
+            ),
+            (
+                act.call(self.other, life, lease_id),
+                lambda life: act.model(life, lease_id, self.now),
+            ),
         )
-        turns: list[Callable[[Life], Answers]] = [
-            lambda life: deed.model(life, holding.fence, self.now),
-            lambda life: act.model(life, lease_id, self.now),
-        ]
-        for order in ((0, 1), (1, 0)):
-            copy = deepcopy(life)
-            if all(said[turn][0] in ask(copy, partial(turns[turn], copy)) for turn in order):
+
+    async def crowd(self, uuid: UUID, acts: Sequence[Act]) -> None:
+        """Several who own nothing at once, at both engines."""
+        life, turns = self.book.lives[uuid], list[Turn]()
+        engines = itertools.cycle([self.engine, self.other])
+        for act, engine in zip(acts, engines, strict=False):
+            ready, lease_id = self.addressed(uuid, act), self.fresh_id()
+            model = partial(_as_modelled, ready, lease_id, self.now)
+            turns.append((ready.call(engine, life, lease_id), model))
+        await self._at_once(uuid, *turns)
+
+    async def _at_once(self, uuid: UUID, *turns: Turn) -> None:
+        """The answers and the events must be those of calls that came one after the other."""
+        said = await asyncio.gather(*(answer_of(call) for call, _ in turns))
+        models = [model for _, model in turns]
+        page = await self.plain.events(EventQuery(uuid=uuid))
+        told = [word for event in page.events for word in words_of(event)]
+        for order in itertools.permutations(range(len(turns))):
+            copy = self.book.lives[uuid].copy()
+            allowed = [(turn, ask(copy, partial(models[turn], copy))) for turn in order]
+            fits = copy.told == told or copy.stage is Stage.GONE
+            if fits and all(said[turn][0] in answers for turn, answers in allowed):
                 self.book.lives[uuid] = copy
                 return
-        raise AssertionError(f"{deed} and {act} at once: {[answer for answer, _ in said]}")
+        raise AssertionError(f"at once, but in no order: {[answer for answer, _ in said]}")
 
     async def sweep(self) -> None:
-        again = self.lost.armed
-        await self.engine.sweep.once()
-        if again:
-            await self.engine.sweep.once()
+        for _ in range(MOST_SWEEPS):
+            if not await self.engine.sweep.once():
+                break
         for life in self.book.lives.values():
             life.sweep(self.now)
 
@@ -260,6 +296,15 @@ class Play:
         await self.engine.lanes.resume(lane)
         self.book.paused.discard(lane)
 
+    async def rotate(self, grace: int) -> None:
+        """A new key signs from now on. Both processes know; on its own the other one would hear
+        of it within a second."""
+        number = next(self.numbers)
+        kid, secret = f"k{number}", f"{number:064x}"
+        answer, _ = await answer_of(self.engine.keys.rotate(kid, secret, grace=Millis(grace)))
+        assert answer == self.book.ring.rotate(kid, grace, self.now)
+        await self.other.keys.kids()
+
     def fresh_id(self) -> UUID:
         return uuid5(NAMES, f"lease {next(self.numbers)}")
 
@@ -274,14 +319,14 @@ class Play:
         had its effect; it is repeated, unless its process died meanwhile."""
         armed = self.lost.armed
         try:
-            answer, outcome = await _answer(call())
+            answer, outcome = await answer_of(call())
         except Unavailable:
             assert armed, "a store that works is not available"
             model()
             if self.dying:
                 await self.crash()
                 return ("nobody heard it",)
-            answer, outcome = await _answer(call())
+            answer, outcome = await answer_of(call())
         allowed = model()
         assert answer in allowed, f"{answer}, but the model says {set(allowed)}"
         self._keep(outcome)
@@ -322,6 +367,18 @@ class Play:
         if isinstance(outcome, Claim):
             fence = Fence(outcome.lease.id, outcome.epoch, outcome.attempt)
             self.holdings.append(Holding(outcome, fence))
+        tickets: tuple[Ticket, ...] = ()
+        match outcome:
+            case SuspendAnswer(waitpoints=tickets):
+                pass
+            case Ticket():
+                tickets = (outcome,)
+            case _:
+                pass
+        for ticket in tickets:
+            if ticket.token is not None:
+                text = ticket.token.reveal()
+                assert self.book.tokens.setdefault(ticket.id, text) == text, "two tokens"
 
     async def _taken_as_core_says(
         self, before: dict[UUID, Snapshot], claims: Sequence[Claim]
@@ -352,91 +409,10 @@ async def _claim(engine: Engine, demand: Demand) -> list[Claim]:
     )
 
 
-async def _answer(call: Awaitable[object]) -> tuple[Answer, object]:
-    """What came of a call in the words of the model, and the thing itself."""
-    try:
-        outcome = await call
-    except Unavailable:
-        raise
-    except FlowFabricError as error:
-        return (type(error).__name__,), error
-    return (_name(outcome), *_figures(outcome)), outcome
+def _numbered() -> Callable[[], UUID]:
+    numbers = itertools.count(1)
+    return lambda: UUID(int=next(numbers))
 
 
-def _name(outcome: object) -> str:
-    return "Recorded" if outcome is None else type(outcome).__name__
-
-
-def _figures(outcome: object) -> Answer:
-    return tuple(getattr(outcome, member) for member in _FIGURES.get(type(outcome), ()))
-
-
-_FIGURES: dict[type, tuple[str, ...]] = {
-    Submitted: ("id", "state"),
-    Duplicate: ("id",),
-    Claim: ("epoch",),
-    Renewed: ("expires_at", "epoch"),
-    Revoked: ("epoch",),
-    RetryScheduled: ("delay_until", "next_attempt"),
-    Granted: ("expires_at",),
-    ReclaimCapExceeded: ("reclaims",),
-    Changed: ("priority",),
-    Replayed: ("state",),
-}
-"""What of an outcome must be right, apart from what it is."""
-
-
-def _submission(wish: Wish, id: ExecutionId) -> Submission:
-    return Submission(
-        kind=wish.kind,
-        id=id,
-        namespace=wish.namespace,
-        lane=wish.lane,
-        priority=wish.priority,
-        key=wish.key,
-        policy=_policy(wish),
-        delay_until=None if wish.delay_until is None else Millis(wish.delay_until),
-        deadline_at=None if wish.deadline_at is None else Millis(wish.deadline_at),
-    )
-
-
-def _policy(wish: Wish) -> dict[str, object] | None:
-    """The policy document of a wish, None when it asks for nothing special."""
-    if wish == Wish(
-        lane=wish.lane,
-        namespace=wish.namespace,
-        kind=wish.kind,
-        priority=wish.priority,
-        key=wish.key,
-        delay_until=wish.delay_until,
-        deadline_at=wish.deadline_at,
-        grace=wish.grace,
-    ):
-        return None
-    document: dict[str, object] = {
-        "max_reclaim_count": wish.reclaims,
-        "max_replay_count": wish.replays,
-        "dedup_window_ms": wish.window,
-        "routing_requirements": {"required_capabilities": sorted(wish.needs)},
-        "timeout_policy": _present(
-            attempt_timeout_ms=wish.timeout, execution_deadline_ms=wish.deadline_in
-        ),
-        "stream_policy": _present(retention_ttl_ms=wish.keep),
-    }
-    if wish.retries is not None:
-        backoff = {
-            "type": "exponential",
-            "initial_delay_ms": wish.retries.first,
-            "max_delay_ms": wish.retries.longest,
-            "multiplier": wish.retries.factor,
-        }
-        document["retry_policy"] = {
-            "max_retries": wish.retries.most,
-            "backoff": backoff,
-            "retryable_categories": sorted(wish.retries.only),
-        }
-    return document
-
-
-def _present(**members: object) -> dict[str, object]:
-    return {name: value for name, value in members.items() if value is not None}
+def _as_modelled(act: Act, lease_id: UUID, now: int, life: Life) -> Answers:
+    return act.model(life, lease_id, now)

@@ -6,8 +6,11 @@ longer ones.
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -40,8 +43,10 @@ class SqliteBench:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files = 0
+        self._reader: tuple[Path, sqlite3.Connection | None] = (folder, None)
 
     async def clean(self) -> None:
+        self.close()
         for file in self._folder.glob(f"{self._files}.db*"):
             file.unlink()
         self._files += 1
@@ -49,6 +54,24 @@ class SqliteBench:
     async def open(self, clock: Clock) -> Store:
         # Nobody pulls the plug here: without waiting for the disk it is several times faster.
         return await open_sqlite(str(self.path), clock=clock, inline=True, synchronous="NORMAL")
+
+    async def alarms(self) -> dict[UUID, int]:
+        rows = self._connection().execute("select id, at from deadline").fetchall()
+        return {UUID(bytes=id): at for id, at in rows}
+
+    def _connection(self) -> sqlite3.Connection:
+        known, connection = self._reader
+        if known != self.path or connection is None:
+            self.close()
+            connection = sqlite3.connect(self.path)
+            self._reader = (self.path, connection)
+        return connection
+
+    def close(self) -> None:
+        known, connection = self._reader
+        if connection is not None:
+            connection.close()
+        self._reader = (known, None)
 
     @property
     def path(self) -> Path:
@@ -69,6 +92,9 @@ class PostgresBench:
 
     async def open(self, clock: Clock) -> Store:
         return await open_store(self._url, clock=clock)
+
+    async def alarms(self) -> dict[UUID, int]:
+        return dict(self._admin.execute("select id, at from flowfabric.deadline").fetchall())
 
     def close(self) -> None:
         self._admin.close()
@@ -97,13 +123,11 @@ def play(bench: Bench, examples: int) -> None:
 
 @pytest.mark.timeout(600 if ASKED is None else 0)
 def test_the_machine_finds_nothing_on_sqlite(tmp_path: Path) -> None:
-    play(SqliteBench(tmp_path), USUAL["sqlite"])
+    with closing(SqliteBench(tmp_path)) as bench:
+        play(bench, USUAL["sqlite"])
 
 
 @pytest.mark.timeout(600 if ASKED is None else 0)
 def test_the_machine_finds_nothing_on_postgres(fresh_database: Callable[..., str]) -> None:
-    bench = PostgresBench(fresh_database())
-    try:
+    with closing(PostgresBench(fresh_database())) as bench:
         play(bench, USUAL["postgres"])
-    finally:
-        bench.close()

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,12 +12,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
-from flowfabric.core import attempt, control, gate
+from flowfabric.core import attempt, control, gate, signal, waking
 from flowfabric.core.change import Change
 from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Life, Next, Ready, Snapshot, Source, Waiting
+from flowfabric.core.execution import Life, Next, Ready, Snapshot, Source, Suspended, Waiting
 from flowfabric.core.lease import Owner, enter
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import NO_WAITS, Mark
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
 from tests.machine.machine import Machine
@@ -135,6 +137,15 @@ class SeesNothingDue(Fault):
         return []
 
 
+class HearsUnseen(Fault):
+    """Compares no version when a signal is written to the suspension it was decided on: two
+    halves of a condition do not see each other."""
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        found = await self.inner.load([_uuid(change) for change in changes if change.signals])
+        return await self.inner.apply([_renumbered(change, found) for change in changes])
+
+
 STORE_FAULTS: list[type[Fault]] = [
     EndsUnderAnyFence,
     ComparesNoVersion,
@@ -146,6 +157,7 @@ STORE_FAULTS: list[type[Fault]] = [
     ForgetsEvents,
     DropsWhatWaits,
     SeesNothingDue,
+    HearsUnseen,
 ]
 
 
@@ -172,7 +184,25 @@ def no_growth(snapshot: Snapshot | None, now: Millis) -> Change[object]:
     return replace(change, after=after)
 
 
+def no_marks(deliver: object, row: object, more: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    """A signal leaves nothing behind by which its repeat would be recognised."""
+    return more
+
+
+def no_second_look(snapshot: Snapshot | None, now: Millis, signal_id: UUID) -> Any:
+    """A timeout that ends the suspension without asking whether its time has come."""
+    if snapshot is not None and isinstance(snapshot.state, Suspended):
+        waits = snapshot.life.waits or NO_WAITS
+        assert waits.suspension is not None
+        arms = tuple(replace(arm, timeout_at=now) for arm in waits.suspension.arms)
+        early = replace(waits, suspension=replace(waits.suspension, arms=arms))
+        head = replace(snapshot.head, life=replace(snapshot.life, waits=early))
+        snapshot = replace(snapshot, head=head, state=replace(snapshot.state, due_at=now))
+    return honest_timeout(snapshot, now, signal_id)
+
+
 honest_replay = control.replay
+honest_timeout = waking.expire_suspension
 
 RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (attempt, "enter", no_fence),
@@ -180,6 +210,8 @@ RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (attempt, "_failed_by", no_repeat),
     (attempt, "_ended_by", no_repeat),
     (control, "replay", no_growth),
+    (signal._Deliver, "_marks", no_marks),
+    (waking, "expire_suspension", no_second_look),
 ]
 
 
@@ -204,7 +236,7 @@ def test_the_machine_finds_a_fault_of_a_rule(
 
 def assert_found(bench: SqliteBench) -> None:
     machine = type("FaultyMachine", (Machine,), {"bench": bench})
-    with pytest.raises((AssertionError, FlowFabricError)):
+    with closing(bench), pytest.raises((AssertionError, FlowFabricError)):
         run_state_machine_as_test(machine, settings=BUDGET)
 
 
@@ -229,6 +261,26 @@ def _onto(change: Change[object], found: dict[UUID, Snapshot]) -> Change[object]
     current = found.get(change.before.execution.uuid, change.before)
     head = replace(change.after.head, version=current.head.version + 1)
     return replace(change, before=current, after=replace(change.after, head=head))
+
+
+def _renumbered(change: Change[object], found: dict[UUID, Snapshot]) -> Change[object]:
+    """Onto the same suspension as it stands now, with the next free number, but with what had
+    been heard when the signal was decided."""
+    if not change.signals or change.before is None or change.after is None:
+        return change
+    current, waits = found[_uuid(change)], change.after.life.waits
+    if waits is None or current.life.waits is None or current.state != change.before.state:
+        return change
+    last = current.life.waits.signals
+    signals = tuple(
+        replace(heard, signal=replace(heard.signal, number=last + place))
+        for place, heard in enumerate(change.signals, start=1)
+    )
+    waits = replace(waits, signals=last + len(signals))
+    life = replace(change.after.life, waits=waits, priority=current.life.priority)
+    head = replace(current.head, version=current.head.version + 1, life=life)
+    after = replace(change.after, head=head)
+    return replace(change, before=current, after=after, signals=signals)
 
 
 def _current(renewal: Renewal, snapshot: Snapshot | None) -> Renewal:

@@ -26,6 +26,7 @@ class Stage(Enum):
     BLOCKED = "until somebody unblocks it"
     RUNNING = "somebody owns it"
     LOST = "its owner lost it"
+    SUSPENDED = "until the outside world has answered"
     ENDED = "for good, or until a replay"
     GONE = "deleted"
 
@@ -133,6 +134,12 @@ LEGAL: set[Row] = {
     *_runnable("eligible_now", "waiting_for_worker", *PENDING.values()),
     # S2, S11: delayed by the submitter or by the worker
     *_runnable("not_eligible_until_time", "waiting_for_delay", _FIRST, _INTERRUPTED),
+    # S8: suspended, or left to an operator; S10: resumed after a delay
+    *(
+        ("suspended", "unowned", "not_applicable", wait, "none", _INTERRUPTED)
+        for wait in ("waiting_for_signal", "paused_by_operator")
+    ),
+    *_runnable("not_eligible_until_time", "waiting_for_resume_delay", _INTERRUPTED),
     # S13: retry backoff
     *_runnable("not_eligible_until_time", "waiting_for_retry_backoff", _RETRY),
     # S4: admission blocks
@@ -150,4 +157,4 @@ LEGAL: set[Row] = {
     *_terminal("cancelled", _FIRST, _RETRY, _REPLAY),
     *_terminal("expired", _FIRST, _RETRY, _REPLAY),
 }
-"""The combinations of §2.3 an execution without suspensions and flows can be in."""
+"""The combinations of §2.3 an execution without flows can be in."""

@@ -1,0 +1,85 @@
+"""What an engine answers, in the words of the model."""
+
+import re
+from collections.abc import Awaitable
+
+from flowfabric.core.attempt import RetryScheduled
+from flowfabric.core.control import Changed, Replayed
+from flowfabric.core.errors import FlowFabricError, Unavailable
+from flowfabric.core.event import EventKind, StoredEvent
+from flowfabric.core.grant import Granted, ReclaimCapExceeded
+from flowfabric.core.keyring import Rotated
+from flowfabric.core.lease import Renewed, Revoked
+from flowfabric.core.signal import Accepted
+from flowfabric.core.submission import Duplicate, Submitted
+from flowfabric.core.vector import outcome_word
+from flowfabric.core.waitpoint import WaitpointsClosed
+from flowfabric.core.waking import Resumed, SuspensionExpired
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.suspensions import SuspendAnswer, Ticket
+from tests.machine.words import Answer
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+async def answer_of(call: Awaitable[object]) -> tuple[Answer, object]:
+    """What came of a call in the words of the model, and the thing itself."""
+    try:
+        outcome = await call
+    except Unavailable:
+        raise
+    except FlowFabricError as error:
+        return (type(error).__name__,), error
+    return (_name(outcome), *_figures(outcome)), outcome
+
+
+def _name(outcome: object) -> str:
+    return "Recorded" if outcome is None else type(outcome).__name__
+
+
+def _figures(outcome: object) -> Answer:
+    return tuple(getattr(outcome, member) for member in _FIGURES.get(type(outcome), ()))
+
+
+_FIGURES: dict[type, tuple[str, ...]] = {
+    Submitted: ("id", "state"),
+    Duplicate: ("id",),
+    Claim: ("epoch",),
+    Renewed: ("expires_at", "epoch"),
+    Revoked: ("epoch",),
+    RetryScheduled: ("delay_until", "next_attempt"),
+    Granted: ("expires_at",),
+    ReclaimCapExceeded: ("reclaims",),
+    Changed: ("priority",),
+    Replayed: ("state",),
+    SuspendAnswer: ("satisfied", "suspension"),
+    Ticket: ("id",),
+    Accepted: ("effect", "number"),
+    Resumed: ("state",),
+    SuspensionExpired: ("behaviour", "state"),
+    WaitpointsClosed: ("ids",),
+    Rotated: ("previous", "kid", "collected"),
+}
+"""What of an outcome must be right, apart from what it is."""
+
+
+def words_of(event: StoredEvent) -> list[str]:
+    """What an event tells; a token it may never tell."""
+    assert DIGEST.search(repr(event.detail)) is None, "an event tells a token"
+    end = event.completion
+    words = [event.lease, None if end is None else f"end:{outcome_word(end)}", event.operator]
+    return [*(word for word in words if word is not None), *_about_waiting(event)]
+
+
+def _about_waiting(event: StoredEvent) -> list[str]:
+    match event.kind:
+        case EventKind.SUSPENDED:
+            return ["suspended"]
+        case EventKind.SIGNALLED:
+            return [f"signal:{(event.detail or {}).get('effect')}"]
+        case EventKind.WOKEN:
+            return [f"woken:{event.reason}"]
+        case EventKind.ESCALATED:
+            return ["woken:escalated"]
+        case _:
+            return []
