@@ -179,14 +179,15 @@ where e.flow = $1 and s.flags & 4 <> 0
 group by s.place, s.cell, s.blocked
 
 -- name: trimmable_members
--- Members that may go, of flows that ended before; both locked, so that no replay takes a member
--- back and no flow is begun again meanwhile.
+-- Members that may go, of flows that ended before and that no replay (a chore of kind 2) has begun
+-- again since. Both are locked, so that neither happens meanwhile.
 select d.id
 from {schema}.flow f
 join {schema}.execution e on e.flow = f.id
 join {schema}.done d on d.id = e.id
 where f.ended_at <= $1 and d.flags & 4 <> 0
     and ((d.trim_at is null and d.ended_at <= $1) or d.trim_at <= $2)
+    and not exists (select from {schema}.chore c where c.flow = f.id and c.kind = 2)
 limit $3
 for update of d skip locked
 for share of f skip locked

@@ -160,13 +160,15 @@ where e.flow = :flow and s.flags & 4
 group by 1
 
 -- name: trimmable_members
--- Members that may go, of flows that ended before. A replay may have taken a member back since.
+-- Members that may go, of flows that ended before and that no replay (a chore of kind 2) has begun
+-- again since.
 select d.id
 from flow as f indexed by flow_ended_at
 cross join execution as e indexed by execution_flow on e.flow = f.id
 cross join done as d on d.id = e.id
 where f.ended_at <= :ended_before and d.flags & 4
     and ((d.trim_at is null and d.ended_at <= :ended_before) or d.trim_at <= :now)
+    and not exists (select 1 from chore as c where c.flow = f.id and c.kind = 2)
 limit :limit
 
 -- name: trimmed_edges
