@@ -151,19 +151,12 @@ class Settler(Noun):
         if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY:
             return
         reason, pending = flow.cancel.reason, flow.cancel.policy is CancelPolicy.PENDING
-        after: UUID | None = None
-        while page := await self._parts.store.members(
-            flow.id, after=after, limit=PAGE, living=True
-        ):
+        async for page in self._living(flow):
             wanted = [each for each in page if not (pending and each.attempts_made)]
             await self._all([_cancelling(each.execution.uuid, reason) for each in wanted])
-            after = page[-1].execution.uuid
 
     async def _release(self, flow: Flow) -> None:
-        after: UUID | None = None
-        while page := await self._parts.store.members(
-            flow.id, after=after, limit=PAGE, living=True
-        ):
+        async for page in self._living(flow):
             held = [each.execution.uuid for each in page if each.life.unsealed]
             await self._all([Decision(uuid, membership.release) for uuid in held])
 
