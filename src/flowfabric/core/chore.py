@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.execution import Ended, Flags, Snapshot
+from flowfabric.core.execution import Ended, Flags, Snapshot, Source
 from flowfabric.core.outcome import Outcome
 
 SIBLING = "sibling_"
@@ -60,4 +60,6 @@ def chore_of(before: Snapshot | None, after: Snapshot | None) -> Chore | None:
 
 def is_spared(snapshot: Snapshot) -> bool:
     """Whether an ending is the doing of a join that had enough, and so no failure."""
-    return (snapshot.life.cancel_reason or "").startswith(SIBLING)
+    life = snapshot.life
+    by_join = life.cancelled_by == Source.FLOW_CASCADE
+    return by_join and (life.cancel_reason or "").startswith(SIBLING)

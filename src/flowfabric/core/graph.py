@@ -155,10 +155,15 @@ def _check_link(link: Link, keys: set[str]) -> None:
     for key in (link.upstream, link.downstream):
         if key not in keys:
             raise NotInFlow(f"{key!r} is no member of the flow")
-    if link.on not in list(On):
-        raise InvalidGraph(f"{link.on!r} is none of {', '.join(On)}")
-    if link.input is not None:
-        check_text(link.input, "input", limit=MAX_REASON)
+    check_on(link.on, link.input)
+
+
+def check_on(on: object, input: object) -> None:
+    """What an edge asks of its upstream, and under which name it passes the result."""
+    if not isinstance(on, str) or on not in list(On):
+        raise InvalidGraph(f"{on!r} is none of {', '.join(On)}")
+    if input is not None:
+        check_text(input, "input", limit=MAX_REASON)
 
 
 def _check_acyclic(graph: Graph) -> None:
@@ -181,12 +186,15 @@ def _check_acyclic(graph: Graph) -> None:
 
 def _cycle(stuck: list[str], links: tuple[Link, ...]) -> list[str]:
     """One cycle among members that wait for each other, for people to read."""
-    before = {link.downstream: link.upstream for link in links if link.upstream in set(stuck)}
-    path, key = [], next(key for key in stuck if key in before)
+    among = set(stuck)
+    before = {link.downstream: link.upstream for link in links if link.upstream in among}
+    path: dict[str, None] = {}
+    key = next(key for key in stuck if key in before)
     while key not in path:
-        path.append(key)
+        path[key] = None
         key = before[key]
-    return [*reversed(path[path.index(key) :]), path[-1]] if path[-1] != key else [key, key]
+    walked = list(path)
+    return [*reversed(walked[walked.index(key) :]), walked[-1]]
 
 
 def _create(flow: UUID, node: Node, incoming: list[Link], id: ExecutionId, now: Millis) -> Creation:

@@ -134,8 +134,9 @@ def count(join: Join, on: On, outcome: Outcome) -> Join:
 
 
 def evaluate(join: Join, now: Millis) -> Join:
-    """The join, fired if that is decided now. One that has fired stays as it is."""
-    if join.state is not JoinState.PENDING:
+    """The join, fired if that is decided now. One that has fired stays as it is, and one that
+    asks for more edges than it has waits for them."""
+    if join.state is not JoinState.PENDING or join.n < join.needed:
         return join
     if join.succeeded >= join.needed:
         return replace(join, state=JoinState.SATISFIED, fired_at=now)

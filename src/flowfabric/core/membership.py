@@ -10,11 +10,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change, unchanged
-from flowfabric.core.errors import FlowConflict, Invalid, InvalidGraph, NotFound, NotInFlow
+from flowfabric.core.check import check_kind_of
+from flowfabric.core.errors import (
+    FlowConflict,
+    Invalid,
+    InvalidGraph,
+    NotFound,
+    NotInFlow,
+    SelfEdge,
+)
 from flowfabric.core.execution import Ended, Flags, Ready, Snapshot, Waiting
 from flowfabric.core.flow import Flow, FlowChange, FlowState, changed, counted_as, open_flow
 from flowfabric.core.gate import admit
-from flowfabric.core.graph import check_policy
+from flowfabric.core.graph import check_on, check_policy
 from flowfabric.core.ids import ExecutionId, flow_partition
 from flowfabric.core.join import Edge, Join, JoinPolicy, JoinState, count, evaluate
 from flowfabric.core.settling import Settled, Settlement, join_changed
@@ -84,7 +92,7 @@ def join(
     if isinstance(snapshot.state, Ended):
         name = counted_as(snapshot)
         ended[name] = ended.get(name, 0) + 1
-    after = snapshot.to(snapshot.state, flags=snapshot.head.flags | Flags.FLOW)
+    after = _welcomed(flow, snapshot, now)
     grown = changed(flow, now, nodes=flow.nodes + 1, revision=flow.revision + 1, ended=ended)
     # Counted here: `chore_of` sees no ending in a change that only sets the flag.
     return FlowChange(flow, grown, changes=(Change(None, snapshot, after),))
@@ -101,7 +109,8 @@ def stage(
     if upstream is None or downstream is None:
         raise NotInFlow("both ends of an edge are members of the flow")
     grown = changed(flow, now, edges=flow.edges + 1, revision=flow.revision + 1)
-    change = _gated(downstream, edge, upstream, now)
+    change = _gated(_holding(flow, downstream), edge, upstream, now)
+    change = replace(change, before=downstream)
     return FlowChange(flow, grown, edges=(edge,), changes=(change,), guards=(upstream,))
 
 
@@ -118,8 +127,10 @@ def set_policy(
     if join is not None and join.n:
         raise InvalidGraph("edge_group_policy_already_fixed: the first edge is there")
     check_policy(policy, 2**31, str(downstream.execution.id))
-    life = replace(downstream.life, join=Join(policy=policy))
-    after = downstream.to(downstream.state, life=life)
+    new = Join(policy=policy)
+    if not downstream.life.unsealed:
+        new = evaluate(new, now)  # it waits for nobody yet
+    after = downstream.to(downstream.state, life=replace(downstream.life, join=new))
     return FlowChange(flow, changed(flow, now), changes=(Change(None, downstream, after),))
 
 
@@ -148,6 +159,35 @@ def release(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
 
 def sealed(flow: Flow, now: Millis) -> Flow:
     return changed(replace(flow, state=FlowState.RUNNING), now)
+
+
+def check_edge(edge: object) -> Edge:
+    """The edge if it can be staged, as far as it can be told without the flow."""
+    found = check_kind_of(edge, Edge, "edge")
+    for id in (found.id, found.flow, found.upstream, found.downstream):
+        check_kind_of(id, UUID, "an id of an edge")
+    if found.upstream == found.downstream:
+        raise SelfEdge("an execution cannot wait for itself")
+    check_on(found.on, found.input)
+    return found
+
+
+def _welcomed(flow: Flow, snapshot: Snapshot, now: Millis) -> Snapshot:
+    """One that is held for a flow that was sealed meanwhile is let go by joining it."""
+    life, state = snapshot.life, snapshot.state
+    if flow.state is not FlowState.OPEN and life.unsealed:
+        life = replace(life, unsealed=False)
+        if isinstance(state, Waiting):
+            state = admit(life, state.next, now)
+    return snapshot.to(state, life=life, flags=snapshot.head.flags | Flags.FLOW)
+
+
+def _holding(flow: Flow, downstream: Snapshot) -> Snapshot:
+    """Only sealed joins are judged: whoever waits for somebody also waits for the seal."""
+    if flow.state is not FlowState.OPEN or isinstance(downstream.state, Ended):
+        return downstream
+    life = replace(downstream.life, unsealed=True)
+    return replace(downstream, head=replace(downstream.head, life=life))
 
 
 def _gated(downstream: Snapshot, edge: Edge, upstream: Snapshot, now: Millis) -> "Change[Settled]":

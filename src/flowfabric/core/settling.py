@@ -73,9 +73,8 @@ def join_changed(snapshot: Snapshot, join: Join, now: Millis) -> "Change[Settled
     before = snapshot.life.join
     life = replace(snapshot.life, join=join)
     answer = Settled(join.succeeded + join.failed + join.skipped, join)
-    fired = join.state is not JoinState.PENDING and (
-        before is None or before.state is JoinState.PENDING
-    )
+    open = before is None or not before.n or before.state is JoinState.PENDING
+    fired = open and join.state is not JoinState.PENDING
     if isinstance(snapshot.state, Ended) or not fired:
         return Change(answer, snapshot, snapshot.to(snapshot.state, life=life))
     if join.state is JoinState.IMPOSSIBLE:

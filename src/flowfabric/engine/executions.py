@@ -82,11 +82,15 @@ class Executions(Noun):
             lambda held, now: control.change_priority(held, now, priority, anywhere=anywhere),
         )
 
+    async def put(self, creation: Creation) -> Submitted | Duplicate:
+        """Writes a checked submission."""
+        return await self._creations.put(creation)
+
     async def put_all(self, creations: Sequence[Creation]) -> None:
         """Writes checked submissions with ids of their own; those that are there stay."""
         for start in range(0, len(creations), _CHUNK):
             chunk = creations[start : start + _CHUNK]
-            await asyncio.gather(*(self._creations.put(creation) for creation in chunk))
+            await asyncio.gather(*(self.put(creation) for creation in chunk))
 
     async def replay(self, id: str) -> Replayed:
         """Runs an ended execution again as a new attempt. A member of a flow that was skipped

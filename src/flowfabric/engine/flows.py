@@ -21,7 +21,6 @@ from flowfabric.core.errors import (
     Invalid,
     NotFound,
     RetryExhausted,
-    SelfEdge,
     StaleRevision,
 )
 from flowfabric.core.event import EventKind
@@ -42,7 +41,7 @@ from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.join import Edge, JoinPolicy
 from flowfabric.core.lease import AlreadySatisfied
 from flowfabric.core.membership import Added, AlreadyMember, AlreadyStaged, Staged
-from flowfabric.core.submission import Submission, create
+from flowfabric.core.submission import Submission, Submitted, create
 from flowfabric.core.text import MAX_REASON, check_kind, check_namespace, check_tags, check_text
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
@@ -142,20 +141,27 @@ class Flows(Noun):
         created = await self._lay(flow, laid)
         await self._executions.put_all(laid.rest)
         await self._executions.put_all(laid.roots)
-        if not created:
-            await self._settler.settle(flow.id)  # of a flow that was cancelled meanwhile
+        found = (await self._parts.store.flows([flow.id])).get(flow.id)
+        if found is not None and found.cancel is not None:
+            await self._settler.cancel_members(found)  # those that came after the cancel
         return Declared(new.id, laid.ids, created)
 
     async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
-        """A new execution as a member; held until the flow is sealed, if it is not yet."""
+        """A new execution as a member; held until the flow is sealed, if it is not yet. With a
+        known key it is the one that was added before."""
         key = parse_uuid(flow, "flow")
         wanted = check_kind_of(submission, Submission, "submission")
         found = open_flow((await self._parts.store.flows([key])).get(key), key)
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
         if found.state is FlowState.OPEN:
             creation = membership.held(creation)
-        await self._executions.put_all((creation,))
-        return await self.join(key, creation.snapshot.execution.id)
+        made = await self._executions.put(creation)
+        try:
+            return await self.join(key, made.id)
+        except FlowTerminal:
+            if isinstance(made, Submitted):  # nobody else will ever let it go
+                await self._executions.cancel(made.id, reason="flow_terminal")
+            raise
 
     async def join(self, flow: UUID, id: str) -> Added | AlreadyMember:
         """An execution that was made for this flow becomes a member, whatever it is doing."""
@@ -181,9 +187,7 @@ class Flows(Noun):
     ) -> Staged | AlreadyStaged:
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
         the graph has changed since."""
-        wanted = replace(check_kind_of(edge, Edge, "edge"), created_at=self._now())
-        if wanted.upstream == wanted.downstream:
-            raise SelfEdge("an execution cannot wait for itself")
+        wanted = replace(membership.check_edge(edge), created_at=self._now())
         answer: list[Staged | AlreadyStaged] = []
 
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
@@ -226,14 +230,14 @@ class Flows(Noun):
         """The graph is complete: members are let go as their joins allow. False when it was sealed
         before."""
         key = parse_uuid(flow, "flow")
-        async for page in self._members(key):
-            for member in page:
-                membership.check_seal(member)
 
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
             open = open_flow(found, key)
             if open.state is FlowState.RUNNING:
                 return None
+            async for page in self._members(key):
+                for member in page:
+                    membership.check_seal(member)
             after = membership.sealed(open, now)
             chore = Chore(key, key, after.version, ChoreKind.RELEASE)
             return FlowChange(open, after, owed=(chore,))
@@ -257,19 +261,15 @@ class Flows(Noun):
         whatever becomes of those it has. Without `wait` members are cancelled in the background;
         with a `timeout` TimeoutError is raised when they are not after so many seconds, and the
         background finishes it. Cancelling again gives the first call's policy and reason."""
+        span = None if timeout is None else check_seconds(timeout, "timeout")
         header = await self.cancel_header(flow, reason=reason, policy=policy)
         if header.policy is CancelPolicy.FLOW_ONLY:
             return header
         if not wait:
             self._settler.kick([header.id])
             return replace(header, scheduled=bool(header.remaining))
-        span = None if timeout is None else check_seconds(timeout, "timeout")
-        found = known((await self._parts.store.flows([header.id])).get(header.id), header.id)
-        work = asyncio.ensure_future(self._settler.cancel_members(found))
-        try:
-            await asyncio.wait_for(asyncio.shield(work), span)
-        finally:
-            self._settler.kick([header.id])  # what is left: edges, counts, and whoever resisted
+        async with asyncio.timeout(span):
+            await self._settler.finish(header.id)
         return replace(header, remaining=await self._owed(header))
 
     async def cancel_header(
@@ -341,7 +341,8 @@ class Flows(Noun):
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
             if found is None:
                 return FlowChange(None, flow, edges=pages[0])
-            if found.graph != flow.graph or found.kind != flow.kind:
+            same = (flow.graph, flow.kind, flow.namespace)
+            if (found.graph, found.kind, found.namespace) != same:
                 raise FlowConflict(f"flow {flow.id} was declared with another graph")
             return None
 
