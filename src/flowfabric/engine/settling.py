@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from flowfabric.core import control, membership
 from flowfabric.core import settling as rules
-from flowfabric.core.change import Change
+from flowfabric.core.change import Change, unchanged
 from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import FlowFabricError, LeaseLost, NotFound, NotSignalable
 from flowfabric.core.execution import Outcome, Snapshot, Source
@@ -56,6 +56,12 @@ class Settler(Noun):
             else:
                 task = asyncio.create_task(self._run(flow), name="flowfabric-settle")
                 self._tasks[flow] = task
+
+    async def finish(self, flow: UUID) -> None:
+        """Settles a flow in the background and waits for that; trouble is left to the sweep."""
+        self.kick([flow])
+        while task := self._tasks.get(flow):
+            await asyncio.wait([task])
 
     async def drain(self) -> None:
         while self._tasks:
@@ -150,10 +156,10 @@ class Settler(Noun):
         """Cancels the members a cancelled flow takes along."""
         if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY:
             return
-        reason, pending = flow.cancel.reason, flow.cancel.policy is CancelPolicy.PENDING
+        pending = flow.cancel.policy is CancelPolicy.PENDING
+        rule = partial(_cancel_pending if pending else _cancel, flow.cancel.reason)
         async for page in self._living(flow):
-            wanted = [each for each in page if not (pending and each.attempts_made)]
-            await self._all([_cancelling(each.execution.uuid, reason) for each in wanted])
+            await self._all([Decision(each.execution.uuid, rule) for each in page])
 
     async def _release(self, flow: Flow) -> None:
         async for page in self._living(flow):
@@ -215,3 +221,12 @@ def _cancelling(uuid: UUID, reason: str) -> Decision:
 
 def _cancel(reason: str, snapshot: Snapshot | None, now: Millis) -> Change[control.Cancelled]:
     return control.cancel(snapshot, CASCADE, now, reason)
+
+
+def _cancel_pending(
+    reason: str, snapshot: Snapshot | None, now: Millis
+) -> Change[control.Cancelled]:
+    """Only one that never started, looked at when it is decided."""
+    if snapshot is not None and snapshot.attempts_made:
+        return unchanged(control.Cancelled(snapshot.execution.id))
+    return _cancel(reason, snapshot, now)

@@ -1,0 +1,140 @@
+"""Cancelling flows when processes die or get in each other's way: no member is lost. I-19."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flowfabric.core.errors import RetryExhausted, Unavailable
+from flowfabric.core.flow import CancelPolicy, FlowState
+from flowfabric.core.outcome import Outcome
+from flowfabric.core.vector import PublicState
+from tests.flow_lab import Drawn, declare, draw, failing, fresh
+from tests.lab import Lab
+
+CANCELLED = PublicState.CANCELLED
+POLICIES = list(CancelPolicy)
+
+
+# -- the header alone, and crashes
+
+
+async def test_the_header_alone_is_finished_by_the_sweep(lab: Lab) -> None:
+    """I-19, E-T196: the process died right after the commit"""
+    drawn = await declare(lab, "a>b")
+    header = await lab.engine.flows.cancel_header(drawn.id, reason="enough")
+    assert (header.policy, header.reason, header.scheduled) == (CancelPolicy.ALL, "enough", False)
+    assert set(header.remaining) == set(drawn.members.values())
+    assert await drawn.state() is FlowState.CANCELLED
+    assert await drawn.states() == {
+        "a": PublicState.WAITING,
+        "b": PublicState.WAITING_CHILDREN,
+    }
+    await lab.pass_time(1)
+    assert set((await drawn.states()).values()) == {CANCELLED}
+    assert await drawn.endings() == {"a": [Outcome.CANCELLED], "b": [Outcome.CANCELLED]}
+    assert (await drawn.check()).ended == {"cancelled": 2}
+
+
+async def test_another_process_finishes_what_a_header_owes(lab: Lab, second_lab: Lab) -> None:
+    """I-19"""
+    drawn = await declare(lab, "a>b>c")
+    await lab.engine.flows.cancel_header(drawn.id)
+    await second_lab.engine.sweep.once()
+    assert (await drawn.check()).ended == {"cancelled": 3}
+
+
+@pytest.mark.parametrize("survives", range(6))
+async def test_a_crash_in_the_middle_loses_no_member(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, survives: int
+) -> None:
+    """I-19, C-T69: the store goes away after some writes; the sweep finishes it"""
+    drawn = await declare(lab, "a>b>c", "d")
+    monkeypatch.setattr("flowfabric.engine.settling.PAGE", 1)
+    await lab.engine.flows.cancel_header(drawn.id, reason="enough")
+    left = [survives]
+    with monkeypatch.context() as cut:
+        for name in ("apply", "apply_flow"):
+            cut.setattr(lab.engine.store, name, failing(getattr(lab.engine.store, name), left))
+        await lab.engine.sweep.once()
+        await lab.engine._settler.drain()
+    await lab.engine.sweep.once()
+    assert (await drawn.check()).ended == {"cancelled": 4}
+    assert await drawn.endings() == {name: [Outcome.CANCELLED] for name in "abcd"}
+
+
+async def test_two_processes_cancel_at_the_same_time(lab: Lab, second_lab: Lab) -> None:
+    """I-21, I-22: one of them decides policy and reason; every ending is told once"""
+    drawn = await declare(lab, *(f"a>m{n}>z" for n in range(30)))
+    one, two = await asyncio.gather(
+        lab.engine.flows.cancel(drawn.id, reason="one"),
+        second_lab.engine.flows.cancel(drawn.id, reason="two"),
+    )
+    assert (one.policy, one.reason) == (two.policy, two.reason)
+    await second_lab.engine.sweep.once()
+    assert (await drawn.check()).ended == {"cancelled": 32}
+    assert await drawn.endings() == {name: [Outcome.CANCELLED] for name in drawn.members}
+
+
+async def test_a_header_that_always_loses_gives_up(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-T72"""
+    drawn = await declare(lab, "a")
+
+    async def lost(*args: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(lab.engine.store, "apply_flow", lost)
+    with pytest.raises(RetryExhausted):
+        await lab.engine.flows.cancel(drawn.id)
+    assert await drawn.state() is FlowState.RUNNING
+
+
+# -- members that come while a flow is cancelled
+
+
+@pytest.mark.parametrize("after", ["flow", "rest"])
+async def test_members_that_arrive_in_a_cancelled_flow_are_cancelled(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """I-19: the declaration was under way when somebody cancelled"""
+    flow, graph = fresh(lab), draw("a>b>c", "d")
+    executions = lab.engine.flows._executions
+    honest, calls = executions.put_all, []
+
+    async def put_all(creations: Any) -> None:
+        calls.append(len(creations))
+        if len(calls) == (1 if after == "flow" else 2):
+            await lab.engine.flows.cancel(flow, reason="enough")
+        await honest(creations)
+
+    monkeypatch.setattr(executions, "put_all", put_all)
+    declared = await lab.engine.flows.declare("nightly", graph, id=flow)
+    drawn = Drawn(lab, flow, declared.members)
+    assert (await drawn.check()).ended == {"cancelled": 4}
+    assert await drawn.endings() == {name: [Outcome.CANCELLED] for name in "abcd"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_declaration_that_was_interrupted_is_finished_in_a_cancelled_flow(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, policy: CancelPolicy
+) -> None:
+    """Declared again after the cancel: nobody runs that should not, and the flow comes to its
+    end"""
+    flow, graph = fresh(lab), draw("a>b")
+    executions = lab.engine.flows._executions
+    with monkeypatch.context() as cut:
+        cut.setattr(executions, "put_all", failing(executions.put_all, [1]))
+        with pytest.raises(Unavailable):
+            await lab.engine.flows.declare("nightly", graph, id=flow)
+    await lab.engine.flows.cancel(flow, policy=policy)
+    declared = await lab.engine.flows.declare("nightly", graph, id=flow)
+    assert not declared.created
+    drawn = Drawn(lab, flow, declared.members)
+    if policy is CancelPolicy.FLOW_ONLY:
+        await drawn.complete("a")
+        await drawn.complete("b")
+    flow_now = await drawn.check()
+    assert flow_now.ended_at is not None
+    assert flow_now.state is FlowState.CANCELLED
