@@ -207,7 +207,7 @@ async def test_members_are_counted_in_every_state(bench: Bench) -> None:
         if outcome == "suspended":
             await bench.write(suspension(held, bench.now))
     (
-        waiting,
+        _,
         delayed,
         depending,
         blocked,

@@ -2,7 +2,8 @@
 
 -- name: recalled
 -- Everything rules asked for in one round trip; a kind nobody asked for is an empty array. The
--- offsets keep a plan that was made while a table was empty from reading all of it for each key.
+-- offsets keep a plan that was made while a table was empty from reading all of it for each key, and
+-- so does the order of edges, which only one index has.
 select 1 as kind, w.id, null::bytea as mark, null::bigint as until, null::uuid as suspension, w.doc
 from unnest($1::uuid[], $2::uuid[]) as a (id, waitpoint)
 cross join lateral (
@@ -38,7 +39,8 @@ cross join lateral (
 ) m
 cross join lateral (
     select t.outcome, t.doc from {schema}.edge t
-    where t.flow = m.flow and t.downstream = a.id offset 0
+    where t.flow = m.flow and t.downstream >= a.id and t.downstream <= a.id
+    order by t.downstream, t.id offset 0
 ) e
 
 -- name: signals_of

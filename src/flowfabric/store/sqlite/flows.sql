@@ -63,9 +63,10 @@ where flow = ? and id > ? and (? = 0 or outcome is null)
 order by id limit ?
 
 -- name: edges_by_id
+-- The plus keeps the planner from reading the whole flow.
 with given (id) as (values (?))
 select doc, outcome from edge
-where id in (select id from given) and flow = ? and id > ? and (? = 0 or outcome is null)
+where id in (select id from given) and flow = ? and +id > ? and (? = 0 or outcome is null)
 order by id limit ?
 
 -- name: edges_out

@@ -34,15 +34,15 @@ create table {schema}.edge (
     downstream uuid not null,
     outcome smallint,
     doc bytea not null,
-    constraint edge_pkey primary key (flow, id),
     constraint edge_outcome check (outcome between 0 and 4)
 );
 
--- Of indexes that look equally good while the table is empty the planner takes the newest: these
--- are better than the key for what they are made for, and of no use for what the key is for.
 create index edge_downstream on {schema}.edge (flow, downstream, id);
 create index edge_upstream on {schema}.edge (flow, upstream, id);
 create index edge_unsettled on {schema}.edge (flow, upstream, id) where outcome is null;
+-- Of indexes that look equally good, as they do while the table is empty, the planner takes the
+-- newest: for an id that is the only good one.
+alter table {schema}.edge add constraint edge_pkey primary key (flow, id);
 
 -- What is owed to a flow: written with the change that causes it, and soon deleted.
 create table {schema}.chore (
