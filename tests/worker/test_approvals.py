@@ -150,10 +150,10 @@ async def test_what_each_one_said_is_kept(bench: Bench) -> None:
     await bench.work()
     await bench.fabric.approve(run, "deploy", approver="ada", comment="fine by me")
     await bench.fabric.approve(run, "deploy", approver="bob")
-    token = await bench.fabric.waitpoint_token(run, "deploy")
     id = f"{run.id}/{(await bench.fabric.waitpoints(run))[0].id}"
-    await bench.fabric.signal(id, "approved", {"why": "odd"}, token=token, source="eve")
-    await bench.fabric.signal(id, "approved", token=token, source="kim")
+    for who, said in (("eve", {"why": "odd"}), ("kim", None)):
+        token = await bench.fabric.waitpoint_token(run, "deploy", approver=who)
+        await bench.fabric.signal(id, "approved", said, token=token)
     await bench.work()
     assert await run.result() == ["fine by me", "", '{"why":"odd"}', ""]
 
@@ -375,13 +375,14 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
     await fabric.revoke_tokens(run, "deploy", token=gone)
     with pytest.raises(TokenRevoked):
         await fabric.approve(id, token=gone)
-    await fabric.approve(id, token=one, approver="kim")
+    await fabric.approve(id, token=one)
     with pytest.raises(TokenUsed):
-        await fabric.approve(id, token=one, approver="lee")
-    await fabric.approve(id, token=open_one, approver="lee")
+        await fabric.approve(id, token=one)
+    for claimed in ("kim", "lee"):
+        assert (await fabric.approve(id, token=open_one, approver=claimed)).duplicate
     await fabric.revoke_tokens(run)
     with pytest.raises(TokenRevoked):
-        await fabric.approve(id, token=open_one, approver="max")
+        await fabric.approve(id, token=open_one)
     with pytest.raises(InvalidToken):
         await fabric.approve(f"{run.id}/{run.id.uuid}", token=open_one)
     with pytest.raises(Invalid, match="only a bound token"):
@@ -437,8 +438,10 @@ async def test_a_token_for_a_stranger_is_refused(bench: Bench) -> None:
     @bench.fabric.task()
     async def deploy(ctx: Context) -> str:
         asked = await ctx.request_approval("deploy", approvers=THREE)
-        with pytest.raises(Invalid, match="'mallory' is not one of the approvers"):
+        with pytest.raises(Invalid, match="one of the approvers, 'mallory' is none"):
             await asked.token("mallory")
+        with pytest.raises(Invalid, match="one of the approvers, nobody is none"):
+            await asked.token()
         with pytest.raises(Invalid, match="timeout"):
             await asked.token("ada", expires="soon")
         return "refused"

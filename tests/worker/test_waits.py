@@ -14,7 +14,7 @@ from flowfabric import (
     SyncContext,
     WaitTimeout,
 )
-from tests.worker.bench import AGAIN, Bench, Log, until, working
+from tests.worker.bench import AGAIN, Bench, Log, Wire, until, working
 
 HOUR = 3_600_000
 
@@ -227,6 +227,19 @@ async def test_a_signal_can_let_the_run_go_on_later(bench: Bench) -> None:
     await bench.pass_time(HOUR)
     await bench.work()
     assert await run.result() == 1
+
+
+async def test_what_was_heard_is_read_once_under_a_lease(bench: Bench, wire: Wire) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        return [await ctx.wait_for_signal("go") for _ in range(5)]
+
+    run = await job.submit()
+    for number in range(5):
+        await bench.fabric.signal(run, "go", number)
+    await bench.work()
+    assert await run.result() == list(range(5))
+    assert wire.made["signals"] == 5
 
 
 # -- any and all

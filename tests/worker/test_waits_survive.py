@@ -287,12 +287,7 @@ async def test_a_replay_of_a_completed_run_waits_anew(bench: Bench) -> None:
     assert len(set(tokens)) == 2
 
 
-REOPENED = "core.suspend opens a known waitpoint again without knowing what was used up"
-
-
-@pytest.mark.parametrize(
-    "beside", [False, pytest.param(True, marks=pytest.mark.xfail(reason=REOPENED))]
-)
+@pytest.mark.parametrize("beside", [False, True])
 async def test_a_replay_does_not_hear_again_what_was_used_up(bench: Bench, beside: bool) -> None:
     @bench.fabric.task()
     async def job(ctx: Context, fail: bool) -> list[Any]:
@@ -318,7 +313,24 @@ async def test_a_replay_does_not_hear_again_what_was_used_up(bench: Bench, besid
     assert await run.result() == ["first", "second"]
 
 
-@pytest.mark.xfail(reason="what was decided before the end is neither heard again nor asked again")
+async def test_a_replay_finds_what_was_sent_and_not_used(bench: Bench, log: Log) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        first = await ctx.wait_for_signal("go")
+        if not log:
+            raise ValueError(log.note("broken"))
+        return [first, await ctx.wait_for_signal("go")]
+
+    run = await job.submit()
+    await bench.fabric.signal(run, "go", "used")
+    await bench.fabric.signal(run, "go", "unused")
+    await bench.work()
+    await run.replay()
+    await bench.work()
+    assert await run.state() is PublicState.COMPLETED
+    assert await run.result() == ["used", "unused"]
+
+
 async def test_a_run_that_was_cancelled_while_it_waited_can_be_replayed(bench: Bench) -> None:
     fabric = bench.fabric
 

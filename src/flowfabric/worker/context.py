@@ -34,6 +34,7 @@ from flowfabric.worker.sync_waits import SyncWaits
 from flowfabric.worker.task import Call, Task
 from flowfabric.worker.threads import Threads
 from flowfabric.worker.transactions import Completion
+from flowfabric.worker.waits import Heard
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,9 +75,12 @@ class Context(Subflows):
         on_completed: Callable[[], None] = lambda: None,
         *,
         again: bool = False,
+        heard: Heard | None = None,
     ) -> None:
-        """`again` says that the handler ran before under the same lease."""
+        """`again` says that the handler ran before under the same lease, `heard` is what its waits
+        heard then."""
         self._again = again
+        self._heard = {} if heard is None else heard
         self._engine = engine
         self._claim = claim
         self._threads = threads

@@ -38,6 +38,7 @@ from flowfabric.worker.report import (
 from flowfabric.worker.steps import current_context
 from flowfabric.worker.task import Mode, Task
 from flowfabric.worker.threads import Threads
+from flowfabric.worker.waits import Heard
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -57,6 +58,7 @@ class Active:
         self.handling = False
         self.stopped = ""
         self.again = False
+        self.heard: Heard = {}
         self.payload = claim.payload
         self.raised: BaseException | None = None
         self.completed = False
@@ -161,7 +163,12 @@ class Executor:
             return failing(claim, str(error))
         if handler.mode is not Mode.PROCESS:
             active.context = Context(
-                self._engine, claim, self._steps, active.complete, again=active.again
+                self._engine,
+                claim,
+                self._steps,
+                active.complete,
+                again=active.again,
+                heard=active.heard,
             )
         result = await self._timed(active, handler, args, kwargs)
         if active.context is not None:

@@ -47,6 +47,9 @@ APPROVED = "approved"
 REJECTED = "rejected"
 DECISIONS = (APPROVED, REJECTED)
 
+Heard = dict[UUID, list[Signal]]
+"""The signals that ended waits, by suspension. They do not change any more."""
+
 _LASTING = ResumePolicy(close_waitpoint_on_resume=False)
 
 
@@ -145,11 +148,13 @@ class Approval:
         return f"Approval({self._ask.name!r}, {self.id})"
 
     async def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
-        """A token for one approver and one use; without an approver one for whoever has it. The
-        same every time, so it can be asked for again when the handler runs again."""
+        """A token for one approver and one use; where no approvers are named also one for whoever
+        has it, who all count as one. The same every time, so it can be asked for again when the
+        handler runs again."""
         waits, named = self._waits, self._ask.terms.approvers
-        if approver is not None and named and approver not in named:
-            raise Invalid(f"{str(approver)[:80]!r} is not one of the approvers")
+        if named and approver not in named:
+            given = "nobody" if approver is None else repr(str(approver)[:80])
+            raise Invalid(f"a token is for one of the approvers, {given} is none")
         return await patiently(
             lambda: waits._engine.suspensions.token_again(
                 waits._claim.uuid, self._waitpoint, approver=approver, expires_in=_until(expires)
@@ -193,10 +198,12 @@ class _Approving(Struct, frozen=True):
 
 
 class Waits:
-    """The part of a context that waits. `_engine`, `_claim` and `_journal` are the context's."""
+    """The part of a context that waits. What begins with `_` and is not made here is the
+    context's."""
 
     _engine: Engine
     _claim: Claim
+    _heard: Heard
 
     @property
     def _journal(self) -> Journal:
@@ -306,23 +313,27 @@ class Waits:
         record = await self._journal.wait(place, wait, asked.reason)
         if record.waited != Waited.SIGNALLED:
             return record, []
-        return record, await self._heard(record, asked.bindings)
+        return record, await self._signals(record, asked.bindings)
 
-    async def _heard(self, record: Recorded, bindings: tuple[Binding, ...]) -> list[Signal]:
+    async def _signals(self, record: Recorded, bindings: tuple[Binding, ...]) -> list[Signal]:
         """The signals that counted for a wait that is over, in the order they came."""
         suspension = record.suspension
         if suspension is None:
             return []
+        if suspension not in self._heard:
+            self._heard[suspension] = await self._read(suspension)
+        ids = {binding.id for binding in bindings}
+        return [signal for signal in self._heard[suspension] if signal.waitpoint in ids]
+
+    async def _read(self, suspension: UUID) -> list[Signal]:
         self._journal.begin()
         try:
-            heard = await patiently(
+            return await patiently(
                 lambda: self._engine.suspensions.heard(self._claim.uuid, suspension),
                 self._journal.stopped,
             )
         finally:
             self._journal.end()
-        ids = {binding.id for binding in bindings}
-        return [signal for signal in heard if signal.waitpoint in ids]
 
     async def _one(self, place: Place, asked: _Asked, as_type: Any) -> Any:
         record, signals = await self._wait(place, asked)
@@ -348,7 +359,7 @@ class Waits:
         asked = _Asked(ask.condition, (binding,), "waiting_for_approval", timeout)
         record, signals = await self._wait(place, asked)
         if record.waited != Waited.SIGNALLED:
-            signals = await self._heard(record, asked.bindings)  # who had decided by then
+            signals = await self._signals(record, asked.bindings)  # who had decided by then
         elif not signals:
             raise ApprovalOutdated(
                 f"{ask.name!r} was decided about something else than the handler asks about now"
