@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -11,8 +12,8 @@ from msgspec.structs import replace
 from flowfabric.core import membership
 from flowfabric.core.change import Change
 from flowfabric.core.check import check_kind_of, check_seconds
-from flowfabric.core.chore import Chore, ChoreKind
-from flowfabric.core.control import Replayed
+from flowfabric.core.chore import Chore, ChoreKind, is_spared
+from flowfabric.core.control import Replayed, check_replay
 from flowfabric.core.ending import event_of
 from flowfabric.core.errors import (
     CycleDetected,
@@ -20,6 +21,7 @@ from flowfabric.core.errors import (
     FlowTerminal,
     Invalid,
     NotFound,
+    NotTerminal,
     RetryExhausted,
     StaleRevision,
 )
@@ -49,7 +51,10 @@ from flowfabric.engine.executions import Executions
 from flowfabric.engine.settling import PAGE, Settler
 from flowfabric.store.contract import EdgeQuery
 
-MAX_ROUNDS = 10
+MAX_ROUNDS = 100
+"""How often a change of a flow is tried. Every one of them meets in the one row of the flow, and a
+rival that adds members without a pause wins most rounds."""
+MAX_PAUSE = 0.005
 MAX_TOLD = 1000
 
 Decided = Callable[[Flow | None, Millis], Awaitable[FlowChange | None]]
@@ -310,17 +315,22 @@ class Flows(Noun):
 
     async def replay(self, flow: UUID) -> list[Replayed]:
         """Runs again every member that failed, expired, was cancelled or skipped; those that
-        succeeded stay as they are."""
+        succeeded stay as they are, and so do the losers of a race that was won. Refused as a whole
+        when one of them may not be replayed; one that somebody else replays is left to them."""
         key = parse_uuid(flow, "flow")
         found = known((await self._parts.store.flows([key])).get(key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
-        ended: list[Snapshot] = []
-        async for page in self._members(key):
-            ended += [member for member in page if _lacks_success(member)]
+        ended = await self._unsuccessful(key)
+        for member in ended:
+            check_replay(member)
         # Those that were skipped first: they wait again before what they wait for runs.
         ended.sort(key=lambda member: not _was_skipped(member))
-        return [await self._executions.replay(member.execution.id) for member in ended]
+        replayed: list[Replayed] = []
+        for member in ended:
+            with suppress(NotTerminal):
+                replayed.append(await self._executions.replay(member.execution.id))
+        return replayed
 
     # -- how
 
@@ -373,13 +383,34 @@ class Flows(Noun):
                     if change.owed and kick:
                         self._settler.kick([id])
                     return change
-        raise RetryExhausted("lost against rivals ten times in a row")
+                await asyncio.sleep(self._luck() * MAX_PAUSE)  # only jitter
+        raise RetryExhausted(f"lost against rivals {MAX_ROUNDS} times in a row")
 
     async def _members(self, flow: UUID) -> AsyncIterator[list[Snapshot]]:
         after: UUID | None = None
         while page := await self._parts.store.members(flow, after=after, limit=PAGE):
             yield page
             after = page[-1].execution.uuid
+
+    async def _unsuccessful(self, flow: UUID) -> list[Snapshot]:
+        """Members a replay of the flow runs again."""
+        ended: list[Snapshot] = []
+        async for page in self._members(flow):
+            ended += [member for member in page if _lacks_success(member)]
+        skipped = {member.execution.uuid for member in ended if _was_skipped(member)}
+        return [
+            member
+            for member in ended
+            if not is_spared(member) or await self._leads_to(flow, member, skipped)
+        ]
+
+    async def _leads_to(self, flow: UUID, member: Snapshot, wanted: set[UUID]) -> bool:
+        query = EdgeQuery(flow=flow, upstreams=(member.execution.uuid,))
+        while page := await self._parts.store.edges(query):
+            if any(state.edge.downstream in wanted for state in page):
+                return True
+            query = replace(query, after=page[-1].edge.id)
+        return False
 
     async def _owed(self, header: FlowCancelled) -> tuple[ExecutionId, ...]:
         """Members that still owe an ending to the cancel."""

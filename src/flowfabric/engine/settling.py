@@ -19,9 +19,9 @@ from flowfabric.core import settling as rules
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import FlowFabricError, LeaseLost, NotFound, NotSignalable
-from flowfabric.core.execution import Outcome, Snapshot, Source
+from flowfabric.core.execution import Ended, Outcome, Snapshot, Source
 from flowfabric.core.flow import CancelPolicy, Flow, count_chores
-from flowfabric.core.join import EdgeState
+from flowfabric.core.join import EdgeState, satisfies
 from flowfabric.core.lease import Owner
 from flowfabric.core.settling import Settlement
 from flowfabric.core.time import Millis
@@ -34,6 +34,7 @@ from flowfabric.store.contract import EdgeQuery
 PAGE = 500
 MAX_ROUNDS = 20
 CASCADE = Owner(source=Source.FLOW_CASCADE)
+_STORY = frozenset({ChoreKind.ENDED, ChoreKind.REPLAYED})
 
 log = logging.getLogger("flowfabric.flows")
 
@@ -113,6 +114,7 @@ class Settler(Noun):
         if ChoreKind.RELEASE in kinds:
             await self._release(found)
         await self._settle_endings(flow, chores)
+        await self._catch_up(flow, chores)
         await self._cancel_siblings(flow, chores)
         if ChoreKind.TELL in kinds:
             await self._tell(found)
@@ -123,10 +125,13 @@ class Settler(Noun):
         return counted
 
     async def _settle_endings(self, flow: UUID, chores: Sequence[Chore]) -> None:
-        endings: dict[UUID, Outcome] = {}
-        for chore in chores:
-            if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
-                endings.setdefault(chore.id, chore.outcome)
+        last = {chore.id: chore for chore in chores if chore.kind in _STORY}
+        # One that was replayed since has not ended; of two endings the later one counts.
+        endings = {
+            id: chore.outcome
+            for id, chore in last.items()
+            if chore.kind is ChoreKind.ENDED and chore.outcome is not None
+        }
         if not endings:
             return
         async for page in self._pages(
@@ -136,6 +141,25 @@ class Settler(Noun):
             for state in page:
                 settlement = (state.edge.id, endings[state.edge.upstream])
                 by_child.setdefault(state.edge.downstream, []).append(settlement)
+            await self._all([_settling(child, found) for child, found in by_child.items()])
+
+    async def _catch_up(self, flow: UUID, chores: Sequence[Chore]) -> None:
+        """A skipped member that was replayed counts upstreams that were replayed before it and
+        have ended as it needs; for the others it waits."""
+        replayed = tuple(chore.id for chore in chores if _is_second_chance(chore))
+        if not replayed:
+            return
+        query = EdgeQuery(flow=flow, downstreams=replayed, unsettled=True)
+        async for page in self._pages(query):
+            ends = await self._parts.store.load([state.edge.upstream for state in page])
+            by_child: dict[UUID, list[Settlement]] = {}
+            for edge in (state.edge for state in page):
+                upstream = ends.get(edge.upstream)
+                if upstream is None or not isinstance(upstream.state, Ended):
+                    continue
+                outcome = upstream.state.outcome
+                if satisfies(edge.on, outcome):
+                    by_child.setdefault(edge.downstream, []).append((edge.id, outcome))
             await self._all([_settling(child, found) for child, found in by_child.items()])
 
     async def _cancel_siblings(self, flow: UUID, chores: Sequence[Chore]) -> None:
@@ -204,6 +228,10 @@ class Settler(Noun):
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
+
+
+def _is_second_chance(chore: Chore) -> bool:
+    return chore.kind is ChoreKind.REPLAYED and chore.outcome is Outcome.SKIPPED
 
 
 def _settling(child: UUID, settlements: list[Settlement]) -> Decision:
