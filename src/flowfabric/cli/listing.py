@@ -66,7 +66,7 @@ def _query(wanted: Filter, now: Millis) -> Query:
         lane=wanted.lane,
         kind=wanted.kind,
         states=wanted.states,
-        tag=_tag(wanted.tag),
+        tag=read_tag(wanted.tag),
         created_from=_since(wanted.since, now),
         newest_first=True,
     )
@@ -81,7 +81,7 @@ def _tell_cursor(screen: Screen, cursor: str | None) -> None:
         screen.note(f"there are more: --cursor {cursor}")
 
 
-def _tag(text: str | None) -> tuple[str, str] | None:
+def read_tag(text: str | None) -> tuple[str, str] | None:
     if text is None:
         return None
     key, equals, value = text.partition("=")

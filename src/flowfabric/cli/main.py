@@ -2,7 +2,7 @@
 
 import typer
 
-from flowfabric.cli import keys, lanes, runs, schedules, waitpoints, workers
+from flowfabric.cli import flows, keys, lanes, runs, schedules, waitpoints, workers
 from flowfabric.cli.answers import approve, reject, resume, signal
 from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
@@ -24,6 +24,7 @@ app.command()(demo)
 app.command()(worker)
 app.command()(submit)
 app.add_typer(runs.app, name="run")
+app.add_typer(flows.app, name="flow")
 app.command()(signal)
 app.command()(approve)
 app.command()(reject)
