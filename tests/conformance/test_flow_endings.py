@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from flowfabric.core import attempt, control, settling
 from flowfabric.core.change import Change, fold
 from flowfabric.core.chore import SIBLING, Chore, ChoreKind
-from flowfabric.core.execution import Failure, Outcome, Snapshot
+from flowfabric.core.execution import Failure, Outcome, Snapshot, Source
 from flowfabric.core.flow import Flow, FlowChange, FlowState
 from flowfabric.core.join import Edge, EdgeState, Join, JoinState
 from flowfabric.core.lease import mark_expired, revoke
@@ -170,7 +170,8 @@ async def test_an_ending_and_its_replay_in_one_write_owe_both(bench: Bench) -> N
 async def test_a_loser_that_was_cancelled_is_spared(bench: Bench) -> None:
     flow = await bench.flow()
     member = await bench.member(flow)
-    await bench.write(cancelled(member, bench.now, f"{SIBLING}quorum_satisfied"))
+    reason = f"{SIBLING}quorum_satisfied"
+    await bench.write(cancelled(member, bench.now, reason, Source.FLOW_CASCADE))
     (owed,) = await bench.chores(flow)
     assert owed.spared
 

@@ -148,5 +148,7 @@ def chore(flow: Flow, number: int, kind: ChoreKind = ChoreKind.CANCEL) -> Chore:
 A, B, C = UUID(int=101), UUID(int=102), UUID(int=103)
 
 
-def cancelled(snapshot: Snapshot, now: Millis, reason: str = "over") -> Change[Any]:
-    return cancel(snapshot, Owner(source=Source.OPERATOR), now, reason)
+def cancelled(
+    snapshot: Snapshot, now: Millis, reason: str = "over", source: str = Source.OPERATOR
+) -> Change[Any]:
+    return cancel(snapshot, Owner(source=source), now, reason)
