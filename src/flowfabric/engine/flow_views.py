@@ -7,7 +7,7 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_limit, check_seconds
+from flowfabric.core.check import check_limit, check_names, check_seconds
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import (
     Active,
@@ -23,7 +23,7 @@ from flowfabric.core.flow import Flow, FlowState
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.join import Edge, EdgeState, Join, JoinState
 from flowfabric.core.outcome import Outcome
-from flowfabric.core.text import check_kind, check_namespace
+from flowfabric.core.text import check_kind, check_namespace, check_tag, check_text
 from flowfabric.core.time import Millis, check_moment
 from flowfabric.core.vector import PublicState, public_state
 from flowfabric.engine.base import Noun
@@ -102,8 +102,8 @@ class FlowViews(Noun):
         query = FlowQuery(
             namespace=None if namespace is None else check_namespace(namespace),
             kind=None if kind is None else check_kind(kind),
-            states=tuple(FlowState(state) for state in states),
-            tag=tag,
+            states=tuple(_state(state) for state in check_names(states, "states")),
+            tag=None if tag is None else check_tag(tag),
             after=None if after is None else _cursor(after),
             limit=wanted,
             newest_first=newest_first,
@@ -230,6 +230,14 @@ def _member(snapshot: Snapshot) -> Member:
         state=public_state(snapshot),
         join=snapshot.life.join,
     )
+
+
+def _state(word: object) -> FlowState:
+    text = check_text(word, "state")
+    try:
+        return FlowState(text)
+    except ValueError:
+        raise Invalid(f"{text[:80]!r} is no state a flow can be in") from None
 
 
 def _cursor(after: object) -> tuple[Millis, UUID]:
