@@ -21,7 +21,7 @@ from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import FlowFabricError, LeaseLost, NotFound, NotSignalable
 from flowfabric.core.execution import Ended, Outcome, Snapshot, Source
 from flowfabric.core.flow import CancelPolicy, Flow, count_chores
-from flowfabric.core.join import EdgeState, satisfies
+from flowfabric.core.join import EdgeState, JoinState, satisfies
 from flowfabric.core.lease import Owner
 from flowfabric.core.settling import Settlement
 from flowfabric.core.time import Millis
@@ -172,8 +172,9 @@ class Settler(Noun):
             reasons = {}
             for state in page:
                 child = joins.get(state.edge.downstream)
-                if child is not None and child.life.join is not None:
-                    reasons[state.edge.upstream] = rules.sibling_reason(child.life.join)
+                join = None if child is None else child.life.join
+                if join is not None and join.state is not JoinState.PENDING:  # by a replay
+                    reasons[state.edge.upstream] = rules.sibling_reason(join)
             await self._all([_cancelling(id, reason) for id, reason in reasons.items()])
 
     async def cancel_members(self, flow: Flow) -> None:
