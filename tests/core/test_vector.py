@@ -96,7 +96,7 @@ TIME, DEPENDENCIES = Eligibility.NOT_UNTIL_TIME, Eligibility.DEPENDENCIES
 LEGAL: dict[str, set[Vector]] = {
     "S1": runnable(Eligibility.ELIGIBLE_NOW, Blocking.WORKER, FIRST),
     "S2": runnable(TIME, Blocking.DELAY, FIRST),
-    "S3": runnable(DEPENDENCIES, Blocking.CHILDREN, FIRST, REPLAY),
+    "S3": runnable(DEPENDENCIES, Blocking.CHILDREN, FIRST, RETRY, REPLAY),
     "S4": set().union(
         *(
             runnable(eligibility, reason, FIRST, RETRY, REPLAY, INTERRUPTED)
@@ -193,6 +193,7 @@ def test_exactly_the_seventeen_legal_combinations_come_out_of_the_whole_union() 
         (Waiting(Gate.DELAY, Next(Start.INITIAL, 0), NOW), "S2"),
         (Waiting(Gate.UNSEALED, Next(Start.INITIAL, 0)), "S3"),
         (Waiting(Gate.DEPENDENCIES, Next(Start.INITIAL, 0)), "S3"),
+        (Waiting(Gate.DEPENDENCIES, Next(Start.RETRY, 1)), "S3"),
         (Waiting(Gate.DEPENDENCIES, Next(Start.REPLAY, 1)), "S3"),
         (Waiting(Gate.LIMIT, Next(Start.INITIAL, 0)), "S4"),
         (Waiting(Gate.LIMIT, Next(Start.RETRY, 1)), "S4"),
@@ -226,7 +227,6 @@ def test_each_state_reads_as_its_numbered_combination(state: State, number: str)
     [
         (Waiting(Gate.BACKOFF, Next(Start.INITIAL, 0), NOW), EMPTY_LIFE),
         (Waiting(Gate.RESUME_DELAY, Next(Start.RETRY, 1), NOW), EMPTY_LIFE),
-        (Waiting(Gate.DEPENDENCIES, Next(Start.RETRY, 1)), EMPTY_LIFE),
         (Waiting(Gate.DELAY, Next(Start.RETRY, 1), NOW), EMPTY_LIFE),
         (Waiting(Gate.BLOCKED, Next(Start.INITIAL, 0)), Life(blocked="nonsense")),
         (Waiting(Gate.BLOCKED, Next(Start.INITIAL, 0)), Life(blocked="waiting_for_signal")),

@@ -156,7 +156,7 @@ _PENDING = {
 }
 
 _STARTS = {
-    Blocking.CHILDREN: {Start.INITIAL, Start.REPLAY, Start.CONTINUE},
+    Blocking.CHILDREN: {Start.INITIAL, Start.RETRY, Start.REPLAY, Start.CONTINUE},
     Blocking.DELAY: {Start.INITIAL, Start.CONTINUE},
     Blocking.RETRY_BACKOFF: {Start.RETRY},
     Blocking.RESUME_DELAY: {Start.CONTINUE},

@@ -133,9 +133,9 @@ class Flush:
         await self._compare()
         done = flow_rows.chore_keys(change.done)
         _check(len(await self._writer.send("gone_chores", done)) == len(done))
-        if self._moves:
-            await self._writer.write(self._moves)
         await self._writer.send("new_edges", flow_rows.edge_rows(change.edges))
+        if self._moves:
+            await self._writer.write(self._moves)  # which may settle the edges that are new
         await self._writer.send("new_chores", flow_rows.chore_rows(change.owed))
 
     async def _write_flow(self) -> None:

@@ -57,8 +57,8 @@ def apply_flow(session: Session, change: FlowChange) -> bool:
     if not _write_flow(session, change):
         return False
     session.each("gone_chores", done)
-    changes.write(session, decided)
     session.insert("new_edges", plain(flow_rows.edge_rows(change.edges)))
+    changes.write(session, decided)  # which may settle the edges that are new
     session.insert("new_chores", plain(flow_rows.chore_rows(change.owed)))
     return True
 
