@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from uuid import UUID
 
 from flowfabric.core.errors import Invalid
 from flowfabric.core.ids import ExecutionId
@@ -22,7 +23,7 @@ from flowfabric.store.sqlite.store import open_sqlite
 from flowfabric.testing.checks import Checks, at_once
 from flowfabric.testing.hand import Hand
 from flowfabric.testing.stuck import ENDED, Stuck
-from flowfabric.testing.watch import Watch, WatchedAttempts, WatchedViews
+from flowfabric.testing.watch import Watch, WatchedAttempts, WatchedFlowViews, WatchedViews
 
 JUMPS = 1000
 """Most moments the clock is moved to while a test waits for one thing."""
@@ -64,6 +65,14 @@ class Driver(Checks):
             elif not await self._settle_until(ended, self._later(timeout)):
                 raise TimeoutError(self._report(f"the run does not end within {timeout} s", id))
 
+    async def _drive_flow(self, id: UUID, timeout: float | None = None) -> None:
+        async with self._drive():
+            over = partial(self._is_over, id)
+            if timeout is None:
+                await self._settle_through(over, "the flow does not end")
+            elif not await self._settle_until(over, self._later(timeout)):
+                raise TimeoutError(self._report(f"the flow does not end within {timeout} s"))
+
     async def _settle_through(
         self, reached: Callable[[], bool], why: str, id: ExecutionId | None = None
     ) -> None:
@@ -91,12 +100,16 @@ class Driver(Checks):
         engine, hand = self._open_engine(), self._working()
         while not reached():
             self._watch.moved.clear()
+            before = set(hand.active)
             await engine.sweep.once()
+            await engine._settler.drain()
             await engine.arrivals.admit()
             await hand.renew()
             if await hand.claim():
                 continue
-            if not hand.active or self._all_wait():
+            if before != set(hand.active):
+                continue  # one has ended since: what it owes its flow may let others run
+            if self._all_wait():
                 return
             await self._movement()
 
@@ -151,6 +164,11 @@ class Driver(Checks):
     def _has_ended(self, id: ExecutionId) -> bool:
         return self.describe(id).state in ENDED
 
+    def _is_over(self, id: UUID) -> bool:
+        """Whether a flow has ended, or is not there to be waited for."""
+        flow = at_once(self._open_engine().flow_views.get(id))
+        return flow is None or flow.ended_at is not None
+
     # -- life
 
     @contextmanager
@@ -178,6 +196,7 @@ class Driver(Checks):
         engine = await Engine.open(store, options=self.fabric._options, chance=chance)
         engine.attempts = WatchedAttempts(engine._parts, engine.claims, self._watch)
         engine.views = WatchedViews(engine._parts, self._watch, self._drive_to_end)
+        engine.flow_views = WatchedFlowViews(engine._parts, self._drive_flow)
         self._engine = engine
         return engine
 

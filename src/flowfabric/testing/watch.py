@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from uuid import UUID
 
+from flowfabric.core.flow import Flow
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.step import Step
 from flowfabric.engine.attempts import Attempts, Owned
 from flowfabric.engine.base import Parts
 from flowfabric.engine.claims import Claim, Claims
+from flowfabric.engine.flow_views import FlowViews
 from flowfabric.engine.views import Ending, Views
 from flowfabric.worker.control import Unwind
 
@@ -112,6 +114,22 @@ class WatchedViews(Views):
             return await super().wait(id)
         with self._watch.waiting(key, waited_for):
             return await super().wait(id, timeout)
+
+
+class WatchedFlowViews(FlowViews):
+    """Waiting for a flow on the bench: the test itself drives it."""
+
+    def __init__(
+        self, parts: Parts, drive: Callable[[UUID, float | None], Awaitable[None]]
+    ) -> None:
+        super().__init__(parts)
+        self._drive = drive
+
+    async def wait(self, id: UUID, timeout: float | None = None) -> Flow:
+        if current_run.get() is not None:
+            return await super().wait(id, timeout)
+        await self._drive(id, timeout)
+        return await super().wait(id)
 
 
 def is_step(name: str, wanted: str) -> bool:
