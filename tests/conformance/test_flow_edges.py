@@ -6,6 +6,7 @@ F-19, F-30.
 
 import asyncio
 from collections.abc import Awaitable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -201,7 +202,7 @@ async def test_a_cycle_is_found_through_thousands_of_members(lab: Lab) -> None:
     """C-T13, F-18: no cap, and what is no cycle is staged"""
     names = [f"n{number}" for number in range(2200)]
     nodes = tuple(Node(name, Submission(kind="job")) for name in names)
-    links = tuple(Link(*pair) for pair in zip(names, names[1:], strict=False))
+    links = tuple(Link(*pair) for pair in pairwise(names))
     declared = await lab.engine.flows.declare("nightly", Graph(nodes, links))
     flow = Growing(lab, declared.id, dict(declared.members))
     await refused(flow, flow.link("n2199>n0"), CycleDetected)

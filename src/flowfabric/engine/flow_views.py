@@ -180,14 +180,19 @@ class FlowViews(Noun):
 
     async def inputs(self, snapshot: Snapshot) -> dict[str, bytes | None]:
         """The results of upstreams by the name under which a member wants them; None for one that
-        gave none. An upstream that did not end as its edge asks gives none."""
+        gave none, as one that did not succeed. Of several under one name the one that gave it."""
         flow, join = snapshot.execution.flow, snapshot.life.join
         if flow is None or join is None or not join.inputs:
             return {}
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [state async for state in self._all_edges(query) if state.edge.input is not None]
         results = await self.results([state.edge.upstream for state in wanted])
-        return {state.edge.input or "": results.get(state.edge.upstream) for state in wanted}
+        given: dict[str, bytes | None] = {}
+        for state in wanted:
+            name, result = state.edge.input or "", results.get(state.edge.upstream)
+            if given.get(name) is None:
+                given[name] = result
+        return given
 
     async def results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
         """The results of executions that succeeded; None for those that did not."""
