@@ -35,6 +35,7 @@ from flowfabric.worker.control import (
     RunError,
     RunExpired,
     RunFailed,
+    RunSkipped,
     StepsChanged,
     WaitTimeout,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "RunError",
     "RunExpired",
     "RunFailed",
+    "RunSkipped",
     "Schedule",
     "StepsChanged",
     "Submission",

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.check import check_limit, check_names, check_seconds
+from flowfabric.core.chore import is_spared
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import (
     Active,
@@ -35,13 +36,15 @@ MAX_PAGE = 1000
 
 
 class Member(Struct, frozen=True):
-    """A member as the graph shows it; `name` is what it is called in the flow."""
+    """A member as the graph shows it; `name` is what it is called in the flow. `spared`: it lost
+    a race and was cancelled for that, which is no failure."""
 
     id: ExecutionId
     name: str
     kind: str
     state: PublicState
     join: Join | None = None
+    spared: bool = False
 
 
 class FlowGraph(Struct, frozen=True):
@@ -234,6 +237,7 @@ def _member(snapshot: Snapshot) -> Member:
         kind=execution.kind,
         state=public_state(snapshot),
         join=snapshot.life.join,
+        spared=is_spared(snapshot),
     )
 
 

@@ -115,7 +115,21 @@ class FlowBuilder:
     ) -> Node[R]:
         """Adds a task. It runs after every node of `after` and every node whose output it is
         given, once those have ended as `on` says (`success`, `failure` or `any`); with a `join`
-        after any or so many of them."""
+        after any or so many of them. The output of a node that did not succeed is None."""
+        return self.place(task, args, kwargs, after=after, on=on, join=join, name=name)
+
+    def place(
+        self,
+        task: "Task[..., R] | Call[..., R]",
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        after: "Node[Any] | Iterable[Node[Any]]" = (),
+        on: str = "success",
+        join: JoinPolicy | None = None,
+        name: str | None = None,
+    ) -> Node[R]:
+        """As `add`, for arguments that may be called like its options."""
         call = task if isinstance(task, Call) else task.with_options()
         node: Node[R] = Node(self, self._name_for(call.task, name), call.task)
         condition = _ON.get(on)
@@ -123,8 +137,9 @@ class FlowBuilder:
             raise InvalidGraph(f"on is one of {', '.join(_ON)}, not {on!r}")
         payload, inputs = fill_later(call.task.signature, args, kwargs)
         submission = self._submission(call, payload)
+        links = self._links_to(node, _nodes(after), condition, inputs)
         self._declared.append(Declared(node.name, submission, join or AllOf()))
-        self._link(node, _nodes(after), condition, inputs)
+        self._links += links
         self.nodes[node.name] = node
         return node
 
@@ -211,20 +226,20 @@ class FlowBuilder:
         plain = call.task.submission(call.options, (), {}, self._client.door.now(), payload)
         return replace(plain, namespace=self._namespace)
 
-    def _link(
+    def _links_to(
         self,
         node: Node[Any],
         after: Sequence[Node[Any]],
         on: On,
         inputs: dict["Node[Any]", list[str]],
-    ) -> None:
-        for upstream in after:
-            if upstream not in inputs:
-                self._check_own(upstream)
-                self._links.append(Link(upstream.name, node.name, on))
-        for upstream, paths in inputs.items():
+    ) -> list[Link]:
+        for upstream in (*after, *inputs):
             self._check_own(upstream)
-            self._links.append(Link(upstream.name, node.name, On.SUCCESS, "\n".join(paths)))
+        plain = [each for each in after if each not in inputs]
+        return [
+            *(Link(upstream.name, node.name, on) for upstream in plain),
+            *(Link(each.name, node.name, on, "\n".join(paths)) for each, paths in inputs.items()),
+        ]
 
     def _check_own(self, node: Node[Any]) -> None:
         if not isinstance(node, Node) or self.nodes.get(node.name) is not node:
@@ -252,10 +267,7 @@ class FlowBuilder:
 
     async def _results(self, engine: Engine, nodes: Sequence[Node[Any]]) -> list[Any]:
         found = await engine.flow_views.results([node.id.uuid for node in nodes])
-        return [
-            decode(found.get(node.id.uuid) or b"null", node.task.signature.returns)
-            for node in nodes
-        ]
+        return [_decoded(found.get(node.id.uuid), node) for node in nodes]
 
 
 def fill_later(
@@ -291,8 +303,15 @@ async def failed(engine: Engine, flow: Flow) -> FlowFailed:
         return FlowFailed(str(flow.id), f"cancelled: {flow.cancel.reason}", ())
     graph = await engine.flow_views.graph(flow.id)
     bad = {PublicState.FAILED, PublicState.EXPIRED, PublicState.CANCELLED}
-    names = tuple(member.name for member in graph.members if member.state in bad)
+    names = tuple(
+        member.name for member in graph.members if member.state in bad and not member.spared
+    )
     return FlowFailed(str(flow.id), f"{', '.join(names[:10])} did not succeed", names)
+
+
+def _decoded(result: bytes | None, node: Node[Any]) -> Any:
+    """What a node returned; None for one that did not run, whatever it would return."""
+    return None if result is None else decode(result, node.task.signature.returns)
 
 
 def _nodes(after: object) -> list[Node[Any]]:

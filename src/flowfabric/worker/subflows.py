@@ -1,7 +1,7 @@
 """Flows inside a run: a handler fans work out, gives its slot back, goes on when all is done."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -9,7 +9,6 @@ from flowfabric.core.condition import Single
 from flowfabric.core.flow import Flow, FlowState, Parent
 from flowfabric.core.sending import waitpoint_id
 from flowfabric.engine.engine import Engine
-from flowfabric.worker.control import FlowFailed
 from flowfabric.worker.flow import FlowBuilder, Node, failed
 from flowfabric.worker.journal import Place
 from flowfabric.worker.patience import patiently
@@ -43,8 +42,9 @@ class SubFlow(FlowBuilder):
 
     async def result(self, timeout: float | None = None) -> Any:
         """The result of the last node, or of those that nothing follows as a dict by name. The
-        run needs no worker until then. Raises FlowFailed when the flow did not succeed."""
-        flow = await self._ended()
+        run needs no worker until then. Raises FlowFailed when the flow did not succeed, and
+        WaitTimeout when it has not ended after so many seconds; it goes on then."""
+        flow = await self._ended(timeout)
         return await self._value(self._context._engine, flow)
 
     async def results(self, nodes: "list[Node[R]]") -> list[R]:
@@ -61,15 +61,13 @@ class SubFlow(FlowBuilder):
     def _signal(self) -> str:
         return f"flow:{self.id}"
 
-    async def _ended(self) -> Flow:
+    async def _ended(self, timeout: float | None = None) -> Flow:
+        """The flow, as it is now: one that was replayed since it told the run is waited for."""
         context = self._context
-        await context._wait_for_flow(self._after, self._signal)
-        flow = await patiently(
-            lambda: context._engine.flow_views.get(self.id), context._journal.stopped
+        await context._wait_for_flow(self._after, self._signal, timeout)
+        return await patiently(
+            lambda: context._engine.flow_views.wait(self.id), context._journal.stopped
         )
-        if flow is None:
-            raise FlowFailed(str(self.id), "the flow is gone", ())
-        return flow
 
 
 class SyncFlow:
@@ -82,8 +80,8 @@ class SyncFlow:
     def add(self, task: "Task[..., R] | Call[..., R]", /, *args: Any, **kwargs: Any) -> Node[R]:
         return self.flow.add(task, *args, **kwargs)
 
-    def result(self) -> Any:
-        return self._block(self.flow.result())
+    def result(self, timeout: float | None = None) -> Any:
+        return self._block(self.flow.result(timeout))
 
     def __enter__(self) -> "SyncFlow":
         return self
@@ -136,12 +134,10 @@ class Subflows(Waits):
         await flow.declare()
         return await flow.results(nodes)
 
-    async def _wait_for_flow(self, place: Place, signal: str) -> None:
-        asked = self._channels((signal,), Single(signal), None)
-        await self._wait(place, asked)
+    async def _wait_for_flow(self, place: Place, signal: str, timeout: float | None) -> None:
+        await self._one(place, self._channels((signal,), Single(signal), timeout), Any)
 
 
 def _add(flow: SubFlow, task: "Task[..., R] | Call[..., R]", item: Any, at: int) -> Node[R]:
     args, kwargs = arguments_of(item)
-    keywords: Mapping[str, Any] = kwargs
-    return flow.add(task, *args, name=str(at), **keywords)
+    return flow.place(task, args, kwargs, name=str(at))
