@@ -1,0 +1,497 @@
+"""Flows inside runs: fan out, give the slot back, go on when all is done."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flowfabric import (
+    Context,
+    Fabric,
+    Fail,
+    FlowFailed,
+    FlowState,
+    PublicState,
+    RunFailed,
+    SyncContext,
+    WaitTimeout,
+)
+from flowfabric.worker.run import Run
+from tests.worker.bench import AGAIN, Bench, Log, Wire, until, working
+from tests.worker.flows import Tasks, work
+
+
+@pytest.fixture
+def tasks(bench: Bench, log: Log) -> Tasks:
+    return Tasks(bench.fabric, log)
+
+
+async def flows(bench: Bench) -> list[Any]:
+    return await bench.engine.flow_views.page()
+
+
+async def members(bench: Bench) -> int:
+    """How many members all flows have."""
+    return sum([len(await bench.engine.flow_views.members(f.id)) for f in await flows(bench)])
+
+
+# -- map
+
+
+async def test_a_map_gives_results_in_the_order_of_its_items(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context, numbers: list[int]) -> list[int]:
+        return await ctx.map(tasks.plain, numbers)
+
+    run = await job.submit([5, 3, 9])
+    await work(bench)
+    assert await run.result(5) == [6, 4, 10]
+    assert (await run.describe()).attempts_made == 1
+    (flow,) = await flows(bench)
+    assert (flow.kind, flow.state, flow.nodes) == ("map:plain", FlowState.COMPLETED, 3)
+
+
+async def test_the_slot_is_free_while_the_items_run(fabric: Fabric) -> None:
+    """With one slot, parent and items could never run at the same time"""
+    log = Log()
+    tasks = Tasks(fabric, log)
+
+    @fabric.task()
+    async def inner(ctx: Context, number: int) -> int:
+        return sum(await ctx.map(tasks.plain, [number, number]))
+
+    @fabric.task()
+    async def outer(ctx: Context) -> list[int]:
+        return await ctx.map(inner, [1, 2])
+
+    run = await outer.submit()
+    async with working(fabric, concurrency=1):
+        assert await run.result(20) == [4, 6]
+
+
+async def test_a_waiting_parent_is_suspended(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[int]:
+        return await ctx.map(tasks.plain.with_options(delay="1h"), [1])
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.state() is PublicState.SUSPENDED
+    await bench.pass_time(3_600_000)
+    await work(bench)
+    assert await run.result(5) == [2]
+
+
+async def test_a_wide_map(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> int:
+        return sum(await ctx.map(tasks.plain, range(200)))
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(10) == sum(range(1, 201))
+    (flow,) = await flows(bench)
+    assert (flow.nodes, flow.ended) == (200, {"success": 200})
+
+
+async def test_an_empty_map_is_empty_and_makes_no_flow(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        empty = await ctx.map(tasks.plain, [])
+        return [empty, await ctx.map(tasks.plain, [1])]
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(5) == [[], [2]]
+    assert len(await flows(bench)) == 1
+
+
+async def test_items_are_arguments(bench: Bench) -> None:
+    """One argument, a tuple of them, or a dict by name, whatever those names are"""
+
+    @bench.fabric.task()
+    async def greet(name: str, on: str = "day", after: int = 0, join: str = "") -> str:
+        return f"{name}/{on}/{after}/{join}"
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[str]:
+        items = ["a", ("b", "night"), {"name": "c", "on": "x", "after": 3, "join": "y"}]
+        return await ctx.map(greet, items)
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(5) == ["a/day/0/", "b/night/0/", "c/x/3/y"]
+
+
+async def test_an_item_that_does_not_fit_fails_the_run_and_creates_nothing(
+    bench: Bench, tasks: Tasks
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[int]:
+        return await ctx.map(tasks.plain, [1, "x"])
+
+    run = await job.submit()
+    await work(bench)
+    with pytest.raises(RunFailed, match="plain"):
+        await run.result(5)
+    assert await flows(bench) == []
+
+
+async def test_a_failing_item_fails_the_map_and_is_named(bench: Bench, log: Log) -> None:
+    @bench.fabric.task()
+    async def odd(number: int) -> int:
+        if number % 2:
+            raise Fail("odd")
+        return int(log.note(number))
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[str]:
+        try:
+            await ctx.map(odd, [0, 1, 2, 3])
+        except FlowFailed as failed:
+            return sorted(failed.members)
+        return []
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(5) == ["1", "3"]
+    assert sorted(log) == [0, 2], "the others were done all the same"
+
+
+async def test_two_maps_side_by_side(bench: Bench, tasks: Tasks) -> None:
+    """Of the same task, in one gather and in branches of their own"""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        async def branch(start: int) -> int:
+            found = await ctx.map(tasks.plain, [start, start + 1])
+            return sum(await ctx.map(tasks.plain, found))
+
+        maps = await ctx.gather(ctx.map(tasks.plain, [1]), ctx.map(tasks.plain, [2, 3]))
+        return [*maps, *await ctx.gather(branch(10), branch(20))]
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(5) == [[2], [3, 4], 25, 45]
+    assert len(await flows(bench)) == 6
+
+
+async def test_a_map_beside_steps_and_waits(bench: Bench, tasks: Tasks, log: Log) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        return await ctx.gather(
+            ctx.map(tasks.plain, [1, 2]), ctx.wait_for_signal("go"), ctx.step(log.later, "s")
+        )
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.state() is PublicState.SUSPENDED
+    await bench.fabric.signal(run, "go", "now")
+    await work(bench)
+    assert await run.result(5) == [[2, 3], "now", "s"]
+    assert log == ["s"]
+
+
+async def test_maps_inside_maps(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def middle(ctx: Context, width: int) -> int:
+        return sum(await ctx.map(tasks.plain, range(width)))
+
+    @bench.fabric.task()
+    async def outer(ctx: Context) -> list[int]:
+        return await ctx.map(middle, [1, 2, 3])
+
+    run = await outer.submit()
+    await work(bench)
+    assert await run.result(5) == [1, 3, 6]
+    assert await members(bench) == 9
+
+
+# -- flow
+
+
+async def test_a_flow_of_a_run(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context, number: int) -> Any:
+        async with ctx.flow("parts") as flow:
+            rows = flow.add(tasks.rows, number)
+            flow.add(tasks.total, rows.output)
+        return [await flow.result(), await flow.results([rows]), await flow.result()]
+
+    run = await job.submit(3)
+    await work(bench)
+    rows = [{"id": n, "tags": [str(n)]} for n in range(3)]
+    assert await run.result(5) == [3, [rows], 3]
+    (flow,) = await flows(bench)
+    assert (flow.kind, flow.parent.execution) == ("parts", str(run.id))
+
+
+async def test_flows_of_one_name_are_told_apart(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[str]:
+        found = []
+        for word in "abc":
+            async with ctx.flow("parts") as flow:
+                flow.add(tasks.one, word)
+            found.append(await flow.result())
+        return found
+
+    runs = [await job.submit() for _ in range(2)]
+    await work(bench)
+    assert [await run.result(5) for run in runs] == [["a", "b", "c"]] * 2
+    assert len(await flows(bench)) == 6
+
+
+async def test_a_flow_may_end_before_anybody_waits_for_it(
+    bench: Bench, tasks: Tasks, log: Log
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        async with ctx.flow("parts") as flow:
+            flow.add(tasks.one, "part")
+        await ctx.wait_for_signal("go")
+        return await flow.result()
+
+    run = await job.submit()
+    await work(bench)
+    assert log == ["part"]
+    await bench.fabric.signal(run, "go")
+    await work(bench)
+    assert await run.result(5) == "part"
+    assert log == ["part"]
+
+
+async def test_a_flow_that_is_not_waited_for_goes_on(bench: Bench, tasks: Tasks, log: Log) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        async with ctx.flow("aside") as flow:
+            flow.add(tasks.one, "aside")
+        return "done"
+
+    run = await job.submit()
+    await work(bench)
+    assert (await run.result(5), log) == ("done", ["aside"])
+    (flow,) = await flows(bench)
+    assert flow.state is FlowState.COMPLETED
+
+
+async def test_a_run_waits_no_longer_than_it_wants(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        async with ctx.flow("slow") as flow:
+            flow.add(tasks.one.with_options(delay="2h"), "late")
+        try:
+            await flow.result(timeout=3600)
+        except WaitTimeout:
+            return "gave up"
+        return "waited"
+
+    run = await job.submit()
+    await work(bench)
+    await bench.pass_time(3_600_000)
+    await work(bench)
+    assert await run.result(5) == "gave up"
+    (flow,) = await flows(bench)
+    assert flow.state is FlowState.RUNNING
+
+
+async def test_a_flow_that_cannot_run_fails_the_run(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        async with ctx.flow("empty") as flow:
+            pass
+        return await flow.result()
+
+    run = await job.submit()
+    await work(bench)
+    with pytest.raises(RunFailed, match="at least one"):
+        await run.result(5)
+
+
+async def test_a_plain_function_fans_out_too(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    def job(ctx: SyncContext, number: int) -> list[Any]:
+        found = ctx.map(tasks.plain, range(number))
+        with ctx.flow("parts") as flow:
+            rows = flow.add(tasks.rows, number)
+            flow.add(tasks.total, rows.output, plus=sum(found))
+        return [found, flow.result(), ctx.map(tasks.plain, [])]
+
+    run = await job.submit(3)
+    await work(bench)
+    assert await run.result(5) == [[1, 2, 3], 9, []]
+    assert (await run.describe()).attempts_made == 1
+
+
+# -- crashes and retries
+
+
+async def test_a_rerun_declares_nothing_twice(bench: Bench, tasks: Tasks, log: Log) -> None:
+    @bench.fabric.task(**AGAIN)
+    async def job(ctx: Context) -> list[Any]:
+        found = await ctx.map(tasks.one, ["a", "b"])
+        if ctx.info.attempt < 2:
+            raise ConnectionError
+        return found
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(5) == ["a", "b"]
+    assert (sorted(log), await members(bench)) == (["a", "b"], 2)
+    assert (await run.describe()).attempts_made == 3
+
+
+async def test_a_parent_that_dies_between_declaring_and_waiting_goes_on(
+    bench: Bench, tasks: Tasks, log: Log
+) -> None:
+    died: list[bool] = []
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        async with ctx.flow("parts") as flow:
+            flow.add(tasks.one, "part")
+        if not died:
+            died.append(True)
+            await asyncio.Event().wait()
+        return await flow.result()
+
+    run = await job.submit()
+    worker = await bench.fabric.worker()
+    dying = asyncio.create_task(worker.run_until_idle())
+    await until(lambda: died)
+    dying.cancel()
+    await asyncio.wait([dying])
+    await bench.lose()
+    await work(bench)
+    assert await run.result(5) == "part"
+    assert (log, await members(bench)) == (["part"], 1)
+
+
+@pytest.mark.parametrize("put", range(3))
+async def test_a_declaration_that_was_cut_off_is_finished_by_the_next_attempt(
+    bench: Bench, tasks: Tasks, log: Log, monkeypatch: pytest.MonkeyPatch, put: int
+) -> None:
+    """The flow, some of its members, or all of them were there; the step was not recorded"""
+    calls = []
+    honest = bench.engine.flows._executions.put_all
+
+    async def cut(creations: Any) -> None:
+        calls.append(1)
+        if len(calls) == put + 1:
+            raise ConnectionError
+        await honest(creations)
+
+    monkeypatch.setattr(bench.engine.flows._executions, "put_all", cut)
+
+    @bench.fabric.task(**AGAIN)
+    async def job(ctx: Context) -> Any:
+        async with ctx.flow("parts") as flow:
+            flow.add(tasks.show, flow.add(tasks.one, "part").output)
+        return await flow.result()
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(5) == "part"
+    assert (log, await members(bench)) == (["part", "part"], 2)
+
+
+async def test_a_cut_wire_while_a_flow_is_declared_is_waited_out(
+    fabric: Fabric, wire: Wire, log: Log
+) -> None:
+    tasks = Tasks(fabric, log)
+
+    @fabric.task()
+    async def job(ctx: Context) -> list[str]:
+        if not log:
+            log.note("cut")
+            wire.cut = True
+            asyncio.get_running_loop().call_later(0.05, setattr, wire, "cut", False)
+        return await ctx.map(tasks.one, ["a", "b"])
+
+    run = await job.submit()
+    async with working(fabric):
+        await until(lambda: log and not wire.cut)
+        assert await run.result(20) == ["a", "b"]
+
+
+# -- steering
+
+
+async def parent_of(bench: Bench, tasks: Tasks) -> tuple[Run[Any], Any]:
+    """A run that waits for its flow, whose members wait for an hour."""
+
+    @bench.fabric.task()
+    async def parent(ctx: Context) -> list[str]:
+        return await ctx.map(tasks.one.with_options(delay="1h"), ["a", "b"])
+
+    run = await parent.submit()
+    await work(bench)
+    assert await run.state() is PublicState.SUSPENDED
+    (flow,) = await flows(bench)
+    return run, flow
+
+
+async def test_a_flow_that_is_cancelled_wakes_its_run(bench: Bench, tasks: Tasks) -> None:
+    run, flow = await parent_of(bench, tasks)
+    await bench.engine.flows.cancel(flow.id, reason="enough")
+    await work(bench)
+    with pytest.raises(RunFailed, match="enough"):
+        await run.result(5)
+
+
+async def test_after_a_flow_was_replayed_its_run_can_be_replayed(bench: Bench, log: Log) -> None:
+    broken = [True]
+
+    @bench.fabric.task()
+    async def flaky(word: str) -> str:
+        if broken[0]:
+            raise Fail("not now")
+        return str(log.note(word))
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[str]:
+        return await ctx.map(flaky, ["a", "b"])
+
+    run = await job.submit()
+    await work(bench)
+    with pytest.raises(RunFailed):
+        await run.result(5)
+    broken[0] = False
+    (flow,) = await flows(bench)
+    await bench.engine.flows.replay(flow.id)
+    await work(bench)
+    assert sorted(log) == ["a", "b"]
+    await run.replay()
+    await work(bench)
+    assert await run.result(5) == ["a", "b"]
+    assert (len(log), len(await flows(bench))) == (2, 1)
+
+
+async def test_a_run_that_succeeded_and_is_replayed_makes_a_new_flow(
+    bench: Bench, tasks: Tasks, log: Log
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[str]:
+        return await ctx.map(tasks.one, ["a"])
+
+    run = await job.submit()
+    await work(bench)
+    await run.replay()
+    await work(bench)
+    assert await run.result(5) == ["a"]
+    assert (log, len(await flows(bench))) == (["a", "a"], 2)
+
+
+async def test_a_flow_goes_on_when_its_run_is_cancelled(
+    bench: Bench, tasks: Tasks, log: Log
+) -> None:
+    """Nobody is told then; whoever wants it to stop cancels the flow"""
+    run, flow = await parent_of(bench, tasks)
+    await run.cancel()
+    await bench.pass_time(3_600_000)
+    await work(bench)
+    assert sorted(log) == ["a", "b"]
+    assert await run.state() is PublicState.CANCELLED
+    (ended,) = await flows(bench)
+    assert (ended.id, ended.state) == (flow.id, FlowState.COMPLETED)
+    assert not await bench.engine.store.owing(1)
