@@ -22,7 +22,7 @@ async def picture(lab: Lab) -> object:
         [await engine.views.describe(info.id) for info in infos],
         await engine.store.load([info.id.uuid for info in infos]),
         [await engine.store.attempts(info.id.uuid) for info in infos],
-        [await engine.store.steps(info.id.uuid, 0) for info in infos],
+        await engine.store.steps([(info.id.uuid, 0) for info in infos]),
     )
 
 

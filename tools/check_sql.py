@@ -19,6 +19,7 @@ ONLY: dict[str, set[str]] = {
     "postgres": {
         "candidates",
         "changed_lease",
+        "counted_flows",
         "done_rows",
         "ended_leases",
         "ended_session",
@@ -45,6 +46,7 @@ ONLY: dict[str, set[str]] = {
         "submitted_executions",
         "tagged_execution",
         "trimmed_done",
+        "unsettled_edges",
     },
     "sqlite": {
         "arrived_holder",

@@ -133,7 +133,7 @@ class Checks:
 
     async def _notes_are_as_modelled(self, life: Life) -> None:
         wanted = {name: doc for (run, name), doc in life.steps.items() if run == life.generation}
-        found = await self.store.steps(life.uuid, life.generation)
+        (found,) = await self.store.steps([(life.uuid, life.generation)])
         assert {step.name: step_doc(step.doc) for step in found} == wanted, (
             f"the steps of {life.id}"
         )

@@ -301,8 +301,8 @@ async def test_steps_and_progress_are_written_under_the_lease(bench: Bench) -> N
         Note(uuid, lease.id, 1, step=changed, progress=Progress(percent=20)),
     ]
     assert await bench.store.note(notes, bench.now) == {uuid}
-    assert await bench.store.steps(uuid, 0) == [second, first]
-    assert await bench.store.steps(uuid, 1) == []
+    assert await bench.store.steps([(uuid, 0)]) == [[second, first]]
+    assert await bench.store.steps([(uuid, 1)]) == [[]]
     detail = await bench.store.detail(uuid)
     assert detail is not None
     assert detail.progress == Progress(20, "begun")
@@ -319,7 +319,7 @@ async def test_a_note_of_somebody_else_is_not_written(bench: Bench) -> None:
     bench.clock.advance(TTL)
     late = Note(uuid, lease.id, 1, step=step)
     assert await bench.store.note([late], bench.now) == set()
-    assert await bench.store.steps(uuid, 0) == []
+    assert await bench.store.steps([(uuid, 0)]) == [[]]
 
 
 # -- apply
@@ -390,7 +390,7 @@ async def test_a_step_recorded_by_a_change_stays_when_recorded_again(bench: Benc
     again = await bench.claim_one()
     note = Note(again.execution.uuid, lease_of(again).id, 2, step=replace(step, doc=b"2"))
     await bench.store.note([note], bench.now)
-    assert await bench.store.steps(held.execution.uuid, 0) == [step]
+    assert await bench.store.steps([(held.execution.uuid, 0)]) == [[step]]
 
 
 async def test_nothing_is_written_for_a_change_without_a_result(bench: Bench) -> None:
@@ -447,7 +447,7 @@ async def test_trim_deletes_all_that_belongs_to_an_execution(bench: Bench) -> No
     assert await bench.store.trim(ended_at, bench.now, 10) == 1
     assert await bench.load(uuid) is None
     assert await bench.store.detail(uuid) is None
-    assert await bench.store.steps(uuid, 0) == []
+    assert await bench.store.steps([(uuid, 0)]) == [[]]
     assert (await bench.store.events(EventQuery())).events == ()
     assert await bench.store.submit([bench.creation(key="k")], bench.now) == [None]
     assert await bench.load(kept) is not None

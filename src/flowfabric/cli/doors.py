@@ -33,14 +33,6 @@ async def find_approval(fabric: Fabric, run: str, name: str | None) -> OpenWaitp
     return _only(_chosen(found, name), id, name, what="approval")
 
 
-async def check_only_one(fabric: Fabric, item: OpenWaitpoint) -> None:
-    """Refuses when another open waitpoint of the run has the same name."""
-    found = await fabric.waitpoints(item.execution, limit=MOST)
-    if sum(other.key == item.key for other in found) > 1:
-        where = f"{item.execution}/{item.id}"
-        raise CommandError(f"several wait for {item.key!r}: decide {where} with a token of it")
-
-
 def is_approval(item: OpenWaitpoint) -> bool:
     return item.terms is not None and bool(item.terms.decisions)
 

@@ -279,6 +279,7 @@ class _Deliver:
             done=dict.fromkeys(heard.satisfied, Waited.SIGNALLED),
             closer=row.signal.id,
             delay=delay,
+            signal=row.signal,
         )
         after, steps = wake(replace(self._snapshot, head=head), heard.suspension, self._now, over)
         change = self._change(row, after)

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import Signal
 
 
 class Step(Struct, frozen=True):
@@ -24,10 +25,12 @@ class Step(Struct, frozen=True):
 
 class Recorded(Struct, frozen=True, omit_defaults=True):
     """What a step row holds: the value a step returned, the moment a sleep ends, or how a wait
-    ended (`waited` is a word of `core.waits.Waited`, `suspension` tells which signals it heard)."""
+    ended (`waited` is a word of `core.waits.Waited`). Which signals it heard is told by `signal`
+    where it was one, and by `suspension` otherwise."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     until: Millis | None = None
     branch: str = ""
     waited: str = ""
     suspension: UUID | None = None
+    signal: Signal | None = None

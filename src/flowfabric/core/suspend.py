@@ -53,6 +53,7 @@ from flowfabric.core.waits import (
     Memory,
     Pending,
     ResumePolicy,
+    Signal,
     StepRef,
     Suspension,
     Terms,
@@ -364,7 +365,7 @@ class _Made:
                 continue
             suspension, satisfied = self._hear(suspension, heard)
             if satisfied:
-                return self._go_on(suspension, satisfied, heard.signal.id)
+                return self._go_on(suspension, satisfied, heard.signal)
         return self._park(suspension)
 
     def _hear(self, suspension: Suspension, heard: Heard) -> tuple[Suspension, tuple[int, ...]]:
@@ -376,13 +377,13 @@ class _Made:
         return listened.suspension, listened.satisfied
 
     def _go_on(
-        self, suspension: Suspension, satisfied: tuple[int, ...], closer: UUID
+        self, suspension: Suspension, satisfied: tuple[int, ...], closer: Signal
     ) -> "Change[NowSuspended | AlreadyMet]":
         done = dict.fromkeys(satisfied, Waited.SIGNALLED)
-        over = Wake(reason=RESUMED, done=done, closer=closer)
+        over = Wake(reason=RESUMED, done=done, closer=closer.id, signal=closer)
         waits = close_suspension(self._waits(), suspension, self._now, over)
         outcome = AlreadyMet(suspension.id, tuple(self._binder.bound))
-        steps = (*self._request.steps, *steps_of(suspension, done))
+        steps = (*self._request.steps, *steps_of(suspension, over))
         life = replace(self._snapshot.life, waits=waits)
         after = self._snapshot.to(
             Active(self._lease), life=life, flags=self._snapshot.head.flags | Flags.WAITPOINTS

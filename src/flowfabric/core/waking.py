@@ -65,12 +65,14 @@ class SuspensionExpired(Struct, frozen=True):
 
 
 class Wake(Struct, frozen=True, kw_only=True):
-    """Why a suspension is over. `done` are the arms (by number) whose wait is, and how."""
+    """Why a suspension is over. `done` are the arms (by number) whose wait is, and how; `signal` is
+    the one that ended it, if one did."""
 
     reason: str
     done: dict[int, Waited]
     closer: UUID | None = None
     delay: Millis = NO_TIME
+    signal: Signal | None = None
 
 
 def suspension_of(snapshot: Snapshot) -> Suspension | None:
@@ -94,7 +96,7 @@ def wake(
         waits=close_suspension(snapshot.life.waits or NO_WAITS, suspension, now, wake),
     )
     after = snapshot.to(admit(life, snapshot.state.next, now), life=life)
-    return after, steps_of(suspension, wake.done)
+    return after, steps_of(suspension, wake)
 
 
 def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wake) -> Waits:
@@ -109,10 +111,14 @@ def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wa
     return replace(waits, suspension=None, pending=tuple(pending.values()), last=last)
 
 
-def steps_of(suspension: Suspension, done: dict[int, Waited]) -> tuple[Step, ...]:
+def steps_of(suspension: Suspension, wake: Wake) -> tuple[Step, ...]:
     """The recorded steps of the waits that are over."""
-    refs = [(suspension.arms[number].step, how) for number, how in done.items()]
-    return tuple(_step(ref, how, suspension.id) for ref, how in refs if ref is not None)
+    arms = [(suspension.arms[number], how) for number, how in wake.done.items()]
+    return tuple(
+        _step(arm.step, how, suspension.id, _only_signal(arm, wake))
+        for arm, how in arms
+        if arm.step is not None
+    )
 
 
 def resume(
@@ -270,7 +276,13 @@ def _left_open(arm: Arm, *, over: bool) -> list[Pending]:
     return [replace(bound, taken=max(bound.taken, bound.heard)) for bound in arm.bound]
 
 
-def _step(ref: StepRef, how: Waited, suspension: UUID) -> Step:
-    recorded = Recorded(branch=ref.branch, waited=how, suspension=suspension)
+def _only_signal(arm: Arm, wake: Wake) -> Signal | None:
+    """The signal, if it alone satisfied the arm: whoever reads the step need not look for it."""
+    alone = sum(tally.count for tally in arm.tallies) == 1
+    return wake.signal if alone else None
+
+
+def _step(ref: StepRef, how: Waited, suspension: UUID, signal: Signal | None) -> Step:
+    recorded = Recorded(branch=ref.branch, waited=how, suspension=suspension, signal=signal)
     doc = msgspec.json.encode(recorded)
     return Step(ref.generation, ref.position, ref.name, ref.occurrence, doc)

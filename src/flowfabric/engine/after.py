@@ -1,7 +1,7 @@
 """What happens after a commit: wake whoever waits. Everything here is a hint; what a crash
 leaves undone is found by the sweep or by the poll floor."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +13,9 @@ from flowfabric.engine.waiting import Waiting
 from flowfabric.store.contract import Store
 
 
+async def _nothing(flow: UUID) -> None: ...
+
+
 class After:
     def __init__(self, store: Store, waiting: Waiting) -> None:
         self._store = store
@@ -21,6 +24,8 @@ class After:
         """Told when something becomes due, so that the sweep of this process is there in time."""
         self.owed: Callable[[Iterable[UUID]], None] = lambda flows: None
         """Told which flows something is owed to now."""
+        self.settle: Callable[[UUID], Awaitable[None]] = _nothing
+        """Does everything that is owed to a flow."""
 
     def created(self, snapshots: Iterable[Snapshot]) -> None:
         lanes = set()

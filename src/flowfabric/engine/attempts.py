@@ -65,6 +65,7 @@ class Attempts(Noun):
         self._ends: Batcher[Change[object], bool] = Batcher(
             "end", self._flush_ends, keys=_change_keys, weight=_change_weight
         )
+        self._steps: Batcher[tuple[UUID, int], list[Step]] = Batcher("steps", parts.store.steps)
         self._notes: Batcher[Note, bool] = Batcher("note", self._flush_notes, weight=_note_weight)
 
     async def complete(self, owned: Owned, result: bytes | None = None) -> Completed:
@@ -161,7 +162,7 @@ class Attempts(Noun):
     async def steps(self, uuid: UUID, generation: int) -> list[Step]:
         """The recorded steps of an execution's generation, in order."""
         check_whole(generation, "generation")
-        return await self._parts.store.steps(parse_uuid(uuid, "execution"), generation)
+        return await self._steps.put((parse_uuid(uuid, "execution"), generation))
 
     def seal(self, claim: Claim) -> str:
         """The handle of a claim: opaque signed text that can leave the process."""
@@ -189,6 +190,7 @@ class Attempts(Noun):
     async def drain(self) -> None:
         await self._ends.drain()
         await self._notes.drain()
+        await self._steps.drain()
 
     def unpack(self, owned: Owned) -> tuple[ExecutionId, Owner]:
         """Which execution, and what its caller presents as the owner."""

@@ -20,7 +20,7 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
-from flowfabric.core.flow import Flow, FlowState
+from flowfabric.core.flow import Flow, FlowState, count_chores
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.join import Edge, EdgeState, Join, JoinState
 from flowfabric.core.outcome import Outcome
@@ -32,6 +32,7 @@ from flowfabric.engine.claims import POLL_FLOOR
 from flowfabric.store.contract import EdgeQuery, FlowQuery
 
 PAGE = 500
+MAX_CHORES = 100_000
 MAX_PAGE = 1000
 
 
@@ -64,8 +65,14 @@ class FlowViews(Noun):
     """`engine.flow_views`"""
 
     async def get(self, id: UUID) -> Flow | None:
+        """The flow, with every ending counted, also those that are not written down yet."""
         key = parse_uuid(id, "flow")
-        return (await self._parts.store.flows([key])).get(key)
+        flow = (await self._parts.store.flows([key])).get(key)
+        if flow is None:
+            return None
+        owed = await self._parts.store.chores([key], MAX_CHORES)
+        counted = count_chores(flow, tuple(owed), flow.mutated_at).after if owed else flow
+        return replace(counted, version=flow.version)
 
     async def describe(self, id: UUID) -> FlowDescription | None:
         flow = await self.get(id)

@@ -7,8 +7,9 @@ loses any; an edge that was settled before is left alone. Two processes may sett
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from uuid import UUID
 
 import msgspec
@@ -20,7 +21,7 @@ from flowfabric.core.change import Change, unchanged
 from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import FlowFabricError, LeaseLost, NotFound, NotSignalable
 from flowfabric.core.execution import Ended, Outcome, Snapshot, Source
-from flowfabric.core.flow import CancelPolicy, Flow, count_chores
+from flowfabric.core.flow import CancelPolicy, Flow, FlowChange, count_chores
 from flowfabric.core.join import EdgeState, JoinState, satisfies
 from flowfabric.core.lease import Owner
 from flowfabric.core.settling import Settlement
@@ -32,31 +33,37 @@ from flowfabric.engine.signals import Signals
 from flowfabric.store.contract import EdgeQuery
 
 PAGE = 500
+MAX_FLOWS = 64
 MAX_ROUNDS = 20
+MAX_SWEEPS = 100_000
+COUNT_AT = 50
 CASCADE = Owner(source=Source.FLOW_CASCADE)
-_STORY = frozenset({ChoreKind.ENDED, ChoreKind.REPLAYED})
 
 log = logging.getLogger("flowfabric.flows")
 
 
 class Settler(Noun):
-    """Settles flows of this process's changes as soon as they are committed."""
+    """Settles flows of this process's changes as soon as they are committed, many flows at once.
+
+    Endings are settled at once but counted only when that may end the flow, or when many have
+    come together; the sweep counts the rest. What takes long (cancelling, releasing, telling) has
+    a task of its own, so that no flow waits for another.
+    """
 
     def __init__(self, parts: Parts, signals: Signals) -> None:
         super().__init__(parts)
         self._signals = signals
+        self._pending: dict[UUID, None] = {}
+        self._runner: asyncio.Task[None] | None = None
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._again: set[UUID] = set()
-        parts.after.owed = self.kick
+        parts.after.owed, parts.after.settle = self.kick, self.settle
 
     def kick(self, flows: Iterable[UUID]) -> None:
         """Settles these flows in the background."""
-        for flow in flows:
-            if flow in self._tasks:
-                self._again.add(flow)
-            else:
-                task = asyncio.create_task(self._run(flow), name="flowfabric-settle")
-                self._tasks[flow] = task
+        self._pending.update(dict.fromkeys(flows))
+        if self._runner is None and self._pending:
+            self._runner = asyncio.create_task(self._run(), name="flowfabric-settle")
 
     async def finish(self, flow: UUID) -> None:
         """Settles a flow in the background and waits for that; trouble is left to the sweep."""
@@ -65,42 +72,118 @@ class Settler(Noun):
             await asyncio.wait([task])
 
     async def drain(self) -> None:
-        while self._tasks:
-            await asyncio.wait(list(self._tasks.values()))
+        while self._runner is not None or self._tasks:
+            runner = [] if self._runner is None else [self._runner]
+            await asyncio.wait([*runner, *self._tasks.values()])
 
     async def sweep(self) -> int:
-        """Settles whatever was left behind; returns how many flows."""
-        flows = await self._parts.store.owing(PAGE)
-        for flow in flows:
-            try:
-                await self.settle(flow)
-            except FlowFabricError as error:
-                log.warning("flow %s could not be settled: %s", flow, error)
-        return len(flows)
+        """Settles and counts whatever was left behind, and what comes of it; returns how many
+        flows were looked at."""
+        looked_at: set[UUID] = set()
+        for _ in range(MAX_SWEEPS):
+            flows = await self._parts.store.owing(PAGE)
+            looked_at.update(flows)
+            done = [await self._tried(self._settle_many(flows, counting=True))] if flows else []
+            if not all(done) or not flows:
+                break
+        return len(looked_at)
 
     async def settle(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""
         for _ in range(MAX_ROUNDS):
-            while chores := await self._parts.store.chores(flow, PAGE):
+            while chores := await self._parts.store.chores([flow], PAGE):
                 if not await self._round(flow, chores):
                     break  # somebody else was faster: look again
             else:
                 return
             await asyncio.sleep(0)
 
-    async def _run(self, flow: UUID) -> None:
+    async def _run(self) -> None:
         try:
-            await self.settle(flow)
-            while flow in self._again:
-                self._again.discard(flow)
-                await self.settle(flow)
+            while self._pending:
+                flows = list(islice(self._pending, MAX_FLOWS))
+                for flow in flows:
+                    del self._pending[flow]
+                await self._tried(self._settle_many(flows, counting=False))
+        finally:
+            self._runner = None
+            self.kick(())
+
+    async def _tried(self, work: Awaitable[None]) -> bool:
+        try:
+            await work
         except FlowFabricError as error:
-            log.warning("flow %s is left to the sweep: %s", flow, error)
+            log.warning("flows are left to the sweep: %s", error)
+            return False
+        return True
+
+    def _spawn(self, flow: UUID) -> None:
+        if flow in self._tasks:
+            self._again.add(flow)
+        else:
+            task = asyncio.create_task(self._settle_alone(flow), name="flowfabric-settle-one")
+            self._tasks[flow] = task
+
+    async def _settle_alone(self, flow: UUID) -> None:
+        try:
+            await self._tried(self.settle(flow))
         finally:
             del self._tasks[flow]
             if flow in self._again:
                 self._again.discard(flow)
-                self.kick([flow])
+                self._spawn(flow)
+
+    async def _settle_many(self, flows: Sequence[UUID], *, counting: bool) -> None:
+        """One pass over many flows; with `counting` (the sweep) nothing is left for later."""
+        owed: dict[UUID, list[Chore]] = {}
+        for chore in await self._parts.store.chores(flows, PAGE):
+            owed.setdefault(chore.flow, []).append(chore)
+        light = {flow: chores for flow, chores in owed.items() if _is_light(chores)}
+        for flow in owed.keys() - light.keys():
+            if counting:
+                await self.settle(flow)
+            else:
+                self._spawn(flow)
+        if light:
+            await self._settle_light(light)
+            await self._count(light, counting=counting)
+
+    async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
+        endings = {
+            (flow, id): outcome
+            for flow, chores in owed.items()
+            for id, outcome in _endings(chores).items()
+        }
+        after: UUID | None = None
+        while page := await self._parts.store.unsettled(list(endings), after, PAGE):
+            await self._settle_page(
+                page,
+                {state.edge.id: endings[state.edge.flow, state.edge.upstream] for state in page},
+            )
+            if len(page) < PAGE:
+                return
+            after = page[-1].edge.id
+
+    async def _count(self, owed: dict[UUID, list[Chore]], *, counting: bool) -> None:
+        now, found = self._now(), await self._parts.store.flows(list(owed))
+        changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in found.items()]
+        due = [change for change in changes if counting or _is_due(change)]
+        if not due:
+            return
+        written = await self._parts.store.count_flows(due)
+        for change in due:
+            id = change.after.id
+            if id not in written or change.owed:
+                self.kick([id])
+            elif change.after.ended_at is not None:
+                self._parts.store.hint(frozenset())  # whoever waits for the flow
+
+    async def _settle_page(self, page: Sequence[EdgeState], outcomes: dict[UUID, Outcome]) -> None:
+        by_child: dict[UUID, list[Settlement]] = {}
+        for state in page:
+            settlement = (state.edge.id, outcomes[state.edge.id])
+            by_child.setdefault(state.edge.downstream, []).append(settlement)
+        await self._all([_settling(child, found) for child, found in by_child.items()])
 
     async def _round(self, flow: UUID, chores: Sequence[Chore]) -> bool:
         """Does the given chores and counts them; False when another process did."""
@@ -125,23 +208,13 @@ class Settler(Noun):
         return counted
 
     async def _settle_endings(self, flow: UUID, chores: Sequence[Chore]) -> None:
-        last = {chore.id: chore for chore in chores if chore.kind in _STORY}
-        # One that was replayed since has not ended; of two endings the later one counts.
-        endings = {
-            id: chore.outcome
-            for id, chore in last.items()
-            if chore.kind is ChoreKind.ENDED and chore.outcome is not None
-        }
+        endings = _endings(chores)
         if not endings:
             return
-        async for page in self._pages(
-            EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
-        ):
-            by_child: dict[UUID, list[Settlement]] = {}
-            for state in page:
-                settlement = (state.edge.id, endings[state.edge.upstream])
-                by_child.setdefault(state.edge.downstream, []).append(settlement)
-            await self._all([_settling(child, found) for child, found in by_child.items()])
+        query = EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
+        async for page in self._pages(query):
+            outcomes = {state.edge.id: endings[state.edge.upstream] for state in page}
+            await self._settle_page(page, outcomes)
 
     async def _catch_up(self, flow: UUID, chores: Sequence[Chore]) -> None:
         """A skipped member that was replayed counts upstreams that were replayed before it and
@@ -233,6 +306,28 @@ class Settler(Noun):
 
 def _is_second_chance(chore: Chore) -> bool:
     return chore.kind is ChoreKind.REPLAYED and chore.outcome is Outcome.SKIPPED
+
+
+def _is_light(chores: Sequence[Chore]) -> bool:
+    return len(chores) < PAGE and all(chore.kind is ChoreKind.ENDED for chore in chores)
+
+
+def _is_due(change: FlowChange) -> bool:
+    """Whether a count cannot wait for the sweep: it ends the flow, or revives it, or is large."""
+    before, after = change.before, change.after
+    ended = after.ended_at is not None or (before is not None and before.ended_at is not None)
+    return ended or len(change.done) >= COUNT_AT
+
+
+def _endings(chores: Sequence[Chore]) -> dict[UUID, Outcome]:
+    """How members ended. One that was replayed meanwhile has not: it will end again."""
+    found: dict[UUID, Outcome] = {}
+    for chore in sorted(chores, key=lambda chore: chore.number):
+        if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
+            found[chore.id] = chore.outcome
+        elif chore.kind is ChoreKind.REPLAYED:
+            found.pop(chore.id, None)
+    return found
 
 
 def _settling(child: UUID, settlements: list[Settlement]) -> Decision:

@@ -98,6 +98,15 @@ class Signals(Noun):
             lambda found: sending.ask_to_send(found, name, wanted),
         )
 
+    async def decide_at(self, id: str, delivery: Delivery) -> Answer:
+        """The same at the very waitpoint the delivery names, whatever else has its name."""
+        wanted = replace(check_delivery(delivery), category=APPROVAL)
+        return await self._recalling(
+            id,
+            lambda found, now, memory: rules.deliver(found, now, wanted, None, memory),
+            lambda found: rules.ask_to_deliver(found, wanted),
+        )
+
     async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
         """Takes a bound token back; without one, every token of the waitpoint issued so far."""
         target = parse_uuid(waitpoint, "waitpoint")

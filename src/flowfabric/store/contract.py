@@ -291,8 +291,17 @@ class FlowStore(Protocol):
     async def member_counts(self, flow: UUID) -> dict[PublicState, int]:
         """How many members of a flow are in each public state."""
 
-    async def chores(self, flow: UUID, limit: int) -> list[Chore]:
-        """What is owed to a flow."""
+    async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
+        """Writes changes that only count chores: each flow whose version stands, with its chores
+        that are done and those that are owed. Returns the flows that were written."""
+
+    async def unsettled(
+        self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+    ) -> list[EdgeState]:
+        """Edges that leave the given members (flow, execution) and are not settled, by id."""
+
+    async def chores(self, flows: Sequence[UUID], limit: int) -> list[Chore]:
+        """What is owed to flows, of each at most `limit`."""
 
     async def owing(self, limit: int) -> list[UUID]:
         """Flows that something is owed to."""
@@ -397,8 +406,8 @@ class Store(ScheduleStore, PresenceStore, WaitStore, FlowStore, Protocol):
     async def attempts(self, uuid: UUID) -> list[Attempt]:
         """The attempts in history, by index."""
 
-    async def steps(self, uuid: UUID, generation: int) -> list[Step]:
-        """The recorded steps of a generation, by position."""
+    async def steps(self, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
+        """The recorded steps of each execution and generation, by position, in the order asked."""
 
     async def page(self, query: Query) -> Page:
         """Executions by (created_at, id). Examines a bounded number of rows per call."""

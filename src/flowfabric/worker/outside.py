@@ -194,7 +194,7 @@ class Outside:
         if token is not None:
             return _sent(await engine.signals.deliver(id, delivery, token))
         if waitpoint is not None:
-            name = await _name_of(engine, id, waitpoint)
+            return _sent(await engine.signals.decide_at(id, delivery))
         if name is None:
             raise Invalid("which approval? give its name")
         return _sent(await engine.signals.decide(id, name, delivery))
@@ -214,19 +214,12 @@ async def _named(engine: Engine, id: ExecutionId, name: str | None) -> UUID:
     """The open waitpoint of that name; of any name if there is only one."""
     found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
     matching = [item for item in found if name is None or item.key == name]
-    if len(matching) != 1 and name is None:
-        raise Invalid(f"{len(matching)} waitpoints are open: say which by name")
     if not matching:
-        raise NotFound("waitpoint", name)
+        raise NotFound("waitpoint", name or "(nothing is waited for)")
+    if len(matching) > 1 and name is None:
+        raise Invalid(f"{len(matching)} waitpoints are open: say which by name")
+    matching.sort(key=lambda item: item.state != "active")  # one that is waited at first
     return matching[0].id
-
-
-async def _name_of(engine: Engine, id: ExecutionId, waitpoint: UUID) -> str:
-    found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
-    for item in found:
-        if item.id == waitpoint:
-            return item.key
-    raise NotFound("waitpoint", waitpoint)
 
 
 async def _all_waitpoints(engine: Engine, wanted: int) -> list[OpenWaitpoint]:

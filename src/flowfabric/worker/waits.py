@@ -317,6 +317,8 @@ class Waits:
 
     async def _signals(self, record: Recorded, bindings: tuple[Binding, ...]) -> list[Signal]:
         """The signals that counted for a wait that is over, in the order they came."""
+        if record.signal is not None:
+            return [record.signal]
         suspension = record.suspension
         if suspension is None:
             return []

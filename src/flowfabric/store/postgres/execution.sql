@@ -24,8 +24,12 @@ where s.id = $1
 select doc from {schema}.attempt where id = $1 order by index
 
 -- name: steps_of
-select position, name, occurrence, doc from {schema}.step
-where id = $1 and generation = $2 order by position
+select a.at, s.generation, s.position, s.name, s.occurrence, s.doc
+from unnest($1::uuid[], $2::integer[]) with ordinality as a (id, generation, at)
+cross join lateral (
+    select * from {schema}.step t where t.id = a.id and t.generation = a.generation offset 0
+) s
+order by a.at, s.position
 
 -- name: tagged_execution
 -- All tags or none; gives a row when there is such an execution.

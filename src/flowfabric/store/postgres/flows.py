@@ -16,7 +16,7 @@ from flowfabric.store.contract import EdgeQuery, FlowQuery
 from flowfabric.store.flow_rows import EdgeSearch, Turn, read_chore, read_flow
 from flowfabric.store.postgres.apply import Move, Writer, prepare, standing
 from flowfabric.store.postgres.link import Connection
-from flowfabric.store.postgres.session import Part, Session, same
+from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.postgres.standing import state_of
 
 _FIRST = UUID(int=0)
@@ -72,9 +72,42 @@ class Flowing(Part):
             found[state_of(place, cell, blocked)] += count
         return {state: found[state] for state in PublicState}
 
-    async def chores(self, flow: UUID, limit: int) -> list[Chore]:
-        rows = await self._session.fetch(self._session.load, "chores", flow, limit)
+    async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
+        counts = sorted(changes, key=lambda change: change.after.id)
+        return await self._session.apply.run(partial(self._count, counts))
+
+    async def unsettled(
+        self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+    ) -> list[EdgeState]:
+        flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
+        values = (flows, upstreams, after or _FIRST, limit)
+        rows = await self._session.fetch(self._session.load, "unsettled_edges", *values)
+        return [flow_rows.read_edge(doc, outcome) for doc, outcome in rows]
+
+    async def chores(self, flows: Sequence[UUID], limit: int) -> list[Chore]:
+        rows = await self._session.fetch(self._session.load, "chores", list(flows), limit)
         return [read_chore(row, same) for row in rows]
+
+    async def _count(
+        self, changes: Sequence[FlowChange], connection: Connection, repeated: bool
+    ) -> set[UUID]:
+        """Whoever moves a flow on has its chores for itself: they go with its version. A repeat
+        after a lost reply finds every version moved, and its chores gone with them."""
+        queries, writer = self._session.queries, Writer(self._session, connection)
+        rows = [
+            (*flow_rows.flow_row(change.after), change.before.version)
+            for change in changes
+            if change.before is not None
+        ]
+        async with connection.transaction():
+            found = await connection.fetch(queries["counted_flows"], *columns(rows, len(rows[0])))
+            written = {id for (id,) in found}
+            counted = [change for change in changes if change.after.id in written]
+            done = [key for change in counted for key in flow_rows.chore_keys(change.done)]
+            await writer.send("gone_chores", done)
+            owed = [row for change in counted for row in flow_rows.chore_rows(change.owed)]
+            await writer.send("new_chores", owed)
+        return written
 
     async def owing(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owing, limit)
@@ -133,9 +166,10 @@ class Flush:
         await self._compare()
         done = flow_rows.chore_keys(change.done)
         _check(len(await self._writer.send("gone_chores", done)) == len(done))
+        # Before the changes: they may settle an edge that is only just there.
         await self._writer.send("new_edges", flow_rows.edge_rows(change.edges))
         if self._moves:
-            await self._writer.write(self._moves)  # which may settle the edges that are new
+            await self._writer.write(self._moves)
         await self._writer.send("new_chores", flow_rows.chore_rows(change.owed))
 
     async def _write_flow(self) -> None:

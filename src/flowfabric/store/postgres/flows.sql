@@ -125,9 +125,32 @@ where t.ctid = g.place
 returning t.id
 
 -- name: chores
-select flow, id, number, kind, outcome, spared from {schema}.chore
-where flow = $1
-order by id, number, kind limit $2
+select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
+from unnest($1::uuid[]) as f (id)
+cross join lateral (
+    select * from {schema}.chore t where t.flow = f.id order by t.id, t.number, t.kind limit $2
+) c
+
+-- name: counted_flows
+update {schema}.flow t
+set version = g.version, namespace = g.namespace, kind = g.kind, state = g.state,
+    created_at = g.created_at, ended_at = g.ended_at, doc = g.doc
+from unnest(
+    $1::uuid[], $2::integer[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[],
+    $8::bytea[], $9::integer[]
+) as g (id, version, namespace, kind, state, created_at, ended_at, doc, expected)
+where t.id = g.id and t.version = g.expected
+returning t.id
+
+-- name: unsettled_edges
+select e.doc, e.outcome
+from unnest($1::uuid[], $2::uuid[]) as a (flow, upstream)
+cross join lateral (
+    select * from {schema}.edge t
+    where t.flow = a.flow and t.upstream = a.upstream and t.id > $3 and t.outcome is null
+    order by t.id limit $4
+) e
+order by e.id limit $4
 
 -- name: owing_flows
 -- From one flow to the next, however much is owed to each.

@@ -33,12 +33,14 @@ class Reading(Part):
         rows = await self._session.fetch(self._session.load, "attempts_of", uuid)
         return [read_attempt(doc) for (doc,) in rows]
 
-    async def steps(self, uuid: UUID, generation: int) -> list[Step]:
-        rows = await self._session.fetch(self._session.load, "steps_of", uuid, generation)
-        return [
-            Step(generation, position, name, occurrence, doc)
-            for position, name, occurrence, doc in rows
-        ]
+    async def steps(self, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
+        found: list[list[Step]] = [[] for _ in asked]
+        uuids = [uuid for uuid, _ in asked]
+        generations = [generation for _, generation in asked]
+        link = self._session.load
+        for at, *row in await self._session.fetch(link, "steps_of", uuids, generations):
+            found[at - 1].append(Step(*row))
+        return found
 
     async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
         session = self._session

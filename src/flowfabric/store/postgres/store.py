@@ -80,6 +80,7 @@ class PostgresStore:
         self.apply_flow, self.edges = flowing.apply_flow, flowing.edges
         self.members, self.member_counts = flowing.members, flowing.member_counts
         self.chores, self.owing = flowing.chores, flowing.owing
+        self.count_flows, self.unsettled = flowing.count_flows, flowing.unsettled
 
         listing = Listing(session)
         self.page, self.counts, self.candidates = listing.page, listing.counts, listing.candidates

@@ -57,8 +57,9 @@ def apply_flow(session: Session, change: FlowChange) -> bool:
     if not _write_flow(session, change):
         return False
     session.each("gone_chores", done)
+    # Before the changes: they may settle an edge that is only just there.
     session.insert("new_edges", plain(flow_rows.edge_rows(change.edges)))
-    changes.write(session, decided)  # which may settle the edges that are new
+    changes.write(session, decided)
     session.insert("new_chores", plain(flow_rows.chore_rows(change.owed)))
     return True
 
@@ -96,9 +97,29 @@ def member_counts(session: Session, flow: UUID) -> dict[PublicState, int]:
     return {state: found[state] for state in PublicState}
 
 
-def chores(session: Session, flow: UUID, limit: int) -> list[Chore]:
-    rows = session.rows("chores", {"flow": flow.bytes, "limit": limit})
-    return [read_chore(row, read_uuid) for row in rows]
+def count_flows(session: Session, counts: Sequence[FlowChange]) -> set[UUID]:
+    return {change.after.id for change in counts if apply_flow(session, change)}
+
+
+def unsettled(
+    session: Session, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+) -> list[EdgeState]:
+    """By id over all of them, as many as are wanted."""
+    found: list[EdgeState] = []
+    for flow, upstream in endings:
+        query = EdgeQuery(
+            flow=flow, upstreams=(upstream,), unsettled=True, after=after, limit=limit
+        )
+        found += edges(session, query)
+    return sorted(found, key=lambda state: state.edge.id)[:limit]
+
+
+def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[Chore]:
+    found: list[Chore] = []
+    for flow in flows:
+        rows = session.rows("chores", {"flow": flow.bytes, "limit": limit})
+        found += [read_chore(row, read_uuid) for row in rows]
+    return found
 
 
 def owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:

@@ -56,9 +56,9 @@ def attempts(session: Session, uuid: UUID) -> list[Attempt]:
     return [rows.read_attempt(doc) for (doc,) in session.rows("attempts_of", {"id": uuid.bytes})]
 
 
-def steps(session: Session, uuid: UUID, generation: int) -> list[Step]:
-    values = {"id": uuid.bytes, "generation": generation}
-    return [Step(*row) for row in session.rows("steps_of", values)]
+def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
+    values = [{"id": uuid.bytes, "generation": generation} for uuid, generation in asked]
+    return [[Step(*row) for row in session.rows("steps_of", each)] for each in values]
 
 
 def candidates(

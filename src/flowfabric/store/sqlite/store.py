@@ -136,6 +136,8 @@ class SqliteStore:
     members = _reading(flow_reads.members)
     member_counts = _reading(flow_reads.member_counts)
     chores = _reading(flow_reads.chores)
+    unsettled = _reading(flow_reads.unsettled)
+    count_flows = _writing(flow_reads.count_flows)
     _owing_after = _reading(flow_reads.owing)
 
     load = _reading(reads.load)
