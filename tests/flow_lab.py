@@ -46,7 +46,7 @@ class Drawn:
     async def settled(self) -> None:
         """Everything that is owed was done."""
         await self.lab.engine.sweep.once()
-        assert not await self.lab.engine.store.chores(self.id, 1)
+        assert not await self.lab.engine.store.chores([self.id], 1)
 
     async def flow(self) -> Flow:
         flow = await self.lab.engine.flow_views.get(self.id)

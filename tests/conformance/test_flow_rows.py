@@ -102,8 +102,8 @@ async def test_a_chore_is_remembered_whole(bench: Bench) -> None:
     ]
     assert await bench.apply(flow, owed=tuple(reversed(owed)))
     assert await bench.chores(flow) == owed
-    assert await bench.store.chores(flow.id, 3) == owed[:3]
-    assert await bench.store.chores(A, 3) == []
+    assert await bench.store.chores([flow.id], 3) == owed[:3]
+    assert await bench.store.chores([A], 3) == []
 
 
 # -- a change of a flow, whole or not at all

@@ -106,7 +106,7 @@ class Bench:
         return memory.edges
 
     async def chores(self, flow: Flow) -> list[Chore]:
-        return await self.store.chores(flow.id, 1000)
+        return await self.store.chores([flow.id], 1000)
 
 
 def after(change: Change[Any]) -> Snapshot:

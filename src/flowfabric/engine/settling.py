@@ -57,6 +57,7 @@ class Settler(Noun):
         self._runner: asyncio.Task[None] | None = None
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._again: set[UUID] = set()
+        self._cancels: set[asyncio.Task[None]] = set()
         parts.after.owed, parts.after.settle = self.kick, self.settle
 
     def kick(self, flows: Iterable[UUID]) -> None:
@@ -66,15 +67,23 @@ class Settler(Noun):
             self._runner = asyncio.create_task(self._run(), name="flowfabric-settle")
 
     async def finish(self, flow: UUID) -> None:
-        """Settles a flow in the background and waits for that; trouble is left to the sweep."""
+        """Cancels the members of a cancelled flow and waits for that, not for what follows from
+        it; whoever stops waiting stops nothing, and trouble is left to the sweep."""
+        task = asyncio.create_task(self._finish(flow), name="flowfabric-cancel")
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+        await asyncio.wait([task])
+
+    async def _finish(self, flow: UUID) -> None:
+        found = (await self._parts.store.flows([flow])).get(flow)
+        if found is not None:
+            await self._tried(self.cancel_members(found))
         self.kick([flow])
-        while task := self._tasks.get(flow):
-            await asyncio.wait([task])
 
     async def drain(self) -> None:
-        while self._runner is not None or self._tasks:
+        while self._runner is not None or self._tasks or self._cancels:
             runner = [] if self._runner is None else [self._runner]
-            await asyncio.wait([*runner, *self._tasks.values()])
+            await asyncio.wait([*runner, *self._tasks.values(), *self._cancels])
 
     async def sweep(self) -> int:
         """Settles and counts whatever was left behind, and what comes of it; returns how many
