@@ -50,6 +50,8 @@ class Sleeper(Standing):
             return one(*first)
         if again := self._again(f"suspend {request.id}", fence):
             return again
+        if self.met == (request.id, fence):
+            return one("SuspendAnswer", True, request.id)
         self._gate(fence, now)
         for place in request.places:
             self._check_place(place, now)
@@ -60,7 +62,7 @@ class Sleeper(Standing):
         self.sleep = Sleep(request, taken, request.timeout_at)
         for so_far in range(len(self.said) + 1):
             if is_true(request.condition, self.sleep.hears(self.said[:so_far])):
-                return self._go_on(now, request, so_far)
+                return self._go_on(fence, now, request, so_far)
         self._interrupt(now)
         self._move(Stage.SUSPENDED)
         self.told.append("suspended")
@@ -68,10 +70,11 @@ class Sleeper(Standing):
         self._remember(answer, request, now)
         return self._effect(f"suspend {request.id}", fence, answer)
 
-    def _go_on(self, now: int, request: Request, so_far: int) -> Answers:
+    def _go_on(self, fence: Fence, now: int, request: Request, so_far: int) -> Answers:
         """What was to be waited for is here: the owner keeps its lease."""
         self._close_sleep("signalled", so_far)
         self._moved()
+        self.met = (request.id, fence)
         answer: Answer = ("SuspendAnswer", True, request.id)
         self._remember(answer, request, now)
         return frozenset({answer})

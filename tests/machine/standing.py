@@ -67,6 +67,7 @@ class Standing:
     doors: dict[UUID, Door] = field(default_factory=dict)
     said: list[Said] = field(default_factory=list)
     sleep: Sleep | None = None
+    met: tuple[UUID, Fence] | None = None
     remembered: dict[str, tuple[Answer, int]] = field(default_factory=dict)
 
     def copy(self) -> Self:
@@ -255,7 +256,7 @@ class Standing:
         self.stage = stage
         if start is not None:
             self.start, self.time_left = start, time_left
-        self.owner = self.worker = self.until = self.held_for = None
+        self.owner = self.worker = self.until = self.held_for = self.met = None
         self.held_until = 0
         self._leave_doors()
         self._moved()

@@ -38,7 +38,7 @@ from flowfabric.core.errors import (
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Active, Flags, Lease, Snapshot, Suspended
 from flowfabric.core.history import closing_attempts
-from flowfabric.core.lease import Owner, enter, lease_event, present
+from flowfabric.core.lease import Owner, enter, fence_of, lease_event, present
 from flowfabric.core.listening import listen, mark_key, source_key
 from flowfabric.core.step import Step
 from flowfabric.core.text import MAX_KEY, MAX_NAME, MAX_REASON, check_text
@@ -479,13 +479,22 @@ def _remembered(request: Suspend, memory: Memory, now: Millis) -> NowSuspended |
 
 def _repeated(
     snapshot: Snapshot, owner: Owner, request: Suspend, memory: Memory
-) -> NowSuspended | None:
-    """The outcome again for the very request that suspended the execution (a lost reply)."""
-    if same_release(snapshot, owner.fence, _operation(request)) is None:
+) -> NowSuspended | AlreadyMet | None:
+    """The outcome again for the very request that was decided before (a lost reply)."""
+    parked = same_release(snapshot, owner.fence, _operation(request)) is not None
+    if not parked and not _met(snapshot, owner, request):
         return None
     ids = [binding.id for wait in request.waits for binding in wait.bindings]
-    known = [memory.waitpoints[id] for id in ids if id in memory.waitpoints]
-    return NowSuspended(request.id, tuple(known))
+    known = tuple(memory.waitpoints[id] for id in ids if id in memory.waitpoints)
+    return NowSuspended(request.id, known) if parked else AlreadyMet(request.id, known)
+
+
+def _met(snapshot: Snapshot, owner: Owner, request: Suspend) -> bool:
+    """Whether this request was satisfied at once, and its owner went on with its lease."""
+    last = (snapshot.life.waits or NO_WAITS).last
+    if not isinstance(snapshot.state, Active) or last is None or last.id != request.id:
+        return False
+    return owner.fence == fence_of(snapshot, snapshot.state.lease)
 
 
 def _operation(request: Suspend) -> str:

@@ -144,6 +144,8 @@ class Settler(Noun):
 
     async def _settle_many(self, flows: Sequence[UUID], *, counting: bool) -> None:
         """One pass over many flows; with `counting` (the sweep) nothing is left for later."""
+        # Before the chores: whoever counts them meanwhile moves the version that is compared.
+        found = await self._parts.store.flows(flows)
         owed: dict[UUID, list[Chore]] = {}
         for chore in await self._parts.store.chores(flows, PAGE):
             owed.setdefault(chore.flow, []).append(chore)
@@ -155,7 +157,8 @@ class Settler(Noun):
                 self._spawn(flow)
         if light:
             await self._settle_light(light)
-            await self._count(light, counting=counting)
+            known = {flow: found[flow] for flow in light if flow in found}
+            await self._count(known, light, counting=counting)
 
     async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
         endings = {
@@ -173,9 +176,11 @@ class Settler(Noun):
                 return
             after = page[-1].edge.id
 
-    async def _count(self, owed: dict[UUID, list[Chore]], *, counting: bool) -> None:
-        now, found = self._now(), await self._parts.store.flows(list(owed))
-        changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in found.items()]
+    async def _count(
+        self, flows: dict[UUID, Flow], owed: dict[UUID, list[Chore]], *, counting: bool
+    ) -> None:
+        now = self._now()
+        changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in flows.items()]
         due = [change for change in changes if counting or _is_due(change)]
         if not due:
             return

@@ -293,7 +293,8 @@ class FlowStore(Protocol):
 
     async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
         """Writes changes that only count chores: each flow whose version stands, with its chores
-        that are done and those that are owed. Returns the flows that were written."""
+        that are done and those that are owed. The flows were read before the chores, so a version
+        that stands means that nobody else has counted them. Returns the flows that were written."""
 
     async def unsettled(
         self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
