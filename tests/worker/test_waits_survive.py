@@ -190,7 +190,6 @@ async def test_a_lost_reply_to_a_suspend_does_no_harm(
     assert len(calls) == 4
 
 
-@pytest.mark.xfail(reason="core.suspend does not recognise the repeat of one that was met at once")
 async def test_a_lost_reply_to_a_suspend_that_was_satisfied_at_once_does_no_harm(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,8 @@ def _enc_hook(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
+    if isinstance(value, str):  # such as the id of a run
+        return str.__str__(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
