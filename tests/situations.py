@@ -290,8 +290,7 @@ _LEGAL = [
     " pending_first_attempt|attempt_interrupted",
     f"{_WAITS} not_eligible_until_time waiting_for_resume_delay none attempt_interrupted",
     f"{_WAITS} not_eligible_until_time waiting_for_retry_backoff none pending_retry_attempt",
-    f"{_WAITS} blocked_by_dependencies waiting_for_children none"
-    f" {_PENDING}|attempt_interrupted",
+    f"{_WAITS} blocked_by_dependencies waiting_for_children none {_PENDING}|attempt_interrupted",
     f"{_WAITS} blocked_by_budget waiting_for_budget none {_PENDING}|attempt_interrupted",
     f"{_WAITS} blocked_by_quota waiting_for_quota none {_PENDING}|attempt_interrupted",
     f"{_WAITS} blocked_by_route waiting_for_capable_worker none {_PENDING}|attempt_interrupted",

@@ -157,8 +157,8 @@ async def test_steps_and_progress_are_written_beside_the_lease(bench: Bench) -> 
         Note(uuid, lease_id, epoch, Progress(percent=20)),
     ]
     assert await bench.store.note(notes, bench.now) == {uuid}
-    assert await bench.store.steps(uuid, 0) == [step(0, "a"), step(1, "b")]
-    assert await bench.store.steps(uuid, 1) == []
+    assert (await bench.store.steps([(uuid, 0)]))[0] == [step(0, "a"), step(1, "b")]
+    assert (await bench.store.steps([(uuid, 1)]))[0] == []
     assert await progress_of(bench, uuid) == Progress(20, "begun")
     assert await bench.store.note([progress(held, message="on")], bench.now) == {uuid}
     assert await progress_of(bench, uuid) == Progress(20, "on")
@@ -177,7 +177,7 @@ async def test_a_recorded_step_stays_as_it_is(bench: Bench) -> None:
     for doc in (b"first", b"second"):
         note = Note(uuid, lease_id, epoch, step=step(0, doc=doc))
         assert await bench.store.note([note], bench.now) == {uuid}
-    assert [s.doc for s in await bench.store.steps(uuid, 0)] == [b"first"]
+    assert [s.doc for s in (await bench.store.steps([(uuid, 0)]))[0]] == [b"first"]
 
 
 async def test_nothing_is_written_beside_a_lease_that_does_not_stand(bench: Bench) -> None:
@@ -215,7 +215,7 @@ async def test_a_change_moves_the_row_and_writes_everything_else(bench: Bench) -
     retrying = await bench.apply(change)
     assert await bench.load(held) == retrying
     assert await bench.store.attempts(held.execution.uuid) == list(change.attempts)
-    assert await bench.store.steps(held.execution.uuid, 0) == [step(0)]
+    assert (await bench.store.steps([(held.execution.uuid, 0)]))[0] == [step(0)]
     assert await kinds(bench, held.execution.uuid) == [
         EventKind.CLAIMED,
         EventKind.RETRY_SCHEDULED,
