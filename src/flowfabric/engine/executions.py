@@ -98,14 +98,11 @@ class Executions(Noun):
         snapshot = await self._load(id)
         if snapshot is None or not snapshot.head.flags & Flags.FLOW:
             return await self._decide(id, control.replay)
-        home = snapshot.execution.flow or UUID(int=0)
-        flow = await self._parts.store.flows([home])
+        flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
         if any(found.state is FlowState.CANCELLED for found in flow.values()):
             raise FlowTerminal("the flow was cancelled")
         if ask_to_replay(snapshot) is None:
             return await self._decide(id, control.replay)
-        # An ending that is not counted yet would be settled again on the edges opened here.
-        await self._parts.after.settle(home)
         return await self._parts.decisions.recalling(
             snapshot.execution.uuid, replay_skipped, ask_to_replay
         )
