@@ -35,7 +35,6 @@ from flowfabric.store.contract import EdgeQuery
 PAGE = 500
 MAX_FLOWS = 64
 MAX_ROUNDS = 20
-MAX_SWEEPS = 100_000
 COUNT_AT = 50
 CASCADE = Owner(source=Source.FLOW_CASCADE)
 
@@ -89,12 +88,10 @@ class Settler(Noun):
         """Settles and counts whatever was left behind, and what comes of it; returns how many
         flows were looked at."""
         looked_at: set[UUID] = set()
-        for _ in range(MAX_SWEEPS):
-            flows = await self._parts.store.owing(PAGE)
+        while flows := await self._parts.store.owing(PAGE):
             looked_at.update(flows)
-            done = [await self._tried(self._settle_many(flows, counting=True))] if flows else []
-            if not all(done) or not flows:
-                break
+            if not await self._tried(self._settle_many(flows, counting=True)):
+                break  # only what cannot be done now is left
         return len(looked_at)
 
     async def settle(self, flow: UUID) -> None:
@@ -118,13 +115,13 @@ class Settler(Noun):
             self._runner = None
             self.kick(())
 
-    async def _tried(self, work: Awaitable[None]) -> bool:
+    async def _tried(self, work: Awaitable[object]) -> bool:
+        """Whether something was done; trouble is left to the sweep."""
         try:
-            await work
+            return bool(await work)
         except FlowFabricError as error:
             log.warning("flows are left to the sweep: %s", error)
             return False
-        return True
 
     def _spawn(self, flow: UUID) -> None:
         if flow in self._tasks:
@@ -142,23 +139,26 @@ class Settler(Noun):
                 self._again.discard(flow)
                 self._spawn(flow)
 
-    async def _settle_many(self, flows: Sequence[UUID], *, counting: bool) -> None:
-        """One pass over many flows; with `counting` (the sweep) nothing is left for later."""
+    async def _settle_many(self, flows: Sequence[UUID], *, counting: bool) -> int:
+        """One pass over many flows; with `counting` (the sweep) nothing is left for later. Returns
+        how many flows have nothing owed any more that was owed to them before."""
         # Before the chores: whoever counts them meanwhile moves the version that is compared.
         found = await self._parts.store.flows(flows)
         owed: dict[UUID, list[Chore]] = {}
         for chore in await self._parts.store.chores(flows, PAGE):
             owed.setdefault(chore.flow, []).append(chore)
         light = {flow: chores for flow, chores in owed.items() if _is_light(chores)}
-        for flow in owed.keys() - light.keys():
+        heavy = owed.keys() - light.keys()
+        for flow in heavy:
             if counting:
                 await self.settle(flow)
             else:
                 self._spawn(flow)
-        if light:
-            await self._settle_light(light)
-            known = {flow: found[flow] for flow in light if flow in found}
-            await self._count(known, light, counting=counting)
+        if not light:
+            return len(heavy)
+        await self._settle_light(light)
+        known = {flow: found[flow] for flow in light if flow in found}
+        return len(heavy) + await self._count(known, light, counting=counting)
 
     async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
         endings = {
@@ -178,12 +178,12 @@ class Settler(Noun):
 
     async def _count(
         self, flows: dict[UUID, Flow], owed: dict[UUID, list[Chore]], *, counting: bool
-    ) -> None:
+    ) -> int:
         now = self._now()
         changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in flows.items()]
         due = [change for change in changes if counting or _is_due(change)]
         if not due:
-            return
+            return 0
         written = await self._parts.store.count_flows(due)
         for change in due:
             id = change.after.id
@@ -191,6 +191,7 @@ class Settler(Noun):
                 self.kick([id])
             elif change.after.ended_at is not None:
                 self._parts.store.hint(frozenset())  # whoever waits for the flow
+        return len(written)
 
     async def _settle_page(self, page: Sequence[EdgeState], outcomes: dict[UUID, Outcome]) -> None:
         by_child: dict[UUID, list[Settlement]] = {}
