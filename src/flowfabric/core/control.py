@@ -304,6 +304,7 @@ def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
         generation=old.generation + fresh_steps,
         waits=waits,
         join=old.join,
+        unsealed=old.unsealed,
         unknown=old.unknown,
     )
     return life, flags

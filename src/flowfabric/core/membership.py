@@ -25,7 +25,7 @@ from flowfabric.core.gate import admit
 from flowfabric.core.graph import check_on, check_policy
 from flowfabric.core.ids import ExecutionId, flow_partition
 from flowfabric.core.join import Edge, Join, JoinPolicy, JoinState, count, evaluate
-from flowfabric.core.settling import Settled, Settlement, join_changed
+from flowfabric.core.settling import Settled, Settlement, join_changed, siblings
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 
@@ -146,7 +146,7 @@ def release(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
     if snapshot is None or not snapshot.life.unsealed:
         return unchanged(Settled(0, None))
     freed = replace(snapshot.life, unsealed=False)
-    join = None if freed.join is None else evaluate(freed.join, now)
+    join = None if freed.join is None else _judged(freed.join, now)
     loose = replace(snapshot, head=replace(snapshot.head, life=freed))
     if join is not None and join.state is JoinState.IMPOSSIBLE:
         return replace(join_changed(loose, join, now), before=snapshot)
@@ -154,7 +154,10 @@ def release(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
     state = snapshot.state
     if isinstance(state, Waiting):
         state = admit(life, state.next, now)
-    return Change(Settled(0, join), snapshot, snapshot.to(state, life=life))
+    after = snapshot.to(state, life=life)
+    fired = join != freed.join and not isinstance(state, Ended)
+    owed = siblings(after, join) if join is not None and fired else ()
+    return Change(Settled(0, join), snapshot, after, owed=owed)
 
 
 def sealed(flow: Flow, now: Millis) -> Flow:
@@ -170,6 +173,13 @@ def check_edge(edge: object) -> Edge:
         raise SelfEdge("an execution cannot wait for itself")
     check_on(found.on, found.input)
     return found
+
+
+def _judged(join: Join, now: Millis) -> Join:
+    """A join whose edges are all there; of a flow that was cancelled too early some never come."""
+    if join.n < join.needed:
+        return replace(join, state=JoinState.IMPOSSIBLE, fired_at=now)
+    return evaluate(join, now)
 
 
 def _welcomed(flow: Flow, snapshot: Snapshot, now: Millis) -> Snapshot:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from flowfabric.core.attempt import Delayed, pause_attempt, released, same_release
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.chore import SIBLING, Chore, ChoreKind
-from flowfabric.core.control import Replayed, check_replay, reborn
+from flowfabric.core.control import Replayed, check_replay, reborn, replay
 from flowfabric.core.ending import end, event_of
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
@@ -81,7 +81,7 @@ def join_changed(snapshot: Snapshot, join: Join, now: Millis) -> "Change[Settled
         change: Change[Settled] = replace(_skip(snapshot, life, now), outcome=answer)
     else:
         change = Change(answer, snapshot, _passed(snapshot, life, now))
-    return replace(change, owed=_siblings(change.after, join))
+    return replace(change, owed=siblings(change.after, join))
 
 
 def sibling_reason(join: Join) -> str:
@@ -111,9 +111,18 @@ def wait_children(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Chan
 
 
 def ask_to_replay(snapshot: Snapshot | None) -> Ask | None:
-    if snapshot is None or not _is_skipped(snapshot):
+    """Incoming edges, where a replay must wait for some of them again."""
+    if snapshot is None or not _is_hopeless(snapshot):
         return None
     return Ask(snapshot.execution.uuid, incoming=True)
+
+
+def replay_member(snapshot: Snapshot | None, now: Millis, memory: Memory) -> "Change[Replayed]":
+    """Runs an ended member again. One whose join had become impossible waits anew, also if it was
+    cancelled or expired before that."""
+    if ask_to_replay(snapshot) is None:
+        return replay(snapshot, now)
+    return replay_skipped(snapshot, now, memory)
 
 
 def replay_skipped(snapshot: Snapshot | None, now: Millis, memory: Memory) -> "Change[Replayed]":
@@ -142,9 +151,10 @@ def replay_skipped(snapshot: Snapshot | None, now: Millis, memory: Memory) -> "C
     )
 
 
-def _is_skipped(snapshot: Snapshot) -> bool:
-    state = snapshot.state
-    return isinstance(state, Ended) and state.outcome is Outcome.SKIPPED
+def _is_hopeless(snapshot: Snapshot) -> bool:
+    join = snapshot.life.join
+    lost = join is not None and join.state is JoinState.IMPOSSIBLE
+    return lost and isinstance(snapshot.state, Ended)
 
 
 def _is_lacking(edge: EdgeState) -> bool:
@@ -177,7 +187,8 @@ def _skip(snapshot: Snapshot, life: Life, now: Millis) -> "Change[Settled]":
     return end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, IMPOSSIBLE)
 
 
-def _siblings(after: Snapshot | None, join: Join) -> tuple[Chore, ...]:
+def siblings(after: Snapshot | None, join: Join) -> tuple[Chore, ...]:
+    """What a join owes that has just fired: the cancel of those that still run."""
     if after is None or after.execution.flow is None or not join.cancels_rest:
         return ()
     id, number = after.execution.uuid, after.head.version

@@ -21,7 +21,7 @@ from flowfabric.core.execution import Flags, Source
 from flowfabric.core.flow import FlowState
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
-from flowfabric.core.settling import ask_to_replay, replay_skipped
+from flowfabric.core.settling import ask_to_replay, replay_member
 from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
 from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
@@ -101,10 +101,8 @@ class Executions(Noun):
         flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
         if any(found.state is FlowState.CANCELLED for found in flow.values()):
             raise FlowTerminal("the flow was cancelled")
-        if ask_to_replay(snapshot) is None:
-            return await self._decide(id, control.replay)
         return await self._parts.decisions.recalling(
-            snapshot.execution.uuid, replay_skipped, ask_to_replay
+            snapshot.execution.uuid, replay_member, ask_to_replay
         )
 
     async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:

@@ -269,6 +269,7 @@ class Flows(Noun):
         span = None if timeout is None else check_seconds(timeout, "timeout")
         header = await self.cancel_header(flow, reason=reason, policy=policy)
         if header.policy is CancelPolicy.FLOW_ONLY:
+            self._settler.kick([header.id])
             return header
         if not wait:
             self._settler.kick([header.id])
@@ -296,7 +297,7 @@ class Flows(Noun):
             open = open_flow(found, key)
             cancel = Cancellation(now, text, chosen)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
-            owed = _cancel_chores(after)
+            owed = _cancel_chores(after, held=open.state is FlowState.OPEN)
             first = await self._parts.store.members(key, limit=1)
             changes = tuple(_announce(member, after, now) for member in first)
             return FlowChange(open, after, changes=changes, owed=owed)
@@ -321,6 +322,7 @@ class Flows(Noun):
         found = known((await self._parts.store.flows([key])).get(key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
+        await self._settler.settle(key)  # or an ending told late skips again what waits again
         ended = await self._unsuccessful(key)
         for member in ended:
             check_replay(member)
@@ -456,10 +458,13 @@ def _policy(policy: object) -> CancelPolicy:
         raise Invalid(f"a policy is one of {', '.join(CancelPolicy)}") from None
 
 
-def _cancel_chores(flow: Flow) -> tuple[Chore, ...]:
-    if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY or not flow.nodes:
+def _cancel_chores(flow: Flow, *, held: bool) -> tuple[Chore, ...]:
+    """Cancel the members; and let those go that are left, when nobody can seal the flow now."""
+    if flow.cancel is None or not flow.nodes:
         return ()
-    return (Chore(flow.id, flow.id, flow.version, ChoreKind.CANCEL),)
+    cancels = flow.cancel.policy is not CancelPolicy.FLOW_ONLY
+    kinds = [ChoreKind.CANCEL] * cancels + [ChoreKind.RELEASE] * held
+    return tuple(Chore(flow.id, flow.id, flow.version, kind) for kind in kinds)
 
 
 def _announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:

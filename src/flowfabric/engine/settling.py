@@ -232,8 +232,8 @@ class Settler(Noun):
             await self._settle_page(page, outcomes)
 
     async def _catch_up(self, flow: UUID, chores: Sequence[Chore]) -> None:
-        """A skipped member that was replayed counts upstreams that were replayed before it and
-        have ended as it needs; for the others it waits."""
+        """A member that waits again after a replay counts upstreams that were replayed before it
+        and have ended as it needs; for the others it waits."""
         replayed = tuple(chore.id for chore in chores if _is_second_chance(chore))
         if not replayed:
             return
@@ -271,19 +271,20 @@ class Settler(Noun):
             return
         pending = flow.cancel.policy is CancelPolicy.PENDING
         rule = partial(_cancel_pending if pending else _cancel, flow.cancel.reason)
-        async for page in self._living(flow):
+        async for page in self._members(flow, living=True):
             await self._all([Decision(each.execution.uuid, rule) for each in page])
 
     async def _release(self, flow: Flow) -> None:
-        async for page in self._living(flow):
+        """Also those that have ended: a replay must not find them held."""
+        async for page in self._members(flow, living=False):
             held = [each.execution.uuid for each in page if each.life.unsealed]
             await self._all([Decision(uuid, membership.release) for uuid in held])
 
-    async def _living(self, flow: Flow) -> AsyncIterator[list[Snapshot]]:
-        """Members that have not ended, page by page."""
+    async def _members(self, flow: Flow, *, living: bool) -> AsyncIterator[list[Snapshot]]:
+        """Members, or those that have not ended, page by page."""
         after: UUID | None = None
         members = self._parts.store.members
-        while page := await members(flow.id, after=after, limit=PAGE, living=True):
+        while page := await members(flow.id, after=after, limit=PAGE, living=living):
             yield page
             after = page[-1].execution.uuid
 
@@ -320,7 +321,7 @@ class Settler(Noun):
 
 
 def _is_second_chance(chore: Chore) -> bool:
-    return chore.kind is ChoreKind.REPLAYED and chore.outcome is Outcome.SKIPPED
+    return chore.kind is ChoreKind.REPLAYED
 
 
 def _is_light(chores: Sequence[Chore]) -> bool:
