@@ -203,6 +203,16 @@ async def test_a_running_member_loses_its_lease(lab: Lab) -> None:
     assert await drawn.endings() == {"a": [Outcome.CANCELLED]}
 
 
+async def test_a_cancelled_member_is_never_claimed_again(lab: Lab) -> None:
+    """INV-30: whatever it was doing, and however long one waits"""
+    drawn = await mixed(lab)
+    await cancel(drawn)
+    for _ in range(3):
+        await lab.pass_time(10 * DELAY)
+        assert await lab.claim(limit=50) == []
+    assert set((await drawn.endings()).keys()) == set(drawn.members)
+
+
 async def test_the_attempt_in_hand_ends_with_the_member(lab: Lab) -> None:
     """E-T175, C-T74: whatever it was before, it is a cancelled attempt now"""
     drawn = await declare(lab, "a", given={"a": {"policy": RETRY}})

@@ -17,6 +17,7 @@ class Row(Struct):
 async def work(bench: Bench) -> int:
     """Works until nothing is left to do, also what becomes possible meanwhile."""
     done = 0
+    await bench.engine.sweep.once()
     while count := await bench.work():
         done += count
         await bench.engine.sweep.once()
