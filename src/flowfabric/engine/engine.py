@@ -100,4 +100,5 @@ class Engine:
         await self._settler.drain()
         await self._parts.decisions.drain()
         await self._parts.waiting.close()
+        await self.flow_views.close()
         await self.store.close()

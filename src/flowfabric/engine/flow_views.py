@@ -20,15 +20,15 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
-from flowfabric.core.flow import Flow, FlowState, count_chores
+from flowfabric.core.flow import Flow, FlowState, count_chores, known
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.join import Edge, EdgeState, Join, JoinState
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.text import check_kind, check_namespace, check_tag, check_text
 from flowfabric.core.time import Millis, check_moment
 from flowfabric.core.vector import PublicState, public_state
-from flowfabric.engine.base import Noun
-from flowfabric.engine.claims import POLL_FLOOR
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.flow_waiting import FlowWaiting
 from flowfabric.store.contract import EdgeQuery, FlowQuery
 
 PAGE = 500
@@ -64,6 +64,13 @@ class FlowDescription(Struct, frozen=True):
 class FlowViews(Noun):
     """`engine.flow_views`"""
 
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._waiting = FlowWaiting(parts.store)
+
+    async def close(self) -> None:
+        await self._waiting.close()
+
     async def get(self, id: UUID) -> Flow | None:
         """The flow, with every ending counted, also those that are not written down yet."""
         key = parse_uuid(id, "flow")
@@ -82,19 +89,16 @@ class FlowViews(Noun):
 
     async def wait(self, id: UUID, timeout: float | None = None) -> Flow:
         """The flow once all its members have ended; TimeoutError after `timeout` seconds."""
-        loop = asyncio.get_running_loop()
-        give_up_at = None if timeout is None else loop.time() + check_seconds(timeout, "timeout")
-        while True:
-            seen = self._parts.store.hints()
-            flow = await self.get(id)
-            if flow is None:
-                raise NotFound("flow", id)
-            if flow.ended_at is not None:
-                return flow
-            left = POLL_FLOOR if give_up_at is None else give_up_at - loop.time()
-            if left <= 0:
-                raise TimeoutError(f"flow {id} is {flow.state}")
-            await self._parts.store.wait_hint(min(POLL_FLOOR, left), seen)
+        key = parse_uuid(id, "flow")
+        span = None if timeout is None else check_seconds(timeout, "timeout")
+        try:
+            async with asyncio.timeout(span):
+                return await self._waiting.end_of(key)
+        except TimeoutError:
+            flow = known(await self.get(key), key)
+            if flow.ended_at is None:
+                raise TimeoutError(f"flow {id} is {flow.state}") from None
+            return flow
 
     async def page(
         self,

@@ -46,7 +46,7 @@ class Checks(ABC):
         side follows, one branch after the other."""
         engine, uuid = self._open_engine(), run.id.uuid
         snapshot = at_once(engine.store.load([uuid]))[uuid]
-        found = at_once(engine.attempts.steps(uuid, snapshot.life.generation))
+        (found,) = at_once(engine.store.steps([(uuid, snapshot.life.generation)]))
         branches = [msgspec.json.decode(step.doc, type=Recorded).branch for step in found]
         ordered = sorted(zip(branches, found, strict=True), key=lambda p: (p[0], p[1].position))
         return [plain_name(step.name) for _, step in ordered if not is_limit(step.name)]

@@ -1,0 +1,90 @@
+"""Waiting for flows: many callers, few queries."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from uuid import UUID
+
+import pytest
+
+from flowfabric.core.errors import NotFound, Unavailable
+from flowfabric.core.flow import Flow
+from flowfabric.core.graph import Graph, Node
+from flowfabric.core.submission import Submission
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.flow_waiting import FlowWaiting
+from flowfabric.store.sqlite.store import open_sqlite
+
+GRAPH = Graph((Node("only", Submission(kind="noop")),))
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = await Engine.open(await open_sqlite(":memory:", inline=True))
+    yield engine
+    await engine.close()
+
+
+async def declare(engine: Engine, many: int) -> list[UUID]:
+    return [(await engine.flows.declare("batch", GRAPH)).id for _ in range(many)]
+
+
+async def test_two_hundred_waiters_cost_one_query_per_hint(engine: Engine) -> None:
+    flows = await declare(engine, 200)
+    asked: list[int] = []
+    looked = asyncio.Event()
+    plain = engine.store.flows
+
+    async def counted(ids: Sequence[UUID]) -> dict[UUID, Flow]:
+        asked.append(len(ids))
+        looked.set()
+        return await plain(ids)
+
+    engine.store.flows = counted  # type: ignore[method-assign]
+    waiting = FlowWaiting(engine.store)
+    tasks = [asyncio.create_task(waiting.end_of(flow)) for flow in flows for _ in range(5)]
+    await looked.wait()
+    assert asked == [200]
+    engine.store.flows = plain  # type: ignore[method-assign]
+    for flow in flows:
+        await engine.flows.cancel(flow)
+    ended = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    assert {flow.id for flow in ended} == set(flows)
+
+
+async def test_a_flow_that_has_ended_is_told_at_once(engine: Engine) -> None:
+    (flow,) = await declare(engine, 1)
+    await engine.flows.cancel(flow)
+    assert (await engine.flow_views.wait(flow, timeout=20)).ended_at is not None
+    assert (await engine.flow_views.wait(flow, timeout=0)).ended_at is not None
+
+
+async def test_a_flow_that_does_not_exist_is_not_found(engine: Engine) -> None:
+    (flow,) = await declare(engine, 1)
+    patient = asyncio.create_task(engine.flow_views.wait(flow))
+    with pytest.raises(NotFound):
+        await engine.flow_views.wait(UUID(int=7), timeout=20)
+    with pytest.raises(NotFound):
+        await engine.flow_views.wait(UUID(int=7), timeout=0)
+    assert not patient.done()
+    patient.cancel()
+
+
+async def test_whoever_stops_waiting_takes_nobody_along(engine: Engine) -> None:
+    (flow,) = await declare(engine, 1)
+    impatient = engine.flow_views.wait(flow, timeout=0)
+    patient = asyncio.create_task(engine.flow_views.wait(flow))
+    with pytest.raises(TimeoutError, match="is running"):
+        await impatient
+    await engine.flows.cancel(flow)
+    assert (await asyncio.wait_for(patient, 20)).id == flow
+
+
+async def test_a_closed_engine_lets_waiters_go() -> None:
+    engine = await Engine.open(await open_sqlite(":memory:", inline=True))
+    (flow,) = await declare(engine, 1)
+    patient = asyncio.create_task(engine.flow_views.wait(flow))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(Unavailable):
+        await patient
