@@ -90,9 +90,17 @@ class Settler(Noun):
         looked_at: set[UUID] = set()
         while flows := await self._parts.store.owing(PAGE):
             looked_at.update(flows)
-            if not await self._tried(self._settle_many(flows, counting=True)):
+            done = await self._tried(self._settle_many(flows, counting=True))
+            if not (done or await self._one_by_one(flows)):
                 break  # only what cannot be done now is left
         return len(looked_at)
+
+    async def _one_by_one(self, flows: Sequence[UUID]) -> bool:
+        """Whether any was settled; one that cannot be hides no other."""
+        if len(flows) < 2:
+            return False
+        done = [await self._tried(self._settle_many([flow], counting=True)) for flow in flows]
+        return any(done)
 
     async def settle(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""
