@@ -316,15 +316,16 @@ class Waits:
         return record, await self._signals(record, asked.bindings)
 
     async def _signals(self, record: Recorded, bindings: tuple[Binding, ...]) -> list[Signal]:
-        """The signals that counted for a wait that is over, in the order they came."""
+        """The signals that counted for a wait that is over, in the order they came; none of a
+        waitpoint that is not waited at now, such as the approval of something else."""
+        ids = {binding.id for binding in bindings}
         if record.signal is not None:
-            return [record.signal]
+            return [record.signal] if record.signal.waitpoint in ids else []
         suspension = record.suspension
         if suspension is None:
             return []
         if suspension not in self._heard:
             self._heard[suspension] = await self._read(suspension)
-        ids = {binding.id for binding in bindings}
         return [signal for signal in self._heard[suspension] if signal.waitpoint in ids]
 
     async def _read(self, suspension: UUID) -> list[Signal]:
