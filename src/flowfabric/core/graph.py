@@ -64,6 +64,8 @@ def member_id(flow: UUID, key: str) -> ExecutionId:
 def check_graph(graph: object) -> Graph:
     """The graph if it can run; InvalidGraph says why not."""
     checked = check_kind_of(graph, Graph, "graph")
+    for part in (checked.nodes, checked.links):
+        check_kind_of(part, tuple, "nodes and links of a graph")
     if not checked.nodes:
         raise InvalidGraph("a flow has at least one member")
     if len(checked.nodes) > MAX_NODES or len(checked.links) > MAX_LINKS:
@@ -150,6 +152,8 @@ def _check_nodes(graph: Graph) -> set[str]:
 
 def _check_link(link: Link, keys: set[str]) -> None:
     check_kind_of(link, Link, "link")
+    for key in (link.upstream, link.downstream):
+        check_kind_of(key, str, "an end of a link")
     if link.upstream == link.downstream:
         raise SelfEdge(f"{link.upstream!r} waits for itself")
     for key in (link.upstream, link.downstream):
