@@ -372,7 +372,7 @@ async def test_an_upstream_that_ends_while_it_is_cancelled_keeps_its_ending(
     late = await flow.take("u1")
     await lab.complete(await flow.take("u0"))
     settler = lab.engine._settler
-    honest = settler._cancel_siblings
+    honest = settler.work._cancel_siblings
 
     async def meanwhile(*args: Any) -> None:
         if await lab.state(late.id) is PublicState.ACTIVE:
@@ -380,8 +380,8 @@ async def test_an_upstream_that_ends_while_it_is_cancelled_keeps_its_ending(
         await honest(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(settler, "_cancel_siblings", meanwhile)
-        await settler.settle(flow.id)
+        patched.setattr(settler.work, "_cancel_siblings", meanwhile)
+        await settler.work.settle(flow.id)
     await flow.settled()
     assert await lab.engine.views.result(late.id) == b"late"
     assert await counters(flow, "z") == (2, 2, 0, 0)

@@ -57,7 +57,8 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
 
     @property
     def plain_end(self) -> bool:
-        """Whether the ending touches nothing but the lease: one statement, no load.
+        """Whether the ending touches nothing but the lease, and what it owes to a flow: one
+        statement, no load.
 
         A refusal is none: a lease that looks expired to its holder may have been renewed.
         """
@@ -67,9 +68,10 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
             and self.after is not None
             and isinstance(self.before.state, Active)
             and isinstance(self.after.state, Ended)
-            and self.before.head.flags is Flags.NONE
+            and not self.before.head.flags & ~Flags.FLOW
             and not self.attempts
             and not self.steps
+            and not self.owed
         )
 
 

@@ -1,8 +1,7 @@
 """Suspending: an owner gives its lease up until the outside world has answered.
 
-A request names what to wait for in one or more arms; any of them wakes the execution. Signals
-that arrived at a pending waitpoint before count as if they came just after, and when they satisfy
-an arm at once the owner keeps its lease and simply goes on.
+A request names what to wait for in one or more arms; any of them wakes the execution. Signals that
+arrived before count as if they came just after; if they satisfy an arm the lease is kept.
 """
 
 from enum import StrEnum

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.change import Change
+from flowfabric.core.chore import Chore
 from flowfabric.core.execution import Ended, Lost, Ready, Snapshot, Suspended
 from flowfabric.core.execution import Waiting as Parked
 from flowfabric.core.time import Millis
@@ -22,8 +23,8 @@ class After:
         self._waiting = waiting
         self.due: Callable[[Millis], None] = lambda at: None
         """Told when something becomes due, so that the sweep of this process is there in time."""
-        self.owed: Callable[[Iterable[UUID]], None] = lambda flows: None
-        """Told which flows something is owed to now."""
+        self.owed: Callable[[Iterable[Chore]], None] = lambda chores: None
+        """Told what is owed to flows now."""
         self.settle: Callable[[UUID], Awaitable[None]] = _nothing
         """Does everything that is owed to a flow."""
 
@@ -43,7 +44,7 @@ class After:
 
     def applied(self, changes: Iterable[Change[Any]]) -> None:
         lanes, ended = set(), list[UUID]()
-        owed = dict[UUID, None]()
+        owed = list[Chore]()
         for change in changes:
             if change.after is None:
                 continue
@@ -54,7 +55,7 @@ class After:
                     ended.append(change.after.execution.uuid)
                 case _:
                     self._watch(change.after)
-            owed.update(dict.fromkeys(chore.flow for chore in change.chores))
+            owed += change.chores
         if ended:
             self._waiting.ended(ended)
         if owed:

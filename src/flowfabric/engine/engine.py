@@ -23,7 +23,7 @@ from flowfabric.engine.ids import Ids
 from flowfabric.engine.keys import Keys, Ring
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.schedules import Schedules
-from flowfabric.engine.settling import Settler
+from flowfabric.engine.settler import Settler
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.sweep import Sweep

@@ -48,7 +48,8 @@ from flowfabric.core.text import MAX_REASON, check_kind, check_namespace, check_
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.executions import Executions
-from flowfabric.engine.settling import PAGE, Settler
+from flowfabric.engine.settler import Settler
+from flowfabric.engine.settling import PAGE
 from flowfabric.store.contract import EdgeQuery
 
 MAX_ROUNDS = 100
@@ -148,7 +149,7 @@ class Flows(Noun):
         await self._executions.put_all(laid.roots)
         found = (await self._parts.store.flows([flow.id])).get(flow.id)
         if found is not None and found.cancel is not None:
-            await self._settler.cancel_members(found)  # those that came after the cancel
+            await self._settler.work.cancel_members(found)  # those that came after the cancel
         return Declared(new.id, laid.ids, created)
 
     async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
@@ -248,7 +249,7 @@ class Flows(Noun):
             return FlowChange(open, after, owed=(chore,))
 
         made = await self._change(key, decide)
-        await self._settler.settle(key)
+        await self._settler.work.settle(key)
         return made is not None
 
     # -- steering
@@ -322,7 +323,7 @@ class Flows(Noun):
         found = known((await self._parts.store.flows([key])).get(key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
-        await self._settler.settle(key)  # or an ending told late skips again what waits again
+        await self._settler.work.settle(key)  # or an ending told late skips again what waits again
         ended = await self._unsuccessful(key)
         for member in ended:
             check_replay(member)

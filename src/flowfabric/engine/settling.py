@@ -7,9 +7,8 @@ loses any; an edge that was settled before is left alone. Two processes may sett
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from itertools import islice
 from uuid import UUID
 
 import msgspec
@@ -19,9 +18,9 @@ from flowfabric.core import control, membership
 from flowfabric.core import settling as rules
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.chore import Chore, ChoreKind
-from flowfabric.core.errors import FlowFabricError, LeaseLost, NotFound, NotSignalable
+from flowfabric.core.errors import LeaseLost, NotFound, NotSignalable
 from flowfabric.core.execution import Ended, Outcome, Snapshot, Source
-from flowfabric.core.flow import CancelPolicy, Flow, FlowChange, count_chores
+from flowfabric.core.flow import CancelPolicy, Flow, count_chores
 from flowfabric.core.join import EdgeState, JoinState, satisfies
 from flowfabric.core.lease import Owner
 from flowfabric.core.settling import Settlement
@@ -41,66 +40,14 @@ CASCADE = Owner(source=Source.FLOW_CASCADE)
 log = logging.getLogger("flowfabric.flows")
 
 
-class Settler(Noun):
-    """Settles flows of this process's changes as soon as they are committed, many flows at once.
-
-    Endings are settled at once but counted only when that may end the flow, or when many have
-    come together; the sweep counts the rest. What takes long (cancelling, releasing, telling) has
-    a task of its own, so that no flow waits for another.
-    """
+class Settling(Noun):
+    """Does what is owed to one flow, or settles endings of many."""
 
     def __init__(self, parts: Parts, signals: Signals) -> None:
         super().__init__(parts)
         self._signals = signals
-        self._pending: dict[UUID, None] = {}
-        self._runner: asyncio.Task[None] | None = None
-        self._tasks: dict[UUID, asyncio.Task[None]] = {}
-        self._again: set[UUID] = set()
-        self._cancels: set[asyncio.Task[None]] = set()
-        parts.after.owed, parts.after.settle = self.kick, self.settle
-
-    def kick(self, flows: Iterable[UUID]) -> None:
-        """Settles these flows in the background."""
-        self._pending.update(dict.fromkeys(flows))
-        if self._runner is None and self._pending:
-            self._runner = asyncio.create_task(self._run(), name="flowfabric-settle")
-
-    async def finish(self, flow: UUID) -> None:
-        """Cancels the members of a cancelled flow and waits for that, not for what follows from
-        it; whoever stops waiting stops nothing, and trouble is left to the sweep."""
-        task = asyncio.create_task(self._finish(flow), name="flowfabric-cancel")
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
-        await asyncio.wait([task])
-
-    async def _finish(self, flow: UUID) -> None:
-        found = (await self._parts.store.flows([flow])).get(flow)
-        if found is not None:
-            await self._tried(self.cancel_members(found))
-        self.kick([flow])
-
-    async def drain(self) -> None:
-        while self._runner is not None or self._tasks or self._cancels:
-            runner = [] if self._runner is None else [self._runner]
-            await asyncio.wait([*runner, *self._tasks.values(), *self._cancels])
-
-    async def sweep(self) -> int:
-        """Settles and counts whatever was left behind, and what comes of it; returns how many
-        flows were looked at."""
-        looked_at: set[UUID] = set()
-        while flows := await self._parts.store.owing(PAGE):
-            looked_at.update(flows)
-            done = await self._tried(self._settle_many(flows, counting=True))
-            if not (done or await self._one_by_one(flows)):
-                break  # only what cannot be done now is left
-        return len(looked_at)
-
-    async def _one_by_one(self, flows: Sequence[UUID]) -> bool:
-        """Whether any was settled; one that cannot be hides no other."""
-        if len(flows) < 2:
-            return False
-        done = [await self._tried(self._settle_many([flow], counting=True)) for flow in flows]
-        return any(done)
+        self.cancelling: set[UUID] = set()
+        """Flows whose members are being cancelled: nothing may be settled, or they are skipped."""
 
     async def settle(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""
@@ -111,102 +58,6 @@ class Settler(Noun):
             else:
                 return
             await asyncio.sleep(0)
-
-    async def _run(self) -> None:
-        try:
-            while self._pending:
-                flows = list(islice(self._pending, MAX_FLOWS))
-                for flow in flows:
-                    del self._pending[flow]
-                await self._tried(self._settle_many(flows, counting=False))
-        finally:
-            self._runner = None
-            self.kick(())
-
-    async def _tried(self, work: Awaitable[object]) -> bool:
-        """Whether something was done; trouble is left to the sweep."""
-        try:
-            return bool(await work)
-        except FlowFabricError as error:
-            log.warning("flows are left to the sweep: %s", error)
-            return False
-
-    def _spawn(self, flow: UUID) -> None:
-        if flow in self._tasks:
-            self._again.add(flow)
-        else:
-            task = asyncio.create_task(self._settle_alone(flow), name="flowfabric-settle-one")
-            self._tasks[flow] = task
-
-    async def _settle_alone(self, flow: UUID) -> None:
-        try:
-            await self._tried(self.settle(flow))
-        finally:
-            del self._tasks[flow]
-            if flow in self._again:
-                self._again.discard(flow)
-                self._spawn(flow)
-
-    async def _settle_many(self, flows: Sequence[UUID], *, counting: bool) -> int:
-        """One pass over many flows; with `counting` (the sweep) nothing is left for later. Returns
-        how many flows have nothing owed any more that was owed to them before."""
-        # Before the chores: whoever counts them meanwhile moves the version that is compared.
-        found = await self._parts.store.flows(flows)
-        owed: dict[UUID, list[Chore]] = {}
-        for chore in await self._parts.store.chores(flows, PAGE):
-            owed.setdefault(chore.flow, []).append(chore)
-        light = {flow: chores for flow, chores in owed.items() if _is_light(chores)}
-        heavy = owed.keys() - light.keys()
-        for flow in heavy:
-            if counting:
-                await self.settle(flow)
-            else:
-                self._spawn(flow)
-        if not light:
-            return len(heavy)
-        await self._settle_light(light)
-        known = {flow: found[flow] for flow in light if flow in found}
-        return len(heavy) + await self._count(known, light, counting=counting)
-
-    async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
-        endings = {
-            (flow, id): outcome
-            for flow, chores in owed.items()
-            for id, outcome in _endings(chores).items()
-        }
-        after: UUID | None = None
-        while page := await self._parts.store.unsettled(list(endings), after, PAGE):
-            await self._settle_page(
-                page,
-                {state.edge.id: endings[state.edge.flow, state.edge.upstream] for state in page},
-            )
-            if len(page) < PAGE:
-                return
-            after = page[-1].edge.id
-
-    async def _count(
-        self, flows: dict[UUID, Flow], owed: dict[UUID, list[Chore]], *, counting: bool
-    ) -> int:
-        now = self._now()
-        changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in flows.items()]
-        due = [change for change in changes if counting or _is_due(change)]
-        if not due:
-            return 0
-        written = await self._parts.store.count_flows(due)
-        for change in due:
-            id = change.after.id
-            if id not in written or change.owed:
-                self.kick([id])
-            elif change.after.ended_at is not None:
-                self._parts.store.hint(frozenset())  # whoever waits for the flow
-        return len(written)
-
-    async def _settle_page(self, page: Sequence[EdgeState], outcomes: dict[UUID, Outcome]) -> None:
-        by_child: dict[UUID, list[Settlement]] = {}
-        for state in page:
-            settlement = (state.edge.id, outcomes[state.edge.id])
-            by_child.setdefault(state.edge.downstream, []).append(settlement)
-        await self._all([_settling(child, found) for child, found in by_child.items()])
 
     async def _round(self, flow: UUID, chores: Sequence[Chore]) -> bool:
         """Does the given chores and counts them; False when another process did."""
@@ -231,7 +82,7 @@ class Settler(Noun):
         return counted
 
     async def _settle_endings(self, flow: UUID, chores: Sequence[Chore]) -> None:
-        endings = _endings(chores)
+        endings = endings_of(chores)
         if not endings:
             return
         query = EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
@@ -279,8 +130,12 @@ class Settler(Noun):
             return
         pending = flow.cancel.policy is CancelPolicy.PENDING
         rule = partial(_cancel_pending if pending else _cancel, flow.cancel.reason)
-        async for page in self._members(flow, living=True):
-            await self._all([Decision(each.execution.uuid, rule) for each in page])
+        self.cancelling.add(flow.id)
+        try:
+            async for page in self._members(flow, living=True):
+                await self._all([Decision(each.execution.uuid, rule) for each in page])
+        finally:
+            self.cancelling.discard(flow.id)
 
     async def _release(self, flow: Flow) -> None:
         """Also those that have ended: a replay must not find them held."""
@@ -327,23 +182,32 @@ class Settler(Noun):
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
 
+    async def settle_edges(self, endings: dict[tuple[UUID, UUID], Outcome]) -> int:
+        """Settles the edges that leave members (flow, execution) with how these have ended."""
+        after, settled = None, 0
+        while page := await self._parts.store.unsettled(list(endings), after, PAGE):
+            edges = [state.edge for state in page]
+            outcomes = {edge.id: endings[edge.flow, edge.upstream] for edge in edges}
+            await self._settle_page(page, outcomes)
+            settled += len(page)
+            if len(page) < PAGE:
+                break
+            after = edges[-1].id
+        return settled
+
+    async def _settle_page(self, page: Sequence[EdgeState], outcomes: dict[UUID, Outcome]) -> None:
+        by_child: dict[UUID, list[Settlement]] = {}
+        for state in page:
+            settlement = (state.edge.id, outcomes[state.edge.id])
+            by_child.setdefault(state.edge.downstream, []).append(settlement)
+        await self._all([_settling(child, found) for child, found in by_child.items()])
+
 
 def _is_second_chance(chore: Chore) -> bool:
     return chore.kind is ChoreKind.REPLAYED
 
 
-def _is_light(chores: Sequence[Chore]) -> bool:
-    return len(chores) < PAGE and all(chore.kind is ChoreKind.ENDED for chore in chores)
-
-
-def _is_due(change: FlowChange) -> bool:
-    """Whether a count cannot wait for the sweep: it ends the flow, or revives it, or is large."""
-    before, after = change.before, change.after
-    ended = after.ended_at is not None or (before is not None and before.ended_at is not None)
-    return ended or len(change.done) >= COUNT_AT
-
-
-def _endings(chores: Sequence[Chore]) -> dict[UUID, Outcome]:
+def endings_of(chores: Sequence[Chore]) -> dict[UUID, Outcome]:
     """How members ended. One that was replayed meanwhile has not: it will end again."""
     found: dict[UUID, Outcome] = {}
     for chore in sorted(chores, key=lambda chore: chore.number):

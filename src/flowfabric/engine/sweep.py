@@ -20,7 +20,7 @@ from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.decisions import Decision
 from flowfabric.engine.schedules import Schedules
-from flowfabric.engine.settling import Settler
+from flowfabric.engine.settler import Settler
 
 DUTY = "sweep"
 DUTY_SPAN = Millis(2_500)

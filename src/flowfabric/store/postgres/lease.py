@@ -12,6 +12,7 @@ from flowfabric.core.event import Event
 from flowfabric.core.execution import Active, Ended, Lease, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import Note, Progress, Renewal
+from flowfabric.store.flow_rows import CHORE, chore_rows
 from flowfabric.store.postgres.apply import recognise
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.link import Connection
@@ -70,11 +71,13 @@ class Owning(Part):
             ends.append(row)
             if row[_KIND] is None:
                 events += [event_row(event, names) for event in change.events]
+        owed = [row for change in changes for row in chore_rows(change.chores)]
         rows = await connection.fetch(
             self._session.queries["ended_leases"],
             *columns(ends, _END_WIDTH),
             now,
             *columns(events, len(EVENT)),
+            *columns(owed, len(CHORE)),
         )
         ended = {uuid for (uuid,) in rows}
         if repeated and len(ended) < len(changes):

@@ -52,6 +52,14 @@ told_more as (
         $19::integer[], $20::bytea[]
     ) as v (id, at, kind, epoch, attempt, worker, detail)
     where (v.id in (select ended.id from ended)) is true
+),
+owed as (
+    insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+    select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
+    from unnest(
+        $21::uuid[], $22::uuid[], $23::integer[], $24::smallint[], $25::smallint[], $26::boolean[]
+    ) as c (flow, id, number, kind, outcome, spared)
+    where (c.id in (select ended.id from ended)) is true
 )
 select ended.id from ended
 

@@ -54,6 +54,7 @@ def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set
     if ended:
         session.among("gone_lease", [item.id for item in ended])
         _write(session, ended, {Place.DONE: ended})
+        _write_flows(session, ended)
     return {item.uuid for item in ended}
 
 

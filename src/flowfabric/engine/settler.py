@@ -1,0 +1,220 @@
+"""When flows are settled: right after a commit, many at once, and again by the sweep."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from uuid import UUID
+
+from flowfabric.core.chore import Chore, ChoreKind
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Outcome
+from flowfabric.core.flow import Flow, FlowChange, count_chores
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.settling import PAGE, Settling, endings_of
+from flowfabric.engine.signals import Signals
+
+MAX_FLOWS = 64
+COUNT_AT = 50
+
+log = logging.getLogger("flowfabric.flows")
+
+
+class _Runner:
+    """Does work for all flows that have come together meanwhile, one batch after the other."""
+
+    def __init__(self, name: str, work: Callable[[list[UUID]], Awaitable[object]]) -> None:
+        self._name = name
+        self._work = work
+        self._pending: dict[UUID, None] = {}
+        self.task: asyncio.Task[None] | None = None
+
+    def add(self, flows: Iterable[UUID]) -> None:
+        self._pending.update(dict.fromkeys(flows))
+        if self.task is None and self._pending:
+            self.task = asyncio.create_task(self._run(), name=self._name)
+
+    async def _run(self) -> None:
+        try:
+            while self._pending:
+                flows = list(islice(self._pending, MAX_FLOWS))
+                for flow in flows:
+                    del self._pending[flow]
+                await self._work(flows)
+        finally:
+            self.task = None
+            self.add(())
+
+
+class Settler(Noun):
+    """Settles flows of this process's changes as soon as they are committed, many flows at once.
+
+    Endings are settled at once, so that what waits for them goes on. Only then are the flows looked
+    at: endings are counted when that may end the flow, or when many have come together, and the
+    sweep counts the rest. What takes long (cancelling, releasing, telling) has a task of its own,
+    so that no flow waits for another.
+    """
+
+    def __init__(self, parts: Parts, signals: Signals) -> None:
+        super().__init__(parts)
+        self.work = Settling(parts, signals)
+        self._endings: dict[UUID, dict[UUID, Outcome]] = {}
+        self._settling = _Runner("flowfabric-settle", self._settle_fresh)
+        self._looking = _Runner("flowfabric-count", self._look)
+        self._tasks: dict[UUID, asyncio.Task[None]] = {}
+        self._again: set[UUID] = set()
+        self._cancels: set[asyncio.Task[None]] = set()
+        parts.after.owed, parts.after.settle = self.owe, self.work.settle
+
+    def owe(self, chores: Iterable[Chore]) -> None:
+        """Told what was committed just now. Endings need not be read again to be settled."""
+        flows = dict[UUID, None]()
+        for chore in chores:
+            flows[chore.flow] = None
+            if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
+                self._endings.setdefault(chore.flow, {})[chore.id] = chore.outcome
+        self.kick(flows)
+
+    def kick(self, flows: Iterable[UUID]) -> None:
+        """Settles these flows in the background."""
+        self._settling.add(flows)
+
+    async def _settle_fresh(self, flows: list[UUID]) -> None:
+        endings = {
+            (flow, id): outcome
+            for flow in flows
+            for id, outcome in self._endings.pop(flow, {}).items()
+            if flow not in self.work.cancelling
+        }
+        if endings:
+            await self._tried(self.work.settle_edges(endings))
+        self._looking.add(flows)
+
+    async def _look(self, flows: list[UUID]) -> None:
+        await self._tried(self._settle_many(flows, counting=False))
+
+    async def finish(self, flow: UUID) -> None:
+        """Cancels the members of a cancelled flow and waits for that, not for what follows from
+        it; whoever stops waiting stops nothing, and trouble is left to the sweep."""
+        task = asyncio.create_task(self._finish(flow), name="flowfabric-cancel")
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+        await asyncio.wait([task])
+
+    async def _finish(self, flow: UUID) -> None:
+        found = (await self._parts.store.flows([flow])).get(flow)
+        if found is not None:
+            await self._tried(self.work.cancel_members(found))
+        self.kick([flow])
+
+    async def drain(self) -> None:
+        while tasks := self._under_way():
+            await asyncio.wait(tasks)
+
+    def _under_way(self) -> list[asyncio.Task[None]]:
+        runners = [runner.task for runner in (self._settling, self._looking)]
+        return [
+            *(task for task in runners if task is not None),
+            *self._tasks.values(),
+            *self._cancels,
+        ]
+
+    async def sweep(self) -> int:
+        """Settles and counts whatever was left behind, and what comes of it; returns how many
+        flows were looked at."""
+        looked_at: set[UUID] = set()
+        while flows := await self._parts.store.owing(PAGE):
+            looked_at.update(flows)
+            done = await self._tried(self._settle_many(flows, counting=True))
+            if not (done or await self._one_by_one(flows)):
+                break  # only what cannot be done now is left
+        return len(looked_at)
+
+    async def _one_by_one(self, flows: Sequence[UUID]) -> bool:
+        """Whether any was settled; one that cannot be hides no other."""
+        if len(flows) < 2:
+            return False
+        done = [await self._tried(self._settle_many([flow], counting=True)) for flow in flows]
+        return any(done)
+
+    async def _tried(self, work: Awaitable[object]) -> bool:
+        """Whether something was done; trouble is left to the sweep."""
+        try:
+            return bool(await work)
+        except FlowFabricError as error:
+            log.warning("flows are left to the sweep: %s", error)
+            return False
+
+    def _spawn(self, flow: UUID) -> None:
+        if flow in self._tasks:
+            self._again.add(flow)
+        else:
+            task = asyncio.create_task(self._settle_alone(flow), name="flowfabric-settle-one")
+            self._tasks[flow] = task
+
+    async def _settle_alone(self, flow: UUID) -> None:
+        try:
+            await self._tried(self.work.settle(flow))
+        finally:
+            del self._tasks[flow]
+            if flow in self._again:
+                self._again.discard(flow)
+                self._spawn(flow)
+
+    async def _settle_many(self, flows: Sequence[UUID], *, counting: bool) -> int:
+        """One pass over many flows; with `counting` (the sweep) nothing is left for later. Returns
+        how many flows have nothing owed any more that was owed to them before."""
+        # Before the chores: whoever counts them meanwhile moves the version that is compared.
+        found = await self._parts.store.flows(flows)
+        owed: dict[UUID, list[Chore]] = {}
+        for chore in await self._parts.store.chores(flows, PAGE):
+            owed.setdefault(chore.flow, []).append(chore)
+        light = {flow: chores for flow, chores in owed.items() if _is_light(chores)}
+        heavy = owed.keys() - light.keys()
+        for flow in heavy:
+            if counting:
+                await self.work.settle(flow)
+            else:
+                self._spawn(flow)
+        if not light:
+            return len(heavy)
+        await self._settle_light(light)
+        known = {flow: found[flow] for flow in light if flow in found}
+        return len(heavy) + await self._count(known, light, counting=counting)
+
+    async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
+        await self.work.settle_edges(
+            {
+                (flow, id): outcome
+                for flow, chores in owed.items()
+                for id, outcome in endings_of(chores).items()
+            }
+        )
+
+    async def _count(
+        self, flows: dict[UUID, Flow], owed: dict[UUID, list[Chore]], *, counting: bool
+    ) -> int:
+        now = self._now()
+        changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in flows.items()]
+        due = [change for change in changes if counting or _is_due(change)]
+        if not due:
+            return 0
+        written = await self._parts.store.count_flows(due)
+        for change in due:
+            id = change.after.id
+            if id not in written or change.owed:
+                self.kick([id])
+            elif change.after.ended_at is not None:
+                self._parts.store.hint(frozenset())  # whoever waits for the flow
+        return len(written)
+
+
+def _is_light(chores: Sequence[Chore]) -> bool:
+    return len(chores) < PAGE and all(chore.kind is ChoreKind.ENDED for chore in chores)
+
+
+def _is_due(change: FlowChange) -> bool:
+    """Whether a count cannot wait for the sweep: it ends the flow, or revives it, or is large."""
+    before, after = change.before, change.after
+    ended = after.ended_at is not None or (before is not None and before.ended_at is not None)
+    return ended or len(change.done) >= COUNT_AT
