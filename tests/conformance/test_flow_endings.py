@@ -108,7 +108,7 @@ async def test_every_ending_of_a_member_is_owed_to_its_flow(bench: Bench, make: 
     flow = await bench.flow()
     change = await make(bench, flow)
     ended = after(change)
-    if change.plain_end:
+    if change.plain_end and make is not _lost_over_cap:  # whose lease has run out
         assert await bench.store.end([change], bench.now) == {uuid_of(ended)}
     else:
         await bench.write(change)
