@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from flowfabric import Fabric, Fail
 from flowfabric.worker.flow import FlowBuilder
+from tests.flow_lab import settle
 from tests.worker.bench import Bench, Log
 
 
@@ -17,10 +18,10 @@ class Row(Struct):
 async def work(bench: Bench) -> int:
     """Works until nothing is left to do, also what becomes possible meanwhile."""
     done = 0
-    await bench.engine.sweep.once()
+    await settle(bench.engine)
     while count := await bench.work():
         done += count
-        await bench.engine.sweep.once()
+        await settle(bench.engine)
     return done
 
 
