@@ -36,9 +36,6 @@ SECTIONS = {
 }
 
 LATER = {
-    "flows": (
-        "E-T151 E-T174 E-T175 E-T186 E-T187 E-T192 E-T196 E-T197 E-T198 E-T202 E-T223 E-T334 INV-30"
-    ),
     "budgets and quotas": "E-T073 E-T078",
     "streams": "E-T099 E-T152",
     "the server": "E-T039 E-T040 E-T041 E-T173 E-T183 E-T189 E-T248 E-T275 E-T310 E-X02",
