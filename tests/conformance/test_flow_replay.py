@@ -11,6 +11,7 @@ from flowfabric.core.join import AnyOf, Join, JoinState, On, Quorum, Rest
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.vector import PublicState
 from tests.flow_lab import Drawn, declare, fresh
+from tests.flowing import after_commit
 from tests.lab import Lab
 from tests.situations import described
 
@@ -386,3 +387,34 @@ async def test_replays_and_endings_in_any_order_leave_exact_counts(
     assert (flow.state, flow.ended) == (FlowState.COMPLETED, {"success": 24})
     told = await drawn.endings()
     assert sum(told[f"{name}x"] == [SKIPPED, SUCCESS] for name in names) == skipped
+
+
+async def test_an_ending_that_was_settled_but_not_counted_skips_no_second_time(lab: Lab) -> None:
+    """F-14: a member that waits again waits for a new ending, not for one it has heard of"""
+    drawn = await declare(lab, "a>b", "c")  # c: or the count could not wait for the sweep
+    await lab.fail(await drawn.take("a"), "permanent")
+    await after_commit(lab)
+    assert await lab.state(drawn["b"]) is PublicState.SKIPPED
+    await lab.engine.executions.replay(drawn["b"])
+    await after_commit(lab)
+    assert await lab.state(drawn["b"]) is PublicState.WAITING_CHILDREN
+    await lab.engine.executions.replay(drawn["a"])
+    await drawn.complete("a")
+    assert await lab.state(drawn["b"]) is PublicState.WAITING
+
+
+async def test_a_replay_that_overlooks_a_cancel_is_cancelled(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = await declare(lab, "a", "b")
+    await drawn.fail("a")
+    honest = lab.engine._parts.decisions.recalling
+
+    async def late(*args: Any) -> Any:
+        await lab.engine.flows.cancel(drawn.id)
+        return await honest(*args)
+
+    monkeypatch.setattr(lab.engine._parts.decisions, "recalling", late)
+    await lab.engine.executions.replay(drawn["a"])
+    assert (await drawn.check()).state is FlowState.CANCELLED
+    assert set((await drawn.states()).values()) == {PublicState.CANCELLED}

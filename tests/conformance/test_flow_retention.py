@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from flowfabric.core.flow import FlowState
+from flowfabric.core.policy import Policy, StreamPolicy
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
 from flowfabric.store.clock import ManualClock
@@ -109,3 +110,17 @@ async def test_a_large_flow_goes_page_by_page(lab: Lab, monkeypatch: pytest.Monk
     lab.clock.advance(KEPT)
     assert await lab.engine.sweep.trim() == 13
     assert await is_gone(drawn)
+
+
+async def test_what_retention_took_is_not_run_again(lab: Lab) -> None:
+    """Declaring an ended flow again creates nothing, though some of its members are gone"""
+    kept = Policy(stream_policy=StreamPolicy(retention_ttl_ms=1_000_000))
+    given = {"b": {"policy": kept}}
+    drawn = await declare(lab, "a>b", given=given)
+    await drawn.complete("a")
+    await drawn.complete("b")
+    lab.clock.advance(KEPT)
+    assert await lab.engine.sweep.trim() == 1
+    await declare(lab, "a>b", given=given, id=drawn.id)
+    assert await lab.claim(limit=2) == []
+    assert (await drawn.flow()).ended == {"success": 2}

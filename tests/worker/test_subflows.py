@@ -295,6 +295,26 @@ async def test_a_run_waits_no_longer_than_it_wants(bench: Bench, tasks: Tasks) -
     assert flow.state is FlowState.RUNNING
 
 
+async def test_whoever_asks_again_after_a_timeout_waits_again(bench: Bench, tasks: Tasks) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        async with ctx.flow("slow") as flow:
+            flow.add(tasks.one.with_options(delay="2h"), "late")
+        for tries in range(9):
+            try:
+                return [tries, await flow.result(timeout=3000), await flow.result()]
+            except WaitTimeout:
+                await ctx.sleep("10m")
+        return "gave up"
+
+    run = await job.submit()
+    for _ in range(20):
+        await work(bench)
+        await bench.pass_time(600_000)
+    await work(bench)
+    assert await run.result(5) == [2, "late", "late"]
+
+
 async def test_a_flow_that_cannot_run_fails_the_run(bench: Bench, tasks: Tasks) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> Any:

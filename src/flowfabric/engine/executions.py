@@ -101,6 +101,9 @@ class Executions(Noun):
         flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
         if any(found.state is FlowState.CANCELLED for found in flow.values()):
             raise FlowTerminal("the flow was cancelled")
+        if ask_to_replay(snapshot) is not None:
+            for key in flow:  # or an ending that it has heard of skips it again
+                await self._parts.after.settle(key)
         return await self._parts.decisions.recalling(
             snapshot.execution.uuid, replay_member, ask_to_replay
         )

@@ -145,6 +145,8 @@ class Flows(Noun):
             mutated_at=now,
         )
         created = await self._lay(flow, laid)
+        if not created and await self._has_ended(new.id):
+            return Declared(new.id, laid.ids, created)  # retention may have taken some members
         await self._executions.put_all(laid.rest)
         await self._executions.put_all(laid.roots)
         found = (await self._parts.store.flows([flow.id])).get(flow.id)
@@ -346,6 +348,10 @@ class Flows(Noun):
             namespace=check_namespace(namespace),
             tags=check_tags(tags) if tags else {},
         )
+
+    async def _has_ended(self, flow: UUID) -> bool:
+        found = (await self._parts.store.flows([flow])).get(flow)
+        return found is not None and found.ended_at is not None
 
     async def _lay(self, flow: Flow, laid: Plan) -> bool:
         """Writes the flow and its edges; False when the same was declared before."""

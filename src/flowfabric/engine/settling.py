@@ -65,8 +65,9 @@ class Settling(Noun):
         if found is None:
             raise NotFound("flow", flow)
         kinds = {chore.kind for chore in chores}
-        if ChoreKind.CANCEL in kinds:
-            # Before anything is settled: members are to be cancelled, not skipped.
+        if kinds & {ChoreKind.CANCEL, ChoreKind.REPLAYED}:
+            # Before anything is settled: members are to be cancelled, not skipped. Also one whose
+            # replay did not see that the flow was cancelled.
             await self.cancel_members(found)
         if ChoreKind.RELEASE in kinds:
             await self._release(found)

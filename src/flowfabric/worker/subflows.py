@@ -9,6 +9,7 @@ from flowfabric.core.condition import Single
 from flowfabric.core.flow import Flow, FlowState, Parent
 from flowfabric.core.sending import waitpoint_id
 from flowfabric.engine.engine import Engine
+from flowfabric.worker.control import WaitTimeout
 from flowfabric.worker.flow import FlowBuilder, Node, failed
 from flowfabric.worker.journal import Place
 from flowfabric.worker.patience import patiently
@@ -32,6 +33,7 @@ class SubFlow(FlowBuilder):
         super().__init__(client, name, id=id, namespace=namespace)
         self._context = context
         self._at, self._after = places
+        self._told = False
 
     async def declare(self) -> None:
         async def once() -> str:
@@ -61,10 +63,20 @@ class SubFlow(FlowBuilder):
     def _signal(self) -> str:
         return f"flow:{self.id}"
 
+    async def _wait(self, timeout: float | None) -> None:
+        context = self._context
+        try:
+            await context._wait_for_flow(self._after, self._signal, timeout)
+        except WaitTimeout:  # whoever asks again waits again
+            self._after = context._journal.place(f"flow-end:{self.name}")
+            raise
+        self._told = True
+
     async def _ended(self, timeout: float | None = None) -> Flow:
         """The flow, as it is now: one that was replayed since it told the run is waited for."""
         context = self._context
-        await context._wait_for_flow(self._after, self._signal, timeout)
+        if not self._told:
+            await self._wait(timeout)
         return await patiently(
             lambda: context._engine.flow_views.wait(self.id), context._journal.stopped
         )
