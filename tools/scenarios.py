@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "design" / "scenarios.md"
-NAMED = re.compile(r"\b(?:E-[TX]\d+|INV-\d+)\b")
+NAMED = re.compile(r"\b(?:E-[TX]\d+|INV-\d+|C-T\d+|I-\d+)\b")
 
 SECTIONS = {
     "Identifiers, codec, policy": ("E-T", range(1, 27)),
@@ -33,12 +33,23 @@ SECTIONS = {
     "Reads, tags, lists, subscriptions": ("E-T", range(320, 344)),
     "Additional scenarios": ("E-X", range(1, 29)),
     "Invariants": ("INV-", range(1, 31)),
+    "Flows": ("C-T", range(1, 79)),
+    "Budgets and quotas": ("C-T", range(79, 99)),
+    "Streams": ("C-T", range(112, 126)),
+    "Invariants of coordination": ("I-", [*range(1, 30), *range(36, 41), 42]),
 }
 
 LATER = {
-    "budgets and quotas": "E-T073 E-T078",
-    "streams": "E-T099 E-T152",
-    "the server": "E-T039 E-T040 E-T041 E-T173 E-T183 E-T189 E-T248 E-T275 E-T310 E-X02",
+    "budgets and quotas": (
+        "E-T073 E-T078 C-T79 C-T80 C-T81 C-T82 C-T84 C-T85 C-T86 C-T87 C-T88 C-T89 C-T90 C-T91"
+        " C-T92 C-T93 C-T94 C-T95 C-T96 C-T97 C-T98 I-23 I-24 I-25 I-26 I-27 I-28 I-29"
+    ),
+    "streams": (
+        "E-T099 E-T152 C-T112 C-T113 C-T114 C-T115 C-T116 C-T117 C-T118 C-T119 C-T120 C-T121 C-T122"
+        " C-T123 C-T124 C-T125 I-36 I-37 I-38 I-39 I-40"
+    ),
+    "telemetry": "C-T49",
+    "the server": ("E-T039 E-T040 E-T041 E-T173 E-T183 E-T189 E-T248 E-T275 E-T310 E-X02 C-T30"),
 }
 
 OVERRIDDEN = {
@@ -58,6 +69,13 @@ OVERRIDDEN = {
     "a resume is no completion": "E-T265",
     "a signal of another name is recorded and does nothing": "E-T267",
     "only the signals that counted are observed": "E-T272",
+    "a flow is listed as long as it is kept; nothing projects or prunes it": "C-T9",
+    "every skip is told, inside a flow or not": "C-T25",
+    "what a join owes is a chore that is done once; nobody drains or reconciles groups": (
+        "C-T46 C-T47"
+    ),
+    "one sweep serves every namespace": "C-T59",
+    "there are no partitions of rows": "C-T83",
 }
 
 
@@ -98,7 +116,7 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
 
 def names(section: str) -> list[str]:
     prefix, numbers = SECTIONS[section]
-    width = {"E-T": 3, "E-X": 2, "INV-": 1}[prefix]
+    width = {"E-T": 3, "E-X": 2, "INV-": 1, "C-T": 1, "I-": 1}[prefix]
     return [f"{prefix}{number:0{width}d}" for number in numbers]
 
 

@@ -17,6 +17,7 @@ from flowfabric.core.errors import (
     InvalidGraph,
     NotFound,
     NotInFlow,
+    RetryExhausted,
 )
 from flowfabric.core.flow import FlowState
 from flowfabric.core.ids import ExecutionId
@@ -26,6 +27,7 @@ from flowfabric.core.membership import Added, AlreadyMember
 from flowfabric.core.submission import Submission
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
+from flowfabric.engine import flows
 from flowfabric.engine.flows import FlowCreated
 from flowfabric.store.contract import Query
 from tests.flowing import Growing, counters, join_of, kept, neighbours, unknown
@@ -241,13 +243,13 @@ async def test_a_flow_that_is_over_takes_nothing(
     await way(flow)
     outsider = await lab.submit(flow=flow.id)
     before = await kept(flow)
-    flows = lab.engine.flows
+    grow = lab.engine.flows
     calls: list[Awaitable[object]] = [
-        flows.add(flow.id, Submission(kind="job")),
-        flows.join(flow.id, outsider),
+        grow.add(flow.id, Submission(kind="job")),
+        grow.join(flow.id, outsider),
         flow.link("a>b"),
-        flows.set_join(flow.id, flow["b"], AnyOf()),
-        flows.seal(flow.id),
+        grow.set_join(flow.id, flow["b"], AnyOf()),
+        grow.seal(flow.id),
     ]
     for call in calls:
         with pytest.raises(FlowTerminal):
@@ -356,11 +358,27 @@ async def test_a_quorum_that_can_never_be_reached_is_refused_by_the_seal(lab: La
     await flow.complete("c")
 
 
+async def test_whoever_always_loses_gives_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C-T52, I-5: with an error that says so, and nothing is written"""
+    flow = await Growing.begin(lab, "a", "b")
+    before = await kept(flow)
+
+    async def lost(change: object) -> bool:
+        return False
+
+    with monkeypatch.context() as unlucky:
+        unlucky.setattr(flows, "MAX_PAUSE", 0.0)
+        unlucky.setattr(lab.engine.store, "apply_flow", lost)
+        with pytest.raises(RetryExhausted):
+            await flow.link("a>b")
+    assert await kept(flow) == before
+
+
 # -- joins
 
 
 async def test_a_join_is_said_before_the_first_edge(lab: Lab) -> None:
-    """C-T35, F-20: the same again is nothing new, another one replaces it, then it is fixed"""
+    """C-T35, C-T42, F-20: the same again is nothing new, another one replaces it, then it is fixed"""
     flow = await Growing.begin(lab, "a", "b")
     revision = (await flow.flow()).revision
     set_join = lab.engine.flows.set_join

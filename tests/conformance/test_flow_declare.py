@@ -94,7 +94,7 @@ async def test_a_graph_that_cannot_run_is_refused_as_a_whole(
 
 @pytest.mark.parametrize("bad", [{"kind": ""}, {"id": "x"}, {"namespace": ""}, {"tags": {"B": ""}}])
 async def test_a_declaration_of_bad_words_is_refused(lab: Lab, bad: dict[str, Any]) -> None:
-    """C-T1, I-5"""
+    """I-5"""
     with pytest.raises(Invalid):
         await lab.engine.flows.declare(**{"kind": "nightly", "graph": draw("a>b"), **bad})
     assert await lab.engine.flow_views.page() == []
@@ -140,7 +140,7 @@ async def test_what_a_member_is_to_be_is_kept(lab: Lab) -> None:
 
 
 async def test_the_same_again_changes_nothing(lab: Lab) -> None:
-    """C-T37: while it runs, and after it has ended"""
+    """While it runs, and after it has ended"""
     id = fresh()
     flow = await declare(lab, "a>b", id=id)
     before = await flow.flow()
@@ -177,7 +177,7 @@ OTHERS: dict[str, tuple[Graph, dict[str, str]]] = {
 async def test_another_graph_under_a_known_id_is_a_conflict(
     lab: Lab, graph: Graph, words: dict[str, str]
 ) -> None:
-    """C-T14, I-4, I-5: and nothing of it is created"""
+    """I-4, I-5: and nothing of it is created"""
     id = fresh()
     flow = await declare(lab, "a>b", id=id)
     before = await lab.engine.flow_views.graph(id)
@@ -200,7 +200,7 @@ async def test_a_flow_that_grew_piece_by_piece_is_not_declared_again(lab: Lab) -
 
 
 async def test_many_who_declare_the_same_get_one_flow(lab: Lab, second_lab: Lab) -> None:
-    """C-T6, I-2: at once, from two engines"""
+    """I-2: at once, from two engines"""
     id, graph = fresh(), draw("a>c", "b>c")
     calls = [each.engine.flows.declare("nightly", graph, id=id) for each in [lab, second_lab] * 4]
     answers = await asyncio.gather(*calls)
@@ -267,7 +267,7 @@ class Interruption:
 async def test_an_interrupted_declaration_is_finished_by_repeating_it(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, number: int, when: str
 ) -> None:
-    """C-T58, F-12, I-2: at every write; nothing runs before all it leads to is there"""
+    """F-12, I-2: at every write; nothing runs before all it leads to is there"""
     id = fresh()
     graph = draw(*(f"u{each}>z" for each in range(WIDE)))
     with monkeypatch.context() as broken:

@@ -228,7 +228,7 @@ async def test_of_two_edges_that_would_close_a_circle_one_is_staged(
 
 
 async def test_many_edges_are_staged_at_once(lab: Lab, second_lab: Lab) -> None:
-    """C-T6, I-2, I-7: from two engines, each one counted"""
+    """I-2, I-7: from two engines, each one counted"""
     names = [f"u{number}" for number in range(16)]
     flow = await Growing.begin(lab, *names, "child")
     labs = [lab, second_lab] * 8

@@ -229,7 +229,7 @@ STEPS = ["flows", "chores", "unsettled", "load", "recall", "apply", "edges", "ap
 async def test_a_rival_settles_at_the_worst_moment(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """C-T51, C-T23, I-9: the slower one finds everything done"""
+    """C-T23, C-T37, C-T51, I-9: the slower one finds everything done"""
     die_after_commits(lab, monkeypatch)
     flow = await declare(lab, "a>z", "b>z", "a>any", "b>any", joins={"any": AnyOf()})
     await lab.complete(await flow.take("a"))

@@ -148,7 +148,7 @@ async def test_edges_of_one_join_may_ask_for_different_endings(lab: Lab) -> None
 
 
 async def test_an_explicit_all_of_is_what_nothing_said_means(lab: Lab) -> None:
-    """C-T24, C-T42: the same counters, the same answers"""
+    """C-T24: the same counters, the same answers"""
     flow = await Growing.begin(lab, "a", "b", "said", "unsaid")
     await lab.engine.flows.set_join(flow.id, flow["said"], AllOf())
     for word in ("a>said", "b>said", "a>unsaid", "b>unsaid"):
@@ -166,7 +166,7 @@ async def test_an_explicit_all_of_is_what_nothing_said_means(lab: Lab) -> None:
 
 
 async def test_a_chain_runs_from_one_end_to_the_other(lab: Lab) -> None:
-    """C-T20, C-T30, I-12: each only after the one before, and nobody else can be claimed"""
+    """C-T20, I-12: each only after the one before, and nobody else can be claimed"""
     flow = await declare(lab, "a>b>c")
     for name in "abc":
         claim = await lab.claim_one()
@@ -229,7 +229,7 @@ async def test_a_cleanup_runs_however_its_upstream_ends(lab: Lab) -> None:
 @pytest.mark.parametrize("late", [GOOD, BAD])
 @pytest.mark.parametrize("policy", [AnyOf(LET), Quorum(1, LET)])
 async def test_a_join_fires_once(lab: Lab, policy: JoinPolicy, late: Outcome) -> None:
-    """C-T36, C-T37, F-25, I-7, I-8, I-9: later endings only move the counters"""
+    """C-T36, F-25, I-7, I-8, I-9: later endings only move the counters"""
     flow, (first, second, third) = await fan_in(lab, [GOOD, late, late], policy)
     await flow.end(first, GOOD)
     fired = await join_of(flow, "child")
@@ -264,6 +264,22 @@ async def test_a_late_ending_leaves_an_ended_member_alone(
     assert (after.vector, after.ended_at) == (before.vector, before.ended_at)
     assert await completions(lab, flow["child"]) == [early]
     assert sum(await counters(flow, "child")) == 2 + 1 + (early in (GOOD, BAD))
+
+
+async def test_a_skipped_member_waits_again_for_what_it_lacked(lab: Lab) -> None:
+    """C-T29: what had succeeded still counts; then the other one succeeds"""
+    flow = await declare(lab, "a>child", "b>child")
+    await flow.complete("a")
+    await flow.fail("b")
+    assert await lab.state(flow["child"]) is SKIPPED
+    replayed = await lab.engine.executions.replay(flow["child"])
+    await flow.settled()
+    assert replayed.state is await lab.state(flow["child"]) is HELD
+    assert await counters(flow, "child") == (2, 1, 0, 0)
+    await lab.engine.executions.replay(flow["b"])
+    await flow.complete("b")
+    await flow.complete("child")
+    assert (await flow.check()).state is FlowState.COMPLETED
 
 
 # -- other gates

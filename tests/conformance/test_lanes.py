@@ -22,7 +22,7 @@ async def fill(lab: Lab, lane: str, number: int) -> None:
 
 
 async def test_lanes_are_listed_in_order_and_by_pages(lab: Lab) -> None:
-    """E-T330: sorted by text, the cursor is exclusive, each once"""
+    """E-T330, C-T63: sorted by text, the cursor is exclusive, each once"""
     names = ["b", "a", "B", "lane with space", "a1", "~", "!", "z" * 64]
     for name in names * 2:
         await lab.submit(lane=name)
@@ -37,7 +37,7 @@ async def test_lanes_are_listed_in_order_and_by_pages(lab: Lab) -> None:
 
 
 async def test_no_lane_is_listed_before_anything_was_submitted(lab: Lab) -> None:
-    """E-T330"""
+    """E-T330, C-T63"""
     assert await lab.engine.lanes.list() == []
     await lab.submit()
     assert await lab.engine.lanes.list() == ["default"]

@@ -1,4 +1,5 @@
-"""Priority: who goes first, and how an operator changes it. E-T180 to E-T182, E-X12, INV-29."""
+"""Priority: who goes first, and how an operator changes it. E-T180 to E-T182, C-T78, E-X12,
+INV-29."""
 
 import asyncio
 from typing import Any
