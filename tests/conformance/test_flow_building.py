@@ -378,7 +378,7 @@ async def test_whoever_always_loses_gives_up(lab: Lab, monkeypatch: pytest.Monke
 
 
 async def test_a_join_is_said_before_the_first_edge(lab: Lab) -> None:
-    """C-T35, C-T42, F-20: the same again is nothing new, another one replaces it, then it is fixed"""
+    """C-T35, C-T42, F-20: the same is nothing new, another one replaces it, then it is fixed"""
     flow = await Growing.begin(lab, "a", "b")
     revision = (await flow.flow()).revision
     set_join = lab.engine.flows.set_join

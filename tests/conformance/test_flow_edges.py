@@ -9,10 +9,12 @@ from collections.abc import Awaitable
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from flowfabric.core.errors import (
+    Corruption,
     CycleDetected,
     FlowConflict,
     Invalid,
@@ -33,6 +35,7 @@ from flowfabric.core.membership import AlreadyStaged, Staged
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.submission import Submission
 from flowfabric.core.vector import PublicState
+from flowfabric.store.flow_rows import read_edge
 from tests.flow_lab import declare
 from tests.flowing import Growing, counters, join_of, kept, neighbours, unknown
 from tests.lab import Lab
@@ -110,6 +113,22 @@ async def test_edges_are_listed_in_both_directions(lab: Lab) -> None:
         assert await edges(flow.id, upstream=nobody) == []
         assert await edges(flow.id, downstream=nobody) == []
     assert await edges(fresh()) == []
+
+
+@pytest.mark.parametrize("doc", [b"", b"{", b"[]", b"{}", b"\xff", b'{"id":"x"}'])
+def test_a_stored_edge_that_nobody_wrote_is_corruption(doc: bytes) -> None:
+    """C-T16, C-T18"""
+    with pytest.raises(Corruption):
+        read_edge(doc, None)
+
+
+def test_an_ending_of_an_edge_that_nobody_wrote_is_corruption() -> None:
+    """C-T16, C-T18"""
+    id = fresh()
+    edge = Edge(id=id, flow=id, upstream=id, downstream=id)
+    assert read_edge(msgspec.json.encode(edge), 1).outcome is Outcome.FAILED
+    with pytest.raises(Corruption):
+        read_edge(msgspec.json.encode(edge), 99)
 
 
 async def test_a_stale_revision_is_refused(lab: Lab) -> None:

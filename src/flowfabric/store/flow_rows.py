@@ -80,10 +80,9 @@ def edge_rows(edges: Iterable[Edge]) -> list[Row]:
 
 def read_edge(doc: bytes, outcome: int | None) -> EdgeState:
     try:
-        edge = _edges.decode(doc)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return EdgeState(_edges.decode(doc), None if outcome is None else Outcome(outcome))
+    except (msgspec.DecodeError, ValueError) as error:
         raise Corruption(f"an edge: {error}") from None
-    return EdgeState(edge, None if outcome is None else Outcome(outcome))
 
 
 class EdgeSearch:
