@@ -207,6 +207,33 @@ async def test_a_verdict_is_the_same_whenever_it_is_asked_for(bench: Bench) -> N
     assert await late.result() == ["timed_out"] * 3
 
 
+async def test_only_an_approval_can_be_approved(bench: Bench) -> None:
+    """A signal of the same name that came first does not take the decision either."""
+    fabric = bench.fabric
+
+    @fabric.task()
+    async def deploy(ctx: Context) -> list[Any]:
+        paid = await ctx.wait_for_signal("paid", int)
+        asked = await ctx.request_approval("deploy")
+        await ctx.wait_for_signal("go")
+        return [paid, (await asked.verdict()).ended]
+
+    run = await deploy.submit()
+    await bench.work()
+    with pytest.raises(NotFound, match="approval paid"):
+        await fabric.approve(run, "paid", approver="ada")
+    (open_one,) = await fabric.waitpoints(run)
+    with pytest.raises(NotAllowed, match="no approval"):
+        await fabric.approve(f"{run.id}/{open_one.id}", approver="ada")
+    await fabric.signal(run, "deploy", "early")
+    await fabric.signal(run, "paid", 7)
+    await bench.work()
+    await fabric.approve(run, "deploy", approver="ada")
+    await fabric.signal(run, "go")
+    await bench.work()
+    assert await run.result() == [7, "approved"]
+
+
 # -- about exactly this
 
 
@@ -389,6 +416,8 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
         await fabric.revoke_tokens(run, token=open_one)
     with pytest.raises(NotFound):
         await fabric.waitpoint_token(run, "release")
+    with pytest.raises(Invalid, match="decisions must be a list"):
+        await fabric.waitpoint_token(run, "deploy", decisions="rejected")
     assert await run.state() is PublicState.SUSPENDED
 
 

@@ -241,6 +241,20 @@ async def test_all_tokens_of_a_door_can_be_taken_back(bench: Bench) -> None:
         await bench.fabric.signal(id, payload={"cents": 1}, token=token)
 
 
+async def test_what_was_taken_back_after_the_end_stays_so_in_a_replay(bench: Bench) -> None:
+    doors: list[Any] = []
+    run = await add_payment(bench, doors).submit()
+    await bench.work()
+    await run.cancel()
+    id, token = doors[0]
+    await bench.fabric.revoke_tokens(id)
+    await run.replay()
+    await bench.work()
+    assert await run.state() is PublicState.SUSPENDED
+    with pytest.raises(TokenRevoked):
+        await bench.fabric.signal(id, payload={"cents": 1}, token=token)
+
+
 async def test_the_secret_of_the_environment_signs_and_can_be_rotated(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Waiting for signals in a handler: in order, never early, without a slot, and recorded."""
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -318,6 +319,29 @@ async def test_any_and_all_time_out_too(bench: Bench, way: str) -> None:
         await bench.fabric.signal(run, "a")
     await bench.work_through(run)
     assert await run.result() == "too late"
+
+
+@pytest.mark.parametrize("way", ["timeout", "operator"])
+async def test_what_came_for_a_wait_that_got_too_little_is_for_the_next_one(
+    bench: Bench, way: str
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        found: dict[str, Any] = {}
+        with suppress(WaitTimeout):
+            found = await ctx.wait_for_all("a", "b", timeout="1h")
+        return [found, await ctx.wait_for_signal("a"), await ctx.wait_for_signal("a")]
+
+    run = await job.submit()
+    await bench.work()
+    await bench.fabric.signal(run, "a", 1)
+    if way == "timeout":
+        await bench.pass_time(HOUR)
+    else:
+        await bench.engine.executions.resume(run.id)
+    await bench.fabric.signal(run, "a", 2)
+    await bench.work()
+    assert await run.result() == [{}, 1, 2]
 
 
 async def test_a_timeout_is_recorded(bench: Bench, log: Log) -> None:

@@ -12,7 +12,7 @@ from uuid import UUID, uuid5
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change, unchanged
-from flowfabric.core.errors import NoSigningKey, NotFound, NotSignalable
+from flowfabric.core.errors import NoSigningKey, NotAllowed, NotFound, NotSignalable
 from flowfabric.core.execution import Ended, Flags, Snapshot
 from flowfabric.core.lease import present
 from flowfabric.core.listening import mark_key
@@ -97,11 +97,21 @@ def decide(
         return unchanged(DuplicateSignal(known))
     if isinstance(snapshot.state, Ended):
         raise NotSignalable("the execution has ended")
-    if open_waitpoint(snapshot, name) is None:
+    approval = _open_approval(snapshot, name, memory)
+    if approval is None:
         raise NotFound("approval", name)
-    addressed = _addressed(snapshot, name, delivery)
-    change = deliver(snapshot, now, addressed, None, memory)
+    change = deliver(snapshot, now, replace(delivery, waitpoint=approval), None, memory)
     return _remembering(change, snapshot, now, name, delivery)
+
+
+def decide_at(
+    snapshot: Snapshot | None, now: Millis, delivery: Delivery, memory: Memory
+) -> "Change[Accepted | DuplicateSignal]":
+    """The same at the waitpoint that the delivery names."""
+    waitpoint = memory.waitpoints.get(delivery.waitpoint)
+    if waitpoint is not None and waitpoint.terms is None:
+        raise NotAllowed("what is waited for here is no approval")
+    return deliver(snapshot, now, delivery, None, memory)
 
 
 def _sent_keys(snapshot: Snapshot, name: str, delivery: Delivery) -> tuple[bytes, ...]:
@@ -163,6 +173,16 @@ def _addressed(snapshot: Snapshot, name: str, delivery: Delivery) -> Delivery:
     found = open_waitpoint(snapshot, name)
     target = channel_id(snapshot, name) if found is None else found.id
     return replace(delivery, waitpoint=target)
+
+
+def _open_approval(snapshot: Snapshot, name: str, memory: Memory) -> UUID | None:
+    """The open approval of that name, whatever else is called so."""
+    waits = snapshot.life.waits or NO_WAITS
+    for pending in (*waits.active, *waits.pending):
+        waitpoint = memory.waitpoints.get(pending.id)
+        if pending.key == name and waitpoint is not None and waitpoint.terms is not None:
+            return pending.id
+    return None
 
 
 def _with_channel(snapshot: Snapshot, channel: Waitpoint) -> Snapshot:

@@ -143,10 +143,11 @@ def revoke(
     """Takes a token back (by the id in its claims), or with an empty id every token of the
     waitpoint that was issued so far."""
     snapshot = present(snapshot)
-    if waitpoint not in memory.waitpoints:
+    row = memory.waitpoints.get(waitpoint)
+    if row is None:
         raise NotFound("waitpoint", waitpoint)
-    if isinstance(snapshot.state, Ended):
-        return unchanged(None)
+    if isinstance(snapshot.state, Ended) and row.attempt is not None:
+        return unchanged(None)  # one that outlives attempts is opened again by a replay
     mark = Mark(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(now))
     # The version moves, so that a delivery decided before is decided again.
     return Change(None, snapshot, snapshot.to(snapshot.state), marks=(mark,))

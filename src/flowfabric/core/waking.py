@@ -100,10 +100,12 @@ def wake(
 
 
 def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wake) -> Waits:
-    """What stays open after a suspension: waitpoints of waits that go on, or that outlast them."""
+    """What stays open after a suspension: waitpoints of waits that go on, or that outlast them.
+    Only a wait that was satisfied has used its signals up."""
     pending = {p.id: p for p in waits.pending}
     for number, arm in enumerate(suspension.arms):
-        for left in _left_open(arm, over=arm.step is None or number in wake.done):
+        over, how = arm.step is None or number in wake.done, wake.done.get(number)
+        for left in _left_open(arm, over=over, used=how is Waited.SIGNALLED):
             known = pending.get(left.id)
             taken = left.taken if known is None else max(known.taken, left.taken)
             pending[left.id] = replace(left, taken=taken, heard=0)
@@ -268,11 +270,11 @@ def _overdue(suspension: Suspension, now: Millis) -> list[int]:
     return [number for _, number in sorted(due)]
 
 
-def _left_open(arm: Arm, *, over: bool) -> list[Pending]:
-    if not over:
-        return list(arm.bound)
-    if closed_after(arm):
+def _left_open(arm: Arm, *, over: bool, used: bool) -> list[Pending]:
+    if over and closed_after(arm):
         return []
+    if not used:
+        return list(arm.bound)
     return [replace(bound, taken=max(bound.taken, bound.heard)) for bound in arm.bound]
 
 

@@ -103,7 +103,7 @@ class Signals(Noun):
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         return await self._recalling(
             id,
-            lambda found, now, memory: rules.deliver(found, now, wanted, None, memory),
+            lambda found, now, memory: sending.decide_at(found, now, wanted, memory),
             lambda found: rules.ask_to_deliver(found, wanted),
         )
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.check import check_limit
+from flowfabric.core.check import check_limit, check_names
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.signal import APPROVAL, Accepted, Delivery, DuplicateSignal
@@ -124,10 +124,11 @@ class Outside:
         """A token for what a run waits at, to be handed to somebody outside; bound to an approver,
         to decisions, to a time or to one use, if any of these is given. `token.reveal()` gives
         its text."""
+        names = tuple(str(each) for each in check_names(decisions, "decisions"))
         engine = await self._client.engine()
         id, waitpoint = _address(run)
         found = waitpoint or await _named(engine, id, name)
-        if approver is None and not decisions and expires is None and not single_use:
+        if approver is None and not names and expires is None and not single_use:
             token = await engine.suspensions.token(id, found)
             if token is None:
                 raise NotFound("waitpoint", found)
@@ -136,7 +137,7 @@ class Outside:
             id,
             found,
             approver=approver,
-            decisions=tuple(decisions),
+            decisions=names,
             expires_in=None if expires is None else parse_span(expires, "expires"),
             single_use=single_use,
         )
