@@ -25,6 +25,15 @@ async def work(bench: Bench) -> int:
     return done
 
 
+async def flows(bench: Bench) -> list[Any]:
+    return await bench.engine.flow_views.page()
+
+
+async def members(bench: Bench) -> int:
+    """How many members all flows have."""
+    return sum([len(await bench.engine.flow_views.members(f.id)) for f in await flows(bench)])
+
+
 async def states(flow: FlowBuilder) -> dict[str, str]:
     return {member.name: member.state.value for member in (await flow.graph()).members}
 
