@@ -64,6 +64,7 @@ class Settler(Noun):
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._again: set[UUID] = set()
         self._cancels: set[asyncio.Task[None]] = set()
+        self._finishing: set[UUID] = set()
         parts.after.owed, parts.after.settle = self.owe, self.work.settle
 
     def owe(self, chores: Iterable[Chore]) -> None:
@@ -91,7 +92,9 @@ class Settler(Noun):
         self._looking.add(flows)
 
     async def _look(self, flows: list[UUID]) -> None:
-        await self._tried(self._settle_many(flows, counting=False))
+        # Members that are being cancelled are not cancelled by a second task meanwhile.
+        free = [flow for flow in flows if flow not in self._finishing]
+        await self._tried(self._settle_many(free, counting=False))
 
     async def finish(self, flow: UUID) -> None:
         """Cancels the members of a cancelled flow and waits for that, not for what follows from
@@ -102,10 +105,14 @@ class Settler(Noun):
         await asyncio.wait([task])
 
     async def _finish(self, flow: UUID) -> None:
-        found = (await self._parts.store.flows([flow])).get(flow)
-        if found is not None:
-            await self._tried(self.work.cancel_members(found))
-        self.kick([flow])
+        self._finishing.add(flow)
+        try:
+            found = (await self._parts.store.flows([flow])).get(flow)
+            if found is not None:
+                await self._tried(self.work.cancel_members(found))
+        finally:
+            self._finishing.discard(flow)
+            self.kick([flow])
 
     async def drain(self) -> None:
         while tasks := self._under_way():

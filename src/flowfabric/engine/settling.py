@@ -134,7 +134,7 @@ class Settling(Noun):
         self.cancelling.add(flow.id)
         try:
             async for page in self._members(flow, living=True):
-                await self._all([Decision(each.execution.uuid, rule) for each in page])
+                await self._all([Decision(each.execution.uuid, rule, each) for each in page])
         finally:
             self.cancelling.discard(flow.id)
 
