@@ -7,7 +7,7 @@ version of the state row guards it: whatever the order of endings, it fires once
 from enum import StrEnum
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.document import Document
@@ -81,7 +81,11 @@ class EdgeState(Struct, frozen=True):
 
 
 class Join(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """The group of all edges into one execution. `inputs` says whether any of them passes data."""
+    """The group of all edges into one execution. `inputs` says whether any of them passes data.
+
+    `floors` are edges that a replay has opened again, with the version of their upstream at that
+    moment: an ending from before it was told already, and does not count a second time.
+    """
 
     policy: JoinPolicy = AllOf()
     n: int = 0
@@ -91,6 +95,7 @@ class Join(Document, frozen=True, kw_only=True, omit_defaults=True):
     state: JoinState = JoinState.PENDING
     fired_at: Millis | None = None
     inputs: bool = False
+    floors: dict[str, int] = field(default_factory=dict)
 
     @property
     def needed(self) -> int:

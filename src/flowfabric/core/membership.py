@@ -25,7 +25,8 @@ from flowfabric.core.gate import admit
 from flowfabric.core.graph import check_on, check_policy
 from flowfabric.core.ids import ExecutionId, flow_partition
 from flowfabric.core.join import Edge, Join, JoinPolicy, JoinState, count, evaluate
-from flowfabric.core.settling import Settled, Settlement, join_changed, siblings
+from flowfabric.core.outcome import Outcome
+from flowfabric.core.settling import Settled, join_changed, siblings
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 
@@ -211,7 +212,7 @@ def _gated(downstream: Snapshot, edge: Edge, upstream: Snapshot, now: Millis) ->
         state=JoinState.PENDING,
         fired_at=None,
     )
-    settled: tuple[Settlement, ...] = ()
+    settled: tuple[tuple[UUID, Outcome], ...] = ()
     if isinstance(upstream.state, Ended):
         join = count(join, edge.on, upstream.state.outcome)
         settled = ((edge.id, upstream.state.outcome),)

@@ -1,6 +1,8 @@
 """How endings of upstreams reach an execution: its join counts them, fires once, and then the
 execution may run or is skipped."""
 
+from collections.abc import Mapping
+from typing import NamedTuple
 from uuid import UUID
 
 from msgspec import Struct
@@ -33,8 +35,13 @@ from flowfabric.core.waits import Ask, Memory
 IMPOSSIBLE = "dependency_impossible"
 WAIT_CHILDREN = "wait_children"
 
-Settlement = tuple[UUID, Outcome]
-"""An edge, and how its upstream ended."""
+
+class Settlement(NamedTuple):
+    """An edge, how its upstream ended, and with which version (None: it certainly counts)."""
+
+    edge: UUID
+    outcome: Outcome
+    number: int | None = None
 
 
 class Settled(Struct, frozen=True):
@@ -47,7 +54,7 @@ class Settled(Struct, frozen=True):
 def ask_to_settle(snapshot: Snapshot | None, settlements: tuple[Settlement, ...]) -> Ask | None:
     if snapshot is None:
         return None
-    return Ask(snapshot.execution.uuid, edges=tuple(edge for edge, _ in settlements))
+    return Ask(snapshot.execution.uuid, edges=tuple(told[0] for told in settlements))
 
 
 def settle(
@@ -58,7 +65,8 @@ def settle(
     if snapshot is None:
         return unchanged(Settled(0, None))
     join = snapshot.life.join
-    fresh = [(edge, outcome) for edge, outcome in settlements if _is_open(memory, edge, snapshot)]
+    told = [Settlement(*each) for each in settlements]
+    fresh = [(each.edge, each.outcome) for each in told if _is_open(memory, each, snapshot)]
     if join is None or not fresh:
         return unchanged(Settled(0, join))
     for edge, outcome in fresh:
@@ -117,15 +125,19 @@ def ask_to_replay(snapshot: Snapshot | None) -> Ask | None:
     return Ask(snapshot.execution.uuid, incoming=True)
 
 
-def replay_member(snapshot: Snapshot | None, now: Millis, memory: Memory) -> "Change[Replayed]":
+def replay_member(
+    snapshot: Snapshot | None, now: Millis, memory: Memory, versions: Mapping[UUID, int]
+) -> "Change[Replayed]":
     """Runs an ended member again. One whose join had become impossible waits anew, also if it was
-    cancelled or expired before that."""
+    cancelled or expired before that; `versions` are those of its upstreams."""
     if ask_to_replay(snapshot) is None:
         return replay(snapshot, now)
-    return replay_skipped(snapshot, now, memory)
+    return replay_skipped(snapshot, now, memory, versions)
 
 
-def replay_skipped(snapshot: Snapshot | None, now: Millis, memory: Memory) -> "Change[Replayed]":
+def replay_skipped(
+    snapshot: Snapshot | None, now: Millis, memory: Memory, versions: Mapping[UUID, int]
+) -> "Change[Replayed]":
     """A skipped member waits again for the upstreams that did not end as it needs; those that did
     still count."""
     snapshot = present(snapshot)
@@ -134,7 +146,13 @@ def replay_skipped(snapshot: Snapshot | None, now: Millis, memory: Memory) -> "C
     lacking = [edge for edge in memory.edges.values() if _is_lacking(edge)]
     kept = sum(edge.satisfied for edge in memory.edges.values())
     join = replace(
-        join, succeeded=kept, failed=0, skipped=0, state=JoinState.PENDING, fired_at=None
+        join,
+        succeeded=kept,
+        failed=0,
+        skipped=0,
+        state=JoinState.PENDING,
+        fired_at=None,
+        floors={edge.edge.id.hex: versions.get(edge.edge.upstream, 0) for edge in lacking},
     )
     life, flags = reborn(snapshot, ended, now)
     life = replace(life, join=evaluate(join, now))
@@ -161,13 +179,13 @@ def _is_lacking(edge: EdgeState) -> bool:
     return edge.outcome is not None and not edge.satisfied
 
 
-def _is_open(memory: Memory, edge: UUID, snapshot: Snapshot) -> bool:
-    known = memory.edges.get(edge)
-    return (
-        known is not None
-        and known.outcome is None
-        and known.edge.downstream == snapshot.execution.uuid
-    )
+def _is_open(memory: Memory, told: Settlement, snapshot: Snapshot) -> bool:
+    known, join = memory.edges.get(told.edge), snapshot.life.join
+    if known is None or join is None or known.outcome is not None:
+        return False
+    floor = join.floors.get(told.edge.hex)
+    fresh = floor is None or told.number is None or told.number > floor
+    return fresh and known.edge.downstream == snapshot.execution.uuid
 
 
 def _passed(snapshot: Snapshot, life: Life, now: Millis) -> Snapshot:

@@ -5,6 +5,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from flowfabric.core import control
 from flowfabric.core.attempt import RetryScheduled
 from flowfabric.core.check import check_kind_of, check_whole
@@ -29,6 +31,7 @@ from flowfabric.core.vector import public_state
 from flowfabric.core.waking import Resumed, resume
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
+from flowfabric.store.contract import EdgeQuery
 
 _CHUNK = 5_000
 _OPERATOR = Owner(source=Source.OPERATOR)
@@ -101,12 +104,26 @@ class Executions(Noun):
         flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
         if any(found.state is FlowState.CANCELLED for found in flow.values()):
             raise FlowTerminal("the flow was cancelled")
+        versions: dict[UUID, int] = {}
         if ask_to_replay(snapshot) is not None:
             for key in flow:  # or an ending that it has heard of skips it again
                 await self._parts.after.settle(key)
+                versions = await self._upstreams(key, snapshot.execution.uuid)
         return await self._parts.decisions.recalling(
-            snapshot.execution.uuid, replay_member, ask_to_replay
+            snapshot.execution.uuid,
+            lambda found, now, memory: replay_member(found, now, memory, versions),
+            ask_to_replay,
         )
+
+    async def _upstreams(self, flow: UUID, member: UUID) -> dict[UUID, int]:
+        """The versions of what a member depends on."""
+        found: dict[UUID, int] = {}
+        query = EdgeQuery(flow=flow, downstreams=(member,))
+        while page := await self._parts.store.edges(query):
+            loaded = await self._parts.store.load([state.edge.upstream for state in page])
+            found |= {uuid: each.head.version for uuid, each in loaded.items()}
+            query = replace(query, after=page[-1].edge.id)
+        return found
 
     async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:
         """Keeps an eligible execution from being claimed."""

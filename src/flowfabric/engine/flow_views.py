@@ -22,7 +22,7 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.flow import Flow, FlowState, count_chores, known
 from flowfabric.core.ids import ExecutionId, parse_uuid
-from flowfabric.core.join import Edge, EdgeState, Join, JoinState
+from flowfabric.core.join import AllOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.text import check_kind, check_namespace, check_tag, check_text
 from flowfabric.core.time import Millis, check_moment
@@ -200,6 +200,9 @@ class FlowViews(Noun):
             return {}
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [state async for state in self._all_edges(query) if state.edge.input is not None]
+        if not isinstance(join.policy, AllOf):
+            # Only who fired the join: whoever ends later changes no argument of a later attempt.
+            wanted = await self._in_time(wanted, join.fired_at)
         results = await self.results([state.edge.upstream for state in wanted])
         given: dict[str, bytes | None] = {}
         for state in wanted:
@@ -207,6 +210,18 @@ class FlowViews(Noun):
             if given.get(name) is None:
                 given[name] = result
         return given
+
+    async def _in_time(self, edges: list[EdgeState], fired_at: Millis | None) -> list[EdgeState]:
+        """Edges whose upstreams had ended when the join fired, the earliest first."""
+        ends: dict[UUID, Millis] = {}
+        for start in range(0, len(edges), PAGE):
+            uuids = [state.edge.upstream for state in edges[start : start + PAGE]]
+            for uuid, snapshot in (await self._parts.store.load(uuids)).items():
+                if isinstance(snapshot.state, Ended):
+                    ends[uuid] = snapshot.state.ended_at
+        late = Millis(0) if fired_at is None else Millis(fired_at + 1)
+        found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
+        return sorted(found, key=lambda state: (ends[state.edge.upstream], state.edge.id))
 
     async def results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
         """The results of executions that succeeded; None for those that did not."""

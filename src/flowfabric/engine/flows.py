@@ -292,6 +292,7 @@ class Flows(Noun):
         key = parse_uuid(flow, "flow")
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = _policy(policy)
+        await self._settler.work.settle(key)  # one that is over already cannot be cancelled
 
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
             known(found, key)

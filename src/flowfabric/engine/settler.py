@@ -8,10 +8,9 @@ from uuid import UUID
 
 from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Outcome
 from flowfabric.core.flow import Flow, FlowChange, count_chores
 from flowfabric.engine.base import Noun, Parts
-from flowfabric.engine.settling import PAGE, Settling, endings_of
+from flowfabric.engine.settling import PAGE, Ending, Settling, endings_of
 from flowfabric.engine.signals import Signals
 
 MAX_FLOWS = 64
@@ -58,7 +57,7 @@ class Settler(Noun):
     def __init__(self, parts: Parts, signals: Signals) -> None:
         super().__init__(parts)
         self.work = Settling(parts, signals)
-        self._endings: dict[UUID, dict[UUID, Outcome]] = {}
+        self._endings: dict[UUID, dict[UUID, Ending]] = {}
         self._settling = _Runner("flowfabric-settle", self._settle_fresh)
         self._looking = _Runner("flowfabric-count", self._look)
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
@@ -72,8 +71,11 @@ class Settler(Noun):
         flows = dict[UUID, None]()
         for chore in chores:
             flows[chore.flow] = None
+            queued = self._endings.setdefault(chore.flow, {})
             if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
-                self._endings.setdefault(chore.flow, {})[chore.id] = chore.outcome
+                queued[chore.id] = Ending(chore.outcome, chore.number)
+            elif chore.kind is ChoreKind.REPLAYED:
+                queued.pop(chore.id, None)
         self.kick(flows)
 
     def kick(self, flows: Iterable[UUID]) -> None:
@@ -82,9 +84,9 @@ class Settler(Noun):
 
     async def _settle_fresh(self, flows: list[UUID]) -> None:
         endings = {
-            (flow, id): outcome
+            (flow, id): ending
             for flow in flows
-            for id, outcome in self._endings.pop(flow, {}).items()
+            for id, ending in self._endings.pop(flow, {}).items()
             if flow not in self.work.cancelling
         }
         if endings:
@@ -192,9 +194,9 @@ class Settler(Noun):
     async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
         await self.work.settle_edges(
             {
-                (flow, id): outcome
+                (flow, id): ending
                 for flow, chores in owed.items()
-                for id, outcome in endings_of(chores).items()
+                for id, ending in endings_of(chores).items()
             }
         )
 

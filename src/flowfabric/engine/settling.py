@@ -7,8 +7,9 @@ loses any; an edge that was settled before is left alone. Two processes may sett
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -38,6 +39,13 @@ COUNT_AT = 50
 CASCADE = Owner(source=Source.FLOW_CASCADE)
 
 log = logging.getLogger("flowfabric.flows")
+
+
+class Ending(NamedTuple):
+    """How a member ended, and the version it has since."""
+
+    outcome: Outcome
+    number: int
 
 
 class Settling(Noun):
@@ -88,8 +96,8 @@ class Settling(Noun):
             return
         query = EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
         async for page in self._pages(query):
-            outcomes = {state.edge.id: endings[state.edge.upstream] for state in page}
-            await self._settle_page(page, outcomes)
+            told = {state.edge.id: endings[state.edge.upstream] for state in page}
+            await self._settle_page(page, told)
 
     async def _catch_up(self, flow: UUID, chores: Sequence[Chore]) -> None:
         """A member that waits again after a replay counts upstreams that were replayed before it
@@ -107,7 +115,7 @@ class Settling(Noun):
                     continue
                 outcome = upstream.state.outcome
                 if satisfies(edge.on, outcome):
-                    by_child.setdefault(edge.downstream, []).append((edge.id, outcome))
+                    by_child.setdefault(edge.downstream, []).append(Settlement(edge.id, outcome))
             await self._all([_settling(child, found) for child, found in by_child.items()])
 
     async def _cancel_siblings(self, flow: UUID, chores: Sequence[Chore]) -> None:
@@ -183,23 +191,23 @@ class Settling(Noun):
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
 
-    async def settle_edges(self, endings: dict[tuple[UUID, UUID], Outcome]) -> int:
+    async def settle_edges(self, endings: dict[tuple[UUID, UUID], Ending]) -> int:
         """Settles the edges that leave members (flow, execution) with how these have ended."""
         after, settled = None, 0
         while page := await self._parts.store.unsettled(list(endings), after, PAGE):
             edges = [state.edge for state in page]
-            outcomes = {edge.id: endings[edge.flow, edge.upstream] for edge in edges}
-            await self._settle_page(page, outcomes)
+            told = {edge.id: endings[edge.flow, edge.upstream] for edge in edges}
+            await self._settle_page(page, told)
             settled += len(page)
             if len(page) < PAGE:
                 break
             after = edges[-1].id
         return settled
 
-    async def _settle_page(self, page: Sequence[EdgeState], outcomes: dict[UUID, Outcome]) -> None:
+    async def _settle_page(self, page: Sequence[EdgeState], told: dict[UUID, Ending]) -> None:
         by_child: dict[UUID, list[Settlement]] = {}
         for state in page:
-            settlement = (state.edge.id, outcomes[state.edge.id])
+            settlement = Settlement(state.edge.id, *told[state.edge.id])
             by_child.setdefault(state.edge.downstream, []).append(settlement)
         await self._all([_settling(child, found) for child, found in by_child.items()])
 
@@ -208,12 +216,12 @@ def _is_second_chance(chore: Chore) -> bool:
     return chore.kind is ChoreKind.REPLAYED
 
 
-def endings_of(chores: Sequence[Chore]) -> dict[UUID, Outcome]:
+def endings_of(chores: Iterable[Chore]) -> dict[UUID, Ending]:
     """How members ended. One that was replayed meanwhile has not: it will end again."""
-    found: dict[UUID, Outcome] = {}
+    found: dict[UUID, Ending] = {}
     for chore in sorted(chores, key=lambda chore: chore.number):
         if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
-            found[chore.id] = chore.outcome
+            found[chore.id] = Ending(chore.outcome, chore.number)
         elif chore.kind is ChoreKind.REPLAYED:
             found.pop(chore.id, None)
     return found
