@@ -31,6 +31,7 @@ from tests.lab import Lab
 from tests.signalling import (
     Answer,
     deliver,
+    deliver_with,
     delivery_to,
     effect_of,
     fresh,
@@ -239,7 +240,10 @@ async def test_a_decision_can_be_made_before_anybody_waits_for_it(lab: Lab) -> N
         await decide(lab, claim, "ann", "reject")
     with pytest.raises(NotAllowed):
         await decide(lab, claim, "eve")
-    assert effect_of(await deliver(lab, claim.id, ticket, "approve", source="bob"))
+    with pytest.raises(NotAllowed):  # it names nobody, whoever its holder claims to be
+        await deliver(lab, claim.id, ticket, "approve", source="bob")
+    token = await lab.engine.suspensions.issue_token(claim.id, ticket.id, approver="bob")
+    assert effect_of(await deliver_with(token, lab, claim.id, ticket.id, "approve"))
     assert await names(lab, claim.id) == ["approve", "approve"]
 
 

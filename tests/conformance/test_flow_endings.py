@@ -211,7 +211,7 @@ async def _joined(bench: Bench, flow: Flow, upstreams: int) -> tuple[Snapshot, l
 
 
 async def _settle(bench: Bench, member: Snapshot, *edges: Edge) -> Change[Any]:
-    settlements = tuple((item.id, Outcome.SUCCESS) for item in edges)
+    settlements = tuple(settling.Settlement(item.id, Outcome.SUCCESS) for item in edges)
     ask = settling.ask_to_settle(member, settlements)
     assert ask is not None
     (memory,) = await bench.store.recall([ask])

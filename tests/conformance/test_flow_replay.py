@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.errors import FlowTerminal, Invalid, MaxReplays, NotFound, NotTerminal
 from flowfabric.core.flow import FlowState
@@ -188,7 +189,7 @@ async def test_joins_of_every_kind_are_counted_anew(lab: Lab, policy: Any) -> No
     await drawn.fail("a", "b", "c")
     assert (await join_of(drawn, "z")).state is JoinState.IMPOSSIBLE
     assert await replay_all(drawn) == {"a", "b", "c", "z"}
-    assert (await join_of(drawn, "z")) == Join(policy=policy, n=3)
+    assert replace(await join_of(drawn, "z"), floors={}) == Join(policy=policy, n=3)
     needed = (await join_of(drawn, "z")).needed
     for number, name in enumerate(names, 1):
         await drawn.complete(name)

@@ -208,7 +208,7 @@ class FlowPlay:
         vars(settler).pop("kick", None)
         if idle:
             vars(settler)["kick"] = _nobody
-        self.engine._parts.after.owed = settler.kick
+        self.engine._parts.after.owed = settler.owe
 
     # -- building
 

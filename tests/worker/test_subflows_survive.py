@@ -41,6 +41,29 @@ async def test_a_rerun_declares_nothing_twice(bench: Bench, tasks: Tasks, log: L
     assert (await run.describe()).attempts_made == 3
 
 
+async def test_what_a_flow_gave_outlives_the_flow(bench: Bench, tasks: Tasks, log: Log) -> None:
+    """Retention takes the flow of a run that sleeps longer than that; the run has its results."""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        async with ctx.flow("parts") as flow:
+            flow.add(tasks.one, "part")
+        found = [await ctx.map(tasks.one, ["a", "b"]), await flow.result()]
+        await ctx.sleep("30d")
+        return found
+
+    run = await job.submit()
+    await work(bench)
+    bench.clock.advance(8 * 86_400_000)
+    assert await bench.engine.sweep.trim() == 3
+    await bench.engine.sweep.trim()
+    assert await flows(bench) == []
+    bench.clock.advance(30 * 86_400_000)
+    await work(bench)
+    assert await run.result(5) == [["a", "b"], "part"]
+    assert sorted(log) == ["a", "b", "part"]
+
+
 async def test_a_parent_that_dies_between_declaring_and_waiting_goes_on(
     bench: Bench, tasks: Tasks, log: Log
 ) -> None:

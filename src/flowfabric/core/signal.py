@@ -132,7 +132,7 @@ def deliver(
         raise NotFound("waitpoint", delivery.waitpoint)
     source = _identity(delivery, claims)
     if credential is not None and waitpoint.terms is not None:
-        source = _approver(waitpoint.terms, claims)
+        source = _approver(claims)
     delivery = replace(delivery, source=source)
     return _Deliver(snapshot, now, delivery, waitpoint, claims, memory).decide()
 
@@ -369,14 +369,10 @@ def _check_allowed(terms: Terms, delivery: Delivery) -> None:
         raise NotAllowed("the sender is not one of the approvers")
 
 
-def _approver(terms: Terms, claims: Claims | None) -> str:
-    """Who decides by a token: whom it names, never whom its holder claims to be. Where approvers
-    are named it must name one; where nobody is, all holders of such tokens are one source."""
-    if claims is not None and claims.approver is not None:
-        return claims.approver
-    if terms.approvers:
-        raise NotAllowed("the token names no approver")
-    return ""
+def _approver(claims: Claims | None) -> str:
+    """Who decides by a token: whom it names, never whom its holder claims to be. All holders of
+    tokens that name nobody are one source, and none of those who are named as approvers."""
+    return "" if claims is None or claims.approver is None else claims.approver
 
 
 def _outdates(other: Pending, waitpoint: Waitpoint) -> bool:

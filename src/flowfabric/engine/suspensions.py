@@ -14,7 +14,7 @@ from flowfabric.core.errors import AlreadySuspended, Invalid, NoSigningKey, NotF
 from flowfabric.core.execution import Active, Ended, Snapshot, Suspended
 from flowfabric.core.handle import HandleBody, HandleKind, seal
 from flowfabric.core.ids import ExecutionId, derive_attempt_id, parse_uuid
-from flowfabric.core.keyring import Keyring
+from flowfabric.core.keyring import Keyring, verifies
 from flowfabric.core.lease import DEFAULT_TTL, AlreadySatisfied, Owner
 from flowfabric.core.suspend import AlreadyMet, NowSuspended, Suspend, Use
 from flowfabric.core.text import MAX_NAME, MAX_REASON, check_namespace, check_text
@@ -184,7 +184,10 @@ class Suspensions(Noun):
         """The token of an open waitpoint, None when there is no such one. For those who may hand
         it out."""
         found = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
-        return None if found is None else _ticket(await self._parts.ring.read(), found).token
+        if found is None:
+            return None
+        ring = await self._parts.ring.read()
+        return _ticket(ring, _signable(ring, found, self._now())).token
 
     async def issue_token(
         self,
@@ -212,7 +215,8 @@ class Suspensions(Noun):
             expires_at=None if span is None else Millis(now + span),
             single_use=single_use,
         )
-        return mint(await self._parts.ring.read(), row, claims)
+        ring = await self._parts.ring.read()
+        return mint(ring, _signable(ring, row, now), claims)
 
     async def token_again(
         self,
@@ -227,8 +231,9 @@ class Suspensions(Noun):
         memory = await self._recalls.put(Ask(uuid, waitpoints=(waitpoint,)))
         row = memory.waitpoints.get(waitpoint)
         ring = await self._parts.ring.read()
-        if row is None or row.kid not in ring.keys:
+        if row is None or ring.current is None:
             return Token("")
+        row = _signable(ring, row, self._now())
         if approver is None and expires_in is None:
             return mint(ring, row)
         claims = Claims(
@@ -361,6 +366,13 @@ def _named(name: object, what: str) -> str:
     if not text:
         raise Invalid(f"a {what} without a name")
     return text
+
+
+def _signable(ring: Keyring, waitpoint: Waitpoint, now: Millis) -> Waitpoint:
+    """The waitpoint with the key that signs for it: its own, or the current one when a token of
+    its own would be refused."""
+    own = waitpoint.kid in ring.keys and verifies(ring, waitpoint.kid, now)
+    return waitpoint if own or ring.current is None else replace(waitpoint, kid=ring.current)
 
 
 def _ticket(ring: Keyring, waitpoint: Waitpoint) -> Ticket:

@@ -50,6 +50,12 @@ class Output:
     def __repr__(self) -> str:
         return f"the output of {self.node.name!r}"
 
+    def __format__(self, spec: str) -> str:
+        raise InvalidGraph(f"{self!r} is not known yet: give it to a task as an argument")
+
+    def __str__(self) -> str:
+        return format(self)
+
 
 class Node(Generic[R]):
     """A task in a flow. `output` stands for its result; after the flow was declared `run` is its
@@ -130,9 +136,11 @@ class FlowBuilder:
         name: str | None = None,
     ) -> Node[R]:
         """As `add`, for arguments that may be called like its options."""
+        if not isinstance(task, Task | Call):
+            raise InvalidGraph(f"a node is a task, not {type(task).__name__}")
         call = task if isinstance(task, Call) else task.with_options()
         node: Node[R] = Node(self, self._name_for(call.task, name), call.task)
-        condition = _ON.get(on)
+        condition = _ON.get(on) if isinstance(on, str) else None
         if condition is None:
             raise InvalidGraph(f"on is one of {', '.join(_ON)}, not {on!r}")
         payload, inputs = fill_later(call.task.signature, args, kwargs)
@@ -254,20 +262,24 @@ class FlowBuilder:
     async def _value(self, engine: Engine, flow: Flow) -> Any:
         if flow.state is not FlowState.COMPLETED:
             raise await failed(engine, flow)
-        if not self.nodes:
-            return None
+        last = self._last()
+        return as_result(last, await self._results(engine, last)) if last else None
+
+    def _last(self) -> list[Node[Any]]:
+        """The nodes that nothing follows."""
         followed = {link.upstream for link in self._links}
-        last = [node for name, node in self.nodes.items() if name not in followed]
-        results = await self._results(engine, last)
-        return (
-            results[0]
-            if len(last) == 1
-            else {node.name: result for node, result in zip(last, results, strict=True)}
-        )
+        return [node for name, node in self.nodes.items() if name not in followed]
 
     async def _results(self, engine: Engine, nodes: Sequence[Node[Any]]) -> list[Any]:
         found = await engine.flow_views.results([node.id.uuid for node in nodes])
-        return [_decoded(found.get(node.id.uuid), node) for node in nodes]
+        return [decoded(found.get(node.id.uuid), node) for node in nodes]
+
+
+def as_result(nodes: Sequence[Node[Any]], results: Sequence[Any]) -> Any:
+    """What a flow gives as a whole: the one result there is, or all of them by name."""
+    if len(nodes) == 1:
+        return results[0]
+    return {node.name: result for node, result in zip(nodes, results, strict=True)}
 
 
 def fill_later(
@@ -309,7 +321,7 @@ async def failed(engine: Engine, flow: Flow) -> FlowFailed:
     return FlowFailed(str(flow.id), f"{', '.join(names[:10])} did not succeed", names)
 
 
-def _decoded(result: bytes | None, node: Node[Any]) -> Any:
+def decoded(result: bytes | None, node: Node[Any]) -> Any:
     """What a node returned; None for one that did not run, whatever it would return."""
     return None if result is None else decode(result, node.task.signature.returns)
 

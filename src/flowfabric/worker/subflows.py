@@ -1,16 +1,19 @@
 """Flows inside a run: a handler fans work out, gives its slot back, goes on when all is done."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
+
+import msgspec
 
 from flowfabric.core.condition import Single
 from flowfabric.core.flow import Flow, FlowState, Parent
 from flowfabric.core.sending import waitpoint_id
+from flowfabric.core.step import Recorded
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.control import WaitTimeout
-from flowfabric.worker.flow import FlowBuilder, Node, failed
+from flowfabric.worker.flow import FlowBuilder, Node, as_result, decoded, failed
 from flowfabric.worker.journal import Place
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Client
@@ -20,6 +23,9 @@ from flowfabric.worker.transactions import Door
 from flowfabric.worker.waits import Waits
 
 R = TypeVar("R")
+
+MAX_KEPT = 512 * 1024
+"""Most bytes of results that a run keeps of a flow."""
 
 
 class SubFlow(FlowBuilder):
@@ -46,15 +52,39 @@ class SubFlow(FlowBuilder):
         """The result of the last node, or of those that nothing follows as a dict by name. The
         run needs no worker until then. Raises FlowFailed when the flow did not succeed, and
         WaitTimeout when it has not ended after so many seconds; it goes on then."""
-        flow = await self._ended(timeout)
-        return await self._value(self._context._engine, flow)
+        place = self._context._journal.place(f"flow-result:{self.name}")
+        last = self._last()
+        return as_result(last, await self._recorded(place, last, timeout))
 
     async def results(self, nodes: "list[Node[R]]") -> list[R]:
         """The results of some nodes, in order, once the flow has ended in success."""
-        flow = await self._ended()
-        if flow.state is not FlowState.COMPLETED:
-            raise await failed(self._context._engine, flow)
-        return await self._results(self._context._engine, nodes)
+        place = self._context._journal.place(f"flow-result:{self.name}")
+        return await self._recorded(place, nodes)
+
+    async def _recorded(
+        self, place: Place, nodes: Sequence[Node[Any]], timeout: float | None = None
+    ) -> list[Any]:
+        """Results as they were first read: the run needs the flow no longer, which retention may
+        take away before it ends. What is too much for a step is read again each time."""
+        journal, engine = self._context._journal, self._context._engine
+        record = await journal.recorded(place)
+        if record is None:
+            flow = await self._ended(timeout)
+            if flow.state is not FlowState.COMPLETED:
+                raise await failed(engine, flow)
+        else:
+            kept = msgspec.json.decode(bytes(record.value), type=list[msgspec.Raw] | None)
+            if kept is not None:
+                return [_result(raw, node) for node, raw in zip(nodes, kept, strict=True)]
+        found = await patiently(
+            lambda: engine.flow_views.results([node.id.uuid for node in nodes]), journal.stopped
+        )
+        raws = [msgspec.Raw(found.get(node.id.uuid) or b"null") for node in nodes]
+        if record is None:
+            size = sum(len(bytes(raw)) for raw in raws)
+            value = raws if size <= MAX_KEPT else None
+            await journal.record(place, Recorded(value=msgspec.Raw(msgspec.json.encode(value))))
+        return [_result(raw, node) for node, raw in zip(nodes, raws, strict=True)]
 
     def _parent(self) -> Parent:
         return Parent(str(self._context._claim.id), self._signal)
@@ -80,6 +110,10 @@ class SubFlow(FlowBuilder):
         return await patiently(
             lambda: context._engine.flow_views.wait(self.id), context._journal.stopped
         )
+
+
+def _result(raw: msgspec.Raw, node: Node[Any]) -> Any:
+    return decoded(None if bytes(raw) == b"null" else bytes(raw), node)
 
 
 class SyncFlow:
