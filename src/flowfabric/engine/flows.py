@@ -53,8 +53,7 @@ from flowfabric.engine.settling import PAGE
 from flowfabric.store.contract import EdgeQuery
 
 MAX_ROUNDS = 100
-"""How often a change of a flow is tried. Every one of them meets in the one row of the flow, and a
-rival that adds members without a pause wins most rounds."""
+"""How often a change of a flow is tried: a rival that adds members without a pause wins most."""
 MAX_PAUSE = 0.005
 MAX_TOLD = 1000
 
@@ -218,8 +217,8 @@ class Flows(Noun):
 
     async def apply(self, flow: UUID, edge: UUID) -> AlreadySatisfied:
         """Staging an edge applies it: this only says whether it is there."""
-        query = EdgeQuery(flow=parse_uuid(flow, "flow"), ids=(parse_uuid(edge, "edge"),))
-        if not await self._parts.store.edges(query):
+        ids = (parse_uuid(edge, "edge"),)
+        if not await self._parts.store.edges(EdgeQuery(flow=parse_uuid(flow, "flow"), ids=ids)):
             raise NotFound("edge", edge)
         return AlreadySatisfied("already_applied")
 
@@ -270,13 +269,11 @@ class Flows(Noun):
         with a `timeout` TimeoutError is raised when they are not after so many seconds, and the
         background finishes it. Cancelling again gives the first call's policy and reason."""
         span = None if timeout is None else check_seconds(timeout, "timeout")
-        header = await self.cancel_header(flow, reason=reason, policy=policy)
-        if header.policy is CancelPolicy.FLOW_ONLY:
+        header = await self._mark_cancelled(flow, reason, policy)
+        if header.policy is CancelPolicy.FLOW_ONLY or not wait:
             self._settler.kick([header.id])
-            return header
-        if not wait:
-            self._settler.kick([header.id])
-            return replace(header, scheduled=bool(header.remaining))
+            left = await self._owed(header)
+            return replace(header, scheduled=bool(left), remaining=left)
         async with asyncio.timeout(span):
             await self._settler.finish(header.id)
         return replace(header, remaining=await self._owed(header))
@@ -289,6 +286,12 @@ class Flows(Noun):
         policy: CancelPolicy | str = CancelPolicy.ALL,
     ) -> FlowCancelled:
         """Marks a flow as cancelled and writes down what is owed to its members, in one change."""
+        header = await self._mark_cancelled(flow, reason, policy)
+        return replace(header, remaining=await self._owed(header))
+
+    async def _mark_cancelled(
+        self, flow: UUID, reason: str, policy: CancelPolicy | str
+    ) -> FlowCancelled:
         key = parse_uuid(flow, "flow")
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = _policy(policy)
@@ -310,13 +313,11 @@ class Flows(Noun):
         stored = known((await self._parts.store.flows([key])).get(key), key).cancel
         if stored is None:
             raise FlowTerminal("the flow has ended")
-        answer = FlowCancelled(key, stored.policy, stored.reason)
-        return replace(answer, remaining=await self._owed(answer))
+        return FlowCancelled(key, stored.policy, stored.reason)
 
     async def acknowledge(self, flow: UUID, id: str) -> None:
         """A member is acknowledged by its own ending; saying so is harmless."""
-        parse_uuid(flow, "flow")
-        ExecutionId(id)
+        parse_uuid(flow, "flow"), ExecutionId(id)
 
     async def replay(self, flow: UUID) -> list[Replayed]:
         """Runs again every member that failed, expired, was cancelled or skipped; those that

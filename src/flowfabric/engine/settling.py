@@ -73,9 +73,9 @@ class Settling(Noun):
         if found is None:
             raise NotFound("flow", flow)
         kinds = {chore.kind for chore in chores}
-        if kinds & {ChoreKind.CANCEL, ChoreKind.REPLAYED}:
-            # Before anything is settled: members are to be cancelled, not skipped. Also one whose
-            # replay did not see that the flow was cancelled.
+        if found.cancel is not None:
+            # Before anything is settled: members are to be cancelled, not skipped. The cancel
+            # may be on a later page of chores, and a replay may not have seen it.
             await self.cancel_members(found)
         if ChoreKind.RELEASE in kinds:
             await self._release(found)
