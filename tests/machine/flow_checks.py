@@ -143,6 +143,8 @@ class Checks:
         elif reason == "the flow":
             assert self.book.cancel in ("cancel_all", "cancel_pending"), "the flow lets them run"
             assert self.book.cancel == "cancel_all" or not found.attempts_made, "it had begun"
+        elif reason == "flow_terminal":
+            assert not found.attempts_made, "it came too late and ran"
         elif reason == "dependency_impossible":
             assert verdict == "impossible"
             assert member.overtaken

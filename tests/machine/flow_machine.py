@@ -7,6 +7,7 @@ end.
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from flowfabric.core.flow import CancelPolicy
 from flowfabric.core.join import AllOf, AnyOf, JoinPolicy, On, Quorum, Rest
-from tests.machine.flow_play import FlowPlay, Wanted, Wish
+from tests.machine.flow_play import FlowPlay, Wanted, Wish, paged
 from tests.machine.play import Bench
 
 T = TypeVar("T")
@@ -78,12 +79,14 @@ class FlowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
+        self.pages = ExitStack()
         self.broken = False
         self.steps: list[Wish | Wanted | str] = []
 
     @initialize(data=st.data(), pieces=st.booleans(), seed=st.integers(0, 999), fuse=fuses)
     def begin(self, data: st.DataObject, pieces: bool, seed: int, fuse: int) -> None:
         self.play = FlowPlay(self.bench, seed)
+        self.pages.enter_context(paged())
         self._run(self.play.begin())
         wishes, links = data.draw(graphs(pieces=pieces))
         if data.draw(st.booleans()):
@@ -102,6 +105,7 @@ class FlowMachine(RuleBasedStateMachine):
             if hasattr(self, "play"):
                 self.runner.run(self.play.end())
             self.runner.close()
+            self.pages.close()
 
     @invariant()
     def endings_and_replays_take_turns(self) -> None:
@@ -147,10 +151,13 @@ class FlowMachine(RuleBasedStateMachine):
         for pick, how in many:
             self._run(self.play.work(pick, how))
 
-    @rule(deeds=st.lists(deeds, min_size=2, max_size=4))
-    def several_end_at_once(self, deeds: list[str]) -> None:
-        self._run(self.play.claim(len(deeds), 30_000))
-        self._run(_all([self.play.work(0, how) for how in deeds]))
+    @rule(deeds=st.lists(deeds, min_size=2, max_size=4), sweeps=st.integers(0, 2))
+    def several_end_at_once(self, deeds: list[str], sweeps: int) -> None:
+        """And others sweep meanwhile."""
+        play = self.play
+        self._run(play.claim(len(deeds), 30_000))
+        steps = [play.work(0, how) for how in deeds]
+        self._run(_all([*steps, *(play.other_sweeps() for _ in range(sweeps))]))
 
     @rule(pick=picks)
     def revoke(self, pick: int) -> None:

@@ -57,10 +57,9 @@ class Wire:
 
     def reopen(self, ended: str | None) -> None:
         """The downstream was replayed: it waits again, unless the upstream has ended well since."""
-        unsettled = None in self.may  # then the ending may yet be told
         self.may = {None if self.word(outcome) != "good" else outcome for outcome in self.may}
         self.told = self.word(ended) == "good"
-        if self.told or unsettled:
+        if self.told:
             self.may.add(ended)
 
     @property

@@ -30,7 +30,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
 from flowfabric.core.submission import Submission
 from flowfabric.core.time import Millis
-from flowfabric.engine import settling
+from flowfabric.engine import settler, settling
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
@@ -41,13 +41,12 @@ from tests.machine.play import Bench
 from tests.machine.rivals import Wrapper
 
 FLOW = UUID(int=0xF10)
-WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow"})
-TURNS = frozenset({*WRITES, "load", "flows", "chores", "edges", "members", "recall", "owing"})
+WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "count_flows"})
+READS = frozenset({"load", "flows", "chores", "edges", "unsettled", "members", "recall", "owing"})
 WORKER = Worker("w", "w-1")
 ALL = AllOf()
 MOST_SWEEPS = 30
-EDGES_PER_PAGE = 2
-CHORES_PER_PAGE = 5
+PER_PAGE = 3
 
 
 class Mortal(Wrapper):
@@ -62,7 +61,7 @@ class Mortal(Wrapper):
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
-        return partial(self._call, found, name in WRITES) if name in TURNS else found
+        return partial(self._call, found, name in WRITES) if name in WRITES | READS else found
 
     async def _call(
         self, call: Callable[..., Awaitable[Any]], writes: bool, *args: Any, **named: Any
@@ -204,11 +203,11 @@ class FlowPlay:
 
     def tune(self, *, idle: bool) -> None:
         """Whether the first process settles after its commits or leaves everything to the sweep."""
-        self.idle, settler = idle, self.engine._settler
-        vars(settler).pop("kick", None)
+        self.idle, mine = idle, self.engine._settler
+        vars(mine).pop("kick", None)
         if idle:
-            vars(settler)["kick"] = _nobody
-        self.engine._parts.after.owed = settler.owe
+            vars(mine)["kick"] = _nobody
+        self.engine._parts.after.owed = _nobody if idle else mine.owe
 
     # -- building
 
@@ -350,13 +349,11 @@ class FlowPlay:
 
     async def sweep(self, *, both: bool = False) -> None:
         """The sweep of one process, or of two at once."""
-        with paged():
-            calls = [self.insist(lambda engine: engine.sweep.once())]
-            calls += [self._other_sweeps()] if both else []
-            await asyncio.gather(*calls)
+        others = [self.other_sweeps()] if both else []
+        await asyncio.gather(self.insist(lambda engine: engine.sweep.once()), *others)
 
-    async def _other_sweeps(self) -> object:
-        return await self.other.sweep.once()
+    async def other_sweeps(self) -> None:
+        await self.other.sweep.once()
 
     async def settle(self) -> None:
         """Nothing is owed any more, and everything that holds then is checked."""
@@ -374,10 +371,11 @@ class FlowPlay:
 @contextmanager
 def paged() -> Iterator[None]:
     """Small pages: what is said about many edges and chores is tried with few."""
-    query = partial(EdgeQuery, limit=EDGES_PER_PAGE)
+    query = partial(EdgeQuery, limit=PER_PAGE)
     with (
         patch.object(settling, "EdgeQuery", query),
-        patch.object(settling, "PAGE", CHORES_PER_PAGE),
+        patch.object(settling, "PAGE", PER_PAGE),
+        patch.object(settler, "PAGE", PER_PAGE),
     ):
         yield
 
@@ -399,5 +397,5 @@ def _deed(claim: Claim, how: str, later: Millis, engine: Engine) -> Coroutine[An
             return attempts.hand_back(claim)
 
 
-def _nobody(flows: object) -> None:
+def _nobody(owed: object) -> None:
     """Settles nothing: the sweep will."""

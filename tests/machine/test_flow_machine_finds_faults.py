@@ -1,0 +1,118 @@
+"""Faults of flows put in on purpose: the machine must find every one of them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from flowfabric.core import change, chore, flow, join, membership
+from flowfabric.core import settling as rules
+from flowfabric.core.chore import Chore
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Ended, Outcome, Snapshot
+from flowfabric.core.flow import Flow, FlowChange
+from flowfabric.core.join import EdgeState, Join, On
+from flowfabric.core.submission import Creation
+from flowfabric.core.time import Millis
+from flowfabric.engine import settler, settling
+from flowfabric.store.contract import EdgeQuery
+from tests.machine.flow_machine import FlowMachine
+from tests.machine.test_machine import SqliteBench
+from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench
+
+FLOW_BUDGET = settings(BUDGET, stateful_step_count=20)
+
+
+class ForgetsTheLastPage(Fault):
+    """Finds only the first of several pages of edges to settle."""
+
+    async def unsettled(
+        self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+    ) -> list[EdgeState]:
+        return [] if after is not None else await self.inner.unsettled(endings, after, limit)
+
+    async def edges(self, query: EdgeQuery) -> list[EdgeState]:
+        later = query.unsettled and query.after is not None
+        return [] if later else await self.inner.edges(query)
+
+
+class HidesDebts(Fault):
+    """Does not find what a crash has left behind."""
+
+    async def owing(self, limit: int) -> list[UUID]:
+        return []
+
+
+STORE_FAULTS: list[type[Fault]] = [ForgetsTheLastPage, HidesDebts]
+
+
+def count_twice(found: Join, on: On, outcome: Outcome) -> Join:
+    """A join that counts an edge twice, if it failed."""
+    once = join.count(found, on, outcome)
+    return join.count(once, on, outcome) if once.failed > found.failed else once
+
+
+def no_chore(before: Snapshot | None, after: Snapshot | None) -> Chore | None:
+    """An ending whose chore is not written, if it is a cancel."""
+    cancelled = after is not None and isinstance(after.state, Ended)
+    if cancelled and after is not None and after.life.cancel_reason is not None:
+        return None
+    return chore.chore_of(before, after)
+
+
+def no_cancel_of_the_rest(*_: object) -> tuple[Chore, ...]:
+    """A race whose losers run on."""
+    return ()
+
+
+def no_hold(creation: Creation) -> Creation:
+    """Members that run before their flow is sealed."""
+    return creation
+
+
+def no_taking_back(found: Flow, chores: tuple[Chore, ...], now: Millis) -> FlowChange:
+    """Replays that are not taken back from the counts."""
+    ended = tuple(one for one in chores if one.kind is not chore.ChoreKind.REPLAYED)
+    honest = flow.count_chores(found, ended, now)
+    return FlowChange(honest.before, honest.after, owed=honest.owed, done=chores)
+
+
+RULE_FAULTS: list[tuple[list[Any], str, Callable[..., Any]]] = [
+    ([rules, membership], "count", count_twice),
+    ([change], "chore_of", no_chore),
+    ([rules, membership], "siblings", no_cancel_of_the_rest),
+    ([membership], "held", no_hold),
+    ([settling, settler], "count_chores", no_taking_back),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+def test_the_machine_of_flows_finds_a_fault_of_the_store(
+    fault: type[Fault], tmp_path: Path
+) -> None:
+    assert_found(FaultyBench(tmp_path, fault))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("modules", "rule", "fault"), RULE_FAULTS)
+def test_the_machine_of_flows_finds_a_fault_of_a_rule(
+    modules: list[Any],
+    rule: str,
+    fault: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in modules:
+        monkeypatch.setattr(module, rule, fault)
+    assert_found(SqliteBench(tmp_path))
+
+
+def assert_found(bench: SqliteBench) -> None:
+    machine = type("FaultyMachine", (FlowMachine,), {"bench": bench})
+    with pytest.raises((AssertionError, FlowFabricError)):
+        run_state_machine_as_test(machine, settings=FLOW_BUDGET)
