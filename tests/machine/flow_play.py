@@ -30,7 +30,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
 from flowfabric.core.submission import Submission
 from flowfabric.core.time import Millis
-from flowfabric.engine import settler, settling
+from flowfabric.engine import decisions, flows, settler, settling
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
@@ -368,11 +368,20 @@ class FlowPlay:
         await self.checks.quiet()
 
 
+class Still:
+    """Chance that never makes anybody wait: what happens can be repeated."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return 0.0
+
+
 @contextmanager
 def paged() -> Iterator[None]:
-    """Small pages: what is said about many edges and chores is tried with few."""
+    """Small pages, so that few edges and chores fill several; and no pauses."""
     query = partial(EdgeQuery, limit=PER_PAGE)
     with (
+        patch.object(decisions, "random", Still()),
+        patch.object(flows, "MAX_PAUSE", 0.0),
         patch.object(settling, "EdgeQuery", query),
         patch.object(settling, "PAGE", PER_PAGE),
         patch.object(settler, "PAGE", PER_PAGE),

@@ -11,7 +11,7 @@ from tests.machine.flow_machine import FlowMachine
 from tests.machine.play import Bench
 from tests.machine.test_machine import ASKED, PostgresBench, SqliteBench
 
-USUAL = {"sqlite": 60, "postgres": 25}
+USUAL = {"sqlite": 150, "postgres": 40}
 
 
 def play(bench: Bench, examples: int) -> None:
