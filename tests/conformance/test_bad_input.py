@@ -99,9 +99,25 @@ BY_ID: dict[str, Call] = {
     "signals.approve": lambda e, id: e.signals.approve(id, "default", SOME, "yes", suffix="1"),
     "signals.send": lambda e, id: e.signals.send(id, "go", SIGNAL),
     "signals.decide": lambda e, id: e.signals.decide(id, "go", SIGNAL),
+    "signals.decide_at": lambda e, id: e.signals.decide_at(id, SIGNAL),
     "signals.revoke": lambda e, id: e.signals.revoke(id, SOME),
 }
-OF_ANOTHER_THING = {"suspensions.create_waitpoint"}
+OF_ANOTHER_THING = {
+    "suspensions.create_waitpoint",
+    "flows.create",
+    "flows.declare",
+    "flow_views.get",
+    "flow_views.describe",
+    "flow_views.edges",
+    "flow_views.graph",
+    "flow_views.groups",
+    "flow_views.members",
+    "flow_views.wait",
+    "flow_views.flow_of",  # these four answer in their own way: see the tests of flows
+    "flow_views.eligibility",
+    "flows.acknowledge",
+    "flows.join",
+}
 """Methods whose id is not that of an execution."""
 
 Use = Callable[[Engine, Owned], Awaitable[Any]]

@@ -128,11 +128,7 @@ async def by_name(lab: Lab, claim: Claim, answer: SuspendAnswer, id: Any) -> Ans
     return await lab.engine.signals.send(claim.id, "go", delivery_to(fresh(), id=id))
 
 
-async def by_decision(lab: Lab, claim: Claim, answer: SuspendAnswer, id: Any) -> Answer:
-    return await lab.engine.signals.decide(claim.id, "go", delivery_to(fresh(), id=id))
-
-
-@pytest.mark.parametrize("way", [by_token, by_name, by_decision])
+@pytest.mark.parametrize("way", [by_token, by_name])
 async def test_a_signal_whose_answer_was_lost_is_heard_once(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:

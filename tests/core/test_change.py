@@ -1,7 +1,10 @@
 """Changes: two of them folded into one write, and which endings need no load."""
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from flowfabric.core import attempt, control
 from flowfabric.core.change import Change, fold, refused, unchanged
@@ -49,12 +52,24 @@ def test_a_refusal_is_written_and_told_as_an_error() -> None:
     assert (change.events, change.attempts) == (write.events, write.attempts)
 
 
-@pytest.mark.parametrize("flag", [flag for flag in Flags if flag])
+@pytest.mark.parametrize("flag", [flag for flag in Flags if flag and flag is not Flags.FLOW])
 def test_an_ending_of_what_owns_more_is_not_plain(flag: Flags) -> None:
     held = running()
     assert attempt.complete(held, owner(held), NOW).plain_end
     rich = held.to(held.state, flags=flag)
     assert not attempt.complete(rich, owner(rich), NOW).plain_end
+
+
+SOME = UUID(int=7)
+
+
+def test_the_end_of_a_member_is_plain_and_owes_its_flow() -> None:
+    held = running()
+    flow = replace(held.execution, flow=SOME)
+    member = replace(held, execution=flow).to(held.state, flags=Flags.FLOW)
+    change = attempt.complete(member, owner(member), NOW)
+    assert change.plain_end
+    assert [chore.flow for chore in change.chores] == [SOME]
 
 
 def test_only_an_ending_by_its_owner_that_writes_nothing_else_is_plain() -> None:

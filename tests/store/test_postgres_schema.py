@@ -238,7 +238,7 @@ async def test_loads_and_endings_read_by_key(crowded: Bench) -> None:
     ids = [crowded.fresh() for _ in range(100)]
     steps = await plan(crowded, PINNED, "snapshots", ids)
     assert "Seq Scan" not in steps
-    none: tuple[list[Any], ...] = ([],) * 7
+    none: tuple[list[Any], ...] = ([],) * 13
     row = ([ids[0]], [1], [1], [ids[0]], [2], [None], [0], [5], [None], [5], [10], [None])
     steps = await plan(crowded, PINNED, "ended_leases", *row, crowded.now, *none)
     assert "Index Scan using lease_pkey on lease" in steps

@@ -78,10 +78,7 @@ class Attempts(Noun):
             if change.plain_end and await self._ends.put(change):
                 return Completed(owned.id)
         id, owner = self.unpack(owned)
-        held = owned.snapshot if isinstance(owned, Claim) else None
-        return await self._decide(
-            id, lambda found, now: rules.complete(found, owner, now, result), held
-        )
+        return await self._decide(id, lambda held, now: rules.complete(held, owner, now, result))
 
     async def fail(
         self, owned: Owned, failure: Failure, *, retry_after: Millis | None = None
