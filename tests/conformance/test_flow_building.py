@@ -222,6 +222,7 @@ async def test_an_execution_joins_whatever_it_is_doing(lab: Lab, situation: Situ
 
 async def cancelled(flow: Growing) -> None:
     await flow.lab.engine.flows.cancel(flow.id)
+    await flow.settled()  # members are cancelled by then, and counted soon after
 
 
 async def completed(flow: Growing) -> None:
