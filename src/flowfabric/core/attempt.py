@@ -191,7 +191,7 @@ def _pause(
         delay=Gate.WORKER_DELAY,
         released=released(snapshot, lease, reason, until),
     )
-    after = snapshot.to(admit(life, next, now), life=life)
+    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(
         outcome=Delayed(snapshot.execution.id, vector(after).public),
         before=snapshot,
@@ -223,7 +223,7 @@ def _schedule_retry(
     return Change(
         outcome=RetryScheduled(snapshot.execution.id, until, next.attempt),
         before=snapshot,
-        after=snapshot.to(admit(life, next, now), life=life),
+        after=snapshot.to(admit(life, next, now, snapshot.head.flags), life=life),
         events=(
             lease_event(
                 snapshot,

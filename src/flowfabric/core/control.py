@@ -167,7 +167,7 @@ def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
     ended = check_replay(snapshot)
     next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
     life, flags = reborn(snapshot, ended, now)
-    after = snapshot.to(admit(life, next, now), life=life, flags=flags)
+    after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
     detail = {"branch": "normal", "groups_reset": 0}
     return Change(
         outcome=Replayed(snapshot.execution.id, vector(after).public),
@@ -200,7 +200,7 @@ def block(
     if reason not in ADMISSION_BLOCKS:
         raise InvalidBlockingReason(reason)
     life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail)
-    after = snapshot.to(admit(life, snapshot.state.next, now), life=life)
+    after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
     return Change(Blocked(snapshot.execution.id), snapshot, after)
 
 
@@ -217,7 +217,7 @@ def unblock(
     if expected is not None and expected != snapshot.life.blocked:
         raise NotEligible(f"blocked for {snapshot.life.blocked}, not {expected}")
     life = replace(snapshot.life, blocked=None, detail=None)
-    after = snapshot.to(admit(life, next, now), life=life)
+    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 
 
@@ -240,7 +240,7 @@ def due(
             return expire_suspension(snapshot, now, signal_id)
         case Waiting(gate=gate, next=next, due_at=int() as at) if gate in DELAYS and at <= now:
             life = replace(snapshot.life, not_before=None, delay=None)
-            after = snapshot.to(admit(life, next, now), life=life)
+            after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
             return Change(outcome=after, before=snapshot, after=after)
         case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:
             return _end_refused(snapshot, now)

@@ -42,6 +42,7 @@ def end(
         not_before=None,
         blocked=None,
         detail=None,
+        budget=None,
     )
     if lease is not None:
         event = lease_event(snapshot, lease, kind, now, reason=reason)

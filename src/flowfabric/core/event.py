@@ -34,6 +34,7 @@ class EventKind(IntEnum):
     HANDED_BACK = 22
     SUSPENDED = 23
     WAITING_CHILDREN = 24
+    TURNED_AWAY = 25
     PRIORITY_CHANGED = 30
     REPLAYED = 31
     FLOW_CANCEL_REQUESTED = 32
@@ -115,6 +116,7 @@ _LEASE = {
     EventKind.HANDED_BACK: "released",
     EventKind.SUSPENDED: "released",
     EventKind.WAITING_CHILDREN: "released",
+    EventKind.TURNED_AWAY: "released",
 }
 _RELEASING = frozenset(kind for kind, name in _LEASE.items() if name == "released")
 
@@ -142,6 +144,7 @@ _REASON = {
     EventKind.DELAYED: "delayed",
     EventKind.HANDED_BACK: "handed_back",
     EventKind.SUSPENDED: "suspended",
+    EventKind.TURNED_AWAY: "budget_exhausted",
     EventKind.RECLAIMS_EXCEEDED: "max_reclaims_exceeded",
 }
 

@@ -20,6 +20,7 @@ from flowfabric.core.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.join import Join
 from flowfabric.core.outcome import Outcome as Outcome
 from flowfabric.core.policy import DEFAULT_POLICY, Policy
+from flowfabric.core.quota import Uses
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Waits
 
@@ -65,7 +66,7 @@ class Flags(IntFlag):
     FLOW = 4
     LIMITS = 8
     WAITPOINTS = 16
-    RESERVATIONS = 32
+    BUDGETS = 32
 
 
 class Source(StrEnum):
@@ -167,6 +168,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     waits: Waits | None = None
     join: Join | None = None
     unsealed: bool = False
+    budget: str | None = None
 
 
 EMPTY_LIFE = Life()
@@ -210,6 +212,11 @@ class Execution(Struct, frozen=True, gc=False):
     @property
     def rules(self) -> Policy:
         return self.policy or DEFAULT_POLICY
+
+    @property
+    def uses(self) -> Uses:
+        """The quotas it needs room in whenever it is ready or runs."""
+        return self.policy.quotas if self.policy else ()
 
     @property
     def reclaim_cap(self) -> int:

@@ -224,7 +224,7 @@ def join_member(
         head = replace(head, life=replace(head.life, join=join))
     state = snapshot.state
     if isinstance(state, Waiting | Ready):
-        state = admit(head.life, state.next, now)
+        state = admit(head.life, state.next, now, head.flags)
     return replace(creation, snapshot=replace(snapshot, head=head, state=state))
 
 

@@ -57,7 +57,7 @@ def held(creation: Creation) -> Creation:
     head = replace(snapshot.head, life=replace(snapshot.life, unsealed=True))
     state = snapshot.state
     if isinstance(state, Waiting | Ready):
-        state = admit(head.life, state.next, snapshot.execution.created_at)
+        state = admit(head.life, state.next, snapshot.execution.created_at, head.flags)
     return replace(creation, snapshot=replace(snapshot, head=head, state=state))
 
 
@@ -154,7 +154,7 @@ def release(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
     life = replace(freed, join=join)
     state = snapshot.state
     if isinstance(state, Waiting):
-        state = admit(life, state.next, now)
+        state = admit(life, state.next, now, snapshot.head.flags)
     after = snapshot.to(state, life=life)
     fired = join != freed.join and not isinstance(state, Ended)
     owed = siblings(after, join) if join is not None and fired else ()
@@ -189,7 +189,7 @@ def _welcomed(flow: Flow, snapshot: Snapshot, now: Millis) -> Snapshot:
     if flow.state is not FlowState.OPEN and life.unsealed:
         life = replace(life, unsealed=False)
         if isinstance(state, Waiting):
-            state = admit(life, state.next, now)
+            state = admit(life, state.next, now, snapshot.head.flags)
     return snapshot.to(state, life=life, flags=snapshot.head.flags | Flags.FLOW)
 
 
@@ -223,6 +223,6 @@ def _gated(downstream: Snapshot, edge: Edge, upstream: Snapshot, now: Millis) ->
     life = replace(downstream.life, join=join)
     state = downstream.state
     if isinstance(state, Waiting | Ready):
-        state = admit(life, state.next, now)
+        state = admit(life, state.next, now, downstream.head.flags)
     after = downstream.to(state, life=life)
     return Change(Settled(0, join), downstream, after, settled=settled)

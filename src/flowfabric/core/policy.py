@@ -9,12 +9,14 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
-from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
+from flowfabric.core.budget import check_budget_names
 from flowfabric.core.document import Document, from_members, read, to_members, write
-from flowfabric.core.errors import InvalidPolicy
+from flowfabric.core.errors import Invalid, InvalidPolicy
+from flowfabric.core.quota import Use, check_uses
 from flowfabric.core.retry import Count, RetryPolicy, Span
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import check_size
@@ -73,7 +75,8 @@ class Policy(Document, frozen=True, kw_only=True):
     suspension_policy: SuspensionPolicy | None = None
     fallback_policy: dict[str, Any] | None = None
     max_replay_count: Count = 10
-    budget_ids: tuple[UUID, ...] = ()
+    budget_ids: tuple[str, ...] = ()
+    quotas: tuple[Use, ...] = ()
     routing_requirements: RoutingRequirements | None = None
     dedup_window_ms: Span = 86_400_000
     stream_policy: StreamPolicy | None = None
@@ -152,9 +155,21 @@ def _parse(data: bytes) -> Policy:
     if "routing_requirements" in members:
         members["routing_requirements"] = _routing(members["routing_requirements"])
     try:
-        return from_members(Policy, members)
+        return _limited(from_members(Policy, members))
     except msgspec.ValidationError as error:
         raise InvalidPolicy(f"malformed: {error}") from None
+
+
+def _limited(policy: Policy) -> Policy:
+    """The policy, what it says of limits checked and in one order."""
+    if not policy.quotas and not policy.budget_ids:
+        return policy
+    try:
+        uses = check_uses(policy.quotas)
+        budgets = check_budget_names(policy.budget_ids)
+    except Invalid as error:
+        raise InvalidPolicy(f"malformed: {error.detail}") from None
+    return replace(policy, quotas=uses, budget_ids=budgets)
 
 
 def _as_json(data: object) -> bytes:

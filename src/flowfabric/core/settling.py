@@ -108,7 +108,7 @@ def wait_children(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Chan
         return lease
     life, next = pause_attempt(snapshot, lease, now, WAIT_CHILDREN)
     life = replace(life, not_before=None, released=released(snapshot, lease, WAIT_CHILDREN, None))
-    after = snapshot.to(admit(life, next, now), life=life)
+    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(
         Delayed(snapshot.execution.id, vector(after).public),
         snapshot,
@@ -157,7 +157,7 @@ def replay_skipped(
     life, flags = reborn(snapshot, ended, now)
     life = replace(life, join=evaluate(join, now))
     next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
-    after = snapshot.to(admit(life, next, now), life=life, flags=flags)
+    after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
     detail = {"branch": "skipped_flow_member", "groups_reset": 1}
     return Change(
         Replayed(snapshot.execution.id, vector(after).public),
@@ -191,7 +191,7 @@ def _is_open(memory: Memory, told: Settlement, snapshot: Snapshot) -> bool:
 def _passed(snapshot: Snapshot, life: Life, now: Millis) -> Snapshot:
     match snapshot.state:
         case Waiting(gate=Gate.DEPENDENCIES, next=next):
-            return snapshot.to(admit(life, next, now), life=life)
+            return snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
         case _:
             return snapshot.to(snapshot.state, life=life)
 

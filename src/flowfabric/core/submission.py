@@ -172,14 +172,17 @@ def _first_state(execution: Execution, now: Millis) -> Snapshot:
         flags |= Flags.DEADLINE
     if rules.retention is not None:
         flags |= Flags.RETENTION
+    if rules.quotas:
+        flags |= Flags.LIMITS
+    if rules.budget_ids:
+        flags |= Flags.BUDGETS
     life = EMPTY_LIFE
     if facts.delay_until is not None and facts.delay_until > now:
         life = replace(life, not_before=facts.delay_until, delay=Gate.DELAY)
     rank = rank_of(execution.created_at, facts.priority)
     head = Head(rank=rank, flags=flags, life=life)
-    return Snapshot(
-        execution, head, admit(life, Next(Start.INITIAL, 0, rules.attempt_timeout), now)
-    )
+    first = Next(Start.INITIAL, 0, rules.attempt_timeout)
+    return Snapshot(execution, head, admit(life, first, now, flags))
 
 
 def _check_payload(value: object) -> bytes:

@@ -95,7 +95,7 @@ def wake(
         delay=Gate.RESUME_DELAY,
         waits=close_suspension(snapshot.life.waits or NO_WAITS, suspension, now, wake),
     )
-    after = snapshot.to(admit(life, snapshot.state.next, now), life=life)
+    after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
     return after, steps_of(suspension, wake)
 
 

@@ -35,6 +35,7 @@ from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
 from flowfabric.core.waits import Ask, Heard, Memory
 from flowfabric.store.clock import Clock
+from flowfabric.store.limits import BudgetStore, LaneStore, QuotaStore
 
 MAX_BATCH = 500
 """Most items one call of a writing method is given."""
@@ -308,7 +309,9 @@ class FlowStore(Protocol):
         """Flows that something is owed to."""
 
 
-class Store(ScheduleStore, PresenceStore, WaitStore, FlowStore, Protocol):
+class Store(
+    ScheduleStore, PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStore, Protocol
+):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
@@ -337,11 +340,11 @@ class Store(ScheduleStore, PresenceStore, WaitStore, FlowStore, Protocol):
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
         """Takes the best `limit` executions of `ready` (lost ones included) whose route the
         worker satisfies: in the given lanes (empty: every lane) and namespace (None: every one),
-        of the given kinds (None: every kind),
-        no lane paused, no live hold for somebody else, by (rank, id) over all of them. Each
-        moves to `lease` exactly as `core.lease.take` would do it, with its event. Rows locked by
-        another claimer are skipped: a short result does not mean an empty queue. With `repeated`
-        the executions this call took before are returned first."""
+        of the given kinds (None: every kind), no live hold for somebody else, as far as their
+        lanes allow (`LaneStore`), by (rank, id) over all of them. Each moves to `lease` exactly as
+        `core.lease.take` would do it, with its event. Rows locked by another claimer are skipped:
+        a short result does not mean an empty queue. With `repeated` the executions this call took
+        before are returned first."""
 
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         """Extends each lease whose id and epoch match and which has not expired; never shortens
@@ -436,12 +439,6 @@ class Store(ScheduleStore, PresenceStore, WaitStore, FlowStore, Protocol):
 
     async def leases_of(self, instance: str, limit: int) -> list[Snapshot]:
         """The executions a worker instance holds a lease of."""
-
-    async def lanes(self, after: str | None, limit: int) -> list[str]:
-        """Names of lanes anything was ever submitted to, ascending."""
-
-    async def pause_lane(self, lane: str, paused: bool) -> None:
-        """Closes or opens the gate that claims look at; no row moves."""
 
     async def counts(self, namespace: str | None, lane: str | None) -> Counts:
         """How many executions are in each public state."""

@@ -45,6 +45,7 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policy import read_policy, write_policy
+from flowfabric.core.quota import budget_queue, queue_of
 from flowfabric.core.step import Step
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
@@ -65,7 +66,7 @@ SUSPENDED = 20
 HEAD = ("id", "version", "epoch", "rank", "flags", "attempt", "start", "life")
 
 COLUMNS: dict[Place, tuple[str, ...]] = {
-    Place.READY: (*HEAD, "route", "timeout", "held_until", "held_for", "lost"),
+    Place.READY: (*HEAD, "route", "timeout", "held_until", "held_for", "lost", "queue"),
     Place.LEASE: (
         *HEAD,
         "claim",
@@ -74,8 +75,10 @@ COLUMNS: dict[Place, tuple[str, ...]] = {
         "expires_at",
         "times_out_at",
         "renewed_at",
+        "route",
+        "queue",
     ),
-    Place.PARKED: (*HEAD, "timeout", "gate", "due_at", "since", "note"),
+    Place.PARKED: (*HEAD, "timeout", "gate", "due_at", "since", "note", "queue"),
     Place.DONE: (
         *HEAD,
         "outcome",
@@ -217,17 +220,32 @@ def state_row(snapshot: Snapshot, names: Names) -> Row:
                 lease.expires_at,
                 lease.times_out_at,
                 lease.renewed_at,
+                names.route_numbers[snapshot.execution.route],
+                queue_number(snapshot),
             )
         case Waiting(next=next):
             gate = int(state.gate)
             head = _head(snapshot, next.attempt, next.start)
-            return (*head, next.timeout, gate, state.due_at, None, None)
+            queue = queue_number(snapshot)
+            return (*head, next.timeout, gate, state.due_at, None, None, queue)
         case Suspended(next=next):
             note = msgspec.json.encode(_Note(state.suspension, state.reason))
             head = _head(snapshot, next.attempt, next.start)
-            return (*head, next.timeout, SUSPENDED, state.due_at, state.since, note)
+            return (*head, next.timeout, SUSPENDED, state.due_at, state.since, note, None)
         case Ended():
             return _done(snapshot, state, names)
+
+
+def queue_number(snapshot: Snapshot) -> int | None:
+    """The queue an execution waits in, or holds a slot of."""
+    match snapshot.state:
+        case Waiting(gate=Gate.BUDGET):
+            return budget_queue(snapshot.life.budget or "")
+        case Ready() | Lost() | Active() | Waiting(gate=Gate.LIMIT):
+            limited = snapshot.head.flags & Flags.LIMITS
+            return queue_of(snapshot.execution.uses) if limited else None
+        case _:
+            return None
 
 
 def attempt_row(uuid: UUID, attempt: Attempt) -> Row:
@@ -352,6 +370,7 @@ def _ready(snapshot: Snapshot, state: Ready | Lost, names: Names) -> Row:
         0 if hold is None else hold.until,
         None if hold is None else hold.worker,
         int(state.revoked) if isinstance(state, Lost) else None,
+        queue_number(snapshot),
     )
 
 

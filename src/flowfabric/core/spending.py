@@ -1,0 +1,491 @@
+"""Spending: what is charged to budgets, set aside, given back and reset.
+
+Every rule looks at all budgets it concerns before it changes any: a refusal counts nothing. Rules
+of one batch are decided one after the other on the same `Books` and written as one change.
+"""
+
+from collections.abc import Iterable, Mapping
+from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.budget import (
+    MAX_AMOUNT,
+    MAX_DEPTH,
+    Amounts,
+    Budget,
+    Ledger,
+    Reservation,
+    begin,
+    chain,
+    check_budget,
+    following_reset,
+)
+from flowfabric.core.document import Document
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.time import Millis
+
+REMEMBERED = Millis(24 * 3_600_000)
+"""How long a key keeps the same spending from being counted again."""
+
+LedgerKey = tuple[str, UUID]
+ChargeKey = tuple[str, str]
+
+
+class Spent(Struct, frozen=True, tag=True):
+    """Counted, within every limit."""
+
+
+class SoftBreach(Struct, frozen=True, tag=True):
+    """Counted, and a limit that does not refuse was passed."""
+
+    budget: str
+    dimension: str
+    used: int
+    limit: int
+
+
+class HardBreach(Struct, frozen=True, tag=True):
+    """Nothing was counted: it would not fit. `used` is what is taken already."""
+
+    budget: str
+    dimension: str
+    used: int
+    limit: int
+
+
+class Overrun(Struct, frozen=True, tag=True):
+    """Counted up to the limit; `excess` was consumed beyond it and is kept apart."""
+
+    budget: str
+    dimension: str
+    used: int
+    limit: int
+    excess: int
+
+
+Counted = Spent | SoftBreach | Overrun
+Charged = Spent | SoftBreach | HardBreach
+
+
+class AlreadyApplied(Struct, frozen=True):
+    """The key was seen before; `outcome` is what it answered then."""
+
+    outcome: Counted
+
+
+class Reserved(Struct, frozen=True):
+    reservation: Reservation
+
+
+class Created(Struct, frozen=True):
+    name: str
+
+
+class Known(Struct, frozen=True):
+    """There is a budget of that name; nothing was compared or changed."""
+
+    name: str
+
+
+class Reset(Struct, frozen=True):
+    """The next scheduled reset, None when there is none."""
+
+    next_reset_at: Millis | None
+
+
+class Charge(Document, frozen=True, kw_only=True):
+    """What a key was counted as, kept so that a repeat counts nothing."""
+
+    budget: str = ""
+    key: str = ""
+    until: Millis = Millis(0)
+    outcome: Counted = Spent()
+    stale: bool = False
+
+
+class Books(Struct):
+    """What is known of the budgets a batch concerns: as it was read, with what was posted since.
+    `changed` are the versions to compare; the rest is what to write."""
+
+    budgets: dict[str, Budget] = field(default_factory=dict)
+    ledgers: dict[LedgerKey, Ledger] = field(default_factory=dict)
+    charges: dict[ChargeKey, Charge] = field(default_factory=dict)
+    reservations: dict[UUID, Reservation] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+    new_ledgers: dict[LedgerKey, Ledger | None] = field(default_factory=dict)
+    new_charges: dict[ChargeKey, Charge] = field(default_factory=dict)
+    new_reservations: dict[UUID, Reservation | None] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.changed or self.new_ledgers or self.new_charges or self.new_reservations)
+
+    def put(self, budget: Budget) -> None:
+        old = self.budgets.get(budget.name)
+        self.changed.setdefault(budget.name, 0 if old is None else old.version)
+        self.budgets[budget.name] = budget
+
+    def remove(self, name: str) -> None:
+        """The budget goes, and what was noted of it."""
+        self.changed.setdefault(name, self.budgets.pop(name).version)
+        self.removed.add(name)
+
+    def put_ledger(self, key: LedgerKey, ledger: Ledger | None) -> None:
+        self.new_ledgers[key] = ledger
+        if ledger is None:
+            self.ledgers.pop(key, None)
+        else:
+            self.ledgers[key] = ledger
+
+    def put_charge(self, charge: Charge) -> None:
+        self.charges[charge.budget, charge.key] = charge
+        self.new_charges[charge.budget, charge.key] = charge
+
+    def put_reservation(self, id: UUID, reservation: Reservation | None) -> None:
+        self.new_reservations[id] = reservation
+        if reservation is None:
+            self.reservations.pop(id, None)
+        else:
+            self.reservations[id] = reservation
+
+
+class Spending(Struct, frozen=True):
+    """A request to charge budgets (and all they are part of) for an execution, if one is named.
+    `stale`: whoever asks has lost its lease; what was consumed is counted all the same."""
+
+    budgets: tuple[str, ...]
+    amounts: Amounts
+    execution: UUID | None = None
+    key: str | None = None
+    stale: bool = False
+
+
+def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplied:
+    """Counts an amount, or refuses it whole. A refusal is not remembered: nothing was applied, so
+    the same key may try again later."""
+    if (known := _repeated(books, asked, now)) is not None:
+        return known
+    budgets = chain(books.budgets, asked.budgets)
+    if (breach := _breach(budgets, asked.amounts)) is not None:
+        _mark(books, books.budgets[breach.budget], breach.dimension, now)
+        return breach
+    outcome: Spent | SoftBreach = Spent()
+    for budget in budgets:
+        found = _count(books, budget, asked.amounts, now)
+        if isinstance(outcome, Spent):
+            outcome = found
+    _enter(books, budgets, asked.execution, asked.amounts)
+    _remember(books, asked, outcome, now)
+    return outcome
+
+
+def reserve(
+    books: Books, asked: Spending, reservation: UUID, epoch: int, now: Millis
+) -> Reserved | HardBreach:
+    """Sets an estimate aside, so that nobody else spends it. Repeating it changes nothing."""
+    if (known := books.reservations.get(reservation)) is not None:
+        return Reserved(known)
+    if asked.execution is None:
+        raise Invalid("a reservation belongs to an execution")
+    budgets = chain(books.budgets, asked.budgets)
+    if (breach := _breach(budgets, asked.amounts)) is not None:
+        _mark(books, books.budgets[breach.budget], breach.dimension, now)
+        return breach
+    for budget in budgets:
+        reserved = _plus(budget.reserved, asked.amounts)
+        books.put(replace(books.budgets[budget.name], reserved=reserved, updated_at=now))
+    new = Reservation(
+        id=reservation,
+        budgets=asked.budgets,
+        execution=asked.execution,
+        epoch=epoch,
+        amounts=asked.amounts,
+        at=now,
+    )
+    books.put_reservation(reservation, new)
+    return Reserved(new)
+
+
+def settle(
+    books: Books, asked: Spending, reservation: UUID, now: Millis
+) -> Counted | AlreadyApplied:
+    """Counts what was really consumed in place of what was set aside. What does not fit was
+    consumed all the same: it is counted up to the limit, and kept apart beyond it."""
+    if (known := _repeated(books, asked, now)) is not None:
+        return known
+    drop(books, reservation, now)
+    budgets = chain(books.budgets, asked.budgets)
+    outcome: Counted = Spent()
+    for budget in budgets:
+        found = _count_bounded(books, budget, asked.amounts, now)
+        if isinstance(outcome, Spent):
+            outcome = found
+    _enter(books, budgets, asked.execution, asked.amounts)
+    _remember(books, asked, outcome, now)
+    return outcome
+
+
+def drop(books: Books, reservation: UUID, now: Millis) -> bool:
+    """Gives back what was set aside; False when it was given back before."""
+    found = books.reservations.get(reservation)
+    if found is None:
+        return False
+    for budget in chain(books.budgets, budgets_of(found, books.budgets)):
+        reserved = _minus(budget.reserved, found.amounts)
+        books.put(replace(budget, reserved=reserved, updated_at=now))
+    books.put_reservation(reservation, None)
+    return True
+
+
+def release(books: Books, name: str, execution: UUID, now: Millis) -> Amounts:
+    """Takes back what an execution spent of a budget in the current period, and of all it is part
+    of; twice is once. What was spent before a reset is gone already."""
+    first, *upper = chain(books.budgets, [name])
+    entry = books.ledgers.get((first.name, execution))
+    if entry is None:
+        return {}
+    _take_back(books, first, execution, entry.amounts, now)
+    for budget in upper:
+        _take_back(books, budget, execution, entry.amounts, now)
+    return entry.amounts if entry.period == first.period else {}
+
+
+def reset(books: Books, name: str, now: Millis, *, due_only: bool = False) -> Reset:
+    """Begins a new period. With `due_only` only if its time has come (a timer may be stale)."""
+    budget = books.budgets.get(name)
+    if budget is None:
+        raise NotFound("budget", name)
+    due = budget.next_reset_at is not None and budget.next_reset_at <= now
+    if due_only and not due:
+        return Reset(budget.next_reset_at)
+    next_at = following_reset(budget, now) if due else budget.next_reset_at
+    books.put(
+        replace(
+            budget,
+            used={},
+            overrun={},
+            granted={},
+            period=budget.period + 1,
+            resets=budget.resets + 1,
+            reset_at=now,
+            next_reset_at=next_at,
+            breached_at=None,
+            breached_dimension=None,
+            updated_at=now,
+        )
+    )
+    return Reset(next_at)
+
+
+def create(books: Books, budget: Budget, now: Millis) -> Created | Known:
+    """A new budget. One that is there stays as it is."""
+    check_budget(budget)
+    if budget.name in books.budgets:
+        return Known(budget.name)
+    if budget.parent is not None:
+        _check_depth(books, budget)
+    books.put(replace(begin(budget, now), version=0))
+    return Created(budget.name)
+
+
+def define(books: Books, budget: Budget, now: Millis) -> Created | Known:
+    """A budget as it should be: new, or with a new definition and what was spent so far."""
+    old = books.budgets.get(budget.name)
+    if old is None:
+        return create(books, budget, now)
+    check_budget(budget)
+    if budget.parent != old.parent:
+        raise Invalid(f"budget {budget.name!r} cannot become part of another one")
+    books.put(_redefined(old, budget, now))
+    return Known(budget.name)
+
+
+def grant(books: Books, name: str, dimension: str, amount: int, now: Millis) -> int:
+    """Allows more until the next reset, as an approval of a soft limit does; the soft limit now."""
+    budget = books.budgets.get(name)
+    if budget is None:
+        raise NotFound("budget", name)
+    if budget.soft(dimension) is None:
+        raise Invalid(f"budget {name!r} has no soft limit of {dimension}")
+    new = replace(budget, granted=_plus(budget.granted, {dimension: amount}), updated_at=now)
+    books.put(new)
+    return new.soft(dimension) or 0
+
+
+def remove(books: Books, name: str) -> bool:
+    """Deletes a budget; False when there was none. Whoever was limited by it no longer is."""
+    if name not in books.budgets:
+        return False
+    books.remove(name)
+    return True
+
+
+def budgets_of(reservation: Reservation, known: Mapping[str, Budget]) -> list[str]:
+    """The budgets a reservation was made of, as far as they still exist."""
+    return [name for name in reservation.budgets if name in known]
+
+
+def _redefined(old: Budget, new: Budget, now: Millis) -> Budget:
+    same_times = (old.every, old.cron, old.timezone) == (new.every, new.cron, new.timezone)
+    kept = replace(
+        old,
+        scope=new.scope,
+        scope_id=new.scope_id,
+        limits=new.limits,
+        on_hard=new.on_hard,
+        on_soft=new.on_soft,
+        every=new.every,
+        cron=new.cron,
+        timezone=new.timezone,
+        updated_at=now,
+    )
+    if same_times:
+        return kept
+    return replace(kept, next_reset_at=following_reset(replace(kept, next_reset_at=None), now))
+
+
+def _check_depth(books: Books, budget: Budget) -> None:
+    upper = chain(books.budgets, [budget.parent or ""])
+    if len(upper) >= MAX_DEPTH:
+        raise Invalid(f"budgets are nested at most {MAX_DEPTH} deep")
+
+
+def _repeated(books: Books, asked: Spending, now: Millis) -> AlreadyApplied | None:
+    if asked.key is None:
+        return None
+    for name in asked.budgets:
+        charge = books.charges.get((name, asked.key))
+        if charge is not None and charge.until > now:
+            return AlreadyApplied(charge.outcome)
+    return None
+
+
+def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
+    """The first dimension that does not fit, in the order of names."""
+    for budget in budgets:
+        for dimension, amount in sorted(amounts.items()):
+            taken, hard = budget.taken(dimension), budget.hard(dimension)
+            if taken + amount > MAX_AMOUNT:
+                raise Invalid(f"budget {budget.name!r} cannot count that many {dimension}")
+            if hard is not None and budget.strict and amount and taken + amount > hard:
+                return HardBreach(budget.name, dimension, taken, hard)
+    return None
+
+
+def _mark(books: Books, budget: Budget, dimension: str, now: Millis) -> None:
+    books.put(
+        replace(
+            budget,
+            breaches=budget.breaches + 1,
+            breached_at=now,
+            breached_dimension=dimension,
+            updated_at=now,
+        )
+    )
+
+
+def _count(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Spent | SoftBreach:
+    used = _plus(budget.used, amounts)
+    after = replace(budget, used=used, updated_at=now)
+    breach = _soft_breach(after, amounts)
+    if breach is not None:
+        after = replace(after, soft_breaches=after.soft_breaches + 1)
+    books.put(after)
+    return breach or Spent()
+
+
+def _count_bounded(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Counted:
+    """As `_count`, for what was consumed whether it fits or not."""
+    fits: Amounts = {}
+    over: list[Overrun] = []
+    for dimension, amount in sorted(amounts.items()):
+        taken, hard = budget.taken(dimension), budget.hard(dimension)
+        bound = hard if hard is not None and budget.strict else MAX_AMOUNT
+        fits[dimension] = max(0, min(amount, bound - taken))
+        if fits[dimension] < amount:
+            excess = amount - fits[dimension]
+            over.append(Overrun(budget.name, dimension, taken + fits[dimension], bound, excess))
+    counted = _count(books, budget, fits, now)
+    if not over:
+        return counted
+    excesses = {breach.dimension: breach.excess for breach in over}
+    after = books.budgets[budget.name]
+    _mark(
+        books,
+        replace(after, overrun=_plus(after.overrun, excesses)),
+        over[0].dimension,
+        now,
+    )
+    return over[0]
+
+
+def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
+    for dimension in sorted(amounts):
+        if not amounts[dimension]:
+            continue
+        used = budget.used.get(dimension, 0)
+        limits = [budget.soft(dimension), None if budget.strict else budget.hard(dimension)]
+        for limit in limits:
+            if limit is not None and used > limit:
+                return SoftBreach(budget.name, dimension, used, limit)
+    return None
+
+
+def _enter(
+    books: Books, budgets: Iterable[Budget], execution: UUID | None, amounts: Amounts
+) -> None:
+    """Notes in the ledgers what an execution spent: what was really counted, and when."""
+    if execution is None:
+        return
+    for before in budgets:
+        after = books.budgets[before.name]
+        counted = {
+            name: grown
+            for name in amounts
+            if (grown := after.used.get(name, 0) - before.used.get(name, 0)) > 0
+        }
+        key = (before.name, execution)
+        old = books.ledgers.get(key)
+        so_far = old.amounts if old is not None and old.period == after.period else {}
+        total = _plus(so_far, counted)
+        if total:
+            books.put_ledger(key, Ledger(before.name, execution, after.period, total))
+
+
+def _take_back(
+    books: Books, budget: Budget, execution: UUID, amounts: Amounts, now: Millis
+) -> None:
+    key = (budget.name, execution)
+    entry = books.ledgers.get(key)
+    if entry is None:
+        return
+    if entry.period != budget.period:
+        books.put_ledger(key, None)
+        return
+    back = {name: min(number, entry.amounts.get(name, 0)) for name, number in amounts.items()}
+    books.put(replace(budget, used=_minus(budget.used, back), updated_at=now))
+    left = _minus(entry.amounts, back)
+    books.put_ledger(key, replace(entry, amounts=left) if left else None)
+
+
+def _remember(books: Books, asked: Spending, outcome: Counted, now: Millis) -> None:
+    if asked.key is None:
+        return
+    until = Millis(now + REMEMBERED)
+    for name in asked.budgets:
+        charge = Charge(budget=name, key=asked.key, until=until, outcome=outcome, stale=asked.stale)
+        books.put_charge(charge)
+
+
+def _plus(first: Amounts, second: Amounts) -> Amounts:
+    total = {name: first.get(name, 0) + second.get(name, 0) for name in {*first, *second}}
+    return {name: number for name, number in sorted(total.items()) if number}
+
+
+def _minus(first: Amounts, second: Amounts) -> Amounts:
+    left = {name: max(0, number - second.get(name, 0)) for name, number in first.items()}
+    return {name: number for name, number in sorted(left.items()) if number}

@@ -1,0 +1,114 @@
+"""Rows of quotas, queues, budgets and lanes, the same for every store.
+
+Columns are in the order of the tuples here. A column exists only if something asks by it; the rest
+is in the document.
+"""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
+
+from flowfabric.core import document
+from flowfabric.core.budget import ATTACHED, Budget, Ledger, Reservation
+from flowfabric.core.lane import Lane, LaneState
+from flowfabric.core.quota import Quota, Use, Uses
+from flowfabric.core.spending import Charge
+
+Row = tuple[Any, ...]
+
+QUOTA = ("name", "version", "doc")
+QUEUE = ("quota", "id", "uses")
+"""And `turn`, 0 at first."""
+ADMISSION = ("quota", "key", "at", "count")
+BUDGET = ("name", "version", "parent", "scope", "scope_id", "next_reset_at", "doc")
+LEDGER = ("budget", "execution", "doc")
+CHARGE = ("budget", "key", "until", "doc")
+RESERVATION = ("id", "execution", "epoch", "doc")
+LANE = ("name", "version", "state", "concurrency", "doc")
+
+
+def quota_row(quota: Quota, version: int) -> Row:
+    return (quota.name, version, document.write(replace(quota, name="", version=0)))
+
+
+def read_quota(row: Row) -> Quota:
+    name, version, doc = row
+    return replace(document.read(Quota, bytes(doc)), name=name, version=version)
+
+
+def queue_rows(queue: int, uses: Uses) -> list[Row]:
+    """One row for each quota the queue is before."""
+    doc = write_uses(uses)
+    return [(use.quota, queue, doc) for use in uses]
+
+
+def write_uses(uses: Uses) -> bytes:
+    return msgspec.json.encode([(use.quota, use.key) for use in uses])
+
+
+def read_uses(doc: bytes) -> Uses:
+    pairs = msgspec.json.decode(bytes(doc), type=list[tuple[str, str]])
+    return tuple(Use(quota=quota, key=key) for quota, key in pairs)
+
+
+def budget_row(budget: Budget, version: int) -> Row:
+    """`scope` is there only for budgets that hold without being named."""
+    attached = budget.scope in ATTACHED
+    return (
+        budget.name,
+        version,
+        budget.parent,
+        str(budget.scope) if attached else None,
+        budget.scope_id if attached else None,
+        budget.next_reset_at,
+        document.write(replace(budget, name="", version=0)),
+    )
+
+
+def read_budget(name: str, version: int, doc: bytes) -> Budget:
+    return replace(document.read(Budget, bytes(doc)), name=name, version=version)
+
+
+def ledger_row(ledger: Ledger) -> Row:
+    return (ledger.budget, ledger.execution, msgspec.json.encode((ledger.period, ledger.amounts)))
+
+
+def read_ledger(budget: str, execution: UUID, doc: bytes) -> Ledger:
+    period, amounts = msgspec.json.decode(bytes(doc), type=tuple[int, dict[str, int]])
+    return Ledger(budget, execution, period, amounts)
+
+
+def charge_row(charge: Charge) -> Row:
+    doc = document.write(replace(charge, budget="", key=""))
+    return (charge.budget, charge.key, charge.until, doc)
+
+
+def read_charge(budget: str, key: str, doc: bytes) -> Charge:
+    return replace(document.read(Charge, bytes(doc)), budget=budget, key=key)
+
+
+def reservation_row(reservation: Reservation) -> Row:
+    return (
+        reservation.id,
+        reservation.execution,
+        reservation.epoch,
+        msgspec.json.encode(reservation),
+    )
+
+
+def read_reservation(doc: bytes) -> Reservation:
+    return msgspec.json.decode(bytes(doc), type=Reservation)
+
+
+def lane_row(lane: Lane, version: int) -> Row:
+    doc = document.write(replace(lane, name="", version=0))
+    return (lane.name, version, int(lane.state), lane.concurrency, doc)
+
+
+def read_lane(name: str, version: int, doc: bytes | None) -> Lane:
+    """A lane nothing was ever decided about has no document."""
+    if doc is None:
+        return Lane(name=name, state=LaneState.OPEN)
+    return replace(document.read(Lane, bytes(doc)), name=name, version=version)
