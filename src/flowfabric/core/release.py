@@ -90,14 +90,14 @@ def one_key(key: str) -> str:
     return f"={key}"
 
 
-def release(standing: Standing, now: Millis) -> Release:
-    """As many as there is room for, one of each line in turn."""
+def release(standing: Standing, now: Millis, most: int) -> Release:
+    """As many as there is room for, `most` at most, one of each line in turn."""
     room = Room(standing, now)
     queue = [_Served(line) for line in standing.lines if line.waiting]
     heapq.heapify(queue)
     moves: list[Candidate] = []
     turns: dict[tuple[str, int], int] = {}
-    while queue:
+    while queue and len(moves) < most:
         served = queue[0]
         candidate = served.next(room)
         if candidate is None:

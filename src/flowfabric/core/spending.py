@@ -16,6 +16,8 @@ from flowfabric.core.budget import (
     Amounts,
     Budget,
     Ledger,
+    OnHard,
+    OnSoft,
     Reservation,
     begin,
     chain,
@@ -38,12 +40,15 @@ class Spent(Struct, frozen=True, tag=True):
 
 
 class SoftBreach(Struct, frozen=True, tag=True):
-    """Counted, and a limit that does not refuse was passed."""
+    """Counted, and a limit that does not refuse was passed. `more` is what an approval would add,
+    when the budget asks for one."""
 
     budget: str
     dimension: str
     used: int
     limit: int
+    action: OnSoft = OnSoft.WARN
+    more: int | None = None
 
 
 class HardBreach(Struct, frozen=True, tag=True):
@@ -53,6 +58,7 @@ class HardBreach(Struct, frozen=True, tag=True):
     dimension: str
     used: int
     limit: int
+    action: OnHard = OnHard.REFUSE
 
 
 class Overrun(Struct, frozen=True, tag=True):
@@ -217,6 +223,7 @@ def settle(
     consumed all the same: it is counted up to the limit, and kept apart beyond it."""
     if (known := _repeated(books, asked, now)) is not None:
         return known
+    chain(books.budgets, asked.budgets)  # one that is unknown refuses before anything changes
     drop(books, reservation, now)
     budgets = chain(books.budgets, asked.budgets)
     outcome: Counted = Spent()
@@ -304,16 +311,20 @@ def define(books: Books, budget: Budget, now: Millis) -> Created | Known:
     return Known(budget.name)
 
 
-def grant(books: Books, name: str, dimension: str, amount: int, now: Millis) -> int:
-    """Allows more until the next reset, as an approval of a soft limit does; the soft limit now."""
+def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key: str) -> int:
+    """Allows more until the next reset, as an approval of a soft limit does; the soft limit now.
+    The same key grants once."""
     budget = books.budgets.get(name)
     if budget is None:
         raise NotFound("budget", name)
     if budget.soft(dimension) is None:
         raise Invalid(f"budget {name!r} has no soft limit of {dimension}")
-    new = replace(budget, granted=_plus(budget.granted, {dimension: amount}), updated_at=now)
-    books.put(new)
-    return new.soft(dimension) or 0
+    if _repeated(books, Spending((name,), {}, key=key), now) is None:
+        granted = _plus(budget.granted, {dimension: amount})
+        budget = replace(budget, granted=granted, updated_at=now)
+        books.put(budget)
+        _remember(books, Spending((name,), {}, key=key), Spent(), now)
+    return budget.soft(dimension) or 0
 
 
 def remove(books: Books, name: str) -> bool:
@@ -372,7 +383,7 @@ def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
             if taken + amount > MAX_AMOUNT:
                 raise Invalid(f"budget {budget.name!r} cannot count that many {dimension}")
             if hard is not None and budget.strict and amount and taken + amount > hard:
-                return HardBreach(budget.name, dimension, taken, hard)
+                return HardBreach(budget.name, dimension, taken, hard, budget.on_hard)
     return None
 
 
@@ -431,7 +442,8 @@ def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
         limits = [budget.soft(dimension), None if budget.strict else budget.hard(dimension)]
         for limit in limits:
             if limit is not None and used > limit:
-                return SoftBreach(budget.name, dimension, used, limit)
+                more = budget.limits[dimension].more
+                return SoftBreach(budget.name, dimension, used, limit, budget.on_soft, more)
     return None
 
 

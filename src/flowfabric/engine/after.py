@@ -1,13 +1,23 @@
 """What happens after a commit: wake whoever waits. Everything here is a hint; what a crash
 leaves undone is found by the sweep or by the poll floor."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
 from flowfabric.core.change import Change
 from flowfabric.core.chore import Chore
-from flowfabric.core.execution import Ended, Lost, Ready, Snapshot, Suspended
+from flowfabric.core.execution import (
+    Active,
+    Ended,
+    Execution,
+    Flags,
+    Gate,
+    Lost,
+    Ready,
+    Snapshot,
+    Suspended,
+)
 from flowfabric.core.execution import Waiting as Parked
 from flowfabric.core.time import Millis
 from flowfabric.engine.waiting import Waiting
@@ -27,41 +37,62 @@ class After:
         """Told what is owed to flows now."""
         self.settle: Callable[[UUID], Awaitable[None]] = _nothing
         """Does everything that is owed to a flow."""
+        self.limited: Callable[[Iterable[Execution]], None] = lambda executions: None
+        """Told who waits for limits, and who has given room back."""
+        self.let_go: Callable[[Iterable[UUID]], None] = lambda uuids: None
+        """Told which executions nobody holds a lease of any more."""
 
     def created(self, snapshots: Iterable[Snapshot]) -> None:
-        lanes = set()
+        lanes, limited = set(), list[Execution]()
         for snapshot in snapshots:
             lanes.add(snapshot.execution.route.lane)
             match snapshot.state:
                 case Parked(due_at=int() as at):
                     self.due(at)
+                case Parked(gate=Gate.LIMIT):
+                    limited.append(snapshot.execution)
                 case _:
                     pass
             if snapshot.deadline_at is not None:
                 self.due(snapshot.deadline_at)
         if lanes:
             self._store.hint(frozenset(lanes))
+        if limited:
+            self.limited(limited)
 
-    def applied(self, changes: Iterable[Change[Any]]) -> None:
+    def applied(self, changes: Sequence[Change[Any]]) -> None:
         lanes, ended = set(), list[UUID]()
         owed = list[Chore]()
+        moves = [
+            (change.before, change.after)
+            for change in changes
+            if change.before is not None and change.after is not None
+        ]
         for change in changes:
-            if change.after is None:
-                continue
-            match change.after.state:
-                case Ready() | Lost():
-                    lanes.add(change.after.execution.route.lane)
-                case Ended():
-                    ended.append(change.after.execution.uuid)
-                case _:
-                    self._watch(change.after)
             owed += change.chores
+        for _, after in moves:
+            match after.state:
+                case Ready() | Lost():
+                    lanes.add(after.execution.route.lane)
+                case Ended():
+                    ended.append(after.execution.uuid)
+                case _:
+                    self._watch(after)
         if ended:
             self._waiting.ended(ended)
         if owed:
             self.owed(owed)
+        self._tell_limits(moves)
         if lanes or ended:
             self._store.hint(frozenset(lanes))
+
+    def _tell_limits(self, moves: list[tuple[Snapshot, Snapshot]]) -> None:
+        limited = [after.execution for before, after in moves if _makes_room(before, after)]
+        idle = [after.execution.uuid for before, after in moves if _lets_go(before, after)]
+        if limited:
+            self.limited(limited)
+        if idle:
+            self.let_go(idle)
 
     def _watch(self, snapshot: Snapshot) -> None:
         """Tells the sweep when something about a parked execution becomes due."""
@@ -72,3 +103,18 @@ class After:
                 pass
         if snapshot.alarm_at is not None:
             self.due(snapshot.alarm_at)
+
+
+def _makes_room(before: Snapshot, after: Snapshot) -> bool:
+    """Whether a slot was given back, or somebody came to wait for one."""
+    if not before.head.flags & Flags.LIMITS or isinstance(after.state, Ready | Lost | Active):
+        return False
+    return isinstance(before.state, Ready | Lost | Active) or _waits_for_limits(after)
+
+
+def _waits_for_limits(snapshot: Snapshot) -> bool:
+    return isinstance(snapshot.state, Parked) and snapshot.state.gate is Gate.LIMIT
+
+
+def _lets_go(before: Snapshot, after: Snapshot) -> bool:
+    return isinstance(before.state, Active) and not isinstance(after.state, Active)

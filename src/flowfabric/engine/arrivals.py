@@ -4,16 +4,17 @@ They were only written there. Validation, route, delay and limits are decided no
 rules as everywhere; what the rules refuse ends as failed with the reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from flowfabric.core.errors import Invalid
+from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.policy import parse_policy, write_policy
 from flowfabric.core.submission import Creation, Submission, create, refuse
+from flowfabric.engine.known import Known
 from flowfabric.store.contract import MAX_BATCH, Arrival, Store
 
 _OPTIONS = frozenset(
@@ -24,19 +25,30 @@ _OPTIONS = frozenset(
 class Arrivals:
     """`engine.arrivals`"""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, known: Known) -> None:
         self._store = store
+        self._known = known
+        self.admitted: Callable[[Iterable[Snapshot]], None] = lambda snapshots: None
+        """Told what was let in."""
 
     async def admit(self, uuids: Sequence[UUID] | None = None) -> int:
         """Lets everything in that waits at the door (of the given ids only, if given)."""
         admitted = 0
         while waiting := await self._store.arrivals(uuids, MAX_BATCH):
-            creations = [_creation(arrival) for arrival in waiting]
+            creations = [await self._creation(arrival) for arrival in waiting]
             admitted += await self._store.admit(creations, self._store.clock.now())
-            self._store.hint(frozenset(arrival.lane for arrival in waiting))
+            self.admitted(creation.snapshot for creation in creations)
             if uuids is not None or len(waiting) < MAX_BATCH:
                 break
         return admitted
+
+    async def _creation(self, arrival: Arrival) -> Creation:
+        creation = _creation(arrival)
+        try:
+            await self._known.check(creation.snapshot.execution.rules)
+        except NotFound as error:
+            return _refused(arrival, creation.snapshot.execution.facts.key, str(error))
+        return creation
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         """Executions as they stand. One that is not there may be waiting at the door, or was let
@@ -56,8 +68,12 @@ def _creation(arrival: Arrival) -> Creation:
         _check_names(options)
         return create(_submission(arrival, options), arrival.uuid, arrival.at, key_taken=True)
     except Exception as error:  # whatever is wrong with one, the others are let in
-        named = {"key": options["key"]} if "key" in options else {}
-        return refuse(_submission(arrival, named), arrival.uuid, arrival.at, str(error))
+        return _refused(arrival, options.get("key"), str(error))
+
+
+def _refused(arrival: Arrival, key: Any, reason: str) -> Creation:
+    named = {} if key is None else {"key": key}
+    return refuse(_submission(arrival, named), arrival.uuid, arrival.at, reason)
 
 
 def _submission(arrival: Arrival, options: Mapping[str, Any]) -> Submission:

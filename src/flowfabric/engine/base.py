@@ -16,6 +16,7 @@ from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.decisions import Asking, Decisions, Recalling, Rule
 from flowfabric.engine.ids import Ids
 from flowfabric.engine.keys import Ring
+from flowfabric.engine.known import Known
 from flowfabric.engine.waiting import Waiting
 from flowfabric.store.contract import Store
 
@@ -53,6 +54,7 @@ class Parts(Struct):
     secret: bytes
     chance: random.Random
     ring: Ring
+    known: Known
 
 
 class Noun:

@@ -48,7 +48,8 @@ from flowfabric.core.time import Millis, check_moment, parse_span
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
 from flowfabric.engine.decisions import Decision
-from flowfabric.engine.lanes import share_out
+from flowfabric.engine.doorkeeper import Doorkeeper
+from flowfabric.engine.lanes import Lanes, share_out
 from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Taken
 
 MAX_CLAIM = 500
@@ -122,8 +123,10 @@ class Claim(Struct, frozen=True, gc=False):
 class Claims(Noun):
     """`engine.claims`"""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, lanes: Lanes, doorkeeper: Doorkeeper) -> None:
         super().__init__(parts)
+        self._lanes = lanes
+        self._door = doorkeeper
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
         )
@@ -143,12 +146,13 @@ class Claims(Noun):
         max_wait: float = 0.0,
     ) -> list[Claim]:
         """Takes up to `limit` executions this worker can run, best first; an empty list is not an
-        error. Lanes with weights are served in that proportion; without weights the order is by
-        priority and age over all of them, and no lane at all means every lane. `kinds` leaves
-        everything else for others. Waits up to `max_wait` seconds for work to arrive."""
-        weights = _weights(lanes)
+        error. Lanes with weights (given here, or else set by an operator) are served in that
+        proportion; without weights the order is by priority and age over all of them, and no lane
+        at all means every lane. `kinds` leaves everything else for others. Waits up to `max_wait`
+        seconds for work to arrive."""
         names = check_names(tuple(lanes) if isinstance(lanes, Mapping) else lanes, "lanes")
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
+        weights = _weights(lanes) or await self._lanes.weights(call.lanes)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
@@ -281,11 +285,23 @@ class Claims(Noun):
     async def _claim(self, call: ClaimCall) -> list[Taken]:
         """Claims so that nothing is left with nobody: if the caller goes away meanwhile, what
         was taken is handed back."""
-        work = asyncio.ensure_future(self._parts.store.claim(call, self._now()))
+        work = asyncio.ensure_future(self._checked(call))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             self._rescue(self._hand_back_late(work))
+            raise
+
+    async def _checked(self, call: ClaimCall) -> list[Taken]:
+        """What the call takes and its budgets admit. Those that cannot be asked admit nobody, and
+        what was taken goes back."""
+        taken = await self._parts.store.claim(call, self._now())
+        if not taken:
+            return []
+        try:
+            return await self._door.check(taken)
+        except FlowFabricError:
+            self._rescue(self._hand_back(taken))
             raise
 
     def _rescue(self, work: Coroutine[None, None, None]) -> None:

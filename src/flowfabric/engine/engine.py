@@ -12,8 +12,10 @@ from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.attempts import Attempts
 from flowfabric.engine.base import Options, Parts
+from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.claims import Claims
 from flowfabric.engine.decisions import Decisions
+from flowfabric.engine.doorkeeper import Doorkeeper
 from flowfabric.engine.events import Events
 from flowfabric.engine.executions import Executions
 from flowfabric.engine.flow_views import FlowViews
@@ -21,7 +23,11 @@ from flowfabric.engine.flows import Flows
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.ids import Ids
 from flowfabric.engine.keys import Keys, Ring
+from flowfabric.engine.known import Known
 from flowfabric.engine.lanes import Lanes
+from flowfabric.engine.limits import Limits
+from flowfabric.engine.quotas import Quotas
+from flowfabric.engine.releases import Releases
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.settler import Settler
 from flowfabric.engine.signals import Signals
@@ -41,7 +47,9 @@ class Engine:
         self._parts = parts
         self.arrivals = parts.arrivals
         self.executions = Executions(parts)
-        self.claims = Claims(parts)
+        self.lanes = Lanes(parts)
+        self._door = Doorkeeper(parts)
+        self.claims = Claims(parts, self.lanes, self._door)
         self.attempts = Attempts(parts, self.claims)
         self.suspensions = Suspensions(parts, self.attempts)
         self.signals = Signals(parts)
@@ -49,13 +57,21 @@ class Engine:
         self.grants = Grants(parts)
         self.views = Views(parts)
         self.events = Events(parts)
-        self.lanes = Lanes(parts)
         self.workers = Workers(parts)
         self.schedules = Schedules(parts, self.executions)
         self._settler = Settler(parts, self.signals)
         self.flows = Flows(parts, self.executions, self._settler)
         self.flow_views = FlowViews(parts)
-        self.sweep = Sweep(parts, self.schedules, self._settler, holder=secrets.token_hex(8))
+        self._releases = Releases(parts)
+        self.quotas = Quotas(parts, self._releases)
+        self.budgets = Budgets(parts, self.attempts, self.flows, self._door)
+        self.sweep = Sweep(
+            parts,
+            self.schedules,
+            self._settler,
+            Limits(parts, self._releases, self._door),
+            holder=secrets.token_hex(8),
+        )
 
     @classmethod
     async def open(
@@ -70,9 +86,11 @@ class Engine:
         if migrate:
             await store.migrate()
         chosen = options or Options()
-        arrivals = Arrivals(store)
+        known = Known(store)
+        arrivals = Arrivals(store, known)
         waiting = Waiting(store, arrivals)
         after = After(store, waiting)
+        arrivals.admitted = after.created
         parts = Parts(
             store=store,
             arrivals=arrivals,
@@ -84,6 +102,7 @@ class Engine:
             secret=await store.secret(),
             chance=chance or random.SystemRandom(),
             ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
+            known=known,
         )
         return cls(parts)
 
@@ -98,6 +117,8 @@ class Engine:
         await self.attempts.drain()
         await self.claims.drain()
         await self._settler.drain()
+        await self._releases.drain()
+        await self._door.drain()
         await self._parts.decisions.drain()
         await self._parts.waiting.close()
         await self.flow_views.close()

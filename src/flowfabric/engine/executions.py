@@ -49,7 +49,9 @@ class Executions(Noun):
 
     async def submit(self, submission: Submission) -> Submitted | Duplicate:
         """Creates an execution. A known key or id gives Duplicate and changes nothing."""
-        return await self._creations.put(self._create(submission))
+        creation = self._create(submission)
+        await self._parts.known.check(creation.snapshot.execution.rules)
+        return await self._creations.put(creation)
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
         """Creates many, answers in order. All are checked before the first one is written; each is
@@ -57,6 +59,8 @@ class Executions(Noun):
         if not isinstance(submissions, Iterable):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         creations = [self._create(submission) for submission in submissions]
+        for creation in creations:
+            await self._parts.known.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
         for start in range(0, len(creations), _CHUNK):
             chunk = [self._creations.put(item) for item in creations[start : start + _CHUNK]]

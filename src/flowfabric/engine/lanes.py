@@ -1,14 +1,29 @@
-"""Lanes: listing, pausing, and how a weighted claim is shared out among them."""
+"""Lanes: listing them, pausing, draining, how much of them runs at once and in which proportion."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from flowfabric.core.check import check_limit
+from flowfabric.core.errors import Invalid, RetryExhausted
+from flowfabric.core.lane import Lane, LaneState, check_lane_settings, set_state
 from flowfabric.core.text import check_lane, check_text
-from flowfabric.engine.base import Noun
+from flowfabric.engine.base import Noun, Parts
 
 MAX_PAGE = 1000
+MAX_ROUNDS = 10
+REFRESH = 1.0
+"""Seconds until weights that another process set are seen."""
 
 
 class Lanes(Noun):
     """`engine.lanes`"""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._weights: dict[str, int] = {}
+        self._refreshed_at: float | None = None
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> list[str]:
         """Names of all lanes anything was submitted to, ascending, after a cursor."""
@@ -17,19 +32,84 @@ class Lanes(Noun):
             check_text(after, "cursor")
         return await self._parts.store.lanes(after, wanted) if wanted else []
 
-    async def pause(self, lane: str) -> None:
-        """Nothing of this lane is claimed until it is resumed. What runs goes on running."""
-        await self._parts.store.pause_lane(check_lane(lane), True)
-
-    async def resume(self, lane: str) -> None:
+    async def get(self, lane: str) -> Lane:
+        """What was decided about a lane; an open one without limits if nothing ever was."""
         name = check_lane(lane)
-        await self._parts.store.pause_lane(name, False)
-        self._parts.store.hint(frozenset({name}))
+        found = await self._parts.store.lane_settings([name])
+        return found.get(name) or Lane(name=name)
+
+    async def settings(self, lanes: Sequence[str] | None = None) -> dict[str, Lane]:
+        """What was decided about these lanes, or about all."""
+        names = None if lanes is None else [check_lane(lane) for lane in lanes]
+        return await self._parts.store.lane_settings(names)
+
+    async def pause(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
+        """Nothing of this lane is claimed until it is resumed. What runs goes on running."""
+        return await self._set_state(lane, LaneState.PAUSED, by, reason)
+
+    async def drain(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
+        """What has begun goes on to its end, retries and resumes included; nothing begins until the
+        lane is resumed."""
+        return await self._set_state(lane, LaneState.DRAINING, by, reason)
+
+    async def resume(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
+        """Opens a paused or draining lane."""
+        return await self._set_state(lane, LaneState.OPEN, by, reason)
+
+    async def set(
+        self, lane: str, *, weight: int | None = None, concurrency: int | None = None
+    ) -> Lane:
+        """Sets the weight of a lane, or how many of it may run at once (0: any number)."""
+        if weight is None and concurrency is None:
+            raise Invalid("neither a weight nor a concurrency is given")
+
+        def settle(old: Lane) -> Lane:
+            new = old if weight is None else replace(old, weight=weight)
+            if concurrency is not None:
+                new = replace(new, concurrency=None if concurrency == 0 else concurrency)
+            return check_lane_settings(new)
+
+        return await self._write(lane, settle)
+
+    async def weights(self, lanes: Sequence[str]) -> dict[str, int]:
+        """The weights of these lanes; nothing when all have the same."""
+        if len(lanes) < 2:
+            return {}
+        await self._refresh()
+        found = {lane: self._weights.get(lane, 1) for lane in lanes}
+        return found if len(set(found.values())) > 1 else {}
+
+    async def _set_state(self, lane: str, state: LaneState, by: str, reason: str) -> Lane:
+        now = self._now()
+        return await self._write(lane, lambda old: set_state(old, state, by, reason, now))
+
+    async def _write(self, lane: str, change: Callable[[Lane], Lane]) -> Lane:
+        name = check_lane(lane)
+        store = self._parts.store
+        for _ in range(MAX_ROUNDS):
+            old = (await store.lane_settings([name])).get(name) or Lane(name=name)
+            new = change(old)
+            if new == old:
+                return old
+            if await store.put_lane(new, old.version):
+                self._refreshed_at = None
+                store.hint(frozenset({name}))
+                return replace(new, version=old.version + 1)
+            await asyncio.sleep(0)
+        raise RetryExhausted("lost against rivals ten times in a row")
+
+    async def _refresh(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
+            return
+        self._refreshed_at = now
+        settings = await self._parts.store.lane_settings(None)
+        self._weights = {name: lane.weight for name, lane in settings.items()}
 
 
 def share_out(
     weights: dict[str, int], limit: int, turns: dict[str, float]
-) -> list[tuple[str, int]]:
+) -> "list[tuple[str, int]]":
     """How many of `limit` each lane may take, the most deserving first.
 
     `turns` remembers what a lane was owed but did not get, so that claims of one at a time are

@@ -19,6 +19,7 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.decisions import Decision
+from flowfabric.engine.limits import Limits
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.settler import Settler
 
@@ -35,10 +36,18 @@ log = logging.getLogger("flowfabric.sweep")
 class Sweep(Noun):
     """`engine.sweep`"""
 
-    def __init__(self, parts: Parts, schedules: Schedules, settler: Settler, holder: str) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        schedules: Schedules,
+        settler: Settler,
+        limits: Limits,
+        holder: str,
+    ) -> None:
         super().__init__(parts)
         self._schedules = schedules
         self._settler = settler
+        self._limits = limits
         self._holder = holder
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._trimmed_at = Millis(0)
@@ -85,6 +94,7 @@ class Sweep(Noun):
                 if isinstance(error, Exception):
                     log.error("an execution could not be swept: %s", error)
         await self._settler.sweep()
+        await self._limits.sweep()
         return len(looked_at)
 
     async def trim(self) -> int:
@@ -153,7 +163,12 @@ class Sweep(Noun):
                 return 0.0  # the rest page by page: what becomes due meanwhile does not wait
             self._trimmed_at = now
             await store.drop_lapsed_presences(now)
-        moments = [await store.next_due(now), await self._schedules.next_at()]
+            await self._limits.trim()
+        moments = [
+            await store.next_due(now),
+            await self._schedules.next_at(),
+            await self._limits.next_at(),
+        ]
         # What was due before this round and still is cannot be done here, now.
         next_due = min((at for at in moments if at is not None and at > now), default=None)
         if next_due is None:

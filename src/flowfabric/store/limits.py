@@ -97,7 +97,8 @@ class QuotaStore(Protocol):
         is one more."""
 
     async def drop_quota(self, name: str) -> bool:
-        """Deletes a quota with its queues' rows and admissions; False when there was none."""
+        """Deletes a quota and its admissions; False when there was none. The rows of its queues
+        stay until `trim_queues`, so that whoever waits in them is found."""
 
     async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
         """Notes for every quota of the uses that this queue is one of its; what is there stays."""

@@ -1,0 +1,333 @@
+"""Budgets: defining them, spending, setting aside, giving back."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
+from uuid import UUID
+
+from flowfabric.core import spending as rules
+from flowfabric.core.budget import (
+    MAX_AMOUNT,
+    Amounts,
+    Budget,
+    OnHard,
+    Scope,
+    check_amounts,
+    check_budget,
+    check_budget_name,
+    check_budget_names,
+    check_dimension,
+)
+from flowfabric.core.change import Change
+from flowfabric.core.check import check_kind_of, check_limit, check_whole
+from flowfabric.core.errors import Invalid, LeaseExpired, NotFound
+from flowfabric.core.execution import Active, Execution, Snapshot
+from flowfabric.core.flow import CancelPolicy
+from flowfabric.core.ids import ExecutionId, parse_uuid
+from flowfabric.core.lease import Owner, enter, fence_of, present
+from flowfabric.core.spending import (
+    AlreadyApplied,
+    Books,
+    Charged,
+    Counted,
+    Created,
+    HardBreach,
+    Known,
+    Reserved,
+    Reset,
+    Spending,
+    Spent,
+)
+from flowfabric.core.text import MAX_KEY, check_text
+from flowfabric.core.time import Millis
+from flowfabric.engine.attempts import Attempts, Owned
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.doorkeeper import Doorkeeper
+from flowfabric.engine.flows import Flows
+from flowfabric.store.limits import BookAsk
+
+T = TypeVar("T")
+
+MAX_PAGE = 1000
+
+
+class Budgets(Noun):
+    """`engine.budgets`"""
+
+    def __init__(
+        self, parts: Parts, attempts: Attempts, flows: Flows, doorkeeper: Doorkeeper
+    ) -> None:
+        super().__init__(parts)
+        self._attempts = attempts
+        self._flows = flows
+        self._door = doorkeeper
+
+    # -- what there is
+
+    async def create(self, budget: Budget) -> Created | Known:
+        """A new budget; one of that name that is there stays as it is, and nothing is compared."""
+        return await self._defined(budget, rules.create)
+
+    async def define(self, budget: Budget) -> Created | Known:
+        """A budget as it should be: made, or given this definition. What was spent stays."""
+        return await self._defined(budget, rules.define)
+
+    async def get(self, name: str) -> Budget:
+        """A budget with its limits and what was spent of it."""
+        asked = check_budget_name(name)
+        books = await self._parts.store.books(BookAsk(budgets=(asked,)))
+        if asked not in books.budgets:
+            raise NotFound("budget", asked)
+        return books.budgets[asked]
+
+    async def list(self, *, after: str = "", limit: int = 100) -> list[Budget]:
+        """Budgets by name, after a cursor."""
+        wanted = check_limit(limit, MAX_PAGE)
+        check_text(after, "cursor")
+        return await self._parts.store.budget_page(after, wanted) if wanted else []
+
+    async def delete(self, name: str) -> bool:
+        """Deletes a budget; whoever it limited no longer is. One that others are part of stays."""
+        asked = check_budget_name(name)
+        if await self._parts.store.has_parts(asked):
+            raise Invalid(f"other budgets are part of {asked!r}: delete them first")
+        gone = await self._post((asked,), lambda books, now: rules.remove(books, asked))
+        self._door.forget_attached()
+        return gone
+
+    async def attached_to(self, id: str) -> tuple[str, ...]:
+        """The budgets that hold for an execution: those it names, those of its flow, its
+        namespace, and of the run itself."""
+        return await self._door.names_of(present(await self._load(id), id).execution)
+
+    # -- spending
+
+    async def spend(
+        self,
+        budgets: str | Iterable[str],
+        amounts: Mapping[str, int],
+        *,
+        execution: str | None = None,
+        key: str | None = None,
+    ) -> Charged | AlreadyApplied:
+        """Counts an amount for budgets and all they are part of, or refuses it whole. With an
+        execution it is noted in its ledger and can be released. The same key counts once."""
+        found = None
+        if execution is not None:
+            found = present(await self._load(execution), execution).execution
+        return await self._spend(_names(budgets), amounts, found, key)
+
+    async def report(
+        self,
+        owned: Owned,
+        amounts: Mapping[str, int],
+        *,
+        budgets: Iterable[str] | None = None,
+        key: str | None = None,
+    ) -> Charged | AlreadyApplied:
+        """What a worker consumed, counted for all budgets of its execution, or for those named. An
+        owner that has lost its lease is counted all the same, and marked: it was consumed."""
+        snapshot, owner = await self._owned(owned)
+        names = await self._chosen(snapshot.execution, budgets)
+        if not names:
+            check_amounts(amounts)
+            return Spent()
+        stale = not _is_current(snapshot, owner)
+        return await self._spend(names, amounts, snapshot.execution, key, stale=stale)
+
+    async def release(self, name: str, execution: str) -> Amounts:
+        """Takes back what an execution spent of a budget since its last reset; returns how much.
+        Twice is once."""
+        asked, key = check_budget_name(name), ExecutionId(execution)
+        ask = BookAsk(budgets=(asked,), executions=(key.uuid,))
+        return await self._door.books.post(
+            ask, lambda books, now: rules.release(books, asked, key.uuid, now)
+        )
+
+    async def reset(self, name: str) -> Reset:
+        """Begins a new period now. The rhythm of scheduled resets stays."""
+        asked = check_budget_name(name)
+        return await self._post((asked,), lambda books, now: rules.reset(books, asked, now))
+
+    async def grant(self, name: str, dimension: str, amount: int, *, key: str | None = None) -> int:
+        """Raises a soft limit until the next reset; returns what it is now."""
+        asked, word = check_budget_name(name), check_dimension(dimension)
+        more = check_whole(amount, "the amount", 1, MAX_AMOUNT)
+        once = str(self._fresh()) if key is None else _key(key)
+        ask = BookAsk(budgets=(asked,), charges=((asked, once),))
+        return await self._door.books.post(
+            ask, lambda books, now: rules.grant(books, asked, word, more, now, once)
+        )
+
+    # -- setting aside
+
+    async def reserve(
+        self,
+        owned: Owned,
+        amounts: Mapping[str, int],
+        *,
+        budgets: Iterable[str] | None = None,
+        id: UUID | None = None,
+    ) -> Reserved | HardBreach:
+        """Sets an estimate aside for what the owner is about to do. It is given back by itself when
+        this lease is gone. Repeating it with the same id sets nothing more aside."""
+        snapshot, owner = await self._owned(owned)
+        if isinstance(enter(snapshot, owner, self._now()), Change):
+            raise LeaseExpired("the lease ran out")
+        names = await self._chosen(snapshot.execution, budgets)
+        reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
+        asked = Spending(names, check_amounts(amounts), snapshot.execution.uuid)
+        epoch = snapshot.head.epoch
+        ask = BookAsk(budgets=names, reservations=(reservation,))
+        self._door.reserving(snapshot.execution.uuid)
+        answer = await self._door.books.post(
+            ask, lambda books, now: rules.reserve(books, asked, reservation, epoch, now)
+        )
+        await self._act(answer, snapshot.execution)
+        return answer
+
+    async def settle(
+        self, owned: Owned, reservation: UUID, amounts: Mapping[str, int]
+    ) -> Counted | AlreadyApplied:
+        """Counts what was really consumed in place of what was set aside, fewer or more. What does
+        not fit any more is counted up to the limit and kept apart beyond it (`Overrun`). Also for
+        an owner that has lost its lease."""
+        snapshot, owner = await self._owned(owned)
+        id = parse_uuid(reservation, "reservation")
+        stored = await self._parts.store.books(BookAsk(reservations=(id,)))
+        known = stored.reservations.get(id)
+        if known is not None:
+            _check_own(known.execution, snapshot.execution)
+            names = known.budgets
+        else:
+            names = await self._chosen(snapshot.execution, None)
+        asked = Spending(
+            names,
+            check_amounts(amounts),
+            snapshot.execution.uuid,
+            key=f"settle:{id}",
+            stale=not _is_current(snapshot, owner),
+        )
+        ask = _ask(asked, reservations=(id,))
+        return await self._door.books.post(
+            ask, lambda books, now: rules.settle(books, asked, id, now)
+        )
+
+    async def cancel_reservation(self, owned: Owned, reservation: UUID) -> bool:
+        """Gives back what was set aside, unspent; False when it was given back before."""
+        snapshot, _ = await self._owned(owned)
+        id = parse_uuid(reservation, "reservation")
+        stored = await self._parts.store.books(BookAsk(reservations=(id,)))
+        known = stored.reservations.get(id)
+        if known is None:
+            return False
+        _check_own(known.execution, snapshot.execution)
+        ask = BookAsk(budgets=known.budgets, reservations=(id,))
+        return await self._door.books.post(ask, lambda books, now: rules.drop(books, id, now))
+
+    # -- inside
+
+    async def _defined(
+        self, budget: Budget, rule: Callable[[Books, Budget, Millis], Created | Known]
+    ) -> Created | Known:
+        checked = check_budget(check_kind_of(budget, Budget, "budget"))
+        if checked.scope is Scope.FLOW:
+            parse_uuid(UUID(checked.scope_id) if _is_uuid(checked.scope_id) else "", "flow")
+        names = (checked.name,) if checked.parent is None else (checked.name, checked.parent)
+        answer = await self._post(names, lambda books, now: rule(books, checked, now))
+        self._door.forget_attached()
+        return answer
+
+    async def _spend(
+        self,
+        names: tuple[str, ...],
+        amounts: Mapping[str, int],
+        execution: Execution | None,
+        key: str | None,
+        *,
+        stale: bool = False,
+    ) -> Charged | AlreadyApplied:
+        asked = Spending(
+            names,
+            check_amounts(amounts),
+            None if execution is None else execution.uuid,
+            key=str(self._fresh()) if key is None else _key(key),
+            stale=stale,
+        )
+        answer = await self._door.books.post(
+            _ask(asked), lambda books, now: rules.spend(books, asked, now)
+        )
+        await self._act(answer, execution)
+        return answer
+
+    async def _act(self, answer: object, execution: Execution | None) -> None:
+        """What a budget does besides refusing. A crash in between costs nothing: nothing was
+        counted, so whoever tries again comes here again."""
+        if not isinstance(answer, HardBreach) or answer.action is not OnHard.CANCEL_PENDING:
+            return
+        flow = None if execution is None else execution.flow
+        if flow is None:
+            budget = await self.get(answer.budget)
+            flow = UUID(budget.scope_id) if budget.scope is Scope.FLOW else None
+        if flow is not None:
+            await self._flows.cancel(
+                flow,
+                reason=f"budget_exhausted: {answer.budget} {answer.dimension}",
+                policy=CancelPolicy.PENDING,
+                wait=False,
+            )
+
+    async def _owned(self, owned: Owned) -> tuple[Snapshot, Owner]:
+        id, owner = self._attempts.unpack(owned)
+        return present(await self._load(id), id), owner
+
+    async def _chosen(self, execution: Execution, budgets: Iterable[str] | None) -> tuple[str, ...]:
+        if budgets is not None:
+            return _names(budgets)
+        return await self._door.names_of(execution)
+
+    def _post(self, names: tuple[str, ...], rule: Callable[[Books, Millis], T]) -> Awaitable[T]:
+        return self._door.books.post(BookAsk(budgets=names), rule)
+
+
+def _ask(asked: Spending, reservations: tuple[UUID, ...] = ()) -> BookAsk:
+    return BookAsk(
+        budgets=asked.budgets,
+        charges=tuple((name, asked.key) for name in asked.budgets if asked.key is not None),
+        executions=() if asked.execution is None else (asked.execution,),
+        reservations=reservations,
+    )
+
+
+def _names(budgets: str | Iterable[str]) -> tuple[str, ...]:
+    names = check_budget_names((budgets,) if isinstance(budgets, str) else budgets)
+    if not names:
+        raise Invalid("no budget is named")
+    return names
+
+
+def _key(key: object) -> str:
+    text = check_text(key, "key", limit=MAX_KEY)
+    if not text:
+        raise Invalid("a key must not be empty")
+    return text
+
+
+def _is_current(snapshot: Snapshot, owner: Owner) -> bool:
+    match snapshot.state:
+        case Active(lease=lease):
+            return owner.fence in (None, fence_of(snapshot, lease))
+        case _:
+            return False
+
+
+def _check_own(owner: UUID, execution: Execution) -> None:
+    if owner != execution.uuid:
+        raise Invalid("the reservation belongs to another execution")
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True

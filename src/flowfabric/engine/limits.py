@@ -1,0 +1,58 @@
+"""What the sweep does for limits: whoever waits at one is looked at, whoever put them there."""
+
+import logging
+
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Gate
+from flowfabric.core.time import Millis
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.doorkeeper import Doorkeeper, waited_for
+from flowfabric.engine.releases import Releases
+from flowfabric.store.limits import Crowd
+
+PAGE = 500
+
+log = logging.getLogger("flowfabric.limits")
+
+
+class Limits(Noun):
+    def __init__(self, parts: Parts, releases: Releases, doorkeeper: Doorkeeper) -> None:
+        super().__init__(parts)
+        self._releases = releases
+        self._door = doorkeeper
+
+    async def sweep(self) -> None:
+        """Resets budgets that are due, then lets in and through everybody there is room for."""
+        try:
+            await self._door.sweep()
+            after = -1
+            self._releases.next_at = None
+            while crowds := await self._parts.store.crowds(after, PAGE):
+                await self._look_at(crowds)
+                after = crowds[-1].queue
+                if len(crowds) < PAGE:
+                    break
+        except FlowFabricError as error:
+            log.warning("limits are left for the next round: %s", error)
+
+    async def trim(self) -> None:
+        """Forgets what no limit asks for any more."""
+        now = self._now()
+        while await self._parts.store.trim_queues(now, PAGE) == PAGE:
+            pass
+        while await self._parts.store.trim_charges(now, PAGE) == PAGE:
+            pass
+
+    async def next_at(self) -> Millis | None:
+        """When time alone makes room: a rate, or a reset."""
+        moments = [self._releases.next_at, await self._door.next_at()]
+        return min((at for at in moments if at is not None), default=None)
+
+    async def _look_at(self, crowds: list[Crowd]) -> None:
+        found = await self._parts.store.load([crowd.first for crowd in crowds])
+        known = [(crowd, found[crowd.first]) for crowd in crowds if crowd.first in found]
+        for name in {waited_for(snapshot) for _, snapshot in known} - {None}:
+            await self._door.let_in(name or "")
+        await self._releases.look_at(
+            [(crowd, snapshot) for crowd, snapshot in known if crowd.gate is Gate.LIMIT]
+        )

@@ -1,0 +1,109 @@
+"""Quotas: defining them, looking at them, and knowing which there are."""
+
+import asyncio
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.check import check_kind_of, check_limit
+from flowfabric.core.errors import NotFound, RetryExhausted
+from flowfabric.core.quota import Quota, Use, check_quota, check_quota_name
+from flowfabric.core.release import Full, Room, Standing, UsedUp
+from flowfabric.core.text import check_text
+from flowfabric.core.time import Millis
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.releases import Releases
+from flowfabric.store.limits import QueueCount, StandingAsk
+
+MAX_PAGE = 1000
+MAX_KEYS = 1000
+MAX_ROUNDS = 10
+
+
+class QuotaStatus(Struct, frozen=True):
+    """How full a quota is: altogether, and by key (the first thousand). `opens_at` is when another
+    start is allowed, None when one is allowed now or no rate is set."""
+
+    quota: Quota
+    running: int
+    waiting: int
+    keys: tuple[QueueCount, ...]
+    opens_at: Millis | None = None
+
+
+class Quotas(Noun):
+    """`engine.quotas`"""
+
+    def __init__(self, parts: Parts, releases: Releases) -> None:
+        super().__init__(parts)
+        self._releases = releases
+
+    async def create(self, quota: Quota) -> bool:
+        """A new quota; False when there is one of that name, which stays as it is."""
+        return await self._write(quota, over=False)
+
+    async def define(self, quota: Quota) -> bool:
+        """A quota as it should be: made (True), or given these limits. Whoever waits is let through
+        at once if there is room now; what runs already is never stopped."""
+        return await self._write(quota, over=True)
+
+    async def get(self, name: str) -> Quota:
+        asked = check_quota_name(name)
+        found = await self._parts.store.quotas([asked])
+        if asked not in found:
+            raise NotFound("quota", asked)
+        return found[asked]
+
+    async def list(self, *, after: str = "", limit: int = 100) -> list[Quota]:
+        """Quotas by name, after a cursor."""
+        wanted = check_limit(limit, MAX_PAGE)
+        check_text(after, "cursor")
+        return await self._parts.store.quota_page(after, wanted) if wanted else []
+
+    async def delete(self, name: str) -> bool:
+        """Deletes a quota; whoever waits for it no longer does. False when there was none."""
+        asked = check_quota_name(name)
+        gone = await self._parts.store.drop_quota(asked)
+        self._parts.known.quotas.discard(asked)
+        if gone:
+            self._releases.gone(asked)
+        return gone
+
+    async def status(self, name: str) -> QuotaStatus:
+        """How full a quota is."""
+        quota = await self.get(name)
+        counts = await self._parts.store.queue_counts(quota.name, MAX_KEYS)
+        now = self._now()
+        standing = await self._parts.store.standing(StandingAsk(quota.name, None, 1, 1, now))
+        waits = rate_waits(standing, Use(quota=quota.name), now)
+        return QuotaStatus(
+            quota=quota,
+            running=sum(count.held for count in counts),
+            waiting=sum(count.waiting for count in counts),
+            keys=tuple(counts),
+            opens_at=max((wait.opens_at for wait in waits if not wait.of_key), default=None),
+        )
+
+    async def _write(self, quota: Quota, *, over: bool) -> bool:
+        checked = check_quota(check_kind_of(quota, Quota, "quota"))
+        store, now = self._parts.store, self._now()
+        for _ in range(MAX_ROUNDS):
+            old = (await store.quotas([checked.name])).get(checked.name)
+            if old is not None and (not over or old.limits == checked.limits):
+                return False
+            created_at = now if old is None else old.created_at
+            new = replace(checked, created_at=created_at, updated_at=now)
+            if await store.put_quota(new, 0 if old is None else old.version):
+                self._parts.known.quotas.add(checked.name)
+                self._releases.changed(new)
+                return old is None
+            await asyncio.sleep(0)
+        raise RetryExhausted("lost against rivals ten times in a row")
+
+
+def rate_waits(standing: Standing, use: Use, now: Millis) -> list[UsedUp]:
+    return Room(standing, now).used_up((use,))
+
+
+def slot_waits(standing: Standing, use: Use, now: Millis) -> list[Full]:
+    return Room(standing, now).full((use,))

@@ -1,0 +1,190 @@
+"""Letting work through its limits: right after a commit that made room, and again by the sweep.
+
+Whoever waits for a quota is let through here and nowhere else. One release loads what stands,
+`core.release` decides, the store writes if the quota has not moved meanwhile. Losing that race is
+harmless: what another process let through is not let through twice.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Sequence
+
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Execution, Gate, Snapshot, Waiting
+from flowfabric.core.quota import Quota, Uses, queue_of
+from flowfabric.core.release import Standing, release
+from flowfabric.core.time import Millis
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.store.limits import Crowd, StandingAsk
+
+MAX_MOVES = 500
+MAX_LINES = 1000
+FIRST_DEPTH = 16
+MAX_ROUNDS = 10
+AT_ONCE = 4
+KNOWN = 100_000
+
+log = logging.getLogger("flowfabric.limits")
+
+
+class Releases(Noun):
+    """Lets executions through quotas. `next_at` is when a rate has room for somebody who waits."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._dirty: dict[str, set[int] | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy: set[str] = set()
+        self._known: set[int] = set()
+        self._new: dict[int, Uses] = {}
+        self._per_key: dict[str, bool] = {}
+        self.next_at: Millis | None = None
+        parts.after.limited = self.kick
+
+    def kick(self, executions: Iterable[Execution]) -> None:
+        """Told of executions that wait for their limits, or have just given room back."""
+        for execution in executions:
+            self._note(execution.uses)
+        self._start()
+
+    def changed(self, quota: Quota) -> None:
+        """Told that a quota has other limits now."""
+        self._per_key[quota.name] = _only_per_key(quota)
+        self._dirty[quota.name] = None
+        self._start()
+
+    def gone(self, name: str) -> None:
+        """Told that a quota was deleted: nobody has to wait for it any more."""
+        self._dirty[name] = None
+        self._start()
+
+    async def drain(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def look_at(self, crowds: Sequence[tuple[Crowd, Snapshot]]) -> None:
+        """Lets through who is first in these queues, and those behind, as far as there is room."""
+        lines: dict[str, set[int]] = {}
+        unknown: dict[int, Uses] = {}
+        for crowd, snapshot in crowds:
+            if not _waits(snapshot):
+                continue  # it has gone on meanwhile
+            uses = snapshot.execution.uses
+            if not crowd.known:
+                unknown[crowd.queue] = uses
+            for use in uses:
+                lines.setdefault(use.quota, set()).add(crowd.queue)
+        if unknown:
+            await self._parts.store.put_queues(list(unknown.items()))
+        for quota, queues in lines.items():
+            await self._tried(quota, queues)
+
+    def _note(self, uses: Uses) -> None:
+        if not uses:
+            return
+        queue = queue_of(uses)
+        for use in uses:
+            queues = self._dirty.setdefault(use.quota, set())
+            if queues is not None:
+                queues.add(queue)
+        if queue not in self._known:
+            self._new[queue] = uses
+
+    def _start(self) -> None:
+        """One more task, if there is something to do that nobody does."""
+        if self._dirty.keys() - self._busy and len(self._tasks) < AT_ONCE:
+            task = asyncio.create_task(self._run(), name="flowfabric-release")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
+        while names := list(self._dirty.keys() - self._busy):
+            quota = names[0]
+            queues = self._dirty.pop(quota)
+            self._busy.add(quota)
+            self._start()
+            try:
+                await self._introduce()
+                await self._tried(quota, queues)
+            finally:
+                self._busy.discard(quota)
+
+    async def _introduce(self) -> None:
+        """Has the store know the queues that are new to this process."""
+        if not self._new:
+            return
+        fresh, self._new = self._new, {}
+        try:
+            await self._parts.store.put_queues(list(fresh.items()))
+        except FlowFabricError as error:
+            log.warning("queues are left to the sweep: %s", error)
+            return
+        if len(self._known) > KNOWN:
+            self._known.clear()
+        self._known.update(fresh)
+
+    async def _tried(self, quota: str, queues: set[int] | None) -> None:
+        try:
+            await self._release(quota, queues)
+        except FlowFabricError as error:
+            log.warning("whoever waits for quota %s is left to the sweep: %s", quota, error)
+
+    async def _release(self, quota: str, queues: set[int] | None) -> None:
+        """Lets through whom there is room for, until nobody more can go."""
+        # Where only keys are limited, room for one is none for another.
+        among = tuple(sorted(queues)) if queues and self._per_key.get(quota) else None
+        depth = FIRST_DEPTH if among is None else _depth(len(among))
+        lost = 0
+        while lost < MAX_ROUNDS:
+            now = self._now()
+            ask = StandingAsk(quota, among, MAX_LINES, depth, now)
+            standing = await self._parts.store.standing(ask)
+            self._learn(standing)
+            decided = release(standing, now, MAX_MOVES)
+            self._wake_at(decided.next_at)
+            if not decided.moves:
+                return
+            through = await self._parts.store.release(decided)
+            if through is None:
+                lost += 1
+                await asyncio.sleep(random.uniform(0, 0.002) * lost)  # noqa: S311 - only jitter
+                continue
+            lost = 0
+            if through.lanes:
+                self._parts.store.hint(through.lanes)
+            if not _more(standing, ask) and len(decided.moves) < MAX_MOVES:
+                return
+            depth = _depth(len(standing.lines))
+
+    def _learn(self, standing: Standing) -> None:
+        for name, quota in standing.quotas.items():
+            self._per_key[name] = _only_per_key(quota)
+
+    def _wake_at(self, at: Millis | None) -> None:
+        if at is None:
+            return
+        self.next_at = at if self.next_at is None else min(self.next_at, at)
+        self._parts.after.due(at)
+
+
+def _waits(snapshot: Snapshot) -> bool:
+    match snapshot.state:
+        case Waiting(gate=Gate.LIMIT):
+            return True
+        case _:
+            return False
+
+
+def _only_per_key(quota: Quota) -> bool:
+    return quota.concurrency is None and quota.rate is None
+
+
+def _depth(lines: int) -> int:
+    return max(4, MAX_MOVES // max(1, lines))
+
+
+def _more(standing: Standing, ask: StandingAsk) -> bool:
+    """Whether somebody waits who was not looked at."""
+    deep = any(len(line.waiting) >= ask.depth for line in standing.lines)
+    return deep or len(standing.lines) >= ask.lines
