@@ -27,6 +27,7 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
+from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.lease import Owner, revoke
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState, vector_of
@@ -229,7 +230,7 @@ async def test_candidates_for_a_worker_are_those_it_could_claim(bench: Bench) ->
 
     assert await found() == {plain}
     assert await found("gpu") == {plain, special}
-    await bench.store.pause_lane("default", True)
+    assert await bench.store.put_lane(Lane(name="default", state=LaneState.PAUSED), 0)
     assert await found("gpu") == set()
     assert len(await bench.store.candidates("default", None, bench.now, 9)) == 2
 

@@ -22,6 +22,7 @@ from flowfabric.core.execution import (
     Waiting,
 )
 from flowfabric.core.grant import Grantee, issue_grant
+from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.lease import Owner, Taking, lose, mark_expired, revoke, take
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
@@ -195,9 +196,9 @@ async def test_a_hold_that_ran_out_keeps_nobody_away(bench: Bench) -> None:
 
 async def test_a_paused_lane_is_left_out(bench: Bench) -> None:
     slow, default = await bench.submit(lane="slow"), await bench.submit()
-    await bench.store.pause_lane("slow", True)
+    assert await bench.store.put_lane(Lane(name="slow", state=LaneState.PAUSED), 0)
     assert uuids(await bench.claim(limit=9)) == [default]
-    await bench.store.pause_lane("slow", False)
+    assert await bench.store.put_lane(Lane(name="slow"), 1)
     assert uuids(await bench.claim(limit=9)) == [slow]
 
 

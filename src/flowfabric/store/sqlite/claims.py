@@ -1,13 +1,15 @@
 """Taking, keeping and using leases."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
+from msgspec import Struct
 from msgspec.json import encode
+from msgspec.structs import replace
 
 from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Active, Flags, Head, Lease, Route, Snapshot, Start
@@ -15,6 +17,7 @@ from flowfabric.core.routing import satisfies
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
 from flowfabric.store.contract import ClaimCall, Note, Renewal, Taken
+from flowfabric.store.sqlite.lanes import Door, doors
 from flowfabric.store.sqlite.session import Session, keyed, read_uuid
 
 _STARTS = tuple(Start)
@@ -91,48 +94,117 @@ def routes_for(
             yield number, route
 
 
-def _open_routes(session: Session, call: ClaimCall) -> list[int]:
-    """The routes the worker satisfies and whose lane is open."""
-    paused = {name for (name,) in session.execute("paused_lanes")}
-    return [
-        number
-        for number, route in routes_for(session, call.lanes, call.namespace)
-        if route.lane not in paused
-        and (call.kinds is None or route.kind in call.kinds)
-        and satisfies(route.capabilities, call.capabilities)
-    ]
-
-
 def _readable(session: Session, call: ClaimCall, now: Millis, limit: int) -> dict[bytes, Taken]:
     """What the call takes, by id. A row that cannot be read stays and hides nobody behind it."""
-    wanted = limit
+    search = _Search(call, now, limit, doors(session, call.lanes))
     while True:
-        chosen = _choose(session, call, now, wanted)
-        found = {}
-        for row in chosen:
-            with suppress(Corruption):
-                found[row[0]] = _take(session, call, now, row)
-        if len(found) >= limit or len(chosen) < wanted:
+        found, spoiled = _read(session, search)
+        if len(found) == limit or spoiled == search.spoiled:
             return found
-        wanted += limit - len(found)
+        search = replace(search, spoiled=spoiled)
 
 
-def _choose(session: Session, call: ClaimCall, now: Millis, limit: int) -> list[Row]:
+def _read(session: Session, search: "_Search") -> tuple[dict[bytes, Taken], int]:
+    """What can be taken of the chosen rows, and how many of them cannot be read."""
+    found: dict[bytes, Taken] = {}
+    spoiled = 0
+    left = {name: door.room for name, door in search.closed.items() if door.room is not None}
+    for row in _choose(session, search):
+        lane = session.names.routes[row[2]].lane if left else ""
+        if len(found) == search.limit or left.get(lane) == 0:
+            continue
+        try:
+            found[row[0]] = _take(session, search.call, search.now, row)
+        except Corruption:
+            spoiled += 1
+            continue
+        if lane in left:
+            left[lane] -= 1
+    return found, spoiled
+
+
+class _Search(Struct, frozen=True):
+    """What is looked for. `closed` are lanes that are not simply open, `spoiled` is how many rows
+    are known to be unreadable."""
+
+    call: ClaimCall
+    now: Millis
+    limit: int
+    closed: Mapping[str, Door]
+    spoiled: int = 0
+
+    @property
+    def capped(self) -> bool:
+        """Whether some lane has only so much room."""
+        return any(door.room is not None for door in self.closed.values())
+
+    def most(self, lane: str) -> int:
+        """How many rows of a lane are worth reading."""
+        door = self.closed.get(lane)
+        room = self.limit if door is None or door.room is None else min(self.limit, door.room)
+        return room + self.spoiled
+
+
+def _choose(session: Session, search: _Search) -> list[Row]:
     """The best rows over all routes. Each route is read no further than it is needed."""
-    routes = _open_routes(session, call)
-    values = {"now": now, "worker": call.worker.id, "limit": limit}
-    if len(routes) > 1:
-        waiting = session.rows("waiting_routes", {**values, "routes": encode(routes).decode()})
-        routes = [route for route, _, _ in waiting]
+    call, names = search.call, session.names.routes
+    values = {"now": search.now, "worker": call.worker.id}
+    routes = _wanted_routes(session, search, values)
     cursors = [
-        session.execute("claimable_executions", {**values, "route": route}) for route in routes
+        session.execute(query, {**values, "route": route, "limit": search.most(names[route].lane)})
+        for route, query in routes.items()
     ]
     if len(cursors) == 1:
         return cursors[0].fetchall()
-    chosen = list(islice(_merged(cursors), limit))
+    rows = _merged(cursors)
+    if search.capped:
+        rows = _within(rows, session, search)
+    chosen = list(islice(rows, search.limit + search.spoiled))
     for cursor in cursors:
         cursor.close()
     return chosen
+
+
+def _wanted_routes(
+    session: Session, search: _Search, values: Mapping[str, object]
+) -> dict[int, str]:
+    """The routes the best rows are in, each with the query to read it by."""
+    free, draining = _open_routes(session, search)
+    if len(free) > 1:
+        # Where a lane has only so much room, the best routes may not give enough.
+        limit = len(free) if search.capped else search.limit + search.spoiled
+        asked = {**values, "limit": limit, "routes": encode(free).decode()}
+        free = [route for route, _, _ in session.rows("waiting_routes", asked)]
+    return {
+        **dict.fromkeys(free, "claimable_executions"),
+        **dict.fromkeys(draining, "begun_executions"),
+    }
+
+
+def _open_routes(session: Session, search: _Search) -> tuple[list[int], list[int]]:
+    """The routes the worker satisfies: those of open lanes, and those of lanes that drain."""
+    call = search.call
+    free: list[int] = []
+    draining: list[int] = []
+    for number, route in routes_for(session, call.lanes, call.namespace):
+        door = search.closed.get(route.lane)
+        if door is not None and door.shut:
+            continue
+        if call.kinds is not None and route.kind not in call.kinds:
+            continue
+        if satisfies(route.capabilities, call.capabilities):
+            (draining if door is not None and door.drains else free).append(number)
+    return free, draining
+
+
+def _within(rows: Iterable[Row], session: Session, search: _Search) -> Iterator[Row]:
+    """The rows their lanes have room for."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        lane = session.names.routes[row[2]].lane
+        if seen[lane] < search.most(lane):
+            seen[lane] += 1
+            yield row
 
 
 def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:

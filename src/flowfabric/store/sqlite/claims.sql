@@ -23,14 +23,31 @@ where r.route = :route and (r.held_until <= :now or r.held_for = :worker)
 order by r.rank, r.id
 limit :limit
 
+-- name: begun_executions
+-- As claimable_executions, of a lane that drains: what has not begun is left alone.
+select
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow, e.payload,
+    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
+from ready as r indexed by ready_begun
+cross join execution as e on e.id = r.id
+where r.route = :route and r.start <> 0 and (r.held_until <= :now or r.held_for = :worker)
+order by r.rank, r.id
+limit :limit
+
+-- name: leases_by_route
+-- How many run of these routes. Leases are few: all are looked at.
+select route, count(*) from lease
+where route in (select value from json_each(:routes))
+group by route
+
 -- name: taken_leases
 insert or fail into lease (
     id, version, epoch, rank, flags, attempt, start, life,
-    claim, worker, started_at, expires_at, times_out_at, renewed_at
+    claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue
 )
 select
     id, version + 1, epoch + 1, rank, flags, attempt, start, life,
-    ?, ?, ?, ?, ? + timeout, null
+    ?, ?, ?, ?, ? + timeout, null, route, queue
 from ready where id in (?)
 
 -- name: taken_events

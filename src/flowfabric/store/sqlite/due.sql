@@ -80,3 +80,9 @@ delete from tag where id in (?)
 
 -- name: trimmed_progress
 delete from progress where id in (?)
+
+-- name: trimmed_ledgers
+delete from ledger where execution in (?)
+
+-- name: trimmed_reservations
+delete from reservation where execution in (?)

@@ -7,23 +7,23 @@ values (?, ?, ?, ?, ?, ?, ?)
 -- name: new_ready
 insert or fail into ready (
     id, version, epoch, rank, flags, attempt, start, life,
-    route, timeout, held_until, held_for, lost
+    route, timeout, held_until, held_for, lost, queue
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: new_lease
 insert or fail into lease (
     id, version, epoch, rank, flags, attempt, start, life,
-    claim, worker, started_at, expires_at, times_out_at, renewed_at
+    claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: new_parked
 insert or fail into parked (
     id, version, epoch, rank, flags, attempt, start, life,
-    timeout, gate, due_at, since, note
+    timeout, gate, due_at, since, note, queue
 )
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: new_done
 insert or fail into done (

@@ -12,16 +12,6 @@ select number, id, instance from worker where number > :number order by number
 -- name: new_worker
 insert into worker (id, instance) values (:id, :instance)
 
--- name: lane_names
-select distinct lane from route where lane > :after order by lane limit :limit
-
--- name: paused_lanes
-select name from lane where paused = 1
-
--- name: paused_lane
-insert into lane (name, paused) values (:name, :paused)
-on conflict (name) do update set paused = excluded.paused
-
 -- name: duty_holder
 -- Gives a row when the holder has the duty now. One that would last for more than a minute was taken
 -- before the clock was set back.

@@ -13,6 +13,7 @@ from flowfabric.core.time import Millis
 from flowfabric.store import rows
 from flowfabric.store.contract import MAX_BATCH, Detail, ExpiredLease, Progress
 from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.sqlite.lanes import doors
 from flowfabric.store.sqlite.session import Session, read_uuid
 from flowfabric.store.sqlite.submissions import read_id
 
@@ -70,10 +71,12 @@ def candidates(
     capabilities: Capabilities | None = None,
 ) -> list[Snapshot]:
     session.learn_routes()
-    if capabilities is not None and (lane,) in session.rows("paused_lanes"):
+    door = doors(session, [lane]).get(lane) if capabilities is not None else None
+    if door is not None and door.shut:
         return []
+    name = "begun_candidates_of_route" if door and door.drains else "candidates_of_route"
     found = [
-        session.rows("candidates_of_route", {"route": number, "now": now, "limit": limit})
+        session.rows(name, {"route": number, "now": now, "limit": limit})
         for number, route in routes_for(session, [lane], namespace)
         if capabilities is None or satisfies(route.capabilities, capabilities)
     ]
@@ -102,11 +105,6 @@ def expired_leases(
 def leases_of(session: Session, instance: str, limit: int) -> list[Snapshot]:
     found = session.rows("leases_of_instance", {"instance": instance, "limit": limit})
     return list(snapshots(session, [id for (id,) in found]).values())
-
-
-def lanes(session: Session, after: str | None, limit: int) -> list[str]:
-    values = {"after": after or "", "limit": limit}
-    return [lane for (lane,) in session.rows("lane_names", values)]
 
 
 def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:

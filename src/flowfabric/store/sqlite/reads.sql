@@ -33,6 +33,12 @@ where r.route = :route and r.lost is null and r.held_until <= :now
 order by r.rank, r.id
 limit :limit
 
+-- name: begun_candidates_of_route
+select r.rank, r.id from ready as r indexed by ready_begun
+where r.route = :route and r.start <> 0 and r.lost is null and r.held_until <= :now
+order by r.rank, r.id
+limit :limit
+
 -- name: leases_of_instance
 select id from lease
 where worker in (select number from worker where instance = :instance)

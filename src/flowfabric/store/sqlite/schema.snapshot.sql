@@ -23,7 +23,7 @@ CREATE TABLE ready (
     timeout integer check (timeout > 0),
     held_until integer not null,
     held_for text,
-    lost integer check (lost in (0, 1)),
+    lost integer check (lost in (0, 1)), queue integer check (queue >= 0),
     primary key (route, rank, id),
     check (held_until > 0 or held_for is null),
     check (lost is null or start = 3)
@@ -32,23 +32,6 @@ CREATE TABLE ready (
 CREATE UNIQUE INDEX ready_id on ready (id);
 
 CREATE INDEX ready_lost on ready (id) where lost is not null;
-
-CREATE TABLE lease (
-    id blob primary key,
-    version integer not null check (version >= 1),
-    epoch integer not null check (epoch >= 1),
-    rank integer not null,
-    flags integer not null check (flags >= 0),
-    attempt integer not null check (attempt >= 0),
-    start integer not null check (start between 0 and 4),
-    life blob,
-    claim blob not null check (length(claim) = 16),
-    worker integer not null,
-    started_at integer not null,
-    expires_at integer not null check (expires_at >= started_at),
-    times_out_at integer,
-    renewed_at integer
-) strict, without rowid;
 
 CREATE TABLE parked (
     id blob primary key,
@@ -63,7 +46,7 @@ CREATE TABLE parked (
     gate integer not null check (gate between 0 and 9 or gate = 20),
     due_at integer,
     since integer,
-    note blob,
+    note blob, queue integer check (queue >= 0),
     check ((gate = 20) = (note is not null) and (gate = 20) = (since is not null))
 ) strict, without rowid;
 
@@ -166,13 +149,6 @@ CREATE TABLE route (
     unique (namespace, lane, kind, capabilities)
 ) strict;
 
-CREATE TABLE lane (
-    name text primary key,
-    paused integer not null check (paused in (0, 1))
-) strict, without rowid;
-
-CREATE INDEX lane_paused on lane (name) where paused = 1;
-
 CREATE TABLE worker (
     number integer primary key,
     id text not null,
@@ -192,44 +168,6 @@ CREATE TABLE meta (
     key text primary key,
     value blob not null
 ) strict, without rowid;
-
-CREATE VIEW snapshot as
-select
-    e.id, e.created_at, e.route as exec_route, e.policy, e.facts, e.flow,
-    'ready' as place, s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
-    s.timeout, s.held_until, s.held_for, s.lost,
-    null as claim, null as worker, null as started_at,
-    null as expires_at, null as times_out_at, null as renewed_at,
-    null as gate, null as due_at, null as since, null as note,
-    null as outcome, null as ended_at, null as pending, null as result
-from ready s join execution e on e.id = s.id
-union all
-select
-    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-    'lease', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
-    null, null, null, null,
-    s.claim, s.worker, s.started_at, s.expires_at, s.times_out_at, s.renewed_at,
-    null, null, null, null,
-    null, null, null, null
-from lease s join execution e on e.id = s.id
-union all
-select
-    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-    'parked', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
-    s.timeout, null, null, null,
-    null, null, null, null, null, null,
-    s.gate, s.due_at, s.since, s.note,
-    null, null, null, null
-from parked s join execution e on e.id = s.id
-union all
-select
-    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-    'done', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
-    null, null, null, null,
-    s.claim, s.worker, s.started_at, null, null, null,
-    null, null, null, null,
-    s.outcome, s.ended_at, s.pending, s.result
-from done s join execution e on e.id = s.id;
 
 CREATE TABLE arrival (
     id blob primary key check (length(id) = 16),
@@ -347,3 +285,152 @@ CREATE TABLE chore (
 ) strict, without rowid;
 
 CREATE INDEX execution_flow on execution (flow, id) where flow is not null;
+
+CREATE TABLE quota (
+    name text primary key,
+    version integer not null check (version >= 1),
+    doc blob not null
+) strict, without rowid;
+
+CREATE TABLE queue (
+    quota text not null,
+    id integer not null check (id >= 0),
+    turn integer not null default 0,
+    uses blob not null,
+    primary key (quota, id)
+) strict, without rowid;
+
+CREATE INDEX queue_turn on queue (quota, turn, id);
+
+CREATE INDEX queue_id on queue (id);
+
+CREATE TABLE admission (
+    quota text not null,
+    key text not null,
+    at integer not null,
+    count integer not null check (count > 0),
+    primary key (quota, key, at)
+) strict, without rowid;
+
+CREATE INDEX admission_at on admission (quota, at);
+
+CREATE TABLE budget (
+    name text primary key,
+    version integer not null check (version >= 1),
+    parent text,
+    scope text,
+    scope_id text,
+    next_reset_at integer,
+    doc blob not null,
+    check ((scope is null) = (scope_id is null))
+) strict, without rowid;
+
+CREATE INDEX budget_parent on budget (parent) where parent is not null;
+
+CREATE INDEX budget_next_reset_at on budget (next_reset_at, name) where next_reset_at is not null;
+
+CREATE INDEX budget_scope on budget (scope, scope_id, name) where scope is not null;
+
+CREATE TABLE ledger (
+    budget text not null,
+    execution blob not null check (length(execution) = 16),
+    doc blob not null,
+    primary key (execution, budget)
+) strict, without rowid;
+
+CREATE INDEX ledger_budget on ledger (budget);
+
+CREATE TABLE charge (
+    budget text not null,
+    key text not null,
+    until integer not null,
+    doc blob not null,
+    primary key (budget, key)
+) strict, without rowid;
+
+CREATE INDEX charge_until on charge (until);
+
+CREATE TABLE reservation (
+    id blob primary key check (length(id) = 16),
+    execution blob not null check (length(execution) = 16),
+    epoch integer not null,
+    doc blob not null
+) strict, without rowid;
+
+CREATE INDEX reservation_execution on reservation (execution);
+
+CREATE TABLE lane (
+    name text primary key,
+    version integer not null default 0 check (version >= 0),
+    state integer not null default 0 check (state between 0 and 2),
+    concurrency integer check (concurrency > 0),
+    doc blob
+) strict, without rowid;
+
+CREATE INDEX lane_limited on lane (name, state, concurrency)
+where state <> 0 or concurrency is not null;
+
+CREATE INDEX ready_queue on ready (queue) where queue is not null;
+
+CREATE INDEX ready_begun on ready (route, rank, id) where start <> 0;
+
+CREATE INDEX parked_queue on parked (queue, rank, id) where queue is not null;
+
+CREATE TABLE lease (
+    id blob primary key,
+    version integer not null check (version >= 1),
+    epoch integer not null check (epoch >= 1),
+    rank integer not null,
+    flags integer not null check (flags >= 0),
+    attempt integer not null check (attempt >= 0),
+    start integer not null check (start between 0 and 4),
+    life blob,
+    claim blob not null check (length(claim) = 16),
+    worker integer not null,
+    started_at integer not null,
+    expires_at integer not null check (expires_at >= started_at),
+    times_out_at integer,
+    renewed_at integer,
+    route integer not null,
+    queue integer check (queue >= 0)
+) strict, without rowid;
+
+CREATE INDEX lease_queue on lease (queue) where queue is not null;
+
+CREATE VIEW snapshot as
+select
+    e.id, e.created_at, e.route as exec_route, e.policy, e.facts, e.flow,
+    'ready' as place, s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    s.timeout, s.held_until, s.held_for, s.lost,
+    null as claim, null as worker, null as started_at,
+    null as expires_at, null as times_out_at, null as renewed_at,
+    null as gate, null as due_at, null as since, null as note,
+    null as outcome, null as ended_at, null as pending, null as result
+from ready s join execution e on e.id = s.id
+union all
+select
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
+    'lease', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    null, null, null, null,
+    s.claim, s.worker, s.started_at, s.expires_at, s.times_out_at, s.renewed_at,
+    null, null, null, null,
+    null, null, null, null
+from lease s join execution e on e.id = s.id
+union all
+select
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
+    'parked', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    s.timeout, null, null, null,
+    null, null, null, null, null, null,
+    s.gate, s.due_at, s.since, s.note,
+    null, null, null, null
+from parked s join execution e on e.id = s.id
+union all
+select
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
+    'done', s.version, s.epoch, s.rank, s.flags, s.attempt, s.start, s.life,
+    null, null, null, null,
+    s.claim, s.worker, s.started_at, null, null, null,
+    null, null, null, null,
+    s.outcome, s.ended_at, s.pending, s.result
+from done s join execution e on e.id = s.id;

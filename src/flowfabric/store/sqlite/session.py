@@ -104,7 +104,7 @@ class Session:
     def each(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         self.connection.executemany(self._queries[name], rows)
 
-    def among(self, name: str, ids: Sequence[bytes], *before: object) -> sqlite3.Cursor:
+    def among(self, name: str, ids: Sequence[bytes | str], *before: object) -> sqlite3.Cursor:
         """Runs a query that ends in `in (?)` for many keys; `before` are its other values."""
         filling = [ids[-1]] * (_width(len(ids)) - len(ids))
         query = _wide_keys(self._queries[name], _width(len(ids)))

@@ -7,11 +7,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from flowfabric.core.errors import Invalid
+from flowfabric.core.time import Millis
 from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.flow_rows import Turn
 from flowfabric.store.sqlite import (
+    budgets,
     changes,
     claims,
+    limits,
     lists,
     reads,
     schema,
@@ -20,6 +23,7 @@ from flowfabric.store.sqlite import (
 )
 from flowfabric.store.sqlite import events as event_reads
 from flowfabric.store.sqlite import flows as flow_reads
+from flowfabric.store.sqlite import lanes as lane_rows
 from flowfabric.store.sqlite import presence as presence_rows
 from flowfabric.store.sqlite import schedules as schedule_rows
 from flowfabric.store.sqlite import waits as wait_rows
@@ -140,6 +144,35 @@ class SqliteStore:
     count_flows = _writing(flow_reads.count_flows)
     _owing_after = _reading(flow_reads.owing)
 
+    quotas = _reading(limits.quotas)
+    quota_page = _reading(limits.quota_page)
+    put_quota = _writing(limits.put_quota)
+    drop_quota = _writing(limits.drop_quota)
+    put_queues = _writing(limits.put_queues)
+    standing = _reading(limits.standing)
+    release = _writing(limits.release)
+    crowds = _reading(limits.crowds)
+    waiting_in = _reading(limits.waiting_in)
+    queue_counts = _reading(limits.queue_counts)
+    ahead_of = _reading(limits.ahead_of)
+    wait_counts = _reading(limits.wait_counts)
+    _idle_queues = _reading(limits.idle_queues)
+    _trim_queues = _writing(limits.trim_queues)
+
+    books = _reading(budgets.books)
+    post = _writing(budgets.post)
+    budget_page = _reading(budgets.budget_page)
+    attached = _reading(budgets.attached)
+    has_parts = _reading(budgets.has_parts)
+    due_budgets = _reading(budgets.due_budgets)
+    next_reset = _reading(budgets.next_reset)
+    stale_reservations = _reading(budgets.stale_reservations)
+    trim_charges = _writing(budgets.trim_charges)
+
+    lanes = _reading(lane_rows.lanes)
+    lane_settings = _reading(lane_rows.lane_settings)
+    put_lane = _writing(lane_rows.put_lane)
+
     load = _reading(reads.load)
     ended = _reading(reads.ended)
     detail = _reading(reads.detail)
@@ -149,8 +182,6 @@ class SqliteStore:
     candidates = _reading(reads.candidates)
     expired_leases = _reading(reads.expired_leases)
     leases_of = _reading(reads.leases_of)
-    lanes = _reading(reads.lanes)
-    pause_lane = _writing(upkeep.pause_lane)
     counts = _reading(lists.counts)
     set_tags = _writing(reads.set_tags)
     events = _reading(event_reads.events)
@@ -158,6 +189,9 @@ class SqliteStore:
 
     async def owing(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owing_after, limit)
+
+    async def trim_queues(self, now: Millis, limit: int) -> int:
+        return await self._trim_queues(await self._idle_queues(limit), now, limit)
 
     def hint(self, lanes: frozenset[str]) -> None:
         """Other processes see the commit itself, so this wakes only those of this one."""

@@ -17,6 +17,8 @@ _BELONGINGS = (
     "trimmed_events",
     "trimmed_tags",
     "trimmed_progress",
+    "trimmed_ledgers",
+    "trimmed_reservations",
     "trimmed_executions",
 )
 
@@ -63,10 +65,6 @@ def take_duty(session: Session, duty: str, holder: str, now: Millis, until: Mill
 
 def drop_duty(session: Session, duty: str, holder: str) -> None:
     session.execute("dropped_duty", {"name": duty, "holder": holder})
-
-
-def pause_lane(session: Session, lane: str, paused: bool) -> None:
-    session.execute("paused_lane", {"name": lane, "paused": int(paused)})
 
 
 def secret(session: Session) -> bytes:

@@ -1,0 +1,134 @@
+"""Budgets and what was spent of them."""
+
+from msgspec.json import encode
+
+from flowfabric.core.budget import Budget, Ledger, Reservation
+from flowfabric.core.spending import Books
+from flowfabric.core.time import Millis
+from flowfabric.store.limit_rows import (
+    budget_row,
+    charge_row,
+    ledger_row,
+    read_budget,
+    read_charge,
+    read_ledger,
+    read_reservation,
+    reservation_row,
+)
+from flowfabric.store.limits import BookAsk
+from flowfabric.store.sqlite.session import Session, plain, read_uuid
+
+
+def books(session: Session, ask: BookAsk) -> Books:
+    found = Books()
+    if ask.budgets:
+        names = {"names": encode(ask.budgets).decode()}
+        found.budgets = {row[0]: read_budget(*row) for row in session.rows("budgets", names)}
+    if ask.charges:
+        for budget, key, doc in session.given("charges", ask.charges):
+            found.charges[budget, key] = read_charge(budget, key, doc)
+    if ask.executions:
+        executions = [uuid.bytes for uuid in ask.executions]
+        for budget, id, doc in session.among("ledgers", executions):
+            ledger = read_ledger(budget, read_uuid(id), doc)
+            found.ledgers[budget, ledger.execution] = ledger
+        _add_reservations(found, session, "reservations_of", executions)
+    if ask.reservations:
+        _add_reservations(found, session, "reservations", [id.bytes for id in ask.reservations])
+    return found
+
+
+def post(session: Session, books: Books) -> bool:
+    """Everything is compared before anything is written."""
+    if not _stand(session, books):
+        return False
+    _write_budgets(session, books)
+    _write_ledgers(session, books)
+    gone = {name for name in books.removed if name not in books.budgets}
+    charges = [charge for charge in books.new_charges.values() if charge.budget not in gone]
+    session.insert("new_charges", [charge_row(charge) for charge in charges])
+    _write_reservations(session, books)
+    return True
+
+
+def budget_page(session: Session, after: str, limit: int) -> list[Budget]:
+    rows = session.rows("budget_page", {"after": after, "limit": limit})
+    return [read_budget(*row) for row in rows]
+
+
+def attached(session: Session) -> list[tuple[str, str, str]]:
+    return [(scope, id, name) for scope, id, name in session.rows("attached_budgets")]
+
+
+def has_parts(session: Session, name: str) -> bool:
+    return session.row("budget_parts", {"name": name}) is not None
+
+
+def due_budgets(session: Session, now: Millis, limit: int) -> list[str]:
+    return [name for (name,) in session.rows("due_budgets", {"now": now, "limit": limit})]
+
+
+def next_reset(session: Session) -> Millis | None:
+    row = session.row("next_reset")
+    return None if row is None or row[0] is None else Millis(row[0])
+
+
+def stale_reservations(session: Session, limit: int) -> list[Reservation]:
+    rows = session.rows("stale_reservations", {"limit": limit})
+    return [read_reservation(doc) for (doc,) in rows]
+
+
+def trim_charges(session: Session, now: Millis, limit: int) -> int:
+    return session.execute("trimmed_charges", {"now": now, "limit": limit}).rowcount
+
+
+def _add_reservations(found: Books, session: Session, name: str, ids: list[bytes]) -> None:
+    for (doc,) in session.among(name, ids):
+        reservation = read_reservation(doc)
+        found.reservations[reservation.id] = reservation
+
+
+def _stand(session: Session, books: Books) -> bool:
+    """Whether nothing that was decided on has moved."""
+    if books.changed:
+        names = [(name,) for name in books.changed]
+        stored = dict(session.given("budget_versions", names))
+        if any(stored.get(name, 0) != version for name, version in books.changed.items()):
+            return False
+    gone = [id.bytes for id, new in books.new_reservations.items() if new is None]
+    return not gone or len(session.among("reservation_ids", gone).fetchall()) == len(gone)
+
+
+def _write_budgets(session: Session, books: Books) -> None:
+    if removed := list(books.removed):
+        for name in ("gone_budgets", "gone_budget_ledgers", "gone_budget_charges"):
+            session.among(name, removed)
+    rows = [
+        budget_row(books.budgets[name], version + 1)
+        for name, version in books.changed.items()
+        if name in books.budgets
+    ]
+    session.insert("new_budgets", rows)
+
+
+def _write_ledgers(session: Session, books: Books) -> None:
+    gone = {name for name in books.removed if name not in books.budgets}
+    new: list[Ledger] = []
+    for (budget, execution), ledger in books.new_ledgers.items():
+        if ledger is None:
+            session.execute("gone_ledgers", (budget, execution.bytes))
+        elif budget not in gone:
+            new.append(ledger)
+    session.insert("new_ledgers", plain(ledger_row(ledger) for ledger in new))
+
+
+def _write_reservations(session: Session, books: Books) -> None:
+    new, gone = [], []
+    for id, reservation in books.new_reservations.items():
+        if reservation is None:
+            gone.append(id.bytes)
+        else:
+            new.append(reservation_row(reservation))
+    if gone:
+        session.among("gone_reservations", gone)
+    session.insert("new_reservations", plain(new))

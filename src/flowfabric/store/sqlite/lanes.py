@@ -1,0 +1,70 @@
+"""Lanes: what was decided about them, and what a claim may take because of it."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.json import encode
+
+from flowfabric.core.lane import Lane, LaneState
+from flowfabric.store.limit_rows import LANE, lane_row, read_lane
+from flowfabric.store.sqlite.session import Session
+
+
+class Door(Struct, frozen=True):
+    """A lane that is not simply open. `room` is how many more may run, None for any number."""
+
+    state: LaneState
+    room: int | None = None
+
+    @property
+    def shut(self) -> bool:
+        """Nothing can be taken now."""
+        return self.state is LaneState.PAUSED or self.room == 0
+
+    @property
+    def drains(self) -> bool:
+        return self.state is LaneState.DRAINING
+
+
+def lanes(session: Session, after: str | None, limit: int) -> list[str]:
+    values = {"after": after or "", "limit": limit}
+    return [lane for (lane,) in session.rows("lane_names", values)]
+
+
+def lane_settings(session: Session, names: Sequence[str] | None) -> dict[str, Lane]:
+    values = {"names": None if names is None else encode(list(names)).decode()}
+    return {row[0]: read_lane(*row) for row in session.rows("lanes", values)}
+
+
+def put_lane(session: Session, lane: Lane, expected: int) -> bool:
+    values = dict(zip(LANE, lane_row(lane, expected + 1), strict=True))
+    return session.row("put_lane", {**values, "expected": expected}) is not None
+
+
+def doors(session: Session, lanes: Sequence[str] = ()) -> dict[str, Door]:
+    """Those of these lanes (empty: of all) that are not simply open."""
+    found = {
+        name: (LaneState(state), concurrency)
+        for name, state, concurrency in session.execute("limited_lanes")
+        if not lanes or name in lanes
+    }
+    capped = {name: cap for name, (_, cap) in found.items() if cap is not None}
+    running = _running(session, capped) if capped else {}
+    return {
+        name: Door(state, None if cap is None else max(0, cap - running.get(name, 0)))
+        for name, (state, cap) in found.items()
+    }
+
+
+def _running(session: Session, lanes: Mapping[str, int]) -> dict[str, int]:
+    """How many leases these lanes have. The routes are known."""
+    routes = {
+        number: route.lane
+        for number, route in list(session.names.routes.items())
+        if route.lane in lanes
+    }
+    running: dict[str, int] = {}
+    values = {"routes": encode(list(routes)).decode()}
+    for route, count in session.rows("leases_by_route", values):
+        running[routes[route]] = running.get(routes[route], 0) + count
+    return running

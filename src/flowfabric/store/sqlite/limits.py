@@ -1,0 +1,202 @@
+"""Quotas, the queues before them, and letting work through."""
+
+from collections.abc import Collection, Iterable, Sequence
+from uuid import UUID
+
+from msgspec.json import encode
+
+from flowfabric.core.execution import Gate, Start
+from flowfabric.core.quota import Quota, Uses
+from flowfabric.core.release import ALL, Candidate, Key, Line, Release, Standing, Window, one_key
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import MAX_BATCH
+from flowfabric.store.limit_rows import QUOTA, queue_rows, quota_row, read_quota, read_uses
+from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
+from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.sqlite.reads import numbers
+from flowfabric.store.sqlite.session import Session, read_uuid
+
+MOST = 100_000
+"""Where counting stops."""
+
+
+def quotas(session: Session, names: Iterable[str]) -> dict[str, Quota]:
+    rows = session.rows("quotas", {"names": encode(list(names)).decode()})
+    return {quota.name: quota for quota in map(read_quota, rows)}
+
+
+def quota_page(session: Session, after: str, limit: int) -> list[Quota]:
+    rows = session.rows("quota_page", {"after": after, "limit": limit})
+    return [read_quota(row) for row in rows]
+
+
+def put_quota(session: Session, quota: Quota, expected: int) -> bool:
+    values = dict(zip(QUOTA, quota_row(quota, expected + 1), strict=True))
+    if expected:
+        return session.row("changed_quota", {**values, "expected": expected}) is not None
+    return session.row("new_quota", values) is not None
+
+
+def drop_quota(session: Session, name: str) -> bool:
+    session.execute("dropped_queues", {"name": name})
+    session.execute("dropped_admissions", {"name": name})
+    return session.row("dropped_quota", {"name": name}) is not None
+
+
+def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
+    session.insert("new_queues", [row for id, uses in queues for row in queue_rows(id, uses)])
+
+
+def standing(session: Session, ask: StandingAsk) -> Standing:
+    """One read transaction, so everything is of one moment."""
+    lines = _lines(session, ask)
+    used = {(use.quota, use.key) for line in lines for use in line.uses}
+    known = quotas(session, {quota for quota, _ in used})
+    return Standing(
+        quotas=known,
+        lines=lines,
+        held=_held(session, known, used),
+        admitted=_admitted(session, known, used, ask.now),
+    )
+
+
+def release(session: Session, release: Release) -> Through | None:
+    """The writer is alone, so comparing the versions is enough."""
+    versions = list(release.versions.items())
+    if versions and session.given("quota_versions", versions).fetchall():
+        return None
+    moved = _move(session, release.moves)
+    if versions:
+        session.execute("counted_quotas", {"names": encode(list(release.versions)).decode()})
+    session.each("served_queues", [(turn, *key) for key, turn in release.turns.items()])
+    session.each("forgotten_admissions", release.forget.items())
+    admissions = [(*key, release.at, count) for key, count in release.admissions.items()]
+    session.insert("new_admissions", admissions)
+    routes = session.names.routes
+    if not all(route in routes for route in moved.values()):
+        session.learn_routes()
+    lanes = frozenset(routes[route].lane for route in moved.values())
+    return Through(frozenset(read_uuid(id) for id in moved), lanes)
+
+
+def crowds(session: Session, after: int, limit: int) -> list[Crowd]:
+    if limit <= 0:
+        return []
+    rows = session.rows("crowds", {"after": after, "limit": limit})
+    return [Crowd(queue, Gate(gate), read_uuid(id), bool(known)) for queue, gate, id, known in rows]
+
+
+def waiting_in(session: Session, queue: int, limit: int) -> list[UUID]:
+    rows = session.rows("waiting_in", {"queue": queue, "limit": limit})
+    return [read_uuid(id) for (id,) in rows]
+
+
+def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
+    rows = session.rows("queue_counts", {"quota": quota, "limit": limit, "most": MOST})
+    return [QueueCount(read_uses(uses), waiting, held) for uses, waiting, held in rows]
+
+
+def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: int) -> int:
+    values = {"queue": queue, "rank": rank, "id": uuid.bytes, "limit": limit}
+    row = session.row("ahead_of", values)
+    return 0 if row is None else int(row[0])
+
+
+def idle_queues(session: Session, limit: int) -> list[tuple[str, int]]:
+    """Rows of queues nobody needs. Looking for them may take long, so no writer does it."""
+    return [(quota, id) for quota, id in session.rows("idle_queues", {"limit": limit})]
+
+
+def trim_queues(session: Session, idle: Sequence[tuple[str, int]], now: Millis, limit: int) -> int:
+    """Deletes those of the idle queues that still are, and admissions of the past."""
+    gone = 0
+    for quota, id in idle:
+        gone += session.execute("trimmed_queues", {"quota": quota, "id": id}).rowcount
+    for name, version, doc in session.rows("admission_quotas"):
+        window = 0 if doc is None else read_quota((name, version, doc)).longest_window
+        values = {"quota": name, "until": now - window, "limit": limit - gone}
+        if gone < limit:
+            gone += session.execute("trimmed_admissions", values).rowcount
+    return gone
+
+
+def wait_counts(session: Session, lane: str, namespace: str | None) -> list[WaitCount]:
+    session.learn_routes()
+    routes = numbers(number for number, _ in routes_for(session, [lane], namespace))
+    rows = session.rows("wait_counts", {"routes": routes, "most": MOST})
+    return [
+        WaitCount(None if gate is None else Gate(gate), queue, min(count, MOST))
+        for gate, queue, count in rows
+        if count
+    ]
+
+
+def _lines(session: Session, ask: StandingAsk) -> list[Line]:
+    values = {"quota": ask.quota, "limit": ask.lines}
+    if ask.queues is None:
+        found = session.rows("lines", values)
+    else:
+        found = session.rows("lines_among", {**values, "queues": encode(ask.queues).decode()})
+    return [
+        Line(id, read_uses(uses), turn, _candidates(session, id, ask.depth))
+        for id, turn, uses in found
+    ]
+
+
+def _candidates(session: Session, queue: int, limit: int) -> list[Candidate]:
+    rows = session.rows("line_candidates", {"queue": queue, "limit": limit})
+    return [
+        Candidate(read_uuid(id), version, rank, start != Start.CONTINUE)
+        for id, version, rank, start in rows
+    ]
+
+
+def _held(
+    session: Session, known: dict[str, Quota], used: Collection[tuple[str, str]]
+) -> list[tuple[Uses, int]]:
+    """How many slots each queue has that counts for a limit of concurrency."""
+    whole = {name for name, quota in known.items() if quota.concurrency is not None}
+    by_key = {name for name, quota in known.items() if quota.concurrency_per_key is not None}
+    if not whole | by_key:
+        return []
+    queues = session.rows("held_queues", {"quotas": encode(list(whole | by_key)).decode()})
+    found: list[tuple[Uses, int]] = []
+    for queue, doc in queues:
+        uses = read_uses(doc)
+        if any(
+            use.quota in whole or (use.quota in by_key and (use.quota, use.key) in used)
+            for use in uses
+        ):
+            row = session.row("slots", {"queue": queue})
+            found.append((uses, 0 if row is None else row[0]))
+    return found
+
+
+def _admitted(
+    session: Session, known: dict[str, Quota], used: Collection[tuple[str, str]], now: Millis
+) -> dict[Key, Window]:
+    """What the rates have let through within their longest windows."""
+    found: dict[Key, Window] = {}
+    rated = {name: quota.longest_window for name, quota in known.items() if quota.longest_window}
+    keys = [(name, ALL) for name in rated]
+    keys += [(name, one_key(key)) for name, key in used if name in rated]
+    for name, key in keys:
+        values = {"quota": name, "key": key, "since": now - rated[name]}
+        if rows := session.rows("admissions", values):
+            found[name, key] = [(Millis(at), count) for at, count in rows]
+    return found
+
+
+def _move(session: Session, moves: Sequence[Candidate]) -> dict[bytes, int]:
+    """From `parked` to `ready`, as `core.gate.admit` with the limits gate open; the routes of what
+    was moved."""
+    moved: dict[bytes, int] = {}
+    for start in range(0, len(moves), MAX_BATCH):
+        part = moves[start : start + MAX_BATCH]
+        given = [(move.uuid.bytes, move.version) for move in part]
+        found: dict[bytes, int] = dict(session.given("released", given))
+        if found:
+            session.among("released_ready", list(found))
+            session.among("gone_parked", list(found))
+        moved |= found
+    return moved

@@ -1,0 +1,214 @@
+-- Quotas, the queues before them, and letting work through.
+
+-- name: quotas
+select name, version, doc from quota where name in (select value from json_each(:names))
+
+-- name: quota_page
+select name, version, doc from quota where name > :after order by name limit :limit
+
+-- name: new_quota
+insert into quota (name, version, doc) values (:name, :version, :doc)
+on conflict (name) do nothing
+returning name
+
+-- name: changed_quota
+update quota set version = :version, doc = :doc
+where name = :name and version = :expected
+returning name
+
+-- name: dropped_quota
+delete from quota where name = :name returning name
+
+-- name: dropped_queues
+delete from queue where quota = :name
+
+-- name: dropped_admissions
+delete from admission where quota = :name
+
+-- name: new_queues
+insert into queue (quota, id, uses) values (?, ?, ?)
+on conflict (quota, id) do nothing
+
+-- name: lines
+-- The queues of a quota in which somebody waits, the least recently served first.
+select q.id, q.turn, q.uses from queue as q indexed by queue_turn
+where q.quota = :quota
+    and exists (select 1 from parked as p where p.queue = q.id and p.gate = 8)
+order by q.turn, q.id
+limit :limit
+
+-- name: lines_among
+select q.id, q.turn, q.uses
+from (select distinct value as id from json_each(:queues)) as wanted
+cross join queue as q on q.quota = :quota and q.id = wanted.id
+where exists (select 1 from parked as p where p.queue = q.id and p.gate = 8)
+order by q.turn, q.id
+limit :limit
+
+-- name: line_candidates
+select id, version, rank, start from parked
+where queue = :queue and gate = 8
+order by rank, id
+limit :limit
+
+-- name: held_queues
+-- The queues of these quotas that somebody holds a slot of, found from one to the next: only who
+-- holds a slot is looked at, however many wait.
+with recursive
+in_ready (queue) as (
+    select min(queue) from ready where queue >= 0
+    union all
+    select (select min(s.queue) from ready as s where s.queue > r.queue)
+    from in_ready as r where r.queue is not null
+),
+in_lease (queue) as (
+    select min(queue) from lease where queue >= 0
+    union all
+    select (select min(s.queue) from lease as s where s.queue > l.queue)
+    from in_lease as l where l.queue is not null
+),
+held (queue) as (select queue from in_ready union select queue from in_lease)
+select distinct h.queue, q.uses
+from held as h
+cross join json_each(:quotas) as wanted
+cross join queue as q on q.quota = wanted.value and q.id = h.queue
+
+-- name: slots
+select
+    (select count(*) from ready where queue = :queue)
+    + (select count(*) from lease where queue = :queue)
+
+-- name: admissions
+select at, count from admission
+where quota = :quota and key = :key and at > :since
+order by at
+
+-- name: quota_versions
+-- Those whose version does not stand.
+with given (name, version) as (values (?, ?))
+select g.name from given as g
+left join quota as q on q.name = g.name and q.version = g.version
+where q.name is null
+
+-- name: counted_quotas
+update quota set version = version + 1 where name in (select value from json_each(:names))
+
+-- name: released
+-- Of those given the ones that still wait for their limits.
+with given (id, version) as (values (?, ?))
+select distinct p.id, e.route
+from given as g
+cross join parked as p on p.id = g.id and p.version = g.version and p.gate = 8
+cross join execution as e on e.id = p.id
+
+-- name: released_ready
+insert or fail into ready (
+    id, version, epoch, rank, flags, attempt, start, life,
+    route, timeout, held_until, held_for, lost, queue
+)
+select
+    p.id, p.version + 1, p.epoch, p.rank, p.flags, p.attempt, p.start, p.life,
+    e.route, p.timeout, 0, null, null, p.queue
+from parked as p cross join execution as e on e.id = p.id
+where p.id in (?)
+
+-- name: served_queues
+update queue set turn = ? where quota = ? and id = ?
+
+-- name: new_admissions
+insert into admission (quota, key, at, count) values (?, ?, ?, ?)
+on conflict (quota, key, at) do update set count = count + excluded.count
+
+-- name: forgotten_admissions
+delete from admission where quota = ? and at <= ?
+
+-- name: crowds
+-- From one queue to the next, however many wait in each.
+with recursive crowd (queue) as (
+    select min(queue) from parked where queue > :after
+    union all
+    select (select min(p.queue) from parked as p where p.queue > c.queue)
+    from crowd as c where c.queue is not null
+    limit :limit
+)
+select c.queue, f.gate, f.id, exists (select 1 from queue as q where q.id = c.queue)
+from crowd as c
+cross join parked as f on f.id = (
+    select p.id from parked as p where p.queue = c.queue order by p.rank, p.id limit 1
+)
+order by c.queue
+
+-- name: waiting_in
+select id from parked where queue = :queue order by rank, id limit :limit
+
+-- name: queue_counts
+select
+    q.uses,
+    (select count(*) from (select 1 from parked where queue = q.id limit :most)),
+    (select count(*) from (select 1 from ready where queue = q.id limit :most))
+    + (select count(*) from (select 1 from lease where queue = q.id limit :most))
+from queue as q
+where q.quota = :quota
+    and (
+        exists (select 1 from parked where queue = q.id)
+        or exists (select 1 from ready where queue = q.id)
+        or exists (select 1 from lease where queue = q.id)
+    )
+order by q.id
+limit :limit
+
+-- name: ahead_of
+select count(*) from (
+    select 1 from parked where queue = :queue and (rank, id) < (:rank, :id) limit :limit
+)
+
+-- name: idle_queues
+-- Those nobody waits in and nobody holds a slot of.
+select q.quota, q.id from queue as q
+where not exists (select 1 from parked where queue = q.id)
+    and not exists (select 1 from ready where queue = q.id)
+    and not exists (select 1 from lease where queue = q.id)
+limit :limit
+
+-- name: trimmed_queues
+-- Asked again: somebody may have come meanwhile.
+delete from queue
+where quota = :quota and id = :id
+    and not exists (select 1 from parked where queue = :id)
+    and not exists (select 1 from ready where queue = :id)
+    and not exists (select 1 from lease where queue = :id)
+
+-- name: admission_quotas
+-- The quotas with admissions, from one to the next, and what is known of them.
+with recursive named (name) as (
+    select min(quota) from admission
+    union all
+    select (select min(a.quota) from admission as a where a.quota > n.name)
+    from named as n where n.name is not null
+)
+select n.name, q.version, q.doc
+from named as n left join quota as q on q.name = n.name
+where n.name is not null
+
+-- name: trimmed_admissions
+delete from admission where (quota, key, at) in (
+    select quota, key, at from admission indexed by admission_at
+    where quota = :quota and at <= :until
+    limit :limit
+)
+
+-- name: wait_counts
+-- By gate and queue; the last row is of the ready ones.
+select s.gate, s.queue, min(count(*), :most)
+from parked as s cross join execution as e on e.id = s.id
+where s.gate <> 20 and e.route in (select value from json_each(:routes))
+group by 1, 2
+union all
+select null, null, sum(n) from (
+    select (
+        select count(*) from (
+            select 1 from ready where route = wanted.value and lost is null limit :most
+        )
+    ) as n
+    from json_each(:routes) as wanted
+)
