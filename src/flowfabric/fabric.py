@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.quota import name_uses
 from flowfabric.core.retry import Backoff, Exponential
 from flowfabric.engine.base import Options
 from flowfabric.engine.engine import Engine
@@ -20,6 +21,7 @@ from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.worker.context import Context, SyncContext
 from flowfabric.worker.flow import FlowBuilder, flow_id
+from flowfabric.worker.limits import FabricLimits, KeyOf, Limits, Names, budgets_of
 from flowfabric.worker.loop import Worker, WorkerOptions
 from flowfabric.worker.outside import Outside
 from flowfabric.worker.run import Client, Run
@@ -55,7 +57,7 @@ class TaskDecorator:
         return self._fabric._register(function, self._options)
 
 
-class Fabric(Outside):
+class Fabric(Outside, FabricLimits):
     """Tasks and a store. The URL decides where runs are kept, and nothing else changes:
     `sqlite:///work.db`, `sqlite://:memory:`, `postgresql://…`; without one the environment
     variable FLOWFABRIC_URL is used."""
@@ -93,7 +95,13 @@ class Fabric(Outside):
         capabilities: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
         process: bool = False,
+        rate: str | tuple[int, Span] | None = None,
+        rate_key: KeyOf | None = None,
         concurrency: int | None = None,
+        concurrency_key: KeyOf | None = None,
+        worker_concurrency: int | None = None,
+        quotas: Names = (),
+        budgets: Sequence[str] = (),
         retention: Span | None = None,
         schedule: str | None = None,
         every: Span | None = None,
@@ -102,6 +110,8 @@ class Fabric(Outside):
     ) -> TaskDecorator:
         """Registers a function. Coroutines run in the event loop, plain functions in threads,
         with `process=True` in a process of their own. A first parameter `ctx` gets the context.
+        `rate` ("100/m") and `concurrency` hold for all workers together; with a key (a parameter's
+        name, or a function of the arguments) for each value of it on its own.
         With a `schedule` (a cron expression) or `every` (an interval) it is run again and again,
         from the first worker on."""
         options = TaskOptions(
@@ -116,7 +126,15 @@ class Fabric(Outside):
             capabilities=tuple(capabilities),
             tags=dict(tags or {}),
             process=process,
-            concurrency=concurrency,
+            worker_concurrency=worker_concurrency,
+            limits=Limits(
+                rate=rate,
+                rate_key=rate_key,
+                concurrency=concurrency,
+                concurrency_key=concurrency_key,
+                quotas=name_uses(quotas),
+                budgets=budgets_of((), budgets),
+            ),
             retention=retention,
             schedule=schedule,
             every=every,
@@ -189,6 +207,8 @@ class Fabric(Outside):
         """A worker of this process for the tasks registered here; `await worker.run()`."""
         engine = await self.engine()
         await self.schedules.declare()
+        for task in list(self.tasks.values()):
+            await task.declare(engine)
         return Worker(engine, self.tasks, options or WorkerOptions(), self._heartbeat_store)
 
     async def run_worker(self, options: WorkerOptions | None = None) -> None:

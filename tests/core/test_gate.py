@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from flowfabric.core import control, waking
 from flowfabric.core.execution import (
+    Flags,
     Gate,
     Life,
     Next,
@@ -18,7 +19,7 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
-from flowfabric.core.gate import DELAYS, admit
+from flowfabric.core.gate import DELAYS, admit, closed
 from flowfabric.core.submission import Submission, create
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Suspension, Waits
@@ -35,12 +36,12 @@ blocks = st.sampled_from([None, "paused_by_operator", "waiting_for_budget"])
 
 def waiting(life: Life, start: Start = Start.INITIAL) -> Snapshot:
     first = create(Submission(kind="job"), SOME, NOW).snapshot
-    return first.to(admit(life, Next(start, 0), NOW), life=life)
+    return first.to(admit(life, Next(start, 0), NOW, first.head.flags), life=life)
 
 
 @given(nexts)
 def test_what_nothing_holds_is_ready(next: Next) -> None:
-    assert admit(Life(), next, NOW) == Ready(next)
+    assert admit(Life(), next, NOW, Flags.NONE) == Ready(next)
 
 
 @given(nexts, delays, moments)
@@ -49,13 +50,13 @@ def test_a_moment_that_has_not_come_closes_the_gate_it_was_set_for(
 ) -> None:
     life = Life(not_before=moment, delay=gate)
     expected = Waiting(gate, next, moment) if moment > NOW else Ready(next)
-    assert admit(life, next, NOW) == expected
+    assert admit(life, next, NOW, Flags.NONE) == expected
 
 
 @given(nexts)
 def test_a_moment_without_a_name_is_a_plain_delay(next: Next) -> None:
     life = Life(not_before=Millis(NOW + 1))
-    assert admit(life, next, NOW) == Waiting(Gate.DELAY, next, Millis(NOW + 1))
+    assert admit(life, next, NOW, Flags.NONE) == Waiting(Gate.DELAY, next, Millis(NOW + 1))
 
 
 @given(nexts, delays, moments)
@@ -63,25 +64,34 @@ def test_a_block_comes_before_any_delay_and_has_no_end_of_its_own(
     next: Next, gate: Gate, moment: Millis
 ) -> None:
     life = Life(blocked="paused_by_operator", not_before=moment, delay=gate)
-    assert admit(life, next, NOW) == Waiting(Gate.BLOCKED, next, due_at=None)
+    assert admit(life, next, NOW, Flags.NONE) == Waiting(Gate.BLOCKED, next, due_at=None)
 
 
-@given(nexts, blocks, delays, st.none() | moments)
+@given(nexts, blocks, delays, st.none() | moments, st.sampled_from([None, "llm"]), st.booleans())
 def test_work_waits_at_the_first_closed_gate_and_at_that_one_only(
-    next: Next, blocked: str | None, gate: Gate, moment: Millis | None
+    next: Next,
+    blocked: str | None,
+    gate: Gate,
+    moment: Millis | None,
+    budget: str | None,
+    limited: bool,
 ) -> None:
-    life = Life(blocked=blocked, not_before=moment, delay=gate)
-    closed = [
+    life = Life(blocked=blocked, not_before=moment, delay=gate, budget=budget)
+    flags = Flags.LIMITS if limited else Flags.NONE
+    expected = [
         found
         for found, holds in [
             (Gate.BLOCKED, blocked is not None),
             (gate, moment is not None and moment > NOW),
+            (Gate.BUDGET, budget is not None),
+            (Gate.LIMIT, limited),
         ]
         if holds
     ]
-    state = admit(life, next, NOW)
+    state = admit(life, next, NOW, flags)
     assert state.next == next
-    assert (state.gate if isinstance(state, Waiting) else None) == first_of(closed)
+    assert list(closed(life, NOW, flags)) == expected
+    assert (state.gate if isinstance(state, Waiting) else None) == first_of(expected)
 
 
 def first_of(gates: list[Gate]) -> Gate | None:

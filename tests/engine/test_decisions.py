@@ -28,6 +28,7 @@ from flowfabric.engine import decisions as module
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.decisions import Decision, Decisions
+from flowfabric.engine.known import Known
 from flowfabric.engine.waiting import Waiting
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Arrival, Store
@@ -104,7 +105,7 @@ def running(number: int = 1) -> Snapshot:
 
 def decisions_on(rows: Rows) -> Decisions:
     store = cast(Store, rows)
-    arrivals = Arrivals(store)
+    arrivals = Arrivals(store, Known(store))
     return Decisions(store, arrivals, After(store, Waiting(store, arrivals)))
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from flowfabric.core import attempt, control, gate, signal, waking
 from flowfabric.core.change import Change
 from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Life, Next, Ready, Snapshot, Source, Suspended, Waiting
+from flowfabric.core.execution import Flags, Life, Next, Ready, Snapshot, Source, Suspended, Waiting
 from flowfabric.core.lease import Owner, enter
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import NO_WAITS, Mark
@@ -166,9 +166,9 @@ def no_fence(snapshot: Snapshot, owner: Owner, now: Millis) -> Any:
     return enter(snapshot, Owner(source=Source.OPERATOR), now)
 
 
-def no_timer(life: Life, next: Next, now: Millis) -> Waiting | Ready:
+def no_timer(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
     """The door to `ready`, which parks what has to wait and forgets until when."""
-    state = gate.admit(life, next, now)
+    state = gate.admit(life, next, now, flags)
     return replace(state, due_at=None) if isinstance(state, Waiting) else state
 
 

@@ -115,7 +115,7 @@ async def test_a_worker_larger_than_a_claim_fills_up_without_a_pause(
 
 
 async def test_a_task_may_have_a_limit_of_its_own(fabric: Fabric, gauge: Gauge) -> None:
-    @fabric.task(concurrency=2)
+    @fabric.task(worker_concurrency=2)
     async def narrow() -> None:
         await gauge.hold("narrow", 0.005)
 
@@ -147,9 +147,9 @@ async def test_processes_are_a_limit_too(fabric: Fabric) -> None:
 def test_which_claims_there_is_room_for() -> None:
     fabric = Fabric("sqlite://:memory:")
     for name, limit in (("a", None), ("b", 2), ("c", 50)):
-        fabric.task(name=name, concurrency=limit)(handlers.whoami)
+        fabric.task(name=name, worker_concurrency=limit)(handlers.whoami)
     for name, limit in (("p", None), ("q", 1), ("r", None)):
-        fabric.task(name=name, concurrency=limit, process=True)(handlers.square)
+        fabric.task(name=name, worker_concurrency=limit, process=True)(handlers.square)
     room = Room(10, 3, fabric.tasks)
     assert room.narrow() == [
         Wish(frozenset("b"), 2),

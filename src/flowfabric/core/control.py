@@ -20,6 +20,7 @@ from flowfabric.core.errors import (
 )
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
+    RANK_STEP,
     Active,
     Ended,
     Failure,
@@ -139,7 +140,12 @@ def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]
 
 
 def change_priority(
-    snapshot: Snapshot | None, now: Millis, priority: int, *, anywhere: bool = False
+    snapshot: Snapshot | None,
+    now: Millis,
+    priority: int,
+    *,
+    anywhere: bool = False,
+    step: int = RANK_STEP,
 ) -> "Change[Changed]":
     """Moves a waiting execution in the claim order. `anywhere` also while it is parked."""
     snapshot = present(snapshot)
@@ -149,7 +155,7 @@ def change_priority(
     new = clamp_priority(priority)
     after = snapshot.to(
         snapshot.state,
-        rank=rank_of(snapshot.execution.created_at, new),
+        rank=rank_of(snapshot.execution.created_at, new, step),
         life=replace(snapshot.life, priority=new),
     )
     detail = {"old_priority": snapshot.priority, "new_priority": new}

@@ -61,6 +61,7 @@
     │   ├── WaitpointNotPending     the waitpoint is in use, or closed
     │   ├── WaitpointExpired        the pending waitpoint ran out before it was used
     │   ├── FlowTerminal            the flow has ended or was cancelled
+    │   ├── BudgetExceeded          it does not fit into a budget: nothing was counted
     │   ├── MaxReplays              replayed as often as its policy allows
     │   └── GrantExists             another live grant stands
     ├── Unavailable                 the store cannot be reached or refuses to work
@@ -386,6 +387,19 @@ class WaitpointExpired(WrongState):
 
 class FlowTerminal(WrongState):
     code = "flow_already_terminal"
+
+
+class BudgetExceeded(WrongState):
+    """Nothing was counted: what is `used` of the dimension leaves too little below the limit."""
+
+    code = "budget_exceeded"
+
+    def __init__(self, budget: str, dimension: str, used: int, limit: int) -> None:
+        super().__init__(f"budget {budget}: {used} of {limit} {dimension} are taken")
+        self.budget = budget
+        self.dimension = dimension
+        self.used = used
+        self.limit = limit
 
 
 class MaxReplays(WrongState):

@@ -427,9 +427,10 @@ def clamp_priority(priority: int) -> int:
     return max(0, min(MAX_PRIORITY, priority))
 
 
-def rank_of(created_at: Millis, priority: int) -> int:
-    """One number that orders claims: higher priority first, then the older one."""
-    return created_at - priority * RANK_STEP
+def rank_of(created_at: Millis, priority: int, step: int = RANK_STEP) -> int:
+    """One number that orders claims: higher priority first, then the older one. With a smaller
+    step work ages: whoever waits that long is worth one more point of priority."""
+    return created_at - priority * step
 
 
 class AttemptOutcome(StrEnum):

@@ -22,6 +22,9 @@ from flowfabric.core.text import MAX_NAME, check_text
 from flowfabric.core.time import MAX_SPAN, Millis, parse_span
 
 MAX_USES = 8
+OF_TASK = "task:"
+"""How the names of quotas begin that tasks declare for themselves."""
+
 _UNITS = {"s": "1s", "m": "1m", "h": "1h", "d": "1d"}
 
 

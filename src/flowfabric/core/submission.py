@@ -12,6 +12,7 @@ from flowfabric.core.errors import Invalid, InvalidId
 from flowfabric.core.execution import (
     EMPTY_LIFE,
     NO_FACTS,
+    RANK_STEP,
     Execution,
     Facts,
     Failure,
@@ -106,6 +107,16 @@ def create(
         key_until=Millis(now + window),
         minted=submission.id is None,
     )
+
+
+def ranked(creation: Creation, step: int) -> Creation:
+    """The creation with its place in the claim order by another step of priority."""
+    if step == RANK_STEP:
+        return creation
+    snapshot = creation.snapshot
+    rank = rank_of(snapshot.execution.created_at, snapshot.execution.facts.priority, step)
+    head = replace(snapshot.head, rank=rank)
+    return replace(creation, snapshot=replace(snapshot, head=head))
 
 
 def refuse(submission: Submission, fresh: UUID, now: Millis, reason: str) -> Creation:

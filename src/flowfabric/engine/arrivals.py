@@ -11,9 +11,9 @@ from uuid import UUID
 import msgspec
 
 from flowfabric.core.errors import Invalid, NotFound
-from flowfabric.core.execution import Snapshot
+from flowfabric.core.execution import RANK_STEP, Snapshot
 from flowfabric.core.policy import parse_policy, write_policy
-from flowfabric.core.submission import Creation, Submission, create, refuse
+from flowfabric.core.submission import Creation, Submission, create, ranked, refuse
 from flowfabric.engine.known import Known
 from flowfabric.store.contract import MAX_BATCH, Arrival, Store
 
@@ -28,6 +28,7 @@ class Arrivals:
     def __init__(self, store: Store, known: Known) -> None:
         self._store = store
         self._known = known
+        self.rank_step = RANK_STEP
         self.admitted: Callable[[Iterable[Snapshot]], None] = lambda snapshots: None
         """Told what was let in."""
 
@@ -35,7 +36,9 @@ class Arrivals:
         """Lets everything in that waits at the door (of the given ids only, if given)."""
         admitted = 0
         while waiting := await self._store.arrivals(uuids, MAX_BATCH):
-            creations = [await self._creation(arrival) for arrival in waiting]
+            creations = [
+                ranked(await self._creation(arrival), self.rank_step) for arrival in waiting
+            ]
             admitted += await self._store.admit(creations, self._store.clock.now())
             self.admitted(creation.snapshot for creation in creations)
             if uuids is not None or len(waiting) < MAX_BATCH:
@@ -45,7 +48,8 @@ class Arrivals:
     async def _creation(self, arrival: Arrival) -> Creation:
         creation = _creation(arrival)
         try:
-            await self._known.check(creation.snapshot.execution.rules)
+            # What tasks declare for themselves may come with their first worker.
+            await self._known.check(creation.snapshot.execution.rules, declared=False)
         except NotFound as error:
             return _refused(arrival, creation.snapshot.execution.facts.key, str(error))
         return creation

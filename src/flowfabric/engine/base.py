@@ -7,9 +7,10 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.change import Change
-from flowfabric.core.execution import Flags, Snapshot
+from flowfabric.core.check import check_whole
+from flowfabric.core.execution import RANK_STEP, Flags, Snapshot
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.time import NO_TIME, Millis
+from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
 from flowfabric.core.waits import Ask, Memory
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
@@ -29,13 +30,24 @@ class Options(Struct, frozen=True, kw_only=True):
     `retention` is how long an ended execution is kept; `reclaim_grace` how long a lost one waits
     before another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key
     that signs waitpoint tokens; without one the engine makes its own when it first needs one,
-    unless `make_keys` is False.
+    unless `make_keys` is False. With `aging` whoever waits that long is worth one more point of
+    priority, so that urgent work cannot keep other work waiting for ever; without it priority
+    always comes first.
     """
 
     retention: Millis = Millis(7 * 86_400_000)
+    aging: Millis | None = None
     reclaim_grace: Millis = NO_TIME
     waitpoint_secret: str | None = None
     make_keys: bool = True
+
+    def __post_init__(self) -> None:
+        if self.aging is not None:
+            check_whole(self.aging, "aging in milliseconds", 1, MAX_SPAN)
+
+    @property
+    def rank_step(self) -> int:
+        return RANK_STEP if self.aging is None else self.aging
 
     def __repr__(self) -> str:
         return f"Options(retention={self.retention}, reclaim_grace={self.reclaim_grace})"

@@ -10,6 +10,7 @@ from flowfabric.core.budget import (
     Amounts,
     Budget,
     OnHard,
+    Reservation,
     Scope,
     check_amounts,
     check_budget,
@@ -177,6 +178,8 @@ class Budgets(Noun):
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
         asked = Spending(names, check_amounts(amounts), snapshot.execution.uuid)
         epoch = snapshot.head.epoch
+        if not names:
+            return Reserved(_nothing_of(asked, reservation, epoch, self._now()))
         ask = BookAsk(budgets=names, reservations=(reservation,))
         self._door.reserving(snapshot.execution.uuid)
         answer = await self._door.books.post(
@@ -186,11 +189,19 @@ class Budgets(Noun):
         return answer
 
     async def settle(
-        self, owned: Owned, reservation: UUID, amounts: Mapping[str, int]
+        self,
+        owned: Owned,
+        reservation: UUID,
+        amounts: Mapping[str, int],
+        *,
+        budgets: Iterable[str] | None = None,
+        key: str | None = None,
     ) -> Counted | AlreadyApplied:
         """Counts what was really consumed in place of what was set aside, fewer or more. What does
         not fit any more is counted up to the limit and kept apart beyond it (`Overrun`). Also for
-        an owner that has lost its lease."""
+        an owner that has lost its lease; when the reservation is gone by then, `budgets` says what
+        it was of, if not of all the execution has. The same key (the reservation's id, unless one
+        is given) counts once."""
         snapshot, owner = await self._owned(owned)
         id = parse_uuid(reservation, "reservation")
         stored = await self._parts.store.books(BookAsk(reservations=(id,)))
@@ -199,12 +210,15 @@ class Budgets(Noun):
             _check_own(known.execution, snapshot.execution)
             names = known.budgets
         else:
-            names = await self._chosen(snapshot.execution, None)
+            names = await self._chosen(snapshot.execution, budgets)
+        if not names:
+            check_amounts(amounts)
+            return Spent()
         asked = Spending(
             names,
             check_amounts(amounts),
             snapshot.execution.uuid,
-            key=f"settle:{id}",
+            key=f"settle:{id}" if key is None else _key(key),
             stale=not _is_current(snapshot, owner),
         )
         ask = _ask(asked, reservations=(id,))
@@ -303,6 +317,12 @@ def _names(budgets: str | Iterable[str]) -> tuple[str, ...]:
     if not names:
         raise Invalid("no budget is named")
     return names
+
+
+def _nothing_of(asked: Spending, id: UUID, epoch: int, now: Millis) -> Reservation:
+    """Without any budget there is nothing to set aside."""
+    execution = asked.execution or UUID(int=0)
+    return Reservation(id, (), execution, epoch, asked.amounts, now)
 
 
 def _key(key: object) -> str:

@@ -91,6 +91,7 @@ class Engine:
         waiting = Waiting(store, arrivals)
         after = After(store, waiting)
         arrivals.admitted = after.created
+        arrivals.rank_step = chosen.rank_step
         parts = Parts(
             store=store,
             arrivals=arrivals,

@@ -1,7 +1,7 @@
 """Submitting executions and steering them from outside: cancel, priority, replay, block, tags."""
 
 import asyncio
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +24,7 @@ from flowfabric.core.flow import FlowState
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
 from flowfabric.core.settling import ask_to_replay, replay_member
-from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create
+from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create, ranked
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
 from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
 from flowfabric.core.vector import public_state
@@ -51,7 +51,7 @@ class Executions(Noun):
         """Creates an execution. A known key or id gives Duplicate and changes nothing."""
         creation = self._create(submission)
         await self._parts.known.check(creation.snapshot.execution.rules)
-        return await self._creations.put(creation)
+        return await self.put(creation)
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
         """Creates many, answers in order. All are checked before the first one is written; each is
@@ -63,7 +63,7 @@ class Executions(Noun):
             await self._parts.known.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
         for start in range(0, len(creations), _CHUNK):
-            chunk = [self._creations.put(item) for item in creations[start : start + _CHUNK]]
+            chunk = [self.put(item) for item in creations[start : start + _CHUNK]]
             answers += await asyncio.gather(*chunk)
         return answers
 
@@ -84,14 +84,17 @@ class Executions(Noun):
         for parked ones as well."""
         if type(priority) is not int:
             raise Invalid(f"priority must be a whole number, not {type(priority).__name__}")
+        step = self._parts.options.rank_step
         return await self._decide(
             id,
-            lambda held, now: control.change_priority(held, now, priority, anywhere=anywhere),
+            lambda held, now: control.change_priority(
+                held, now, priority, anywhere=anywhere, step=step
+            ),
         )
 
-    async def put(self, creation: Creation) -> Submitted | Duplicate:
+    def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
         """Writes a checked submission."""
-        return await self._creations.put(creation)
+        return self._creations.put(ranked(creation, self._parts.options.rank_step))
 
     async def put_all(self, creations: Sequence[Creation]) -> None:
         """Writes checked submissions with ids of their own; those that are there stay."""

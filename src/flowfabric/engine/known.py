@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from flowfabric.core.errors import NotFound
 from flowfabric.core.policy import Policy
+from flowfabric.core.quota import OF_TASK
 from flowfabric.store.contract import Store
 from flowfabric.store.limits import BookAsk
 
@@ -20,13 +21,15 @@ class Known:
         self.quotas: set[str] = set()
         self.budgets: set[str] = set()
 
-    async def check(self, policy: Policy) -> None:
-        """Raises NotFound for the first quota or budget of a policy that does not exist."""
-        await self.check_names([use.quota for use in policy.quotas], policy.budget_ids)
-
-    async def check_names(self, quotas: Iterable[str], budgets: Iterable[str]) -> None:
-        new_quotas = [name for name in quotas if name not in self.quotas]
-        new_budgets = [name for name in budgets if name not in self.budgets]
+    async def check(self, policy: Policy, *, declared: bool = True) -> None:
+        """Raises NotFound for the first quota or budget of a policy that does not exist. Without
+        `declared` quotas that tasks declare for themselves need not exist yet."""
+        new_budgets = [name for name in policy.budget_ids if name not in self.budgets]
+        new_quotas = [
+            use.quota
+            for use in policy.quotas
+            if use.quota not in self.quotas and (declared or not use.quota.startswith(OF_TASK))
+        ]
         if new_quotas:
             _note(self.quotas, await self._store.quotas(new_quotas))
             _demand("quota", new_quotas, self.quotas)

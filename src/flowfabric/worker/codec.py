@@ -80,6 +80,12 @@ class Signature:
     def parameters(self) -> frozenset[str]:
         return frozenset(self._signature.parameters)
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The parameters that need not be given, with what they are then."""
+        given = self._signature.parameters.items()
+        return {n: each.default for n, each in given if each.default is not Parameter.empty}
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises TypeError for a call that does not fit the signature and
         Invalid, naming the parameter, for an argument that cannot be encoded or that the

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar, overload
@@ -13,6 +13,7 @@ from msgspec import Struct
 from flowfabric.core.errors import Invalid, LeaseLost
 from flowfabric.core.execution import Snapshot, Start
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.spending import SoftBreach, Spent
 from flowfabric.core.time import Millis, parse_span, to_datetime
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
@@ -28,8 +29,9 @@ from flowfabric.worker.journal import (
 )
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Run
+from flowfabric.worker.spending import Spending, SyncReserve
 from flowfabric.worker.steps import Work, attempt, attempt_here, keep, perform, read
-from flowfabric.worker.subflows import Subflows, SyncFlow
+from flowfabric.worker.subflows import SyncFlow
 from flowfabric.worker.sync_waits import SyncWaits
 from flowfabric.worker.task import Call, Task
 from flowfabric.worker.threads import Threads
@@ -59,7 +61,7 @@ class Info(Struct, frozen=True):
         return self.attempt == 0
 
 
-class Context(Subflows):
+class Context(Spending):
     """Given to a task whose first parameter is `ctx`.
 
     Whatever is recorded (`step`, `sleep`, `now`, `random`, `submit`) gets its place in the history
@@ -308,6 +310,28 @@ class SyncContext(SyncWaits):
     def flow(self, name: str) -> SyncFlow:
         """As `Context.flow`: `with ctx.flow("parts") as flow: ...`, then `flow.result()`."""
         return SyncFlow(self._context.flow(name), self._block)
+
+    def spend(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budget: str | None = None,
+        **dimensions: int,
+    ) -> Spent | SoftBreach:
+        return self._block(self._context.spend(amounts, budget=budget, **dimensions))
+
+    def reserve(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budget: str | None = None,
+        **dimensions: int,
+    ) -> SyncReserve:
+        """As `Context.reserve`: `with ctx.reserve(tokens=2000) as r: ...`."""
+        reserve = self._context.reserve(amounts, budget=budget, **dimensions)
+        return SyncReserve(reserve, self._block)
 
     def progress(self, percent: int | None = None, message: str | None = None) -> None:
         self._block(self._context.progress(percent, message))

@@ -154,6 +154,8 @@ class FlowBuilder:
     async def declare(self) -> None:
         """Creates the flow as it was put together; the same again changes nothing."""
         engine = await self._client.engine()
+        for node in self.nodes.values():
+            await node.task.declare(engine)
         graph = Graph(tuple(self._declared), tuple(self._links))
         declared = await engine.flows.declare(
             self.name,

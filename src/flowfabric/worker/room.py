@@ -71,7 +71,7 @@ class Room:
         return any(self._left_of(task, processes) < self.left for task in self._tasks.values())
 
     def _left_of(self, task: Task[Any, Any], processes: int) -> int:
-        limit = task.options.concurrency
+        limit = task.options.worker_concurrency
         left = self.left if limit is None else min(self.left, limit - self._taken[task.name])
         return min(left, processes) if task.mode is Mode.PROCESS else left
 

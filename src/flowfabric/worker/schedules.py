@@ -12,7 +12,7 @@ from flowfabric.core.policy import Policy, write_policy
 from flowfabric.core.schedule import CatchUp, Schedule, check_schedule
 from flowfabric.core.time import parse_span
 from flowfabric.worker.run import Client, Run
-from flowfabric.worker.task import Task, TaskOptions
+from flowfabric.worker.task import CallOptions, Task, TaskOptions
 
 Span = str | float | timedelta
 
@@ -109,6 +109,7 @@ def schedule_of(task: Task[Any, Any]) -> Schedule | None:
 
 def _schedule(name: str, task: Task[Any, Any], options: TaskOptions, payload: bytes) -> Schedule:
     every = options.every
+    policy = task.policy_of(CallOptions(), (), {}, payload)
     return Schedule(
         name=name,
         kind=task.name,
@@ -117,7 +118,7 @@ def _schedule(name: str, task: Task[Any, Any], options: TaskOptions, payload: by
         timezone=options.timezone,
         catch_up=_catch_up(options.catch_up),
         payload=payload,
-        options=_members(options.priority, options.tags, task.policy),
+        options=_members(options.priority, options.tags, policy),
         namespace=options.namespace,
         lane=options.lane,
     )

@@ -23,8 +23,18 @@ from flowfabric.core.routing import check_capabilities
 from flowfabric.core.submission import Duplicate, Submission, Submitted
 from flowfabric.core.text import check_kind, check_lane, check_namespace, check_tags
 from flowfabric.core.time import Millis, from_datetime, parse_span
+from flowfabric.engine.engine import Engine
 from flowfabric.store.foreign import run_sync
 from flowfabric.worker.codec import Signature
+from flowfabric.worker.limits import (
+    Arguments,
+    Limits,
+    Names,
+    budgets_of,
+    check_limits,
+    declare,
+    uses_of,
+)
 from flowfabric.worker.run import Client, Run
 
 P = ParamSpec("P")
@@ -44,9 +54,9 @@ class Mode(StrEnum):
 class TaskOptions(Struct, frozen=True, kw_only=True):
     """What a task asks for by default. Spans are "10m", seconds or timedeltas.
 
-    `concurrency` bounds how many of this task one worker runs at once; `timeout` bounds one
-    attempt, `deadline` the whole run from its submission. `schedule` is a cron expression, `every`
-    an interval: the task is run again and again.
+    `limits` hold for all workers together; `worker_concurrency` bounds how many of this task one
+    worker runs at once. `timeout` bounds one attempt, `deadline` the whole run from its submission.
+    `schedule` is a cron expression, `every` an interval: the task is run again and again.
     """
 
     name: str | None = None
@@ -60,7 +70,8 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ()
     tags: Mapping[str, str] = {}
     process: bool = False
-    concurrency: int | None = None
+    worker_concurrency: int | None = None
+    limits: Limits = Limits()
     retention: Span | None = None
     schedule: str | None = None
     every: Span | None = None
@@ -79,12 +90,15 @@ class CallOptions(Struct, frozen=True, kw_only=True):
     lane: str | None = None
     namespace: str | None = None
     deadline: Span | datetime | None = None
+    quotas: Names | None = None
+    budgets: Iterable[str] | None = None
     id: str | None = None
     connection: Any = None
 
 
 _CALL_OPTIONS = frozenset(CallOptions.__struct_fields__)
 _NO_OPTIONS = CallOptions()
+_NO_LIMITS = Limits()
 
 
 class Task(Generic[P, R]):
@@ -105,8 +119,10 @@ class Task(Generic[P, R]):
         self._check_context()
         if self.mode is Mode.PROCESS:
             self._check_process()
-        if options.concurrency is not None and options.concurrency < 1:
-            raise Invalid(f"{self.name}: concurrency must be at least 1")
+        if options.worker_concurrency is not None and options.worker_concurrency < 1:
+            raise Invalid(f"{self.name}: worker_concurrency must be at least 1")
+        self.quotas = check_limits(self.name, options.limits, self.signature.parameters)
+        self._declared_on: Engine | None = None
 
     def _check_context(self) -> None:
         wanted = _context_name(self.function) if self.takes_context else None
@@ -153,6 +169,8 @@ class Task(Generic[P, R]):
         lane: str | None = None,
         namespace: str | None = None,
         deadline: Span | datetime | None = None,
+        quotas: Names | None = None,
+        budgets: Iterable[str] | None = None,
         id: str | None = None,
         connection: Any = None,
     ) -> "Call[P, R]":
@@ -171,10 +189,18 @@ class Task(Generic[P, R]):
             lane=lane,
             namespace=namespace,
             deadline=deadline,
+            quotas=quotas,
+            budgets=budgets,
             id=id,
             connection=connection,
         )
         return Call(self, options)
+
+    async def declare(self, engine: Engine) -> None:
+        """Has the store know the limits of this task."""
+        if self._declared_on is not engine:
+            await declare(engine, self.quotas)
+            self._declared_on = engine
 
     def submission(
         self,
@@ -196,11 +222,28 @@ class Task(Generic[P, R]):
             priority=own.priority if options.priority is None else options.priority,
             key=options.key,
             tags={**own.tags, **(options.tags or {})},
-            policy=self.policy,
+            policy=self.policy_of(options, args, kwargs, payload),
             delay_until=_delay_until(options, now),
             deadline_at=_deadline_at(options.deadline, now),
             encoding="json",
         )
+
+    def policy_of(
+        self,
+        options: CallOptions,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        payload: bytes | None = None,
+    ) -> Policy:
+        """The task's policy with the limits of this call."""
+        limits = self.options.limits
+        if limits == _NO_LIMITS and options.quotas is None and options.budgets is None:
+            return self.policy
+        signature = self.signature
+        arguments = Arguments(args, kwargs, signature.bind, signature.defaults, payload)
+        uses = uses_of(self.name, limits, options.quotas, arguments)
+        budgets = budgets_of(limits.budgets, options.budgets)
+        return replace(self.policy, quotas=uses, budget_ids=budgets)
 
     def run_of(self, id: ExecutionId, *, duplicate: bool = False) -> Run[R]:
         return Run(self._client, id, self.signature.returns, duplicate=duplicate)
@@ -214,6 +257,7 @@ class Task(Generic[P, R]):
             (run,) = await self._arrive(options.connection, [submission])
             return run
         engine = await self._client.engine()
+        await self.declare(engine)
         submission = self.submission(options, args, kwargs, engine.now())
         return self._run(await engine.executions.submit(submission))
 
@@ -237,6 +281,7 @@ class Task(Generic[P, R]):
             arriving = [self._one_of_many(options, call, now) for call in calls]
             return await self._arrive(options.connection, arriving)
         engine = await self._client.engine()
+        await self.declare(engine)
         now = engine.now()
         submissions = [self._one_of_many(options, call, now) for call in calls]
         outcomes = await engine.executions.submit_many(submissions)

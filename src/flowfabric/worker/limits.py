@@ -1,0 +1,287 @@
+"""Limits of tasks and runs: the quotas a task declares, and what an application says of limits."""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.budget import (
+    Amounts,
+    Budget,
+    Limit,
+    OnHard,
+    OnSoft,
+    Scope,
+    check_amounts,
+    check_budget_names,
+)
+from flowfabric.core.errors import Invalid
+from flowfabric.core.quota import (
+    OF_TASK,
+    Quota,
+    Use,
+    Uses,
+    check_quota,
+    check_uses,
+    name_uses,
+    parse_rate,
+)
+from flowfabric.core.spending import AlreadyApplied, Charged, Overrun, Spent
+from flowfabric.core.text import MAX_NAME, check_text
+from flowfabric.core.time import Millis, parse_span
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.quotas import QuotaStatus
+from flowfabric.worker.run import Client
+
+Span = str | float | timedelta
+KeyOf = str | Callable[..., object]
+"""The name of a parameter, or a function of the task's arguments."""
+Names = Iterable[str | Use] | Mapping[str, str]
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a task's runs need room in, and what they spend of. With a key a limit holds for each
+    value of it on its own."""
+
+    rate: str | tuple[int, Span] | None = None
+    rate_key: KeyOf | None = None
+    concurrency: int | None = None
+    concurrency_key: KeyOf | None = None
+    quotas: Uses = ()
+    budgets: tuple[str, ...] = ()
+
+
+def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple[Quota, ...]:
+    """The quotas a task declares; Invalid when its limits make no sense."""
+    for key, limit, what in (
+        (limits.rate_key, limits.rate, "rate"),
+        (limits.concurrency_key, limits.concurrency, "concurrency"),
+    ):
+        if key is not None and limit is None:
+            raise Invalid(f"{name}: {what}_key is given without a {what}")
+        if isinstance(key, str) and key not in parameters:
+            raise Invalid(f"{name}: {what}_key {key!r} is no parameter of the task")
+        if key is not None and not isinstance(key, str) and not callable(key):
+            raise Invalid(f"{name}: {what}_key is the name of a parameter or a function")
+    return tuple(check_quota(quota) for quota in _declared(name, limits))
+
+
+def uses_of(name: str, limits: Limits, given: Names | None, arguments: "Arguments") -> Uses:
+    """What a call of the task uses: its own quotas with their keys, and those it names."""
+    found = {use.quota: use for use in limits.quotas}
+    found |= {use.quota: use for use in _own_uses(name, limits, arguments)}
+    if given is not None:
+        found |= {use.quota: use for use in name_uses(given)}
+    return check_uses(found.values())
+
+
+class Arguments(Struct, frozen=True):
+    """The arguments of a call, to find keys in: as they were given, or in a payload that may
+    still lack some of them."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    bind: Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]]
+    defaults: Mapping[str, Any]
+    payload: bytes | None = None
+
+    def key(self, key: KeyOf) -> str:
+        if isinstance(key, str):
+            return _key_text(self._value(key), key)
+        if self.payload is None:
+            return _key_text(key(*self.args, **self.kwargs), "the key")
+        return _key_text(key(**msgspec.json.decode(self.payload)), "the key")
+
+    def _value(self, name: str) -> object:
+        bound = (
+            self.bind(self.args, self.kwargs)
+            if self.payload is None
+            else msgspec.json.decode(self.payload)
+        )
+        if name in bound:
+            return bound[name]
+        if name in self.defaults:
+            return self.defaults[name]
+        raise Invalid(
+            f"{name!r} is the key of a limit and must be known when the task is submitted"
+        )
+
+
+class FabricLimits:
+    """Quotas and budgets of a Fabric."""
+
+    _client: Client
+
+    async def quota(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        rate: str | tuple[int, Span] | None = None,
+        concurrency_per_key: int | None = None,
+        rate_per_key: str | tuple[int, Span] | None = None,
+    ) -> Quota:
+        """A quota as it should be: made, or given these limits. Tasks use it by name
+        (`quotas=["openai"]`), or with a key (`quotas={"openai": customer}`); limits per key hold
+        for each key on its own."""
+        engine = await self._client.engine()
+        quota = Quota(
+            name=name,
+            concurrency=concurrency,
+            rate=None if rate is None else parse_rate(rate),
+            concurrency_per_key=concurrency_per_key,
+            rate_per_key=None if rate_per_key is None else parse_rate(rate_per_key),
+        )
+        await engine.quotas.define(quota)
+        return await engine.quotas.get(name)
+
+    async def quota_status(self, name: str) -> QuotaStatus:
+        """How full a quota is, altogether and by key."""
+        return await (await self._client.engine()).quotas.status(name)
+
+    async def budget(  # noqa: PLR0913 - the options are the interface
+        self,
+        name: str,
+        hard: Mapping[str, int] | None = None,
+        /,
+        *,
+        soft: Mapping[str, int] | None = None,
+        more: Mapping[str, int] | None = None,
+        parent: str | None = None,
+        scope: str | None = None,
+        scope_id: str | UUID = "",
+        every: Span | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        on_hard: str = "refuse",
+        on_soft: str = "warn",
+        **dimensions: int,
+    ) -> Budget:
+        """A budget as it should be: made, or given this definition; what was spent stays. Hard
+        limits are given by dimension: `await fabric.budget("team", tokens=100_000, every="1d")`.
+        Runs spend of it when they name it (`budgets=["team"]`), or, with a scope of `namespace`,
+        `flow` or `run` and its id, without being told."""
+        engine = await self._client.engine()
+        budget = Budget(
+            name=name,
+            parent=parent,
+            scope=None if scope is None else _word(Scope, scope, "scope"),
+            scope_id=str(scope_id),
+            limits=_limits({**(hard or {}), **dimensions}, soft or {}, more or {}),
+            on_hard=_word(OnHard, on_hard, "on_hard"),
+            on_soft=_word(OnSoft, on_soft, "on_soft"),
+            every=None if every is None else parse_span(every, "every"),
+            cron=cron,
+            timezone=timezone,
+        )
+        await engine.budgets.define(budget)
+        return await engine.budgets.get(name)
+
+    async def budget_status(self, name: str) -> Budget:
+        """A budget with its limits and what was spent of it."""
+        return await (await self._client.engine()).budgets.get(name)
+
+    async def spend(
+        self, name: str, amounts: Amounts | None = None, /, *, key: str | None = None, **more: int
+    ) -> Charged:
+        """Counts what the application itself consumed: `await fabric.spend("team", tokens=5)`. The
+        same key counts once."""
+        engine = await self._client.engine()
+        answer = await engine.budgets.spend(name, amounts_of(amounts, more), key=key)
+        if isinstance(answer, AlreadyApplied):
+            return Spent() if isinstance(answer.outcome, Overrun) else answer.outcome
+        return answer
+
+    async def reset_budget(self, name: str) -> Millis | None:
+        """Begins a new period now; returns when the next one begins by itself."""
+        return (await (await self._client.engine()).budgets.reset(name)).next_reset_at
+
+
+def amounts_of(amounts: Mapping[str, int] | None, more: Mapping[str, int]) -> Amounts:
+    """Amounts given as a mapping, by name, or both."""
+    return check_amounts({**(amounts or {}), **more})
+
+
+def budgets_of(own: tuple[str, ...], given: Iterable[str] | None) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise Invalid("budgets must be a list of names")
+    return check_budget_names((*own, *(given or ())))
+
+
+async def declare(engine: Engine, quotas: Iterable[Quota]) -> None:
+    for quota in quotas:
+        await engine.quotas.define(quota)
+
+
+def _declared(name: str, limits: Limits) -> list[Quota]:
+    rate = None if limits.rate is None else parse_rate(limits.rate, f"the rate of {name}")
+    of_rate = {"rate" if limits.rate_key is None else "rate_per_key": rate}
+    keyed = limits.concurrency_key is not None
+    of_cap = {"concurrency_per_key" if keyed else "concurrency": limits.concurrency}
+    if rate is None and limits.concurrency is None:
+        return []
+    if _together(limits):
+        return [_quota(f"{OF_TASK}{name}", {**of_rate, **of_cap})]
+    return [
+        _quota(f"{OF_TASK}{name}:rate", of_rate),
+        _quota(f"{OF_TASK}{name}:concurrency", of_cap),
+    ]
+
+
+def _quota(name: str, limits: dict[str, Any]) -> Quota:
+    return Quota(name=name, **limits)
+
+
+def _own_uses(name: str, limits: Limits, arguments: Arguments) -> list[Use]:
+    def use(quota: str, key: KeyOf | None) -> Use:
+        return Use(quota=quota, key="" if key is None else arguments.key(key))
+
+    if limits.rate is None and limits.concurrency is None:
+        return []
+    if _together(limits):
+        return [use(f"{OF_TASK}{name}", limits.rate_key or limits.concurrency_key)]
+    return [
+        use(f"{OF_TASK}{name}:rate", limits.rate_key),
+        use(f"{OF_TASK}{name}:concurrency", limits.concurrency_key),
+    ]
+
+
+def _together(limits: Limits) -> bool:
+    """Whether one quota says it all: a second one would have to be asked every time."""
+    if limits.rate is None or limits.concurrency is None:
+        return True
+    return limits.rate_key == limits.concurrency_key
+
+
+def _key_text(value: object, what: str) -> str:
+    match value:
+        case bool() | None:
+            pass
+        case str() | int() | UUID():
+            return check_text(str(value), f"the key {what!r} of a limit", limit=MAX_NAME)
+        case _:
+            pass
+    raise Invalid(f"the key of a limit is text, a number or a UUID, not {type(value).__name__}")
+
+
+def _limits(
+    hard: Mapping[str, int], soft: Mapping[str, int], more: Mapping[str, int]
+) -> dict[str, Limit]:
+    for name in more:
+        if name not in soft:
+            raise Invalid(f"more of {name} is given without a soft limit of it")
+    return {
+        name: Limit(hard=hard.get(name), soft=soft.get(name), more=more.get(name))
+        for name in {**hard, **soft}
+    }
+
+
+def _word(kind: Any, value: object, what: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        words = ", ".join(kind)
+        raise Invalid(f"{what} is one of {words}, not {value!r}") from None
