@@ -22,7 +22,6 @@ from flowfabric.core.execution import (
     Waiting,
 )
 from flowfabric.core.grant import Grantee, issue_grant
-from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.lease import Owner, Taking, lose, mark_expired, revoke, take
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
@@ -192,14 +191,6 @@ async def test_a_hold_that_ran_out_keeps_nobody_away(bench: Bench) -> None:
     assert await bench.claim(W1) == []
     bench.clock.advance(50)
     assert uuids(await bench.claim(W1)) == [held.execution.uuid]
-
-
-async def test_a_paused_lane_is_left_out(bench: Bench) -> None:
-    slow, default = await bench.submit(lane="slow"), await bench.submit()
-    assert await bench.store.put_lane(Lane(name="slow", state=LaneState.PAUSED), 0)
-    assert uuids(await bench.claim(limit=9)) == [default]
-    assert await bench.store.put_lane(Lane(name="slow"), 1)
-    assert uuids(await bench.claim(limit=9)) == [slow]
 
 
 async def test_a_repeated_claim_gives_what_it_took_before(bench: Bench) -> None:

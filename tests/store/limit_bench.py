@@ -1,0 +1,149 @@
+"""What tests of limits share: limited executions made by the core's own rules, on any store."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.attempt import complete
+from flowfabric.core.change import Change
+from flowfabric.core.control import cancel
+from flowfabric.core.execution import Active, Gate, Lease, Ready, Snapshot, Source, Waiting, Worker
+from flowfabric.core.ids import new_uuid7
+from flowfabric.core.lease import Owner, fence_of
+from flowfabric.core.quota import Quota, Uses, name_uses, queue_of
+from flowfabric.core.release import Candidate, Release, Standing
+from flowfabric.core.submission import Creation, Submission, create
+from flowfabric.core.time import Millis
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.contract import ClaimCall, Store
+from flowfabric.store.limits import StandingAsk, Through
+from tests.lab import TTL, W1
+
+numbers = itertools.count(1)
+FAR = Millis(9_000_000_000_000)
+
+
+class Bench:
+    """A store, and executions that need room in quotas."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        self.store = store
+        self.clock = clock
+
+    @property
+    def now(self) -> Millis:
+        return self.clock.now()
+
+    def fresh(self) -> UUID:
+        return new_uuid7(self.now, next(numbers))
+
+    async def quota(self, name: str, **limits: Any) -> Quota:
+        assert await self.store.put_quota(Quota(name=name, **limits), 0)
+        return (await self.store.quotas([name]))[name]
+
+    def creation(self, uses: Mapping[str, str] | None = None, **members: Any) -> Creation:
+        quotas = [{"quota": quota, "key": key} for quota, key in (uses or {}).items()]
+        policy = {**members.pop("policy", {}), **({"quotas": quotas} if quotas else {})}
+        given = {"kind": "job", **({"policy": policy} if policy else {}), **members}
+        return create(Submission(**given), self.fresh(), self.now)
+
+    async def submit(
+        self, count: int, uses: Mapping[str, str] | None = None, **members: Any
+    ) -> list[Snapshot]:
+        """Fresh executions in the order of claims; their queue is known."""
+        made = [self.creation(uses, **members) for _ in range(count)]
+        assert not any(await self.store.submit(made, self.now))
+        if uses:
+            await self.store.put_queues([(queue(**uses), uses_of(**uses))])
+        return [creation.snapshot for creation in made]
+
+    async def one(self, uses: Mapping[str, str] | None = None, **members: Any) -> Snapshot:
+        (snapshot,) = await self.submit(1, uses, **members)
+        return snapshot
+
+    async def claim(self, limit: int = 9, worker: Worker = W1, **members: Any) -> list[Snapshot]:
+        given = {"capabilities": frozenset(), "lanes": (), "namespace": None, **members}
+        call = ClaimCall(id=self.fresh(), worker=worker, limit=limit, ttl=TTL, **given)
+        return [taken.snapshot for taken in await self.store.claim(call, self.now)]
+
+    async def through(self, *snapshots: Snapshot, **members: Any) -> Through | None:
+        """Lets these through their limits."""
+        moves = [candidate(snapshot) for snapshot in snapshots]
+        return await self.store.release(Release(moves=moves, **{"at": self.now, **members}))
+
+    async def running(self, uses: Mapping[str, str] | None = None, **members: Any) -> Snapshot:
+        """A fresh execution, let through and claimed; nothing else may be ready."""
+        snapshot = await self.one(uses, **members)
+        if uses:
+            await self.through(snapshot)
+        (claimed,) = await self.claim()
+        assert uuid_of(claimed) == uuid_of(snapshot)
+        return claimed
+
+    async def write(self, *changes: Change[Any]) -> list[Snapshot]:
+        found = [change.after for change in changes if change.after is not None]
+        assert await self.store.apply(changes) == {uuid_of(snapshot) for snapshot in found}
+        return found
+
+    async def load(self, snapshot: Snapshot) -> Snapshot:
+        return (await self.store.load([uuid_of(snapshot)]))[uuid_of(snapshot)]
+
+    async def standing(
+        self,
+        quota: str,
+        queues: tuple[int, ...] | None = None,
+        *,
+        lines: int = 99,
+        depth: int = 99,
+    ) -> Standing:
+        return await self.store.standing(StandingAsk(quota, queues, lines, depth, self.now))
+
+    async def slots(self, **uses: str) -> int:
+        """How many slots a queue holds."""
+        for found in await self.store.queue_counts(next(iter(uses)), 99):
+            if found.uses == uses_of(**uses):
+                return found.held
+        return 0
+
+    def cancelling(self, snapshot: Snapshot) -> Change[Any]:
+        return cancel(snapshot, Owner(source=Source.OPERATOR), self.now, "over")
+
+    def completing(self, snapshot: Snapshot) -> Change[Any]:
+        return complete(snapshot, owner_of(snapshot), self.now, b"done")
+
+
+def uses_of(**uses: str) -> Uses:
+    return name_uses(uses)
+
+
+def queue(**uses: str) -> int:
+    return queue_of(uses_of(**uses))
+
+
+def candidate(snapshot: Snapshot) -> Candidate:
+    return Candidate(uuid_of(snapshot), snapshot.head.version, snapshot.head.rank)
+
+
+def freed(snapshot: Snapshot) -> Snapshot:
+    """As the core would have it with the limits gate open."""
+    assert isinstance(snapshot.state, Waiting)
+    assert snapshot.state.gate is Gate.LIMIT
+    return snapshot.to(Ready(snapshot.state.next))
+
+
+def uuid_of(snapshot: Snapshot) -> UUID:
+    return snapshot.execution.uuid
+
+
+def uuids(snapshots: list[Snapshot]) -> list[UUID]:
+    return [uuid_of(snapshot) for snapshot in snapshots]
+
+
+def lease_of(snapshot: Snapshot) -> Lease:
+    assert isinstance(snapshot.state, Active)
+    return snapshot.state.lease
+
+
+def owner_of(snapshot: Snapshot) -> Owner:
+    return Owner.of(fence_of(snapshot, lease_of(snapshot)))
