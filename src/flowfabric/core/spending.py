@@ -12,20 +12,16 @@ from msgspec.structs import replace
 
 from flowfabric.core.budget import (
     MAX_AMOUNT,
-    MAX_DEPTH,
     Amounts,
     Budget,
     Ledger,
     OnHard,
     OnSoft,
     Reservation,
-    begin,
     chain,
-    check_budget,
-    following_reset,
 )
 from flowfabric.core.document import Document
-from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.errors import Invalid
 from flowfabric.core.time import Millis
 
 REMEMBERED = Millis(24 * 3_600_000)
@@ -173,7 +169,7 @@ class Spending(Struct, frozen=True):
 def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplied:
     """Counts an amount, or refuses it whole. A refusal is not remembered: nothing was applied, so
     the same key may try again later."""
-    if (known := _repeated(books, asked, now)) is not None:
+    if (known := repeated(books, asked, now)) is not None:
         return known
     budgets = chain(books.budgets, asked.budgets)
     if (breach := _breach(budgets, asked.amounts)) is not None:
@@ -185,7 +181,7 @@ def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplie
         if isinstance(outcome, Spent):
             outcome = found
     _enter(books, budgets, asked.execution, asked.amounts)
-    _remember(books, asked, outcome, now)
+    remember(books, asked, outcome, now)
     return outcome
 
 
@@ -202,7 +198,7 @@ def reserve(
         _mark(books, books.budgets[breach.budget], breach.dimension, now)
         return breach
     for budget in budgets:
-        reserved = _plus(budget.reserved, asked.amounts)
+        reserved = plus(budget.reserved, asked.amounts)
         books.put(replace(books.budgets[budget.name], reserved=reserved, updated_at=now))
     new = Reservation(
         id=reservation,
@@ -221,7 +217,7 @@ def settle(
 ) -> Counted | AlreadyApplied:
     """Counts what was really consumed in place of what was set aside. What does not fit was
     consumed all the same: it is counted up to the limit, and kept apart beyond it."""
-    if (known := _repeated(books, asked, now)) is not None:
+    if (known := repeated(books, asked, now)) is not None:
         return known
     chain(books.budgets, asked.budgets)  # one that is unknown refuses before anything changes
     drop(books, reservation, now)
@@ -232,7 +228,7 @@ def settle(
         if isinstance(outcome, Spent):
             outcome = found
     _enter(books, budgets, asked.execution, asked.amounts)
-    _remember(books, asked, outcome, now)
+    remember(books, asked, outcome, now)
     return outcome
 
 
@@ -261,111 +257,12 @@ def release(books: Books, name: str, execution: UUID, now: Millis) -> Amounts:
     return entry.amounts if entry.period == first.period else {}
 
 
-def reset(books: Books, name: str, now: Millis, *, due_only: bool = False) -> Reset:
-    """Begins a new period. With `due_only` only if its time has come (a timer may be stale)."""
-    budget = books.budgets.get(name)
-    if budget is None:
-        raise NotFound("budget", name)
-    due = budget.next_reset_at is not None and budget.next_reset_at <= now
-    if due_only and not due:
-        return Reset(budget.next_reset_at)
-    next_at = following_reset(budget, now) if due else budget.next_reset_at
-    books.put(
-        replace(
-            budget,
-            used={},
-            overrun={},
-            granted={},
-            period=budget.period + 1,
-            resets=budget.resets + 1,
-            reset_at=now,
-            next_reset_at=next_at,
-            breached_at=None,
-            breached_dimension=None,
-            updated_at=now,
-        )
-    )
-    return Reset(next_at)
-
-
-def create(books: Books, budget: Budget, now: Millis) -> Created | Known:
-    """A new budget. One that is there stays as it is."""
-    check_budget(budget)
-    if budget.name in books.budgets:
-        return Known(budget.name)
-    if budget.parent is not None:
-        _check_depth(books, budget)
-    books.put(replace(begin(budget, now), version=0))
-    return Created(budget.name)
-
-
-def define(books: Books, budget: Budget, now: Millis) -> Created | Known:
-    """A budget as it should be: new, or with a new definition and what was spent so far."""
-    old = books.budgets.get(budget.name)
-    if old is None:
-        return create(books, budget, now)
-    check_budget(budget)
-    if budget.parent != old.parent:
-        raise Invalid(f"budget {budget.name!r} cannot become part of another one")
-    books.put(_redefined(old, budget, now))
-    return Known(budget.name)
-
-
-def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key: str) -> int:
-    """Allows more until the next reset, as an approval of a soft limit does; the soft limit now.
-    The same key grants once."""
-    budget = books.budgets.get(name)
-    if budget is None:
-        raise NotFound("budget", name)
-    if budget.soft(dimension) is None:
-        raise Invalid(f"budget {name!r} has no soft limit of {dimension}")
-    if _repeated(books, Spending((name,), {}, key=key), now) is None:
-        granted = _plus(budget.granted, {dimension: amount})
-        budget = replace(budget, granted=granted, updated_at=now)
-        books.put(budget)
-        _remember(books, Spending((name,), {}, key=key), Spent(), now)
-    return budget.soft(dimension) or 0
-
-
-def remove(books: Books, name: str) -> bool:
-    """Deletes a budget; False when there was none. Whoever was limited by it no longer is."""
-    if name not in books.budgets:
-        return False
-    books.remove(name)
-    return True
-
-
 def budgets_of(reservation: Reservation, known: Mapping[str, Budget]) -> list[str]:
     """The budgets a reservation was made of, as far as they still exist."""
     return [name for name in reservation.budgets if name in known]
 
 
-def _redefined(old: Budget, new: Budget, now: Millis) -> Budget:
-    same_times = (old.every, old.cron, old.timezone) == (new.every, new.cron, new.timezone)
-    kept = replace(
-        old,
-        scope=new.scope,
-        scope_id=new.scope_id,
-        limits=new.limits,
-        on_hard=new.on_hard,
-        on_soft=new.on_soft,
-        every=new.every,
-        cron=new.cron,
-        timezone=new.timezone,
-        updated_at=now,
-    )
-    if same_times:
-        return kept
-    return replace(kept, next_reset_at=following_reset(replace(kept, next_reset_at=None), now))
-
-
-def _check_depth(books: Books, budget: Budget) -> None:
-    upper = chain(books.budgets, [budget.parent or ""])
-    if len(upper) >= MAX_DEPTH:
-        raise Invalid(f"budgets are nested at most {MAX_DEPTH} deep")
-
-
-def _repeated(books: Books, asked: Spending, now: Millis) -> AlreadyApplied | None:
+def repeated(books: Books, asked: Spending, now: Millis) -> AlreadyApplied | None:
     if asked.key is None:
         return None
     for name in asked.budgets:
@@ -400,7 +297,7 @@ def _mark(books: Books, budget: Budget, dimension: str, now: Millis) -> None:
 
 
 def _count(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Spent | SoftBreach:
-    used = _plus(budget.used, amounts)
+    used = plus(budget.used, amounts)
     after = replace(budget, used=used, updated_at=now)
     breach = _soft_breach(after, amounts)
     if breach is not None:
@@ -427,7 +324,7 @@ def _count_bounded(books: Books, budget: Budget, amounts: Amounts, now: Millis) 
     after = books.budgets[budget.name]
     _mark(
         books,
-        replace(after, overrun=_plus(after.overrun, excesses)),
+        replace(after, overrun=plus(after.overrun, excesses)),
         over[0].dimension,
         now,
     )
@@ -463,7 +360,7 @@ def _enter(
         key = (before.name, execution)
         old = books.ledgers.get(key)
         so_far = old.amounts if old is not None and old.period == after.period else {}
-        total = _plus(so_far, counted)
+        total = plus(so_far, counted)
         if total:
             books.put_ledger(key, Ledger(before.name, execution, after.period, total))
 
@@ -484,7 +381,7 @@ def _take_back(
     books.put_ledger(key, replace(entry, amounts=left) if left else None)
 
 
-def _remember(books: Books, asked: Spending, outcome: Counted, now: Millis) -> None:
+def remember(books: Books, asked: Spending, outcome: Counted, now: Millis) -> None:
     if asked.key is None:
         return
     until = Millis(now + REMEMBERED)
@@ -493,7 +390,7 @@ def _remember(books: Books, asked: Spending, outcome: Counted, now: Millis) -> N
         books.put_charge(charge)
 
 
-def _plus(first: Amounts, second: Amounts) -> Amounts:
+def plus(first: Amounts, second: Amounts) -> Amounts:
     total = {name: first.get(name, 0) + second.get(name, 0) for name in {*first, *second}}
     return {name: number for name, number in sorted(total.items()) if number}
 

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 from uuid import UUID
 
+from flowfabric.core import budgeting
 from flowfabric.core import spending as rules
 from flowfabric.core.budget import (
     MAX_AMOUNT,
@@ -66,11 +67,11 @@ class Budgets(Noun):
 
     async def create(self, budget: Budget) -> Created | Known:
         """A new budget; one of that name that is there stays as it is, and nothing is compared."""
-        return await self._defined(budget, rules.create)
+        return await self._defined(budget, budgeting.create)
 
     async def define(self, budget: Budget) -> Created | Known:
         """A budget as it should be: made, or given this definition. What was spent stays."""
-        return await self._defined(budget, rules.define)
+        return await self._defined(budget, budgeting.define)
 
     async def get(self, name: str) -> Budget:
         """A budget with its limits and what was spent of it."""
@@ -91,7 +92,7 @@ class Budgets(Noun):
         asked = check_budget_name(name)
         if await self._parts.store.has_parts(asked):
             raise Invalid(f"other budgets are part of {asked!r}: delete them first")
-        gone = await self._post((asked,), lambda books, now: rules.remove(books, asked))
+        gone = await self._post((asked,), lambda books, now: budgeting.remove(books, asked))
         self._door.forget_attached()
         return gone
 
@@ -147,7 +148,7 @@ class Budgets(Noun):
     async def reset(self, name: str) -> Reset:
         """Begins a new period now. The rhythm of scheduled resets stays."""
         asked = check_budget_name(name)
-        return await self._post((asked,), lambda books, now: rules.reset(books, asked, now))
+        return await self._post((asked,), lambda books, now: budgeting.reset(books, asked, now))
 
     async def grant(self, name: str, dimension: str, amount: int, *, key: str | None = None) -> int:
         """Raises a soft limit until the next reset; returns what it is now."""
@@ -156,7 +157,7 @@ class Budgets(Noun):
         once = str(self._fresh()) if key is None else _key(key)
         ask = BookAsk(budgets=(asked,), charges=((asked, once),))
         return await self._door.books.post(
-            ask, lambda books, now: rules.grant(books, asked, word, more, now, once)
+            ask, lambda books, now: budgeting.grant(books, asked, word, more, now, once)
         )
 
     # -- setting aside

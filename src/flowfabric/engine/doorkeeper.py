@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from uuid import UUID
 
+from flowfabric.core import budgeting
 from flowfabric.core import spending as rules
 from flowfabric.core.admission import is_start, let_in, turn_away
 from flowfabric.core.budget import Budget, Exhausted, Scope, chain, exhausted
@@ -222,7 +223,7 @@ def _live_epoch(snapshot: Snapshot | None) -> int | None:
 
 
 def _reset_due(books: rules.Books, now: Millis, *, name: str) -> rules.Reset:
-    return rules.reset(books, name, now, due_only=True)
+    return budgeting.reset(books, name, now, due_only=True)
 
 
 def _turned_away(

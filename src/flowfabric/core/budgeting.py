@@ -1,0 +1,117 @@
+"""What becomes of budgets themselves: made, given another definition, raised, reset, deleted."""
+
+from msgspec.structs import replace
+
+from flowfabric.core.budget import MAX_DEPTH, Budget, begin, chain, check_budget, following_reset
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.spending import (
+    Books,
+    Created,
+    Known,
+    Reset,
+    Spending,
+    Spent,
+    plus,
+    remember,
+    repeated,
+)
+from flowfabric.core.time import Millis
+
+
+def reset(books: Books, name: str, now: Millis, *, due_only: bool = False) -> Reset:
+    """Begins a new period. With `due_only` only if its time has come (a timer may be stale)."""
+    budget = books.budgets.get(name)
+    if budget is None:
+        raise NotFound("budget", name)
+    due = budget.next_reset_at is not None and budget.next_reset_at <= now
+    if due_only and not due:
+        return Reset(budget.next_reset_at)
+    next_at = following_reset(budget, now) if due else budget.next_reset_at
+    books.put(
+        replace(
+            budget,
+            used={},
+            overrun={},
+            granted={},
+            period=budget.period + 1,
+            resets=budget.resets + 1,
+            reset_at=now,
+            next_reset_at=next_at,
+            breached_at=None,
+            breached_dimension=None,
+            updated_at=now,
+        )
+    )
+    return Reset(next_at)
+
+
+def create(books: Books, budget: Budget, now: Millis) -> Created | Known:
+    """A new budget. One that is there stays as it is."""
+    check_budget(budget)
+    if budget.name in books.budgets:
+        return Known(budget.name)
+    if budget.parent is not None:
+        _check_depth(books, budget)
+    books.put(replace(begin(budget, now), version=0))
+    return Created(budget.name)
+
+
+def define(books: Books, budget: Budget, now: Millis) -> Created | Known:
+    """A budget as it should be: new, or with a new definition and what was spent so far."""
+    old = books.budgets.get(budget.name)
+    if old is None:
+        return create(books, budget, now)
+    check_budget(budget)
+    if budget.parent != old.parent:
+        raise Invalid(f"budget {budget.name!r} cannot become part of another one")
+    books.put(_redefined(old, budget, now))
+    return Known(budget.name)
+
+
+def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key: str) -> int:
+    """Allows more until the next reset, as an approval of a soft limit does; the soft limit now.
+    The same key grants once."""
+    budget = books.budgets.get(name)
+    if budget is None:
+        raise NotFound("budget", name)
+    if budget.soft(dimension) is None:
+        raise Invalid(f"budget {name!r} has no soft limit of {dimension}")
+    if repeated(books, Spending((name,), {}, key=key), now) is None:
+        granted = plus(budget.granted, {dimension: amount})
+        budget = replace(budget, granted=granted, updated_at=now)
+        books.put(budget)
+        remember(books, Spending((name,), {}, key=key), Spent(), now)
+    return budget.soft(dimension) or 0
+
+
+def remove(books: Books, name: str) -> bool:
+    """Deletes a budget; False when there was none. Whoever was limited by it no longer is."""
+    if name not in books.budgets:
+        return False
+    books.remove(name)
+    return True
+
+
+def _redefined(old: Budget, new: Budget, now: Millis) -> Budget:
+    same_times = (old.every, old.cron, old.timezone) == (new.every, new.cron, new.timezone)
+    kept = replace(
+        old,
+        scope=new.scope,
+        scope_id=new.scope_id,
+        limits=new.limits,
+        on_hard=new.on_hard,
+        on_soft=new.on_soft,
+        every=new.every,
+        cron=new.cron,
+        timezone=new.timezone,
+        updated_at=now,
+    )
+    if same_times:
+        return kept
+    return replace(kept, next_reset_at=following_reset(replace(kept, next_reset_at=None), now))
+
+
+def _check_depth(books: Books, budget: Budget) -> None:
+    upper = chain(books.budgets, [budget.parent or ""])
+    if len(upper) >= MAX_DEPTH:
+        raise Invalid(f"budgets are nested at most {MAX_DEPTH} deep")
