@@ -25,6 +25,7 @@ from flowfabric.core.execution import (
     Waiting,
 )
 from flowfabric.core.grant import Grantee, issue_grant
+from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.lease import Owner
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import ADMISSION_BLOCKS, PublicState, vector
@@ -280,7 +281,7 @@ async def test_candidates_of_a_worker_are_those_it_could_claim(bench: Bench) -> 
     assert await candidates("default", None, now, 9, frozenset({"gpu"})) == [plain]
     offered = frozenset({"gpu", "x", "y"})
     assert len(await candidates("default", None, now, 9, offered)) == 2
-    await bench.store.pause_lane("default", True)
+    await bench.store.put_lane(Lane(name="default", state=LaneState.PAUSED), 0)
     assert await candidates("default", None, now, 9, offered) == []
     assert uuids(await candidates("default", None, now, 9)) == uuids([plain, needy])
 
@@ -317,12 +318,12 @@ async def test_the_leases_of_an_instance(bench: Bench) -> None:
     assert await bench.store.leases_of("nobody", 9) == []
 
 
-async def test_lanes_are_those_anything_was_submitted_to(bench: Bench) -> None:
+async def test_lanes_are_those_anything_was_submitted_to_or_decided_about(bench: Bench) -> None:
     for lane in ("c", "a", "b", "a"):
         await bench.submit(lane=lane)
     await bench.submit(lane="a", namespace="other")
-    await bench.store.pause_lane("never used", True)
-    assert await bench.store.lanes(None, 9) == ["a", "b", "c"]
+    await bench.store.put_lane(Lane(name="never used"), 0)
+    assert await bench.store.lanes(None, 9) == ["a", "b", "c", "never used"]
     assert await bench.store.lanes("a", 1) == ["b"]
 
 

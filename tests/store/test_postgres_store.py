@@ -18,6 +18,7 @@ from flowfabric.core.execution import (
     Waiting,
 )
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.lease import Owner, Taking
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import EventQuery
@@ -225,11 +226,11 @@ async def test_a_claim_takes_only_what_it_asks_for(bench: Bench) -> None:
 
 
 async def test_a_paused_lane_gives_nothing_until_it_is_opened(bench: Bench) -> None:
-    await bench.store.pause_lane("a", True)
+    await bench.store.put_lane(Lane(name="a", state=LaneState.PAUSED), 0)
     await bench.submit(lane="a")
     open_lane = await bench.submit(lane="b")
     assert uuids(await bench.claim(9)) == uuids([open_lane])
-    await bench.store.pause_lane("a", False)
+    await bench.store.put_lane(Lane(name="a"), 1)
     assert len(await bench.claim(9)) == 1
 
 

@@ -90,7 +90,11 @@ async def prepare(session: Session, changes: Sequence[Change[object]]) -> list[M
     moves = sorted(moves_of(changes), key=lambda move: move.uuid.int)
     await session.book.need_workers({worker for change in changes for worker in workers_in(change)})
     await session.book.need_routes(
-        {move.after.execution.route for move in moves if isinstance(move.after.state, Ready | Lost)}
+        {
+            move.after.execution.route
+            for move in moves
+            if isinstance(move.after.state, Ready | Lost | Active)
+        }
     )
     return moves
 

@@ -34,23 +34,24 @@ delete from {schema}.done where id = any($1::uuid[]) returning id
 -- name: new_ready
 insert into {schema}.ready (
     id, version, epoch, rank, flags, attempt, start, life,
-    route, timeout, held_until, held_for, lost
+    route, timeout, held_until, held_for, lost, queue
 )
 select * from unnest(
     $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
     $7::smallint[], $8::bytea[],
-    $9::integer[], $10::bigint[], $11::bigint[], $12::text[], $13::smallint[]
+    $9::integer[], $10::bigint[], $11::bigint[], $12::text[], $13::smallint[], $14::bigint[]
 )
 
 -- name: new_lease
 insert into {schema}.lease (
     id, version, epoch, rank, flags, attempt, start, life,
-    claim, worker, started_at, expires_at, times_out_at, renewed_at
+    claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue
 )
 select * from unnest(
     $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
     $7::smallint[], $8::bytea[],
-    $9::uuid[], $10::integer[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[]
+    $9::uuid[], $10::integer[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[],
+    $15::integer[], $16::bigint[]
 )
 
 -- name: changed_lease
@@ -58,15 +59,16 @@ select * from unnest(
 update {schema}.lease t
 set version = g.version, epoch = g.epoch, rank = g.rank, flags = g.flags, attempt = g.attempt,
     start = g.start, life = g.life, claim = g.claim, worker = g.worker, started_at = g.started_at,
-    expires_at = g.expires_at, times_out_at = g.times_out_at, renewed_at = g.renewed_at
+    expires_at = g.expires_at, times_out_at = g.times_out_at, renewed_at = g.renewed_at,
+    route = g.route, queue = g.queue
 from unnest(
     $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
     $7::smallint[], $8::bytea[],
     $9::uuid[], $10::integer[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[],
-    $15::integer[]
+    $15::integer[], $16::bigint[], $17::integer[]
 ) as g (
     id, version, epoch, rank, flags, attempt, start, life,
-    claim, worker, started_at, expires_at, times_out_at, renewed_at, old_version
+    claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue, old_version
 )
 where t.id = g.id and t.version = g.old_version
 returning t.id
@@ -74,12 +76,12 @@ returning t.id
 -- name: new_parked
 insert into {schema}.parked (
     id, version, epoch, rank, flags, attempt, start, life,
-    timeout, gate, due_at, since, note
+    timeout, gate, due_at, since, note, queue
 )
 select * from unnest(
     $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
     $7::smallint[], $8::bytea[],
-    $9::bigint[], $10::smallint[], $11::bigint[], $12::bigint[], $13::bytea[]
+    $9::bigint[], $10::smallint[], $11::bigint[], $12::bigint[], $13::bytea[], $14::bigint[]
 )
 
 -- name: new_done
@@ -171,17 +173,17 @@ delete from {schema}.deadline where id = any($1::uuid[])
 -- name: ready_rows
 -- A row as it was written, to recognise one's own after a lost reply.
 select id, version, epoch, rank, flags, attempt, start, life,
-    route, timeout, held_until, held_for, lost
+    route, timeout, held_until, held_for, lost, queue
 from {schema}.ready where id = any($1::uuid[])
 
 -- name: lease_rows
 select id, version, epoch, rank, flags, attempt, start, life,
-    claim, worker, started_at, expires_at, times_out_at, renewed_at
+    claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue
 from {schema}.lease where id = any($1::uuid[])
 
 -- name: parked_rows
 select id, version, epoch, rank, flags, attempt, start, life,
-    timeout, gate, due_at, since, note
+    timeout, gate, due_at, since, note, queue
 from {schema}.parked where id = any($1::uuid[])
 
 -- name: done_rows

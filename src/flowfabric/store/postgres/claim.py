@@ -15,7 +15,7 @@ MERGED_ROUTES = 64
 MAX_ROUNDS = 4
 
 _PAYLOAD = len(SNAPSHOT)
-_NEWEST, _CANDIDATES = _PAYLOAD + 1, _PAYLOAD + 2
+_NEWEST, _CANDIDATES, _CAPPED = _PAYLOAD + 1, _PAYLOAD + 2, _PAYLOAD + 3
 
 
 class Claiming(Part):
@@ -49,22 +49,34 @@ class Claiming(Part):
     ) -> tuple[list[Any], int, bool]:
         """The rows taken, the newest route, and whether there were more candidates than looked
         at (others may have locked those in front)."""
-        book = self._session.book
         candidates = room + room // 2 + 16
-        rows = await connection.fetch(
-            self._session.queries["taken_leases"],
+        values = (
             await self._routes(connection, call, now, candidates),
             now,
             call.worker.id,
             candidates,
             room,
             call.id,
-            book.names.worker_numbers[call.worker],
+            self._session.book.names.worker_numbers[call.worker],
             call.ttl,
         )
+        rows = await connection.fetch(self._session.queries["taken_leases"], *values)
+        if rows[0][_CAPPED]:
+            rows = await self._take_capped(connection, values, rows[0][_CAPPED])
         first = rows[0]
         taken = [] if first[0] is None else rows
         return taken, first[_NEWEST] or 0, first[_CANDIDATES] == candidates
+
+    async def _take_capped(
+        self, connection: Connection, values: tuple[Any, ...], lanes: list[str]
+    ) -> list[Any]:
+        """Some of the best are in lanes with a concurrency. Only one process at a time takes from
+        such a lane; it counts after it has the lock."""
+        queries = self._session.queries
+        async with connection.transaction():
+            locked = await connection.fetch(queries["locked_lanes"], lanes)
+            names = [name for (name,) in locked]
+            return await connection.fetch(queries["taken_capped_leases"], *values, names)
 
     async def _routes(
         self, connection: Connection, call: ClaimCall, now: Millis, candidates: int

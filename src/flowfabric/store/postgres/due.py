@@ -17,6 +17,8 @@ _TRIMMED = (
     "trimmed_waitpoints",
     "trimmed_signals",
     "trimmed_marks",
+    "trimmed_ledgers",
+    "trimmed_reservations",
     "trimmed_events",
     "trimmed_done",
     "trimmed_executions",

@@ -71,6 +71,12 @@ delete from {schema}.signal where id = any($1::uuid[])
 -- name: trimmed_marks
 delete from {schema}.mark where id = any($1::uuid[])
 
+-- name: trimmed_ledgers
+delete from {schema}.ledger where execution = any($1::uuid[])
+
+-- name: trimmed_reservations
+delete from {schema}.reservation where execution = any($1::uuid[])
+
 -- name: trimmed_events
 delete from {schema}.event where id = any($1::uuid[])
 

@@ -130,6 +130,10 @@ from (
     cross join lateral (
         select q.id, q.rank from {schema}.ready q
         where q.route = r.number and q.lost is null and q.held_until <= $3
+            and (
+                q.start <> 0 or $5::text[] is null
+                or (select l.state from {schema}.lane l where l.name = $1) is distinct from 2
+            )
         order by q.rank, q.id limit $4
     ) c
     where r.lane = $1 and ($2::text is null or r.namespace = $2)
@@ -137,7 +141,7 @@ from (
             $5::text[] is null
             or (
                 string_to_array(r.capabilities, ',') <@ $5
-                and (select l.paused from {schema}.lane l where l.name = $1) is not true
+                and (select l.state from {schema}.lane l where l.name = $1) is distinct from 1
             )
         )
     order by c.rank, c.id limit $4

@@ -55,13 +55,6 @@ class Listing(Part):
         session = self._session
         return await session.snapshots(session.report, "leases_of_instance", instance, limit)
 
-    async def lanes(self, after: str | None, limit: int) -> list[str]:
-        rows = await self._session.fetch(self._session.report, "lane_names", after, limit)
-        return [lane for (lane,) in rows]
-
-    async def pause_lane(self, lane: str, paused: bool) -> None:
-        await self._session.fetch(self._session.apply, "paused_lane", lane, paused)
-
     async def counts(self, namespace: str | None, lane: str | None) -> Counts:
         session = self._session
         others = [outcome for outcome in OUTCOMES if outcome]

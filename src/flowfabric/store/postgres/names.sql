@@ -1,4 +1,4 @@
--- Routes, workers and lanes.
+-- Routes and workers.
 
 -- name: names_lock
 -- Numbers become visible in the order they are given.
@@ -17,11 +17,3 @@ select number, id, instance from {schema}.worker where number > $1 order by numb
 -- name: new_worker
 insert into {schema}.worker (number, id, instance)
 select coalesce(max(w.number), 0) + 1, $1, $2 from {schema}.worker w
-
--- name: lane_names
-select distinct lane from {schema}.route
-where $1::text is null or lane > $1 order by lane limit $2
-
--- name: paused_lane
-insert into {schema}.lane (name, paused) values ($1, $2)
-on conflict (name) do update set paused = excluded.paused

@@ -1,3 +1,7 @@
+table admission.at bigint not null
+table admission.count integer not null
+table admission.quota text not null
+table admission.key text not null
 table arrival.id uuid not null
 table arrival.at bigint not null
 table arrival.kind text not null
@@ -8,6 +12,17 @@ table arrival.payload bytea not null
 table attempt.id uuid not null
 table attempt.index integer not null
 table attempt.doc bytea not null
+table budget.version bigint not null
+table budget.next_reset_at bigint
+table budget.name text not null
+table budget.parent text
+table budget.scope text
+table budget.scope_id text
+table budget.doc bytea not null
+table charge.until bigint not null
+table charge.budget text not null
+table charge.key text not null
+table charge.doc bytea not null
 table chore.flow uuid not null
 table chore.id uuid not null
 table chore.number integer not null
@@ -76,7 +91,10 @@ table keyring.one smallint not null
 table keyring.version integer not null
 table keyring.doc bytea not null
 table lane.name text not null
-table lane.paused boolean not null
+table lane.version bigint not null
+table lane.state smallint not null
+table lane.concurrency integer
+table lane.doc bytea
 table lease.rank bigint not null
 table lease.started_at bigint not null
 table lease.expires_at bigint not null
@@ -91,6 +109,11 @@ table lease.attempt integer not null
 table lease.flags smallint not null
 table lease.start smallint not null
 table lease.life bytea
+table lease.queue bigint
+table lease.route integer not null
+table ledger.execution uuid not null
+table ledger.budget text not null
+table ledger.doc bytea not null
 table mark.until bigint
 table mark.id uuid not null
 table mark.mark bytea not null
@@ -110,6 +133,7 @@ table parked.start smallint not null
 table parked.gate smallint not null
 table parked.life bytea
 table parked.note bytea
+table parked.queue bigint
 table presence.namespace text not null
 table presence.instance text not null
 table presence.expires_at bigint not null
@@ -118,6 +142,14 @@ table progress.at bigint not null
 table progress.id uuid not null
 table progress.percent integer
 table progress.message text
+table queue.id bigint not null
+table queue.turn bigint not null
+table queue.quota text not null
+table queue.key text not null
+table queue.uses bytea not null
+table quota.version bigint not null
+table quota.name text not null
+table quota.doc bytea not null
 table ready.rank bigint not null
 table ready.timeout bigint
 table ready.held_until bigint not null
@@ -131,6 +163,11 @@ table ready.start smallint not null
 table ready.lost smallint
 table ready.life bytea
 table ready.held_for text
+table ready.queue bigint
+table reservation.id uuid not null
+table reservation.execution uuid not null
+table reservation.epoch integer not null
+table reservation.doc bytea not null
 table route.number integer not null
 table route.namespace text not null
 table route.lane text not null
@@ -193,17 +230,26 @@ table waitpoint.doc bytea not null
 table worker.number integer not null
 table worker.id text not null
 table worker.instance text not null
+table admission with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+table budget with (fillfactor=50)
 table chore with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table flow with (fillfactor=50)
 table lease with (fillfactor=70, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table presence with (fillfactor=50)
+table quota with (fillfactor=50)
 table ready with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+constraint admission_count CHECK ((count > 0))
+constraint admission_pkey PRIMARY KEY (quota, key, at)
 constraint arrival_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
 constraint arrival_lane_check CHECK ((lane ~ '^[ -~]{1,64}$'::text))
 constraint arrival_namespace_check CHECK (((octet_length(namespace) >= 1) AND (octet_length(namespace) <= 256)))
 constraint arrival_pkey PRIMARY KEY (id)
 constraint attempt_index CHECK ((index >= 0))
 constraint attempt_pkey PRIMARY KEY (id, index)
+constraint budget_pkey PRIMARY KEY (name)
+constraint budget_scope CHECK (((scope IS NULL) = (scope_id IS NULL)))
+constraint budget_version CHECK ((version >= 1))
+constraint charge_pkey PRIMARY KEY (budget, key)
 constraint chore_kind CHECK ((kind > 0))
 constraint chore_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
 constraint chore_pkey PRIMARY KEY (flow, id, number, kind)
@@ -230,13 +276,17 @@ constraint flow_tag_pkey PRIMARY KEY (id, key)
 constraint keyring_one CHECK ((one = 1))
 constraint keyring_pkey PRIMARY KEY (one)
 constraint keyring_version CHECK ((version >= 1))
+constraint lane_concurrency CHECK ((concurrency >= 1))
 constraint lane_pkey PRIMARY KEY (name)
+constraint lane_state CHECK (((state >= 0) AND (state <= 2)))
+constraint lane_version CHECK ((version >= 0))
 constraint lease_attempt CHECK ((attempt >= 0))
 constraint lease_epoch CHECK ((epoch >= 1))
 constraint lease_expires_at CHECK ((expires_at >= started_at))
 constraint lease_pkey PRIMARY KEY (id)
 constraint lease_start CHECK (((start >= 0) AND (start <= 4)))
 constraint lease_version CHECK ((version >= 1))
+constraint ledger_pkey PRIMARY KEY (execution, budget)
 constraint mark_pkey PRIMARY KEY (id, mark)
 constraint meta_pkey PRIMARY KEY (key)
 constraint parked_attempt CHECK ((attempt >= 0))
@@ -248,12 +298,17 @@ constraint parked_suspended CHECK ((((gate = 20) = (note IS NOT NULL)) AND ((gat
 constraint parked_version CHECK ((version >= 1))
 constraint presence_pkey PRIMARY KEY (namespace, instance)
 constraint progress_pkey PRIMARY KEY (id)
+constraint queue_id CHECK ((id >= 0))
+constraint queue_pkey PRIMARY KEY (quota, id)
+constraint quota_pkey PRIMARY KEY (name)
+constraint quota_version CHECK ((version >= 1))
 constraint ready_attempt CHECK ((attempt >= 0))
 constraint ready_epoch CHECK ((epoch >= 0))
 constraint ready_hold CHECK (((held_until > 0) OR (held_for IS NULL)))
 constraint ready_lost CHECK (((lost IS NULL) OR ((lost = ANY (ARRAY[0, 1])) AND (start = 3))))
 constraint ready_start CHECK (((start >= 0) AND (start <= 4)))
 constraint ready_version CHECK ((version >= 1))
+constraint reservation_pkey PRIMARY KEY (id)
 constraint route_pkey PRIMARY KEY (number)
 constraint schedule_pkey PRIMARY KEY (name)
 constraint schedule_version_check CHECK ((version >= 1))
@@ -265,9 +320,17 @@ constraint step_pkey PRIMARY KEY (id, generation, name, occurrence)
 constraint tag_pkey PRIMARY KEY (id, key)
 constraint waitpoint_pkey PRIMARY KEY (id, waitpoint)
 constraint worker_pkey PRIMARY KEY (number)
+CREATE INDEX admission_at ON flowfabric.admission USING btree (quota, at)
+CREATE UNIQUE INDEX admission_pkey ON flowfabric.admission USING btree (quota, key, at)
 CREATE INDEX arrival_order ON flowfabric.arrival USING btree (at, id)
 CREATE UNIQUE INDEX arrival_pkey ON flowfabric.arrival USING btree (id)
 CREATE UNIQUE INDEX attempt_pkey ON flowfabric.attempt USING btree (id, index)
+CREATE INDEX budget_attached ON flowfabric.budget USING btree (scope, scope_id, name) WHERE (scope IS NOT NULL)
+CREATE INDEX budget_next_reset_at ON flowfabric.budget USING btree (next_reset_at, name) WHERE (next_reset_at IS NOT NULL)
+CREATE INDEX budget_parent ON flowfabric.budget USING btree (parent) WHERE (parent IS NOT NULL)
+CREATE UNIQUE INDEX budget_pkey ON flowfabric.budget USING btree (name)
+CREATE INDEX charge_until ON flowfabric.charge USING btree (until)
+CREATE UNIQUE INDEX charge_pkey ON flowfabric.charge USING btree (budget, key)
 CREATE UNIQUE INDEX chore_pkey ON flowfabric.chore USING btree (flow, id, number, kind)
 CREATE INDEX deadline_at ON flowfabric.deadline USING btree (at)
 CREATE UNIQUE INDEX deadline_pkey ON flowfabric.deadline USING btree (id)
@@ -293,18 +356,32 @@ CREATE UNIQUE INDEX flow_pkey ON flowfabric.flow USING btree (id)
 CREATE INDEX flow_tag_value ON flowfabric.flow_tag USING btree (key, value, id)
 CREATE UNIQUE INDEX flow_tag_pkey ON flowfabric.flow_tag USING btree (id, key)
 CREATE UNIQUE INDEX keyring_pkey ON flowfabric.keyring USING btree (one)
+CREATE INDEX lane_capped ON flowfabric.lane USING btree (name) WHERE (concurrency IS NOT NULL)
 CREATE UNIQUE INDEX lane_pkey ON flowfabric.lane USING btree (name)
+CREATE INDEX lease_queue ON flowfabric.lease USING btree (queue) WHERE (queue IS NOT NULL)
 CREATE UNIQUE INDEX lease_pkey ON flowfabric.lease USING btree (id)
+CREATE INDEX ledger_budget ON flowfabric.ledger USING btree (budget)
+CREATE UNIQUE INDEX ledger_pkey ON flowfabric.ledger USING btree (execution, budget)
 CREATE UNIQUE INDEX mark_pkey ON flowfabric.mark USING btree (id, mark)
 CREATE UNIQUE INDEX meta_pkey ON flowfabric.meta USING btree (key)
 CREATE INDEX parked_due_at ON flowfabric.parked USING btree (due_at) WHERE (due_at IS NOT NULL)
+CREATE INDEX parked_queue ON flowfabric.parked USING btree (queue, rank, id) WHERE (queue IS NOT NULL)
 CREATE INDEX parked_since ON flowfabric.parked USING btree (since, id) WHERE (gate = 20)
 CREATE UNIQUE INDEX parked_pkey ON flowfabric.parked USING btree (id)
 CREATE UNIQUE INDEX presence_pkey ON flowfabric.presence USING btree (namespace, instance)
 CREATE UNIQUE INDEX progress_pkey ON flowfabric.progress USING btree (id)
+CREATE INDEX queue_key ON flowfabric.queue USING btree (quota, key, id)
+CREATE INDEX queue_number ON flowfabric.queue USING btree (id)
+CREATE INDEX queue_turn ON flowfabric.queue USING btree (quota, turn, id)
+CREATE UNIQUE INDEX queue_pkey ON flowfabric.queue USING btree (quota, id)
+CREATE UNIQUE INDEX quota_pkey ON flowfabric.quota USING btree (name)
+CREATE INDEX ready_begun ON flowfabric.ready USING btree (route, rank, id) WHERE (start <> 0)
 CREATE INDEX ready_lost_id ON flowfabric.ready USING btree (id) WHERE (lost IS NOT NULL)
+CREATE INDEX ready_queue ON flowfabric.ready USING btree (queue) WHERE (queue IS NOT NULL)
 CREATE INDEX ready_rank ON flowfabric.ready USING btree (route, rank, id)
 CREATE UNIQUE INDEX ready_id ON flowfabric.ready USING btree (id)
+CREATE INDEX reservation_execution ON flowfabric.reservation USING btree (execution)
+CREATE UNIQUE INDEX reservation_pkey ON flowfabric.reservation USING btree (id)
 CREATE INDEX route_lane ON flowfabric.route USING btree (lane)
 CREATE UNIQUE INDEX route_name ON flowfabric.route USING btree (namespace, lane, kind, hashtextextended(capabilities, (0)::bigint))
 CREATE UNIQUE INDEX route_pkey ON flowfabric.route USING btree (number)

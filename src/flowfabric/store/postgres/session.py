@@ -30,6 +30,7 @@ class Session:
         self.renew = Link(dialer, PINNED)
         self.end = Link(dialer, PINNED)
         self.apply = Link(dialer, PINNED)
+        self.limit = Link(dialer, PINNED)
         self.load = Link(dialer, PINNED)
         self.sweep = Link(dialer, FREE)
         self.report = Link(dialer, FREE)
@@ -40,7 +41,7 @@ class Session:
     def links(self) -> tuple[Link, ...]:
         return (
             self.submit, self.claim, self.renew, self.end,
-            self.apply, self.load, self.sweep, self.report,
+            self.apply, self.limit, self.load, self.sweep, self.report,
         )  # fmt: skip
 
     async def fetch(self, link: Link, name: str, *values: Any) -> list[Any]:

@@ -5,13 +5,16 @@ import asyncpg
 from flowfabric.store.clock import Clock, OffsetClock
 from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.apply import Applying
+from flowfabric.store.postgres.budgets import Budgeting
 from flowfabric.store.postgres.claim import Claiming
 from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.due import Sweeping
 from flowfabric.store.postgres.events import Telling
 from flowfabric.store.postgres.faults import translate
 from flowfabric.store.postgres.flows import Flowing
+from flowfabric.store.postgres.lanes import Lanes
 from flowfabric.store.postgres.lease import Owning
+from flowfabric.store.postgres.limits import Limiting
 from flowfabric.store.postgres.link import Dialer
 from flowfabric.store.postgres.lists import Listing
 from flowfabric.store.postgres.presence import Registry
@@ -52,6 +55,7 @@ class PostgresStore:
         self.due, self.next_due, self.trim = sweeping.due, sweeping.next_due, sweeping.trim
         self.take_duty, self.drop_duty = sweeping.take_duty, sweeping.drop_duty
         self._look(session)
+        self._limit(session)
 
     def _look(self, session: Session) -> None:
         registry = Registry(session)
@@ -85,10 +89,30 @@ class PostgresStore:
         listing = Listing(session)
         self.page, self.counts, self.candidates = listing.page, listing.counts, listing.candidates
         self.expired_leases, self.leases_of = listing.expired_leases, listing.leases_of
-        self.lanes, self.pause_lane = listing.lanes, listing.pause_lane
 
         telling = Telling(session)
         self.events, self.last_event = telling.events, telling.last_event
+
+    def _limit(self, session: Session) -> None:
+        limiting = Limiting(session)
+        self.quotas, self.quota_page = limiting.quotas, limiting.quota_page
+        self.put_quota, self.drop_quota = limiting.put_quota, limiting.drop_quota
+        self.put_queues, self.standing = limiting.put_queues, limiting.standing
+        self.release, self.crowds = limiting.release, limiting.crowds
+        self.waiting_in, self.queue_counts = limiting.waiting_in, limiting.queue_counts
+        self.ahead_of, self.trim_queues = limiting.ahead_of, limiting.trim_queues
+        self.wait_counts = limiting.wait_counts
+
+        budgeting = Budgeting(session)
+        self.books, self.post = budgeting.books, budgeting.post
+        self.budget_page, self.attached = budgeting.budget_page, budgeting.attached
+        self.has_parts, self.due_budgets = budgeting.has_parts, budgeting.due_budgets
+        self.next_reset, self.trim_charges = budgeting.next_reset, budgeting.trim_charges
+        self.stale_reservations = budgeting.stale_reservations
+
+        lanes = Lanes(session)
+        self.lanes, self.lane_settings = lanes.lanes, lanes.lane_settings
+        self.put_lane = lanes.put_lane
 
     async def close(self) -> None:
         if self._keeper is not None:

@@ -39,25 +39,26 @@ made_ready as (
 made_parked as (
     insert into {schema}.parked (
         id, version, epoch, rank, flags, attempt, start, life,
-        timeout, gate, due_at, since, note
+        timeout, gate, due_at, since, note, queue
     )
     select p.*
     from unnest(
         $20::uuid[], $21::integer[], $22::integer[], $23::bigint[], $24::smallint[],
         $25::integer[], $26::smallint[], $27::bytea[],
-        $28::bigint[], $29::smallint[], $30::bigint[], $31::bigint[], $32::bytea[]
+        $28::bigint[], $29::smallint[], $30::bigint[], $31::bigint[], $32::bytea[],
+        $33::bigint[]
     ) as p (id)
     where (p.id in (select made.id from made)) is true
 ),
 made_deadlines as (
     insert into {schema}.deadline (id, at)
-    select d.id, d.at from unnest($33::uuid[], $34::bigint[]) as d (id, at)
+    select d.id, d.at from unnest($34::uuid[], $35::bigint[]) as d (id, at)
     where (d.id in (select made.id from made)) is true
 ),
 made_tags as (
     insert into {schema}.tag (id, key, value, at)
     select t.id, t.key, t.value, t.at
-    from unnest($35::uuid[], $36::text[], $37::text[], $38::bigint[]) as t (id, key, value, at)
+    from unnest($36::uuid[], $37::text[], $38::text[], $39::bigint[]) as t (id, key, value, at)
     where (t.id in (select made.id from made)) is true
 )
 select made.id from made

@@ -1,0 +1,159 @@
+"""Budgets and what was spent of them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from msgspec import Struct, field
+
+from flowfabric.core.budget import Budget, Reservation
+from flowfabric.core.spending import Books
+from flowfabric.core.time import Millis
+from flowfabric.store import limit_rows
+from flowfabric.store.limit_rows import (
+    BUDGET,
+    CHARGE,
+    LEDGER,
+    RESERVATION,
+    Row,
+    read_budget,
+    read_charge,
+    read_ledger,
+    read_reservation,
+)
+from flowfabric.store.limits import BookAsk
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Columns, Part, columns
+
+
+class _Post(Struct):
+    """What is to be written. `tried` are the transactions that may have done it: all of a try was
+    written when it was told its number, only the commit was missing."""
+
+    new: Sequence[Row]
+    values: Sequence[Any]
+    tried: list[str] = field(default_factory=list)
+
+
+class _Moved(Exception):
+    """Something is not what it was when the change was decided."""
+
+
+class Budgeting(Part):
+    async def books(self, ask: BookAsk) -> Books:
+        values = (
+            list(ask.budgets),
+            *columns(ask.charges, 2),
+            list(ask.executions),
+            list(ask.reservations),
+        )
+        return _books(await self._session.fetch(self._session.limit, "books", *values))
+
+    async def post(self, books: Books) -> bool:
+        post = _Post(_new_budgets(books), _values(books))
+        return await self._session.limit.run(partial(self._post, post))
+
+    async def budget_page(self, after: str, limit: int) -> list[Budget]:
+        rows = await self._session.fetch(self._session.report, "budget_page", after, limit)
+        return [read_budget(*row) for row in rows]
+
+    async def attached(self) -> list[tuple[str, str, str]]:
+        rows = await self._session.fetch(self._session.load, "attached_budgets")
+        return [(scope, id, name) for scope, id, name in rows]
+
+    async def has_parts(self, name: str) -> bool:
+        return bool(await self._session.fetch(self._session.load, "budget_parts", name))
+
+    async def due_budgets(self, now: Millis, limit: int) -> list[str]:
+        rows = await self._session.fetch(self._session.sweep, "due_budgets", now, limit)
+        return [name for (name,) in rows]
+
+    async def next_reset(self) -> Millis | None:
+        ((moment,),) = await self._session.fetch(self._session.sweep, "next_reset")
+        return None if moment is None else Millis(moment)
+
+    async def stale_reservations(self, limit: int) -> list[Reservation]:
+        rows = await self._session.fetch(self._session.sweep, "stale_reservations", limit)
+        return [read_reservation(doc) for (doc,) in rows]
+
+    async def trim_charges(self, now: Millis, limit: int) -> int:
+        return len(await self._session.fetch(self._session.sweep, "trimmed_charges", now, limit))
+
+    async def _post(self, post: _Post, connection: Connection, repeated: bool) -> bool:
+        queries = self._session.queries
+        try:
+            async with connection.transaction():
+                await self._write(post, connection)
+        except _Moved:
+            # Refused, unless an earlier try was committed and its reply lost. The lock was waited
+            # for, so that one is no longer under way.
+            return bool(post.tried) and await connection.fetchval(queries["committed"], post.tried)
+        return True
+
+    async def _write(self, post: _Post, connection: Connection) -> None:
+        queries = self._session.queries
+        if post.new:
+            made = await connection.fetch(queries["new_budgets"], *columns(post.new, len(BUDGET)))
+            if len(made) < len(post.new):
+                raise _Moved
+        stands, transaction = (await connection.fetch(queries["posted"], *post.values))[0]
+        if not stands:
+            raise _Moved
+        post.tried.append(transaction)
+
+
+def _new_budgets(books: Books) -> list[Row]:
+    return [
+        limit_rows.budget_row(books.budgets[name], 1)
+        for name, version in sorted(books.changed.items())
+        if not version and name not in books.removed
+    ]
+
+
+def _values(books: Books) -> list[Any]:
+    """The parameters of the statement. What is removed takes along what was noted of it."""
+    removed = books.removed
+    compared = sorted((name, version) for name, version in books.changed.items() if version)
+    changed = [
+        limit_rows.budget_row(books.budgets[name], version + 1)
+        for name, version in compared
+        if name not in removed
+    ]
+    ledgers = {key: new for key, new in books.new_ledgers.items() if key[0] not in removed}
+    charges = [new for new in books.new_charges.values() if new.budget not in removed]
+    reservations = books.new_reservations
+    return [
+        *columns(compared, 2),
+        sorted(id for id, new in reservations.items() if new is None),
+        *columns(changed, len(BUDGET)),
+        sorted(removed),
+        *_sorted((limit_rows.ledger_row(new) for new in ledgers.values() if new), len(LEDGER)),
+        *_sorted((key for key, new in ledgers.items() if new is None), 2),
+        *_sorted(map(limit_rows.charge_row, charges), len(CHARGE)),
+        *_sorted(
+            (limit_rows.reservation_row(new) for new in reservations.values() if new),
+            len(RESERVATION),
+        ),
+    ]
+
+
+def _sorted(rows: Any, width: int) -> Columns:
+    """Sorted by key, so that two who write the same rows do not wait for each other in a ring."""
+    return columns(sorted(rows, key=lambda row: (row[0], row[1])), width)
+
+
+def _books(rows: Sequence[Any]) -> Books:
+    books = Books()
+    for kind, name, key, version, id, doc in rows:
+        match kind:
+            case 0:
+                books.budgets[name] = read_budget(name, version, doc)
+            case 1:
+                books.charges[name, key] = read_charge(name, key, doc)
+            case 2:
+                books.ledgers[name, id] = read_ledger(name, id, doc)
+            case 3:
+                books.reservations[id] = read_reservation(doc)
+            case _:
+                raise AssertionError(kind)
+    return books

@@ -1,0 +1,35 @@
+"""Lanes: what was decided about them."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from flowfabric.core.lane import Lane
+from flowfabric.store.limit_rows import Row, lane_row, read_lane
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part
+
+
+class Lanes(Part):
+    async def lanes(self, after: str | None, limit: int) -> list[str]:
+        rows = await self._session.fetch(self._session.report, "lane_names", after, limit)
+        return [lane for (lane,) in rows]
+
+    async def lane_settings(self, names: Sequence[str] | None) -> dict[str, Lane]:
+        asked = None if names is None else list(names)
+        rows = await self._session.fetch(self._session.load, "lanes", asked)
+        return {row[0]: read_lane(*row) for row in rows}
+
+    async def put_lane(self, lane: Lane, expected: int) -> bool:
+        row = lane_row(lane, expected + 1)
+        return await self._session.limit.run(partial(self._put, row, expected))
+
+    async def _put(self, row: Row, expected: int, connection: Connection, repeated: bool) -> bool:
+        queries = self._session.queries
+        if await connection.fetch(queries["put_lane"], *row, expected):
+            return True
+        if not repeated:
+            return False
+        # Refused, unless it was written before the reply was lost.
+        name, version, *_, doc = row
+        found = await connection.fetch(queries["lanes"], [name])
+        return [tuple(known) for known in found] == [(name, version, doc)]

@@ -1,0 +1,162 @@
+"""Quotas, the queues before them, and letting work through."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.execution import Gate, Start
+from flowfabric.core.quota import Quota, Uses
+from flowfabric.core.release import Candidate, Key, Line, Release, Standing
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import MAX_BATCH
+from flowfabric.store.limit_rows import (
+    QUEUE,
+    QUOTA,
+    Row,
+    queue_rows,
+    quota_row,
+    read_quota,
+    read_uses,
+)
+from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
+from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.session import Part, columns
+
+COUNTED = 100_000
+"""Counting stops here."""
+
+
+class Limiting(Part):
+    async def quotas(self, names: Sequence[str]) -> dict[str, Quota]:
+        rows = await self._session.fetch(self._session.limit, "quotas", list(names))
+        return {row[0]: read_quota(row) for row in rows}
+
+    async def quota_page(self, after: str, limit: int) -> list[Quota]:
+        rows = await self._session.fetch(self._session.report, "quota_page", after, limit)
+        return [read_quota(row) for row in rows]
+
+    async def put_quota(self, quota: Quota, expected: int) -> bool:
+        row = quota_row(quota, expected + 1)
+        return await self._session.limit.run(partial(self._put_quota, row, expected))
+
+    async def drop_quota(self, name: str) -> bool:
+        return bool(await self._session.fetch(self._session.limit, "dropped_quota", name))
+
+    async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
+        keys = {(use.quota, id): use.key for id, uses in queues for use in uses}
+        rows = {row[:2]: row for id, uses in queues for row in queue_rows(id, uses)}
+        values = [(*rows[place], keys[place]) for place in sorted(rows)]
+        if values:
+            values_of = columns(values, len(QUEUE) + 1)
+            await self._session.fetch(self._session.limit, "new_queues", *values_of)
+
+    async def standing(self, ask: StandingAsk) -> Standing:
+        queues = None if ask.queues is None else list(ask.queues)
+        values = (ask.quota, queues, ask.lines, ask.depth, ask.now)
+        return _standing(await self._session.fetch(self._session.limit, "standing", *values))
+
+    async def release(self, release: Release) -> Through | None:
+        if len(release.moves) > MAX_BATCH:
+            raise AssertionError(f"a release moves at most {MAX_BATCH}")
+        return await self._session.limit.run(partial(self._release, release))
+
+    async def crowds(self, after: int, limit: int) -> list[Crowd]:
+        rows = await self._session.fetch(self._session.limit, "crowds", after, limit)
+        return [Crowd(queue, Gate(gate), first, known) for queue, gate, first, known in rows]
+
+    async def waiting_in(self, queue: int, limit: int) -> list[UUID]:
+        rows = await self._session.fetch(self._session.limit, "waiting_in", queue, limit)
+        return [uuid for (uuid,) in rows]
+
+    async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
+        rows = await self._session.fetch(self._session.report, "queue_counts", quota, limit)
+        return [QueueCount(read_uses(uses), waiting, held) for uses, waiting, held in rows]
+
+    async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
+        values = (queue, rank, uuid, limit)
+        ((count,),) = await self._session.fetch(self._session.report, "ahead_of", *values)
+        return int(count)
+
+    async def trim_queues(self, now: Millis, limit: int) -> int:
+        session = self._session
+        queues = await session.fetch(session.sweep, "trimmed_queues", limit)
+        admissions = await session.fetch(session.sweep, "trimmed_admissions", now, limit)
+        return len(queues) + len(admissions)
+
+    async def wait_counts(self, lane: str, namespace: str | None) -> list[WaitCount]:
+        values = (lane, namespace, COUNTED)
+        rows = await self._session.fetch(self._session.report, "wait_counts", *values)
+        return [
+            WaitCount(None if gate is None else Gate(gate), queue, count)
+            for gate, queue, count in rows
+            if count
+        ]
+
+    async def _put_quota(
+        self, row: Row, expected: int, connection: Connection, repeated: bool
+    ) -> bool:
+        queries = self._session.queries
+        if expected:
+            written = await connection.fetch(queries["changed_quota"], *row, expected)
+        else:
+            written = await connection.fetch(queries["new_quota"], *row)
+        if written or not repeated:
+            return bool(written)
+        # Refused, unless it is this very row that was written before the reply was lost.
+        found = await connection.fetch(queries["quotas"], [row[QUOTA.index("name")]])
+        return [tuple(known) for known in found] == [row]
+
+    async def _release(
+        self, release: Release, connection: Connection, repeated: bool
+    ) -> Through | None:
+        versions = columns(sorted(release.versions.items()), 2)
+        moves = sorted((move.uuid, move.version) for move in release.moves)
+        compared = (*versions, *columns(moves, 2))
+        values = (
+            *columns(sorted((*place, turn) for place, turn in release.turns.items()), 3),
+            *columns(sorted((*key, count) for key, count in release.admissions.items()), 3),
+            release.at,
+            *columns(sorted(release.forget.items()), 2),
+        )
+        rows = await connection.fetch(self._session.queries["released"], *compared, *values)
+        if repeated and not rows[0][0]:
+            # Refused, unless it was written before the reply was lost. To say so by mistake would
+            # be harmless: the versions have moved either way.
+            rows = await connection.fetch(self._session.queries["released_before"], *compared)
+        if not rows[0][0]:
+            return None
+        moved = {uuid: route for _, uuid, route in rows if uuid is not None}
+        book = self._session.book
+        await book.know(connection, max(moved.values(), default=0))
+        lanes = {book.names.routes[route].lane for route in moved.values()}
+        return Through(frozenset(moved), frozenset(lanes))
+
+
+def _standing(rows: Sequence[Any]) -> Standing:
+    quotas: dict[str, Quota] = {}
+    lines: dict[int, tuple[int, Uses]] = {}
+    waiting: dict[int, list[Candidate]] = {}
+    held: dict[int, tuple[Uses, int]] = {}
+    admitted: dict[Key, list[tuple[Millis, int]]] = {}
+    for kind, name, key, a, b, c, d, id, doc in rows:
+        match kind:
+            case 0:
+                quotas[name] = read_quota((name, a, doc))
+            case 1:
+                lines[a] = (b, read_uses(doc))
+                waiting[a] = []
+            case 2:
+                waiting[a].append(Candidate(id, b, c, d != Start.CONTINUE))
+            case 3 if b:
+                held[a] = (read_uses(doc), b)
+            case 4:
+                admitted.setdefault((name, key), []).append((a, b))
+            case _:
+                pass
+    return Standing(
+        quotas=quotas,
+        lines=[Line(id, uses, turn, waiting[id]) for id, (turn, uses) in lines.items()],
+        held=list(held.values()),
+        admitted={key: window for key, window in admitted.items()},
+    )

@@ -1,0 +1,373 @@
+-- Quotas, the queues before them, and letting work through. Gate 8 is the limits gate.
+
+-- name: quotas
+select name, version, doc from {schema}.quota where name = any($1::text[])
+
+-- name: quota_page
+select name, version, doc from {schema}.quota where name > $1 order by name limit $2
+
+-- name: new_quota
+insert into {schema}.quota (name, version, doc) values ($1, $2, $3)
+on conflict (name) do nothing
+returning name
+
+-- name: changed_quota
+update {schema}.quota set version = $2, doc = $3 where name = $1 and version = $4 returning name
+
+-- name: dropped_quota
+with gone as (
+    delete from {schema}.quota where name = $1 returning name
+), queues as (
+    delete from {schema}.queue where quota = $1
+), admissions as (
+    delete from {schema}.admission where quota = $1
+)
+select name from gone
+
+-- name: new_queues
+insert into {schema}.queue (quota, id, uses, key)
+select * from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[])
+on conflict (quota, id) do nothing
+
+-- name: standing
+-- Everything a release decides on, as one moment saw it. Each row says what it is (first column):
+-- 0 a quota, 1 a line, 2 one who waits in it, 3 how many slots a queue has, 4 an admission.
+-- Slots of all queues of a quota are found by leaps between its queues and those with slots,
+-- whichever are fewer.
+with line as materialized (
+    select k.id, k.turn, k.uses
+    from (
+        (
+            select q.id, q.turn, q.uses
+            from {schema}.queue q
+            cross join lateral (
+                select from {schema}.parked p where p.queue = q.id and p.gate = 8 limit 1
+            ) w
+            where $2::bigint[] is null and q.quota = $1
+            order by q.turn, q.id
+            limit $3
+        )
+        union all
+        (
+            select q.id, q.turn, q.uses
+            from (select distinct n from unnest($2::bigint[]) as u (n)) a
+            cross join lateral (
+                select t.id, t.turn, t.uses from {schema}.queue t
+                where t.quota = $1 and t.id = a.n offset 0
+            ) q
+            cross join lateral (
+                select from {schema}.parked p where p.queue = q.id and p.gate = 8 limit 1
+            ) w
+        )
+    ) k
+    order by k.turn, k.id
+    limit $3
+),
+used as materialized (
+    select distinct u.pair ->> 0 as quota, u.pair ->> 1 as key
+    from line
+    cross join lateral json_array_elements(cast(convert_from(line.uses, 'UTF8') as json)) as u (pair)
+),
+rule as materialized (
+    select
+        q.name, q.version, q.doc,
+        d.doc ->> 'concurrency' is not null as capped,
+        d.doc ->> 'concurrency_per_key' is not null as capped_per_key,
+        greatest(
+            cast(d.doc -> 'rate' ->> 'window' as bigint),
+            cast(d.doc -> 'rate_per_key' ->> 'window' as bigint)
+        ) as longest
+    from (select distinct used.quota from used) n
+    cross join lateral (
+        select * from {schema}.quota t where t.name = n.quota offset 0
+    ) q
+    cross join lateral (select cast(convert_from(q.doc, 'UTF8') as json) as doc offset 0) d
+),
+counted as materialized (
+    select f.id, f.uses
+    from rule
+    cross join lateral (
+        with recursive leap (id, slot) as (
+            select n.id, least(
+                (select min(r.queue) from {schema}.ready r where r.queue >= n.id),
+                (select min(l.queue) from {schema}.lease l where l.queue >= n.id)
+            )
+            from (select min(t.id) as id from {schema}.queue t where t.quota = rule.name) n
+            union all
+            select n.id, least(
+                (select min(r.queue) from {schema}.ready r where r.queue >= n.id),
+                (select min(l.queue) from {schema}.lease l where l.queue >= n.id)
+            )
+            from leap
+            cross join lateral (
+                select min(t.id) as id from {schema}.queue t
+                where t.quota = rule.name and t.id > greatest(leap.id, leap.slot - 1)
+            ) n
+            where leap.slot is not null
+        )
+        select t.id, t.uses
+        from leap
+        cross join lateral (
+            select q.id, q.uses from {schema}.queue q
+            where q.quota = rule.name and q.id = leap.id offset 0
+        ) t
+        where leap.id = leap.slot
+    ) f
+    where rule.capped
+    union all
+    select f.id, f.uses
+    from rule
+    cross join used
+    cross join lateral (
+        select t.id, t.uses from {schema}.queue t
+        where t.quota = rule.name and (t.key, t.id) > (used.key, -1) and t.key <= used.key
+        order by t.key, t.id
+    ) f
+    where used.quota = rule.name and rule.capped_per_key and not rule.capped
+)
+select
+    0 as kind, rule.name, null::text as key, rule.version as a, null::bigint as b, null::bigint as c,
+    null::smallint as d, null::uuid as id, rule.doc
+from rule
+union all
+select 1, null, null, line.id, line.turn, null, null, null, line.uses from line
+union all
+select 2, null, null, line.id, w.version, w.rank, w.start, w.id, null
+from line
+cross join lateral (
+    select p.id, p.version, p.rank, p.start from {schema}.parked p
+    where p.queue = line.id and p.gate = 8
+    order by p.rank, p.id
+    limit $4
+) w
+union all
+select
+    3, null, null, counted.id, (
+        select count(*) from {schema}.ready r where r.queue = counted.id
+    ) + (
+        select count(*) from {schema}.lease l where l.queue = counted.id
+    ),
+    null, null, null, counted.uses
+from counted
+union all
+select 4, rule.name, k.key, a.at, a.count, null, null, null, null
+from rule
+cross join lateral (
+    select '' as key
+    union all
+    select '=' || used.key from used where used.quota = rule.name
+) k
+cross join lateral (
+    select t.at, t.count from {schema}.admission t
+    where t.quota = rule.name and t.key = k.key and t.at > $5::bigint - rule.longest
+    order by t.at
+) a
+
+-- name: released
+-- Compared under lock, in the order of names; whoever waited for a lock finds another version, and
+-- everything else depends on the versions. Parked rows are never changed in place, so that one
+-- found by its place is the one that was compared, or gone. The first column tells whether the
+-- versions stood.
+with locked as materialized (
+    select q.name, q.version from {schema}.quota q
+    where q.name = any($1::text[])
+    order by q.name
+    for no key update
+),
+compared as materialized (
+    select count(*) = cardinality($1) as stands
+    from unnest($1, $2::bigint[]) as g (name, version)
+    join locked on locked.name = g.name and locked.version = g.version
+),
+counted as (
+    update {schema}.quota set version = version + 1
+    where name = any($1) and (select compared.stands from compared)
+),
+gone as (
+    delete from {schema}.parked t
+    using (
+        select f.ctid as place
+        from unnest($3::uuid[], $4::integer[]) as m (id, version)
+        cross join lateral (
+            select p.ctid from {schema}.parked p
+            where p.id = m.id and p.version = m.version and p.gate = 8 offset 0
+        ) f
+    ) g
+    where t.ctid = g.place and (select compared.stands from compared)
+    returning t.*
+),
+moved as materialized (
+    select g.*, e.route from gone g join {schema}.execution e on e.id = g.id
+),
+made_ready as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
+    )
+    select
+        m.id, m.version + 1, m.epoch, m.rank, m.flags, m.attempt, m.start, m.life,
+        m.route, m.timeout, 0, m.queue
+    from moved m
+),
+served as (
+    update {schema}.queue t set turn = g.turn
+    from (
+        select f.ctid as place, s.turn
+        from unnest($5::text[], $6::bigint[], $7::bigint[]) as s (quota, id, turn)
+        cross join lateral (
+            select q.ctid from {schema}.queue q where q.quota = s.quota and q.id = s.id offset 0
+        ) f
+    ) g
+    where t.ctid = g.place and (select compared.stands from compared)
+),
+admitted as (
+    insert into {schema}.admission (quota, key, at, count)
+    select a.quota, a.key, $11::bigint, a.count
+    from unnest($8::text[], $9::text[], $10::integer[]) as a (quota, key, count)
+    where (select compared.stands from compared)
+    on conflict (quota, key, at) do update set count = admission.count + excluded.count
+),
+forgotten as (
+    delete from {schema}.admission
+    where (select compared.stands from compared) and ctid = any(array(
+        select f.ctid
+        from unnest($12::text[], $13::bigint[]) as g (quota, moment)
+        cross join lateral (
+            select t.ctid from {schema}.admission t
+            where t.quota = g.quota and t.at <= g.moment
+            order by t.at
+            limit 2000
+        ) f
+    ))
+)
+select compared.stands, moved.id, moved.route from compared left join moved on true
+
+-- name: released_before
+-- Of a release that may have been written before its reply was lost: whether each quota has the
+-- next version, and who is ready that was to be let through.
+select compared.stands, f.id, f.route
+from (
+    select count(*) = cardinality($1::text[]) as stands
+    from unnest($1, $2::bigint[]) as g (name, version)
+    cross join lateral (
+        select from {schema}.quota q where q.name = g.name and q.version = g.version + 1 offset 0
+    ) q
+) compared
+left join lateral (
+    select r.id, r.route
+    from unnest($3::uuid[], $4::integer[]) as m (id, version)
+    cross join lateral (
+        select t.id, t.route from {schema}.ready t
+        where t.id = m.id and t.version = m.version + 1 offset 0
+    ) r
+) f on true
+
+-- name: crowds
+-- From one queue to the next, however many wait in each.
+with recursive crowd (queue, gate, first) as (
+    (
+        select p.queue, p.gate, p.id from {schema}.parked p
+        where p.queue > $1::bigint order by p.queue, p.rank, p.id limit 1
+    )
+    union all
+    select n.queue, n.gate, n.id
+    from crowd c
+    cross join lateral (
+        select p.queue, p.gate, p.id from {schema}.parked p
+        where p.queue > c.queue order by p.queue, p.rank, p.id limit 1
+    ) n
+)
+select c.queue, c.gate, c.first, exists (select from {schema}.queue q where q.id = c.queue)
+from crowd c limit $2
+
+-- name: waiting_in
+select p.id from {schema}.parked p where p.queue = $1 order by p.rank, p.id limit $2
+
+-- name: queue_counts
+select q.uses, c.waiting, c.held
+from {schema}.queue q
+cross join lateral (
+    select
+        (select count(*) from {schema}.parked p where p.queue = q.id) as waiting,
+        (select count(*) from {schema}.ready r where r.queue = q.id)
+            + (select count(*) from {schema}.lease l where l.queue = q.id) as held
+    offset 0
+) c
+where q.quota = $1 and c.waiting + c.held > 0
+order by q.id
+limit $2
+
+-- name: ahead_of
+select count(*) from (
+    select from {schema}.parked p
+    where p.queue = $1 and (p.rank, p.id) < ($2::bigint, $3::uuid)
+    limit $4
+) n
+
+-- name: trimmed_queues
+delete from {schema}.queue t
+where t.ctid = any(array(
+    select q.ctid from {schema}.queue q
+    where not exists (select from {schema}.parked p where p.queue = q.id)
+        and not exists (select from {schema}.ready r where r.queue = q.id)
+        and not exists (select from {schema}.lease l where l.queue = q.id)
+    limit $1
+    for update skip locked
+))
+returning t.id
+
+-- name: trimmed_admissions
+-- From one quota with admissions to the next; one that is gone, or has no rate, reaches none.
+with recursive named (quota) as (
+    (select a.quota from {schema}.admission a order by a.quota limit 1)
+    union all
+    select n.quota
+    from named
+    cross join lateral (
+        select a.quota from {schema}.admission a
+        where a.quota > named.quota order by a.quota limit 1
+    ) n
+)
+delete from {schema}.admission t
+where t.ctid = any(array(
+    select f.ctid
+    from named
+    left join lateral (
+        select greatest(
+            cast(d.doc -> 'rate' ->> 'window' as bigint),
+            cast(d.doc -> 'rate_per_key' ->> 'window' as bigint)
+        ) as longest
+        from (
+            select cast(convert_from(q.doc, 'UTF8') as json) as doc
+            from {schema}.quota q where q.name = named.quota offset 0
+        ) d
+    ) r on true
+    cross join lateral (
+        select a.ctid from {schema}.admission a
+        where a.quota = named.quota and a.at <= coalesce($1::bigint - r.longest, $1::bigint)
+        order by a.at
+        limit $2
+    ) f
+    limit $2
+))
+returning t.at
+
+-- name: wait_counts
+-- By gate and queue; the first row is of the ready ones.
+with wanted as materialized (
+    select r.number from {schema}.route r
+    where r.lane = $1 and ($2::text is null or r.namespace = $2)
+)
+select null::smallint as gate, null::bigint as queue, (
+    select count(*) from (
+        select from {schema}.ready q
+        where q.lost is null and q.route in (select wanted.number from wanted)
+        limit $3
+    ) n
+) as number
+union all
+select w.gate, w.queue, least(count(*), $3)
+from {schema}.parked w
+where w.gate <> 20 and (
+    select e.route from {schema}.execution e where e.id = w.id
+) in (select wanted.number from wanted)
+group by w.gate, w.queue
