@@ -72,7 +72,6 @@ ONLY: dict[str, set[str]] = {
         "completed_lease",
         "counted_quotas",
         "dropped_admissions",
-        "dropped_queues",
         "forgotten_admissions",
         "full_windows",
         "gone_budget_charges",

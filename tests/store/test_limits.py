@@ -83,19 +83,25 @@ async def test_quotas_are_listed_by_name(bench: Bench) -> None:
     assert await bench.store.quota_page("", 0) == []
 
 
-async def test_a_dropped_quota_takes_its_queues_and_admissions_along(bench: Bench) -> None:
+async def test_a_dropped_quota_takes_its_admissions_along_and_leaves_its_queues(
+    bench: Bench,
+) -> None:
+    """Whoever waits is found without it, and whoever runs is counted when it comes again."""
     for name in ("a", "b"):
-        await bench.quota(name, rate=Rate(9, MINUTE))
+        await bench.quota(name, concurrency=5, rate=Rate(9, MINUTE))
+        await bench.running({name: "k"})
         await bench.one({name: "k"})
     await bench.through(admissions={("a", ""): 1, ("b", ""): 1})
     assert await bench.store.drop_quota("a")
     assert not await bench.store.drop_quota("a")
     assert not await bench.store.drop_quota("never")
     assert list(await bench.store.quotas(["a", "b"])) == ["b"]
-    assert (await bench.standing("a")).lines == []
-    await bench.quota("a", rate=Rate(9, MINUTE))
-    await bench.store.put_queues([(queue(a="k"), uses_of(a="k"))])
-    assert (await bench.standing("a")).admitted == {}
+    standing = await bench.standing("a")
+    assert [len(line.waiting) for line in standing.lines] == [1]
+    assert (standing.quotas, standing.admitted, list(standing.held)) == ({}, {}, [])
+    await bench.quota("a", concurrency=5, rate=Rate(9, MINUTE))
+    standing = await bench.standing("a")
+    assert (standing.admitted, list(standing.held)) == ({}, [(uses_of(a="k"), 1)])
     assert ("b", "") in (await bench.standing("b")).admitted
 
 
@@ -416,8 +422,9 @@ async def test_what_nobody_needs_is_trimmed(bench: Bench) -> None:
     await bench.store.put_queues([*empty, (queue(a="4", b=""), uses_of(a="4", b=""))])
     given = {("a", ""): 1, ("a", "=x"): 1, ("slots", ""): 1, ("deleted", ""): 1}
     await bench.through(admissions=given)
-    assert await bench.store.trim_queues(bench.now, 2) == 2
-    assert await bench.store.trim_queues(bench.now, 99) == 5
+    some = await bench.store.trim_queues(bench.now, 2)
+    assert 2 <= some <= 4  # the limit may hold for each kind of row
+    assert await bench.store.trim_queues(bench.now, 99) == 7 - some
     assert await bench.store.trim_queues(bench.now, 99) == 0
     assert len(await bench.store.queue_counts("a", 9)) == 3
     assert ("a", "") in (await bench.standing("a")).admitted

@@ -38,7 +38,6 @@ def put_quota(session: Session, quota: Quota, expected: int) -> bool:
 
 
 def drop_quota(session: Session, name: str) -> bool:
-    session.execute("dropped_queues", {"name": name})
     session.execute("dropped_admissions", {"name": name})
     return session.row("dropped_quota", {"name": name}) is not None
 

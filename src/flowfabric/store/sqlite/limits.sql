@@ -19,9 +19,6 @@ returning name
 -- name: dropped_quota
 delete from quota where name = :name returning name
 
--- name: dropped_queues
-delete from queue where quota = :name
-
 -- name: dropped_admissions
 delete from admission where quota = :name
 
