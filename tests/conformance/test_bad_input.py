@@ -101,8 +101,10 @@ BY_ID: dict[str, Call] = {
     "signals.decide": lambda e, id: e.signals.decide(id, "go", SIGNAL),
     "signals.decide_at": lambda e, id: e.signals.decide_at(id, SIGNAL),
     "signals.revoke": lambda e, id: e.signals.revoke(id, SOME),
+    "budgets.attached_to": lambda e, id: e.budgets.attached_to(id),
 }
 OF_ANOTHER_THING = {
+    "budgets.reserve",
     "suspensions.create_waitpoint",
     "flows.create",
     "flows.declare",
