@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from flowfabric.core.errors import RetryExhausted, Unavailable
-from flowfabric.core.flow import CancelPolicy, FlowState
+from flowfabric.core.flow import CancelPolicy, Flow, FlowState
 from flowfabric.core.graph import Graph, member_id
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.vector import PublicState
@@ -183,7 +183,7 @@ async def test_a_root_written_while_the_flow_is_cancelled_is_owed_the_cancel(
             assert ended == {"cancelled": 1, "missing": 2}
         await honest(creations)
 
-    async def dead(flow: UUID) -> None:
+    async def dead(flow: Flow) -> None:
         raise Unavailable("gone")
 
     monkeypatch.setattr(executions, "put_all", put_all)

@@ -271,13 +271,13 @@ class Flows(Noun):
         with a `timeout` TimeoutError is raised when they are not after so many seconds, and the
         background finishes it. Cancelling again gives the first call's policy and reason."""
         span = None if timeout is None else check_seconds(timeout, "timeout")
-        header = await self._mark_cancelled(flow, reason, policy)
+        marked, header = await self._mark_cancelled(flow, reason, policy)
         if header.policy is CancelPolicy.FLOW_ONLY or not wait:
             self._settler.kick([header.id])
             left = await self._owed(header)
             return replace(header, scheduled=bool(left), remaining=left)
         async with asyncio.timeout(span):
-            await self._settler.finish(header.id)
+            await self._settler.finish(marked)
         return replace(header, remaining=await self._owed(header))
 
     async def cancel_header(
@@ -288,34 +288,35 @@ class Flows(Noun):
         policy: CancelPolicy | str = CancelPolicy.ALL,
     ) -> FlowCancelled:
         """Marks a flow as cancelled and writes down what is owed to its members, in one change."""
-        header = await self._mark_cancelled(flow, reason, policy)
+        _, header = await self._mark_cancelled(flow, reason, policy)
         return replace(header, remaining=await self._owed(header))
 
     async def _mark_cancelled(
         self, flow: UUID, reason: str, policy: CancelPolicy | str
-    ) -> FlowCancelled:
+    ) -> tuple[Flow, FlowCancelled]:
         key = parse_uuid(flow, "flow")
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = check_cancel_policy(policy)
         await self._settler.work.settle(key)  # one that is over already cannot be cancelled
 
+        stands: list[Flow] = []
+
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
-            known(found, key)
-            if found is not None and found.cancel is not None:
+            stands[:] = [known(found, key)]
+            if stands[0].cancel is not None:
                 return None
             open = open_flow(found, key)
             cancel = Cancellation(now, text, chosen)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
             owed = cancel_chores(after, held=open.state is FlowState.OPEN)
-            first = await self._parts.store.members(key, limit=1)
-            changes = tuple(announce(member, after, now) for member in first)
+            told_by = await self._parts.store.members(key, limit=1)
+            changes = tuple(announce(member, after, now) for member in told_by)
             return FlowChange(open, after, changes=changes, owed=owed)
 
-        await self._change(key, decide, kick=False)
-        stored = known((await self._parts.store.flows([key])).get(key), key).cancel
-        if stored is None:
-            raise FlowTerminal("the flow has ended")
-        return FlowCancelled(key, stored.policy, stored.reason)
+        made = await self._change(key, decide, kick=False)
+        marked = stands[0] if made is None else made.after
+        first = marked.cancel or Cancellation(self._now(), text, chosen)
+        return marked, FlowCancelled(key, first.policy, first.reason)
 
     async def acknowledge(self, flow: UUID, id: str) -> None:
         """A member is acknowledged by its own ending; saying so is harmless."""
@@ -364,8 +365,8 @@ class Flows(Noun):
 
     async def _cancel_late(self, flow: UUID) -> None:
         """Members that were written while somebody cancelled their flow are owed it as well."""
-        found = (await self._parts.store.flows([flow])).get(flow)
-        if found is None or not takes_members_along(found):
+        cancelled = (await self._parts.store.flows([flow])).get(flow)
+        if cancelled is None or not takes_members_along(cancelled):
             return
 
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
@@ -373,7 +374,7 @@ class Flows(Noun):
             return FlowChange(found, after, owed=cancel_chores(after, held=False))
 
         await self._change(flow, decide, kick=False)
-        await self._settler.finish(flow)
+        await self._settler.finish(cancelled)
 
     async def _lay(self, flow: Flow, laid: Plan) -> bool:
         """Writes the flow and its edges; False when the same was declared before."""
@@ -421,6 +422,8 @@ class Flows(Noun):
         after: UUID | None = None
         while page := await self._parts.store.members(flow, after=after, limit=PAGE):
             yield page
+            if len(page) < PAGE:
+                return
             after = page[-1].execution.uuid
 
     async def _unsuccessful(self, flow: UUID) -> list[Snapshot]:

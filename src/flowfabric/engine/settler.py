@@ -101,7 +101,7 @@ class Settler(Noun):
         free = [flow for flow in flows if flow not in self._finishing]
         await self._together(free, partial(self._settle_many, counting=False))
 
-    async def finish(self, flow: UUID) -> None:
+    async def finish(self, flow: Flow) -> None:
         """Cancels the members of a cancelled flow and waits for that, not for what follows from
         it; whoever stops waiting stops nothing, and trouble is left to the sweep."""
         task = asyncio.create_task(self._finish(flow), name="flowfabric-cancel")
@@ -109,15 +109,13 @@ class Settler(Noun):
         task.add_done_callback(self._cancels.discard)
         await asyncio.wait([task])
 
-    async def _finish(self, flow: UUID) -> None:
-        self._finishing.add(flow)
+    async def _finish(self, flow: Flow) -> None:
+        self._finishing.add(flow.id)
         try:
-            found = (await self._parts.store.flows([flow])).get(flow)
-            if found is not None:
-                await self._tried(self.work.cancel_members(found))
+            await self._tried(self.work.cancel_members(flow))
         finally:
-            self._finishing.discard(flow)
-            self.kick([flow])
+            self._finishing.discard(flow.id)
+            self.kick([flow.id])
 
     async def drain(self) -> None:
         while tasks := self._under_way():

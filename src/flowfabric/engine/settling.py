@@ -167,6 +167,8 @@ class Settling(Noun):
         members = self._parts.store.members
         while page := await members(flow.id, after=after, limit=PAGE, living=living):
             yield page
+            if len(page) < PAGE:
+                return
             after = page[-1].execution.uuid
 
     async def _tell(self, flow: Flow) -> None:
