@@ -208,11 +208,18 @@ class Settler(Noun):
                 await self.work.settle(flow)
             else:
                 self._spawn(flow)
-        if not light:
+        now = self._now()
+        counts = [
+            count_chores(found[flow], tuple(chores), now)
+            for flow, chores in light.items()
+            if flow in found
+        ]
+        # What is not counted now was settled by whoever committed it, or will be by the sweep.
+        due = [change for change in counts if counting or _is_due(change)]
+        if not due:
             return len(heavy)
-        await self._settle_light(light)
-        known = {flow: found[flow] for flow in light if flow in found}
-        return len(heavy) + await self._count(known, light, counting=counting)
+        await self._settle_light({change.after.id: light[change.after.id] for change in due})
+        return len(heavy) + await self._count(due)
 
     async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
         await self.work.settle_edges(
@@ -223,14 +230,7 @@ class Settler(Noun):
             }
         )
 
-    async def _count(
-        self, flows: dict[UUID, Flow], owed: dict[UUID, list[Chore]], *, counting: bool
-    ) -> int:
-        now = self._now()
-        changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in flows.items()]
-        due = [change for change in changes if counting or _is_due(change)]
-        if not due:
-            return 0
+    async def _count(self, due: Sequence[FlowChange]) -> int:
         written = await self._parts.store.count_flows(due)
         for change in due:
             id = change.after.id
