@@ -37,12 +37,14 @@ from flowfabric.worker.control import (
     RunFailed,
     RunSkipped,
     StepsChanged,
+    WaitClosed,
     WaitTimeout,
 )
 from flowfabric.worker.loop import Worker, WorkerOptions
 from flowfabric.worker.run import Run
 from flowfabric.worker.task import Task
-from flowfabric.worker.waits import Approval, Callback, Received, Verdict
+from flowfabric.worker.verdict import Verdict
+from flowfabric.worker.waits import Approval, Callback, Received
 
 __all__ = [
     "AllOf",
@@ -90,6 +92,7 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "Verdict",
+    "WaitClosed",
     "WaitTimeout",
     "Worker",
     "WorkerOptions",

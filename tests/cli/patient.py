@@ -4,6 +4,10 @@ import asyncio
 from typing import Any
 
 from flowfabric import Context, Fabric
+from flowfabric.core.condition import Single
+from flowfabric.core.execution import Worker
+from flowfabric.core.suspend import Binding, Suspend, Wait
+from flowfabric.core.time import Millis
 from flowfabric.worker.task import Task
 
 PLAN = {"amount": 250, "to": "ada"}
@@ -58,6 +62,22 @@ class Patient:
         id = asyncio.run(submit())
         self.work()
         return id
+
+    def suspend_without_a_step(self, key: str) -> str:
+        """The id of a run that a worker of another kind has suspended."""
+
+        async def suspend() -> str:
+            async with patient(self.url) as fabric:
+                engine = await fabric.engine()
+                await fabric.get_task("order").submit()
+                (claim,) = await engine.claims.claim(Worker("w", "w1"), ttl=Millis(30_000), limit=1)
+                binding = Binding(id=engine.suspensions.new_id(), key=key)
+                wait = Wait(condition=Single(key), bindings=(binding,))
+                request = Suspend(id=engine.suspensions.new_id(), waits=(wait,))
+                await engine.suspensions.suspend(claim, request)
+                return claim.id
+
+        return asyncio.run(suspend())
 
     def work(self) -> None:
         async def run() -> None:

@@ -195,7 +195,7 @@ def test_a_token_decides_for_its_approver(
     complaint = cli.complaint("reject", place, code=1)
     assert complaint == "the token does not allow 'rejected'"
     assert cli("approve", id).stdout == f"approved {id}: the run goes on\n"
-    assert cli.complaint("approve", place, code=1) == "a token for one use"
+    assert cli("approve", place).stdout == f"{place} was approved before\n"
 
 
 def test_a_decision_never_goes_to_a_namesake(cli: Cli, patient: Patient) -> None:
@@ -214,7 +214,35 @@ def test_a_run_that_waits_for_no_approval_says_so(cli: Cli, patient: Patient) ->
     id = patient.start("order")
     assert cli.complaint("approve", id, "--as", "ada", code=3) == f"{id} has no open approval"
     complaint = cli.complaint("reject", id, "budget", "--as", "ada", code=3)
-    assert complaint == f"{id} has no open approval 'budget'"
+    assert complaint == "the run has no open approval 'budget'"
+
+
+def test_a_decision_whose_answer_was_lost_can_be_typed_again(cli: Cli, patient: Patient) -> None:
+    """INV-14: also the one that ended the approval, while the run goes on and after its end"""
+    id = patient.start("pay")
+    assert cli("approve", id, "budget", "--as", "ada").stdout
+    for _ in range(2):
+        assert cli("approve", id, "budget", "--as", "ada").stdout == f"{id} was approved before\n"
+        complaint = cli.complaint("reject", id, "budget", "--as", "ada", code=1)
+        assert complaint == "decided before: approved"
+        patient.work()
+
+
+@pytest.mark.parametrize(
+    "words", [["signal"], ["approve"], ["waitpoints", "list"], ["run", "show"]]
+)
+def test_a_token_where_an_id_belongs_is_not_repeated(
+    cli: Cli, patient: Patient, words: list[str]
+) -> None:
+    """Texts of errors end in logs"""
+    id = patient.start("ship")
+    secret = token(cli, id, "--approver", "ada")
+    digits = secret.partition(":")[2]
+    for target in (secret, f"{id}/{secret}", secret.partition(":")[2]):
+        more = ["1"] if words == ["signal"] else []
+        answer = cli(*words, target, *more, *["--as", "ada"] * (words == ["approve"]), code=2)
+        assert "<hidden>" in answer.stderr
+        assert digits[:20] not in answer.output
 
 
 def test_approving_for_nobody_is_not_found(cli: Cli) -> None:

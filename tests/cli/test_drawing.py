@@ -209,3 +209,23 @@ def test_svg_stays_inside_its_frame(seed: int) -> None:
         x, y = float(box.get("x", 0)), float(box.get("y", 0))
         assert 0 <= x <= x + float(box.get("width", 0)) <= width
         assert 0 <= y <= y + float(box.get("height", 0)) <= height
+
+
+def test_svg_folds_a_layer_that_no_screen_could_show() -> None:
+    """Also where each member is of a kind of its own; what is interesting is still seen"""
+    parts = {f"k{n}_{'x' * 20}": "f" if n == 33 else "c" for n in range(60)}
+    found = graph({"plan": "c", **parts}, *(("plan", part) for part in parts))
+    text = svg(found)
+    assert float(parsed(text).get("width", "")) < 4000
+    assert "48 more (48 completed)" in text
+    assert "✗ k33" in text
+
+
+def test_a_dashed_line_is_dashed_all_the_way() -> None:
+    """Also where it passes a layer; lines of two kinds that go together are solid there"""
+    passing = ("a", "c", On.FAILURE)
+    lone = svg(graph(dict.fromkeys("abc", "c"), ("a", "b"), ("b", "c"), passing))
+    assert lone.count('stroke-dasharray="6 4"') == 2 + 1  # both parts, and in the legend
+    more = ("a", "b"), ("b", "c"), ("a", "d"), ("b", "d")
+    mixed = svg(graph(dict.fromkeys("abcd", "c"), passing, *more))
+    assert mixed.count('stroke-dasharray="6 4"') == 1 + 1

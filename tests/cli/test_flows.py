@@ -2,11 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from io import StringIO
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from flowfabric import AnyOf, Fabric
+from flowfabric.cli.flows import _tell_flows
+from flowfabric.cli.screen import Screen
+from flowfabric.core.flow import Flow, FlowState
+from flowfabric.core.time import Millis
 from flowfabric.worker.flow import FlowBuilder
 from tests.cli import sample
 from tests.cli.graphs import parsed
@@ -79,6 +87,23 @@ def test_the_list_tells_what_became_of_flows(
     assert first.split()[:4] == [new, "hourly", "running", "2"]
     assert second.split()[:4] == [old, "nightly", "failed", "4"]
     assert all(words in second for words in ("2 completed", "1 failed", "1 skipped"))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_long_kind_breaks_no_line_of_the_list(width: int) -> None:
+    """A narrow terminal shows fewer columns; whatever is shown is whole, but for the kind"""
+    screen, printed = Screen(), StringIO()
+    screen.out = Console(file=printed, width=width, markup=False, highlight=False)
+    long = Flow(id=UUID(NO_FLOW), kind="reports." * 12, state=FlowState.COMPLETED, nodes=100_000)
+    short = replace(long, kind="nightly", ended={"success": 99_000, "skipped": 1_000})
+    _tell_flows(screen, [long, short], Millis(90_000_000))
+    header, first, *rest = (line.rstrip() for line in printed.getvalue().splitlines())
+    assert header.split()[:3] == ["id", "kind", "state"]
+    assert first.split()[0] == rest[0].split()[0] == NO_FLOW
+    assert first.split()[1].startswith("reports")
+    assert first.split()[1].endswith("…")
+    assert rest[0].split()[1:3] == ["nightly", "completed"]
+    assert len(rest) == (2 if width == 100 else 1)  # only endings may need a second line
 
 
 def test_the_list_is_filtered(cli: Cli, declare: Callable[..., str]) -> None:

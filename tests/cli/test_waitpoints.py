@@ -119,6 +119,15 @@ def test_a_closed_waitpoint_accepts_nothing(cli: Cli, patient: Patient) -> None:
     assert "has no open waitpoint" in complaint
 
 
+def test_a_run_is_told_why_what_it_waits_for_was_closed(cli: Cli, patient: Patient) -> None:
+    id = patient.start("ship")
+    closed = cli.json("waitpoints", "close", id, "--reason", "the carrier is broke")
+    assert (closed["closed"], closed["reason"]) == (True, "the carrier is broke")
+    patient.work()
+    assert "waits for: the carrier is broke" in cli.typed("run", "show", id).stdout
+    assert "reason: the carrier is broke" in cli("run", "events", id).stdout
+
+
 def test_show_tells_what_a_run_waits_for_and_how_to_answer(cli: Cli, patient: Patient) -> None:
     id = patient.start("pay")
     result = cli("run", "show", id)
@@ -138,7 +147,7 @@ def test_show_tells_how_to_send_a_signal(cli: Cli, patient: Patient) -> None:
 def test_show_of_a_run_that_nothing_can_answer_names_the_operator(
     cli: Cli, patient: Patient
 ) -> None:
-    id = patient.start("ship")
+    id = patient.suspend_without_a_step("door")
     cli("waitpoints", "close", id)
     told = cli("run", "show", id).stderr
     assert told == f"only an operator wakes it: flowfabric resume '{id}'\n"

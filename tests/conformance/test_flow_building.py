@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from flowfabric.core import membership
 from flowfabric.core.errors import (
     FlowConflict,
     FlowTerminal,
@@ -18,6 +19,7 @@ from flowfabric.core.errors import (
     NotFound,
     NotInFlow,
     RetryExhausted,
+    Unavailable,
 )
 from flowfabric.core.flow import FlowState
 from flowfabric.core.ids import ExecutionId
@@ -30,6 +32,7 @@ from flowfabric.core.vector import PublicState
 from flowfabric.engine import flows
 from flowfabric.engine.flows import FlowCreated
 from flowfabric.store.contract import Query
+from tests.flow_lab import failing
 from tests.flowing import Growing, counters, join_of, kept, neighbours, unknown
 from tests.lab import Lab
 from tests.race import Race
@@ -239,7 +242,8 @@ async def failed(flow: Growing) -> None:
 async def test_a_flow_that_is_over_takes_nothing(
     lab: Lab, way: Callable[[Growing], Awaitable[None]]
 ) -> None:
-    """C-T10, I-6, I-5: no member, edge, join or seal; nothing is written"""
+    """C-T10, I-6, I-5: no member, edge or join, and it cannot be sealed if it was not; nothing is
+    written"""
     flow = await Growing.begin(lab, "a", "b")
     await way(flow)
     outsider = await lab.submit(flow=flow.id)
@@ -250,11 +254,15 @@ async def test_a_flow_that_is_over_takes_nothing(
         grow.join(flow.id, outsider),
         flow.link("a>b"),
         grow.set_join(flow.id, flow["b"], AnyOf()),
-        grow.seal(flow.id),
     ]
     for call in calls:
         with pytest.raises(FlowTerminal):
             await call
+    if way is cancelled:
+        with pytest.raises(FlowTerminal):
+            await grow.seal(flow.id)
+    else:
+        assert await grow.seal(flow.id) is False  # the answer to the first one was lost
     assert await kept(flow) == before
     assert [claim.id for claim in await lab.claim(limit=10)] == [outsider]
 
@@ -280,6 +288,30 @@ async def test_a_member_added_while_the_flow_is_cancelled_never_runs(
     assert await lab.claim() == []
     seen = await lab.engine.views.list(Query())
     assert [each.vector.public for each in seen.items] == [PublicState.CANCELLED] * 2
+
+
+async def test_one_whose_adding_broke_off_is_not_held_for_ever(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-5: it was created and never became a member; added again in time it is the same one"""
+    flow = await Growing.begin(lab, "a")
+    before = await kept(flow)
+    for key in ("again", "lost"):
+        with monkeypatch.context() as cut:
+            cut.setattr(lab.engine.store, "apply_flow", failing(lab.engine.store.apply_flow, [0]))
+            with pytest.raises(Unavailable):
+                await flow.add(key, key=key)
+    assert await kept(flow) == before
+    lab.clock.advance(membership.MAX_STRAY - 1)
+    await flow.add("again", key="again")
+    await lab.pass_time(1)
+    seen = {each.id: each for each in (await lab.engine.views.list(Query())).items}
+    stray = next(id for id in seen if id not in flow.members.values())
+    assert seen[stray].vector.public is PublicState.CANCELLED
+    assert (await described(lab, stray)).cancel_reason == "never_became_a_member"
+    await flow.seal()
+    await flow.complete("a", "again")
+    assert (await flow.check()).state is FlowState.COMPLETED
 
 
 # -- sealing
@@ -359,6 +391,21 @@ async def test_a_quorum_that_can_never_be_reached_is_refused_by_the_seal(lab: La
     await flow.complete("c")
 
 
+async def test_a_quorum_of_nobody_is_refused_by_the_seal(lab: Lab) -> None:
+    """F-22, I-5: the edges were forgotten; the whole flow stays open, also what could run"""
+    flow = await Growing.begin(lab, "a", "b")
+    await lab.engine.flows.set_join(flow.id, flow["b"], Quorum(1))
+    before = await kept(flow)
+    with pytest.raises(InvalidGraph, match="needs 1 of 0 upstreams"):
+        await lab.engine.flows.seal(flow.id)
+    assert await kept(flow) == before
+    assert await lab.claim() == []
+    await flow.link("a>b")
+    await flow.seal()
+    await flow.complete("a")
+    await flow.complete("b")
+
+
 async def test_whoever_always_loses_gives_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """C-T52, I-5: with an error that says so, and nothing is written"""
     flow = await Growing.begin(lab, "a", "b")
@@ -422,7 +469,7 @@ async def test_a_join_belongs_to_a_member(lab: Lab) -> None:
             await lab.engine.flows.set_join(flow.id, stranger, AllOf())
 
 
-@pytest.mark.parametrize("policy", [AllOf(), AnyOf(), Quorum(1)])
+@pytest.mark.parametrize("policy", [AllOf(), AnyOf()])
 async def test_a_join_without_edges_is_satisfied_by_the_seal(lab: Lab, policy: AllOf) -> None:
     """Coordination.md Q-8"""
     flow = await Growing.begin(lab, "a")

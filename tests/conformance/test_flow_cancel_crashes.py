@@ -2,18 +2,19 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from flowfabric.core.errors import RetryExhausted, Unavailable
-from flowfabric.core.flow import CancelPolicy, FlowState
+from flowfabric.core.flow import CancelPolicy, Flow, FlowState
+from flowfabric.core.graph import Graph, member_id
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.vector import PublicState
 from tests.flow_lab import Drawn, declare, draw, failing, fresh
 from tests.lab import Lab
 
 CANCELLED = PublicState.CANCELLED
-POLICIES = list(CancelPolicy)
 
 
 # -- the header alone, and crashes
@@ -116,25 +117,80 @@ async def test_members_that_arrive_in_a_cancelled_flow_are_cancelled(
     assert await drawn.endings() == {name: [Outcome.CANCELLED] for name in "abcd"}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_a_declaration_that_was_interrupted_is_finished_in_a_cancelled_flow(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, policy: CancelPolicy
-) -> None:
-    """Declared again after the cancel: nobody runs that should not, and the flow comes to its
-    end"""
-    flow, graph = fresh(lab), draw("a>b")
-    executions = lab.engine.flows._executions
+async def cut_off(lab: Lab, monkeypatch: pytest.MonkeyPatch, graph: Graph, writes: int) -> UUID:
+    """A flow whose declaration died after so many of its writes of members (of two)."""
+    flow, executions = fresh(lab), lab.engine.flows._executions
     with monkeypatch.context() as cut:
-        cut.setattr(executions, "put_all", failing(executions.put_all, [1]))
+        cut.setattr(executions, "put_all", failing(executions.put_all, [writes]))
         with pytest.raises(Unavailable):
             await lab.engine.flows.declare("nightly", graph, id=flow)
+    return flow
+
+
+@pytest.mark.parametrize("policy", [CancelPolicy.ALL, CancelPolicy.PENDING])
+@pytest.mark.parametrize("writes", [0, 1])
+async def test_a_declaration_that_died_half_way_is_cancelled(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, policy: CancelPolicy, writes: int
+) -> None:
+    """I-19, I-22: members nobody has written are no reason to wait; declaring again writes none"""
+    graph = draw("a>b>c", "d")
+    flow = await cut_off(lab, monkeypatch, graph, writes)
+    drawn = Drawn(lab, flow, {})
     await lab.engine.flows.cancel(flow, policy=policy)
+    await drawn.settled()
+    there = {"cancelled": 2} if writes else {}
+    found = await drawn.flow()
+    assert (found.state, found.ended_at) == (FlowState.CANCELLED, lab.clock.now())
+    assert found.ended == {**there, "missing": 4 - 2 * writes}
+    declared = await lab.engine.flows.declare("nightly", graph, id=flow)
+    assert not declared.created
+    await drawn.settled()
+    assert await drawn.flow() == found
+    assert await lab.claim() == []
+
+
+async def test_a_flow_that_was_only_closed_may_be_declared_to_its_end(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its members go on, so those that are missing may still come"""
+    graph = draw("a>b")
+    flow = await cut_off(lab, monkeypatch, graph, 1)
+    await lab.engine.flows.cancel(flow, policy=CancelPolicy.FLOW_ONLY)
     declared = await lab.engine.flows.declare("nightly", graph, id=flow)
     assert not declared.created
     drawn = Drawn(lab, flow, declared.members)
-    if policy is CancelPolicy.FLOW_ONLY:
-        await drawn.complete("a")
-        await drawn.complete("b")
-    flow_now = await drawn.check()
-    assert flow_now.ended_at is not None
-    assert flow_now.state is FlowState.CANCELLED
+    await drawn.complete("a")
+    await drawn.complete("b")
+    found = await drawn.check()
+    assert (found.state, found.ended) == (FlowState.CANCELLED, {"success": 2})
+
+
+async def test_a_root_written_while_the_flow_is_cancelled_is_owed_the_cancel(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-19: whoever declares dies before it cancels what it wrote; another process does it, and
+    what was missing is counted as what it became"""
+    flow, graph = fresh(lab), draw("a>b", "c")
+    executions = lab.engine.flows._executions
+    honest, calls = executions.put_all, []
+
+    async def put_all(creations: Any) -> None:
+        calls.append(creations)
+        if len(calls) == 2:
+            await second_lab.engine.flows.cancel(flow)
+            await Drawn(second_lab, flow, {}).settled()
+            ended = (await Drawn(lab, flow, {}).flow()).ended
+            assert ended == {"cancelled": 1, "missing": 2}
+        await honest(creations)
+
+    async def dead(flow: Flow) -> None:
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(executions, "put_all", put_all)
+    monkeypatch.setattr(lab.engine._settler, "finish", dead)
+    with pytest.raises(Unavailable):
+        await lab.engine.flows.declare("nightly", graph, id=flow)
+    await second_lab.engine.sweep.once()
+    assert await second_lab.claim() == []
+    members = {name: member_id(flow, name) for name in "abc"}
+    assert (await Drawn(second_lab, flow, members).check()).ended == {"cancelled": 3}

@@ -146,9 +146,10 @@ async def test_a_configured_secret_becomes_the_first_key(store: Store, clock: Ma
 async def test_a_configured_secret_that_is_none_is_refused_at_once(
     store: Store, wrong: str
 ) -> None:
-    """Before the first request, and without being told"""
-    with pytest.raises(InvalidSecretHex) as caught:
+    """Before the first request; the text says what is expected, and never what was given"""
+    with pytest.raises(InvalidSecretHex, match="must be exactly 64 hex digits, not") as caught:
         await Engine.open(store, options=Options(waitpoint_secret=wrong))
+    assert "FLOWFABRIC_WAITPOINT_SECRET" in str(caught.value)
     assert not wrong or wrong not in str(caught.value)
     await store.close()
 

@@ -121,13 +121,31 @@ async def test_the_id_of_a_waitpoint_is_used_once(lab: Lab) -> None:
         await pending(lab, claim, id=ticket.id)
 
 
-async def test_asking_again_for_a_lasting_one_gives_the_one_that_is_open(lab: Lab) -> None:
+async def test_asking_again_for_a_lasting_one_gives_the_same_one(lab: Lab) -> None:
+    """Open or not: asking does not open it"""
     claim = await lab.running()
     first = await pending(lab, claim, id=fresh_id(lab), lasting=True)
     assert await pending(lab, claim, id=first.id, lasting=True) == first
     await lab.engine.suspensions.close_waitpoint(claim.id, first.id)
-    with pytest.raises(WaitpointExists):
-        await pending(lab, claim, id=first.id, lasting=True)
+    assert await pending(lab, claim, id=first.id, lasting=True) == first
+    assert await open_keys(lab, claim.id) == []
+
+
+async def test_one_with_the_same_slot_takes_the_place_of_the_one_before(lab: Lab) -> None:
+    claim, slot = await lab.running(), fresh_id(lab)
+    old = await pending(lab, claim, slot=slot, lasting=True)
+    other = await pending(lab, claim, "other", slot=fresh_id(lab), lasting=True)
+    new = await pending(lab, claim, slot=slot, lasting=True)
+    found = await lab.engine.suspensions.waitpoints(claim.id)
+    assert {each.id for each in found} == {other.id, new.id}
+    with pytest.raises(WaitpointClosed):
+        await signal(lab, claim.id, old)
+    last = Binding(id=fresh_id(lab), key=GO, use=Use.EITHER, lasting=True, slot=slot)
+    await suspend(lab, claim, wait_on(lab, GO, last))
+    found = await lab.engine.suspensions.waitpoints(claim.id)
+    assert {each.id for each in found} == {other.id, last.id}
+    with pytest.raises(Invalid):
+        await pending(lab, claim, slot="no uuid")
 
 
 async def test_only_the_current_owner_makes_one(lab: Lab) -> None:

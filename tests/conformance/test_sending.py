@@ -24,7 +24,7 @@ from flowfabric.core.signal import Accepted, DuplicateSignal
 from flowfabric.core.suspend import Binding, Use, Wait
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
-from flowfabric.core.waits import Effect, ResumePolicy
+from flowfabric.core.waits import Effect, ResumePolicy, Terms
 from flowfabric.engine.claims import Claim
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
@@ -246,6 +246,21 @@ async def test_a_closed_channel_stays_closed(lab: Lab) -> None:
     await lab.engine.suspensions.close_waitpoint(claim.id, id)
     with pytest.raises(WaitpointClosed):
         await send(lab, claim.id)
+
+
+async def test_a_waitpoint_of_that_name_that_ran_out_is_passed_over(lab: Lab) -> None:
+    """INV-13: before the sweep has closed it; what is sent is kept for who waits by name"""
+    claim = await lab.running()
+    make = lab.engine.suspensions.create_waitpoint
+    terms = Terms(decisions=("yes",))
+    await make(claim, "news", expires_in=Millis(10))
+    await make(claim, "plan", expires_in=Millis(10), terms=terms)
+    await make(claim, "plan", lasting=True, terms=terms)
+    lab.clock.advance(10)
+    assert await sent(lab, claim.id) is Effect.BUFFERED
+    decision = delivery_to(fresh(), "yes", source="ann")
+    assert effect_of(await lab.engine.signals.decide(claim.id, "plan", decision)) is Effect.BUFFERED
+    assert await wait(lab, claim)
 
 
 # -- repeats

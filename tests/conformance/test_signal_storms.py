@@ -6,6 +6,7 @@ E-T274, INV-14; design §2 rules 6 and 7, FLAW-27.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -13,15 +14,17 @@ from flowfabric.core.change import Change
 from flowfabric.core.condition import Count, CountKind
 from flowfabric.core.document import write
 from flowfabric.core.errors import RetryExhausted, SignalLimitExceeded
+from flowfabric.core.signal import DuplicateSignal
+from flowfabric.core.suspend import Binding, Wait
 from flowfabric.core.vector import PublicState
-from flowfabric.core.waits import MAX_SIGNALS, Ask, Effect, Memory
+from flowfabric.core.waits import MAX_SIGNALS, Ask, Effect, Memory, Terms
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.suspensions import SuspendAnswer
 from tests.lab import Lab
 from tests.race import Race
 from tests.signalling import Answer, deliver, delivery_to, effect, fresh, kept, waiting
 from tests.situations import load
-from tests.waits import named
+from tests.waits import named, suspend
 
 
 class Scale:
@@ -128,12 +131,8 @@ async def by_name(lab: Lab, claim: Claim, answer: SuspendAnswer, id: Any) -> Ans
     return await lab.engine.signals.send(claim.id, "go", delivery_to(fresh(), id=id))
 
 
-@pytest.mark.parametrize("way", [by_token, by_name])
-async def test_a_signal_whose_answer_was_lost_is_heard_once(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, way: Way
-) -> None:
-    """Design §2 rule 7: it was written, nobody knows, and it is decided again"""
-    claim, answer = await waiting(lab)
+def lose_an_answer(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The next change is written, but nobody learns of it; the list has it then."""
     honest = lab.engine.store.apply
     lost: list[object] = []
 
@@ -145,6 +144,16 @@ async def test_a_signal_whose_answer_was_lost_is_heard_once(
         return set()
 
     monkeypatch.setattr(lab.engine.store, "apply", losing)
+    return lost
+
+
+@pytest.mark.parametrize("way", [by_token, by_name])
+async def test_a_signal_whose_answer_was_lost_is_heard_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """Design §2 rule 7: it was written, nobody knows, and it is decided again"""
+    claim, answer = await waiting(lab)
+    lost = lose_an_answer(lab, monkeypatch)
     id = fresh()
     assert (await way(lab, claim, answer, id)).signal == id
     assert lost
@@ -157,3 +166,29 @@ async def test_a_signal_whose_answer_was_lost_is_heard_once(
     )
     assert (waitpoints, [signal.id for signal in signals]) == ([], [id])
     assert (await load(lab, claim.id)).life.waits is not None
+
+
+async def test_the_deciding_one_of_two_approvals_whose_answer_was_lost_counts_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design §2 rule 7, INV-14: decided again by the engine, and asked for again by the approver"""
+    claim = await lab.running()
+    terms = Terms(decisions=("yes",), approvers=("al", "bo"))
+    wait = Wait(
+        condition=Count(2, CountKind.SOURCES, ("deploy",)),
+        bindings=(Binding(id=fresh(), key="deploy", terms=terms),),
+    )
+    await suspend(lab, claim, wait)
+
+    async def decide(who: str, id: UUID) -> Answer:
+        delivery = delivery_to(fresh(), "yes", id=id, source=who)
+        return await lab.engine.signals.decide(claim.id, "deploy", delivery)
+
+    await decide("al", fresh())
+    lost, id = lose_an_answer(lab, monkeypatch), fresh()
+    assert (await decide("bo", id)).signal == id
+    assert lost
+    assert [heard.signal.source for heard in await kept(lab, claim.id)] == ["al", "bo"]
+    assert await decide("bo", fresh()) == DuplicateSignal(id)
+    await lab.complete(await lab.claim_one())
+    assert await decide("bo", fresh()) == DuplicateSignal(id)

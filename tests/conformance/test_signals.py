@@ -24,12 +24,12 @@ from flowfabric.core.execution import AttemptOutcome, Start
 from flowfabric.core.signal import DEDUP_TTL, MAX_SIGNAL_PAYLOAD, Accepted, DuplicateSignal
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
-from flowfabric.core.waits import Effect, ResumePolicy
+from flowfabric.core.waits import Behaviour, Effect, ResumePolicy
 from tests.lab import W2, Lab
 from tests.race import kinds
 from tests.signalling import deliver, effect, fresh, kept, names, waiting
 from tests.situations import completions, described, load
-from tests.waits import in_, named, suspend, wait_at
+from tests.waits import in_, named, suspend, wait_at, wait_on
 
 TWO = AllOf((named("a"), named("b")))
 
@@ -273,6 +273,21 @@ async def test_the_limit_counts_every_signal_of_the_execution(lab: Lab) -> None:
     with pytest.raises(SignalLimitExceeded):
         await deliver(lab, claim.id, answer.primary, max_signals=2)
     assert await effect(lab, claim.id, answer.primary, max_signals=3) is Effect.SATISFIED
+
+
+async def test_the_engine_s_own_signals_do_not_count_against_the_limit(lab: Lab) -> None:
+    """§3.34 check 14: a timeout has a number, but nobody sent it"""
+    claim = await lab.running()
+    for _ in range(3):
+        over = Millis(lab.clock.now() + 1_000)
+        await suspend(lab, claim, wait_on(lab, timeout_at=over, behaviour=Behaviour.AUTO_RESUME))
+        await lab.pass_time(1_000)
+        claim = await lab.claim_one()
+    answer = await suspend(lab, claim, wait_on(lab, named("never")))
+    assert await effect(lab, claim.id, answer.primary, max_signals=1) is Effect.NO_OP
+    with pytest.raises(SignalLimitExceeded, match="1 signals were accepted"):
+        await deliver(lab, claim.id, answer.primary, max_signals=1)
+    assert [heard.signal.number for heard in await kept(lab, claim.id)] == [1, 2, 3, 4]
 
 
 # -- payloads

@@ -18,7 +18,8 @@ from flowfabric.core.condition import (
     any_waitpoint,
 )
 from flowfabric.core.errors import AlreadySuspended, Invalid
-from flowfabric.core.suspend import MAX_BINDINGS, PAST_TOLERANCE, Binding, Suspend, Use, Wait
+from flowfabric.core.suspend import Binding, Suspend, Use, Wait
+from flowfabric.core.suspend_check import MAX_BINDINGS, PAST_TOLERANCE
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
 from flowfabric.core.waits import ResumePolicy

@@ -232,16 +232,15 @@ async def test_all_tokens_are_taken_back(desk: Desk) -> None:
     """Those issued so far, the waitpoint's own included; later ones are good"""
     token = await desk.issue()
     await desk.revoke()
-    for refused in (token, desk.ticket.token, await desk.issue()):
+    for refused in (token, desk.ticket.token):
         with pytest.raises(TokenRevoked):
             await desk.use(refused)
-    desk.lab.clock.advance(1)
-    later = await desk.issue()
-    assert effect_of(await desk.use(later)) is Effect.APPENDED
-    desk.lab.clock.advance(1)
-    await desk.revoke()
-    with pytest.raises(TokenRevoked):
-        await desk.use(later)
+    for _ in range(3):  # all at the same moment
+        later = await desk.issue()
+        assert effect_of(await desk.use(later)) is Effect.APPENDED
+        await desk.revoke()
+        with pytest.raises(TokenRevoked):
+            await desk.use(later)
 
 
 async def test_taking_back_concerns_one_waitpoint_and_no_trusted_caller(desk: Desk) -> None:

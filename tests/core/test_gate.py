@@ -112,7 +112,8 @@ def test_passing_one_gate_asks_the_rest() -> None:
 
 
 def test_time_opens_delays_and_nothing_else() -> None:
-    """An arrival is parked only when it was refused: its time ends it."""
+    """An arrival is parked only when it was refused, and one that is held has a time only until it
+    is a member: their time ends them."""
     for gate in Gate:
         until = Millis(NOW + 10)
         life = Life(not_before=until, delay=gate, blocked="paused_by_operator")
@@ -122,7 +123,8 @@ def test_time_opens_delays_and_nothing_else() -> None:
         early = control.due(parked, Millis(until - 1), 0.5, NO_GRACE, SOME)
         late = control.due(parked, until, 0.5, NO_GRACE, SOME)
         assert early.after is None
-        assert (late.after is not None) is (gate in DELAYS | {Gate.ARRIVAL})
+        ends = {Gate.ARRIVAL, Gate.UNSEALED}  # refused, or left alone
+        assert (late.after is not None) is (gate in DELAYS | ends)
 
 
 def test_a_resumed_suspension_passes_the_same_door() -> None:

@@ -31,7 +31,6 @@ from flowfabric.core.keyring import EMPTY_RING
 from flowfabric.core.lease import AlreadySatisfied
 from flowfabric.core.step import Recorded, Step
 from flowfabric.core.suspend import (
-    PAST_TOLERANCE,
     REPEAT_GRACE,
     REPEAT_WINDOW,
     AlreadyMet,
@@ -41,9 +40,9 @@ from flowfabric.core.suspend import (
     Use,
     Wait,
     ask_to_suspend,
-    check_suspend,
     suspend,
 )
+from flowfabric.core.suspend_check import PAST_TOLERANCE, check_suspend
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import vector
 from flowfabric.core.waitpoint import NewWaitpoint, create, describe, expire_pending

@@ -81,5 +81,7 @@ def _about_waiting(event: StoredEvent) -> list[str]:
             return [f"woken:{event.reason}"]
         case EventKind.ESCALATED:
             return ["woken:escalated"]
+        case EventKind.WAITPOINT_CLOSED:
+            return ["closed"]
         case _:
             return []

@@ -14,6 +14,7 @@ from tests.machine.waits import (
     Request,
     Said,
     Sleep,
+    can_be_true,
     contributes,
     effect,
     is_true,
@@ -55,11 +56,20 @@ class Sleeper(Standing):
         self._gate(fence, now)
         for place in request.places:
             self._check_place(place, now)
+            if self._is_shut(place) and request.step is None:
+                raise Refused("WaitpointNotPending")
         return self._sleep(fence, now, request)
 
+    def _is_shut(self, place: Place) -> bool:
+        door = self.doors.get(place.id)
+        return place.use == "either" and door is not None and door.shut
+
     def _sleep(self, fence: Fence, now: int, request: Request) -> Answers:
-        taken = tuple((place.id, self._bind(place, request)) for place in request.places)
+        places = [place for place in request.places if not self._is_shut(place)]
+        taken = tuple((place.id, self._bind(place, request)) for place in places)
         self.sleep = Sleep(request, taken, request.timeout_at)
+        if len(places) < len(request.places) and self._never(self.sleep, []):
+            return self._go_on(fence, now, request, 0, "closed")
         for so_far in range(len(self.said) + 1):
             if is_true(request.condition, self.sleep.hears(self.said[:so_far])):
                 return self._go_on(fence, now, request, so_far)
@@ -70,9 +80,18 @@ class Sleeper(Standing):
         self._remember(answer, request, now)
         return self._effect(f"suspend {request.id}", fence, answer)
 
-    def _go_on(self, fence: Fence, now: int, request: Request, so_far: int) -> Answers:
-        """What was to be waited for is here: the owner keeps its lease."""
-        self._close_sleep("signalled", so_far)
+    def _never(self, sleep: Sleep, said: list[Said]) -> bool:
+        """Whether a wait that is a step waits for what cannot be any more."""
+        keys = {self.doors[id].key for id, _ in sleep.doors if self.doors[id].state == ACTIVE}
+        heard = sleep.hears(said)
+        request = sleep.request
+        return request.step is not None and not can_be_true(request.condition, heard, keys)
+
+    def _go_on(
+        self, fence: Fence, now: int, request: Request, so_far: int, how: str = "signalled"
+    ) -> Answers:
+        """What was to be waited for is here, or never will be: the owner keeps its lease."""
+        self._close_sleep(how, so_far)
         self._moved()
         self.met = (request.id, fence)
         answer: Answer = ("SuspendAnswer", True, request.id)
@@ -180,14 +199,19 @@ class Sleeper(Standing):
         self._wake("resumed", now, delay)
         return one("Resumed", self.public)
 
-    def close_door(self, id: UUID) -> Answers:
+    def close_door(self, id: UUID, now: int) -> Answers:
         door = self.doors.get(id)
         if door is None:
             raise Refused("NotFound")
         if door.state == CLOSED or self.final:
             return one("AlreadySatisfied")
-        self.doors[id] = replace(door, state=CLOSED)
-        self._moved()
+        self.doors[id] = replace(door, state=CLOSED, shut=True)
+        self.told.append("closed")
+        if door.state == ACTIVE and self.sleep is not None and self._never(self.sleep, self.said):
+            self.told.append("woken:waitpoint_closed")
+            self._wake("closed", now, 0)
+        else:
+            self._moved()
         return one("WaitpointsClosed", (id,))
 
     def close_all(self) -> None:

@@ -74,10 +74,12 @@ def no_hold(creation: Creation) -> Creation:
     return creation
 
 
-def no_taking_back(found: Flow, chores: tuple[Chore, ...], now: Millis) -> FlowChange:
+def no_taking_back(
+    found: Flow, chores: tuple[Chore, ...], now: Millis, missing: int | None = None
+) -> FlowChange:
     """Replays that are not taken back from the counts."""
     ended = tuple(one for one in chores if one.kind is not chore.ChoreKind.REPLAYED)
-    honest = flow.count_chores(found, ended, now)
+    honest = flow.count_chores(found, ended, now, missing)
     return FlowChange(honest.before, honest.after, owed=honest.owed, done=chores)
 
 

@@ -13,7 +13,12 @@ from flowfabric.store.contract import Store
 from tests.machine.model import Life
 from tests.machine.waits import ACTIVE, PENDING, Said, is_true
 
-ENDS_A_WAIT = ("signal:resume_condition_satisfied", "woken:operator", "woken:timeout")
+ENDS_A_WAIT = (
+    "signal:resume_condition_satisfied",
+    "woken:operator",
+    "woken:waitpoint_closed",
+    "woken:timeout",
+)
 MANY = 1000
 
 
@@ -48,12 +53,13 @@ class WaitChecks:
 
     def _closed_is_final(self, life: Life, snapshot: Snapshot, signals: Sequence[Heard]) -> None:
         """What was shut at the last look has heard nothing since and is still shut; only a door
-        that belongs to the execution may open again."""
+        that belongs to the execution may open again, and none that an operator shut."""
         waits = snapshot.life.waits or NO_WAITS
         last = self.watched.setdefault(life.uuid, Watched())
         opened = {pending.id: pending for pending in (*waits.active, *waits.pending)}
         for door in last.shut & opened.keys():
-            assert opened[door].attempt is None, "a closed waitpoint is open again"
+            final = opened[door].attempt is not None or life.doors[door].shut
+            assert not final, "a closed waitpoint is open again"
         for heard in signals[last.signals :]:
             again = heard.signal.waitpoint in opened.keys() - last.open
             assert heard.signal.waitpoint not in last.shut or again, "a closed waitpoint heard"

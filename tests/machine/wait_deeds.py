@@ -284,7 +284,7 @@ class CloseDoor:
         return engine.suspensions.close_waitpoint(life.id, self.door or NOWHERE)
 
     def model(self, life: Life, lease_id: UUID, now: int) -> Answers:
-        return life.close_door(self.door or NOWHERE)
+        return life.close_door(self.door or NOWHERE, now)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Door:
-    """A waitpoint. A lasting one has no attempt. What was said up to `taken` was used up."""
+    """A waitpoint. A lasting one has no attempt. What was said up to `taken` was used up. One that
+    an operator `shut` is never opened again."""
 
     id: UUID
     key: str
@@ -38,6 +39,7 @@ class Door:
     attempt: int | None = None
     expires_at: int | None = None
     taken: int = 0
+    shut: bool = False
 
     def expired(self, now: int) -> bool:
         return self.state == PENDING and self.expires_at is not None and self.expires_at <= now
@@ -96,6 +98,25 @@ def is_true(condition: Condition, said: Sequence[Said]) -> bool:
             return len(satisfiers(condition, said)) >= n
         case Never():
             return False
+
+
+def can_be_true(condition: Condition, said: Sequence[Said], keys: set[str]) -> bool:
+    """Whether anything that may yet be said at these waitpoints can make it true."""
+    match condition:
+        case Every(members):
+            return all(can_be_true(member, said, keys) for member in members)
+        case Never():
+            return True
+        case AtLeast(n=n, kind="waitpoints"):
+            heard = {one.key for one in said if one.key in condition.keys}
+            known = {one for one in heard if is_true(_at(condition, one), said)}
+            return len(known | (keys & set(condition.keys))) >= n
+        case _:
+            return bool(keys & set(condition.keys)) or is_true(condition, said)
+
+
+def _at(leaf: AtLeast, key: str) -> Single:
+    return Single(key, leaf.name)
 
 
 def satisfiers(leaf: Leaf, said: Sequence[Said]) -> set[object]:

@@ -26,7 +26,7 @@ from flowfabric.core.errors import (
     TokenRevoked,
     TokenUsed,
 )
-from flowfabric.worker.waits import Ended, about_digest
+from flowfabric.worker.verdict import Ended, about_digest
 from tests.worker.bench import AGAIN, Bench, Log
 
 HOUR = 3_600_000
@@ -358,9 +358,11 @@ async def test_tokens_are_for_one_approver_and_one_use(
         await fabric.approve(id, approver="bob", token=tokens["ada"])
     with pytest.raises(Unauthorized):
         await fabric.approve(id, token=tokens["ada"][:-1] + "x")
-    await fabric.approve(id, token=tokens["ada"])
+    first = await fabric.approve(id, token=tokens["ada"])
+    again = await fabric.approve(id, token=tokens["ada"])
+    assert (again.duplicate, again.signal) == (True, first.signal)
     with pytest.raises(TokenUsed):
-        await fabric.approve(id, token=tokens["ada"])
+        await fabric.reject(id, token=tokens["ada"])
     await fabric.reject(id, token=tokens["bob"])
     await fabric.approve(id, token=tokens["eve"])
     await bench.work()
@@ -403,8 +405,9 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
     with pytest.raises(TokenRevoked):
         await fabric.approve(id, token=gone)
     await fabric.approve(id, token=one)
+    assert (await fabric.approve(id, token=one)).duplicate
     with pytest.raises(TokenUsed):
-        await fabric.approve(id, token=one)
+        await fabric.reject(id, token=one)
     for claimed in ("kim", "lee"):
         assert (await fabric.approve(id, token=open_one, approver=claimed)).duplicate
     await fabric.revoke_tokens(run)
@@ -471,7 +474,7 @@ async def test_a_token_for_a_stranger_is_refused(bench: Bench) -> None:
             await asked.token("mallory")
         with pytest.raises(Invalid, match="one of the approvers, nobody is none"):
             await asked.token()
-        with pytest.raises(Invalid, match="timeout"):
+        with pytest.raises(Invalid, match="expires is not a span"):
             await asked.token("ada", expires="soon")
         return "refused"
 

@@ -300,10 +300,7 @@ def test_a_script_without_a_loop(store_url: str, tmp_path: Any) -> None:
     flow.declare_sync()
 
     async def run() -> None:
-        engine = await fabric.engine()
-        worker = await fabric.worker()
-        while await worker.run_until_idle():
-            await engine.sweep.once()
+        await (await fabric.worker()).run_until_idle()
 
     fabric.block_on(run())
     assert flow.result_sync(5) == 6

@@ -9,7 +9,7 @@ from msgspec import Struct
 from flowfabric.cli import doors, steering
 from flowfabric.cli.connect import connect
 from flowfabric.cli.documents import document
-from flowfabric.cli.errors import TOKEN_VARIABLE
+from flowfabric.cli.errors import TOKEN_VARIABLE, Code, CommandError
 from flowfabric.cli.inputs import STDIN, read_json, read_source, usage
 from flowfabric.cli.options import AsJson, Debug, RunIds, Url
 from flowfabric.cli.screen import Screen
@@ -186,10 +186,16 @@ async def _approval(
     fabric: Fabric, run: str, name: str | None, token: str | None
 ) -> tuple[str, str | None]:
     """What the words name. Whoever has only a token must name the waitpoint, and is not told
-    whether there is one."""
+    whether there is one. One that is not open may have been decided by this very command before,
+    whose answer was lost: the engine knows."""
     if token is not None and "/" in run:
         return run, None
-    item = await doors.find_approval(fabric, run, name)
+    try:
+        item = await doors.find_approval(fabric, run, name)
+    except CommandError as error:
+        if error.code is not Code.NOT_FOUND or (name is None and "/" not in run):
+            raise
+        return run, name
     return f"{item.execution}/{item.id}", None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from flowfabric.cli.documents import Document, document
 from flowfabric.cli.errors import Code, CommandError
 from flowfabric.cli.words import local
+from flowfabric.core.hide import without_secrets
 from flowfabric.core.waitpoint import OpenWaitpoint
 from flowfabric.fabric import Fabric
 
@@ -29,7 +30,8 @@ async def find_approval(fabric: Fabric, run: str, name: str | None) -> OpenWaitp
     id, slash, waitpoint = run.partition("/")
     found = [item for item in await fabric.waitpoints(id, limit=MOST) if is_approval(item)]
     if slash:
-        return _only([item for item in found if str(item.id) == waitpoint], id, waitpoint)
+        named = [item for item in found if str(item.id) == waitpoint]
+        return _only(named, id, waitpoint, what="approval")
     return _only(_chosen(found, name), id, name, what="approval")
 
 
@@ -80,5 +82,5 @@ def _only(
     if found:
         ids = ", ".join(f"{run}/{item.id}" for item in found)
         raise CommandError(f"several {what}s are called {name!r}, name one: {ids}", Code.USAGE)
-    which = "" if name is None else f" {name!r}"
+    which = "" if name is None else f" {without_secrets(name)!r}"
     raise CommandError(f"{run} has no open {what}{which}", Code.NOT_FOUND, "not_found")

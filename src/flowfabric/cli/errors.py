@@ -107,6 +107,8 @@ def _words(error: FlowFabricError) -> str:
             return f"{text[:80]!r} is not a run's id, which looks like {{fp:86}}:01a1e105-…"
         case NotFound(entity="execution", key=key):
             return f"no run {key}" if key else "no such run"
+        case NotFound(entity="approval", key=key):
+            return f"the run has no open approval {str(key)!r}"
         case NotFound():
             return f"no {error.detail}"
         case NotActive(outcome=outcome):

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import typer
 from msgspec import Struct
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from flowfabric.cli.connect import connect
@@ -32,7 +33,13 @@ from flowfabric.engine.flow_views import FlowDescription, FlowGraph, Member
 
 app = typer.Typer(help="Look at flows, draw, cancel and replay them.", no_args_is_help=True)
 
-COLUMNS = ("id", "kind", "state", "members", "ended", "age", "took")
+COLUMNS = (
+    (100, ("id", "kind", "state", "members", "ended", "age", "took")),
+    (76, ("id", "kind", "state", "members", "age")),
+    (0, ("id", "kind", "state")),
+)
+"""How wide a terminal must be at least to show them."""
+MIN_KIND = 8
 JOIN_COLUMNS = ("member", "needs", "so far", "still open")
 BUSY_COLUMNS = ("member", "state", "run")
 PIPE_WIDTH = 80
@@ -182,7 +189,7 @@ async def _list(url: str | None, wanted: Filter, screen: Screen) -> None:
         for flow in found:
             screen.document(document(flow))
     elif found:
-        screen.table(COLUMNS, [_row(flow, now) for flow in found])
+        _tell_flows(screen, found, now)
     else:
         screen.note("no flows")
 
@@ -207,16 +214,35 @@ async def _collect(engine: Engine, wanted: Filter) -> list[Flow]:
     return found
 
 
-def _row(flow: Flow, now: Millis) -> list[str]:
-    return [
-        str(flow.id),
-        flow.kind,
-        flow.state,
-        str(flow.nodes),
-        _endings(flow),
-        span(now - flow.created_at),
-        span((flow.ended_at or now) - flow.created_at),
-    ]
+def _tell_flows(screen: Screen, flows: list[Flow], now: Millis) -> None:
+    """One line each where that can be: a narrow terminal shows less, and a long kind is cut."""
+    columns = next(names for least, names in COLUMNS if screen.out.width >= least)
+    rows = [_row(flow, now) for flow in flows]
+    taken = {name: _width(name, rows) for name in columns if name != "kind"}
+    if "ended" in taken:  # may take several lines
+        taken["ended"] = min(taken["ended"], screen.out.width // 5)
+    room = max(MIN_KIND, screen.out.width - sum(taken.values()) - 2 * len(columns))
+    for row in rows:
+        if cell_len(row["kind"]) > room:
+            row["kind"] = set_cell_size(row["kind"], room - 1).rstrip() + "…"
+    firm = [name for name in columns if name != "ended"]
+    screen.table(columns, [[row[name] for name in columns] for row in rows], firm)
+
+
+def _row(flow: Flow, now: Millis) -> dict[str, str]:
+    return {
+        "id": str(flow.id),
+        "kind": printable(flow.kind),
+        "state": flow.state,
+        "members": str(flow.nodes),
+        "ended": _endings(flow),
+        "age": span(now - flow.created_at),
+        "took": span((flow.ended_at or now) - flow.created_at),
+    }
+
+
+def _width(name: str, rows: list[dict[str, str]]) -> int:
+    return max(len(name), *(cell_len(row[name]) for row in rows))
 
 
 def _endings(flow: Flow) -> str:

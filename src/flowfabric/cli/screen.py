@@ -1,7 +1,7 @@
 """Where words go: results to stdout, everything else to stderr, as JSON or for people."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -47,11 +47,13 @@ class Screen:
         """A result, as indented JSON."""
         self.out.print(msgspec.json.format(_json(value)), soft_wrap=True)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table; the first column is never shortened."""
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], firm: Collection[str] = ()
+    ) -> None:
+        """A table; the first column is never shortened, and `firm` ones stay on one line."""
         table = Table(box=None, header_style="bold", pad_edge=False)
         for number, column in enumerate(columns):
-            table.add_column(column, no_wrap=number == 0, overflow="fold")
+            table.add_column(column, no_wrap=number == 0 or column in firm, overflow="fold")
         for row in rows:
             table.add_row(*(printable(cell) for cell in row))
         self.out.print(table)

@@ -108,15 +108,18 @@ def revoke(
 def close(
     run: Target,
     name: Name = None,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why; the run and its history are told.")
+    ] = "closed",
     url: Url = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Close a waitpoint for good: it accepts no signal any more.
+    """Close a waitpoint for good: it accepts no signal any more, and is not opened again.
 
-    A run that waits at it waits for the rest of its condition, or for its timeout.
+    A run that waits at it goes on: an approval is not approved, any other wait raises WaitClosed.
     """
-    asyncio.run(_close(url, run, name, Screen(as_json)))
+    asyncio.run(_close(url, run, name, reason, Screen(as_json)))
 
 
 async def _list(url: str | None, run: str | None, limit: int, screen: Screen) -> None:
@@ -162,13 +165,18 @@ async def _revoke(
     _tell(screen, answer, f"revoked {what} of {item.key!r} of {item.execution}")
 
 
-async def _close(url: str | None, run: str, name: str | None, screen: Screen) -> None:
+async def _close(url: str | None, run: str, name: str | None, reason: str, screen: Screen) -> None:
     async with connect(url) as fabric:
         item = await doors.find(fabric, run, name)
         engine = await fabric.engine()
-        answer = await engine.suspensions.close_waitpoint(item.execution, item.id)
+        answer = await engine.suspensions.close_waitpoint(item.execution, item.id, reason=reason)
     closed = not isinstance(answer, AlreadySatisfied)
-    told = {"id": f"{item.execution}/{item.id}", "name": item.key, "closed": closed}
+    told = {
+        "id": f"{item.execution}/{item.id}",
+        "name": item.key,
+        "closed": closed,
+        "reason": reason,
+    }
     word = "closed" if closed else "was closed before:"
     _tell(screen, told, f"{word} {item.key!r} of {item.execution}")
 

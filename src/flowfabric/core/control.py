@@ -58,6 +58,8 @@ from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState, vect
 from flowfabric.core.waitpoint import expire_pending
 from flowfabric.core.waking import expire_suspension
 
+STRAY = "never_became_a_member"
+"""Why one is cancelled that was made for a flow and then left alone."""
 _UNFENCED = frozenset({Source.OPERATOR, Source.FLOW_CASCADE, Source.SYSTEM_TIMEOUT})
 
 
@@ -250,6 +252,8 @@ def due(
             return Change(outcome=after, before=snapshot, after=after)
         case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:
             return _end_refused(snapshot, now)
+        case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:
+            return cancel(snapshot, Owner(source=Source.SYSTEM_TIMEOUT), now, STRAY)
         case _:
             return expire_pending(snapshot, now)
 

@@ -79,6 +79,8 @@ whether the same call may succeed later without anybody changing anything.
 from typing import ClassVar
 from uuid import UUID
 
+from flowfabric.core.hide import without_secrets
+
 
 class FlowFabricError(Exception):
     """Root of all errors raised by FlowFabric."""
@@ -102,14 +104,15 @@ class Invalid(FlowFabricError):
 
 class InvalidId(Invalid):
     """`reason` is one of missing_tag, invalid_partition_index, partition_out_of_range,
-    wrong_partition, invalid_uuid."""
+    wrong_partition, invalid_uuid. `text` is what was given, without what may be a token."""
 
     code = "invalid_id"
 
     def __init__(self, reason: str, text: str) -> None:
-        super().__init__(f"{reason}: {text[:80]!r}")
+        shown = without_secrets(text)
+        super().__init__(f"{reason}: {shown[:80]!r}")
         self.reason = reason
-        self.text = text
+        self.text = shown
 
 
 class InvalidCapabilities(Invalid):

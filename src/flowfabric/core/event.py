@@ -41,6 +41,7 @@ class EventKind(IntEnum):
     SIGNALLED = 40
     WOKEN = 41
     ESCALATED = 42
+    WAITPOINT_CLOSED = 43
 
 
 class Family(StrEnum):

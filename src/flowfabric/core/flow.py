@@ -20,6 +20,7 @@ from flowfabric.core.outcome import Outcome
 from flowfabric.core.time import Millis
 
 SPARED = "spared"
+MISSING = "missing"
 _FAILURES = ("failed", "cancelled", "expired")
 
 
@@ -120,8 +121,12 @@ def changed(flow: Flow, now: Millis, **members: object) -> Flow:
     return _settled(after, now)
 
 
-def count_chores(flow: Flow, chores: tuple[Chore, ...], now: Millis) -> FlowChange:
-    """The flow after endings (and replays, which take one back) were counted, once each."""
+def count_chores(
+    flow: Flow, chores: tuple[Chore, ...], now: Millis, missing: int | None = None
+) -> FlowChange:
+    """The flow after endings (and replays, which take one back) were counted, once each. `missing`
+    are members of a cancelled flow that nobody has written: they will never end, so they count as
+    ended. One that comes late and ends takes the place of a missing one."""
     ended = dict(flow.ended)
     for chore in chores:
         if chore.outcome is None:
@@ -129,6 +134,11 @@ def count_chores(flow: Flow, chores: tuple[Chore, ...], now: Millis) -> FlowChan
         name = _name(chore.outcome, spared=chore.spared)
         step = {ChoreKind.ENDED: 1, ChoreKind.REPLAYED: -1}.get(chore.kind, 0)
         ended[name] = ended.get(name, 0) + step
+    if missing is not None:
+        ended[MISSING] = missing
+    if MISSING in ended:
+        there = sum(number for name, number in ended.items() if name != MISSING)
+        ended[MISSING] = max(0, min(ended[MISSING], flow.nodes - there))
     counted = {name: number for name, number in ended.items() if number}
     after = changed(flow, now, ended=counted)
     owed: tuple[Chore, ...] = ()

@@ -183,6 +183,22 @@ def secret_of(ring: Keyring, kid: str) -> bytes:
     return bytes.fromhex(ring.keys[kid].secret)
 
 
+def check_first(secret: str, what: str) -> None:
+    """Refuses a secret that cannot be the first key; the text says what was wrong with `what`, and
+    never what it is."""
+    key = Key(secret=secret)
+    del secret
+    try:
+        _check_secret(key, least=_SEED_DIGITS, most=_SEED_DIGITS)
+    except InvalidSecretHex:
+        size = len(key.secret) if isinstance(key.secret, str) else None
+    else:
+        return
+    given = "something else than text" if size is None else f"{size} characters"
+    given += " with others among them" if size == _SEED_DIGITS else ""
+    raise InvalidSecretHex(f"{what} must be exactly {_SEED_DIGITS} hex digits, not {given}")
+
+
 def kid_of(secret: str) -> str:
     """A kid for a secret that configuration gives without one: the same for the same secret."""
     key = Key(secret=secret)

@@ -51,13 +51,21 @@ class AlreadyStaged(Struct, frozen=True):
     revision: int
 
 
+MAX_STRAY = Millis(60_000)
+"""How long one that is held for a flow may take to become a member of it."""
+
+
 def held(creation: Creation) -> Creation:
-    """A creation that waits for its flow to be sealed."""
+    """A creation that waits for its flow to be sealed. It becomes a member by a second write, and
+    is cancelled if that never comes: nobody would let it go."""
     snapshot = creation.snapshot
+    made_at = snapshot.execution.created_at
     head = replace(snapshot.head, life=replace(snapshot.life, unsealed=True))
     state = snapshot.state
     if isinstance(state, Waiting | Ready):
-        state = admit(head.life, state.next, snapshot.execution.created_at, head.flags)
+        state = admit(head.life, state.next, made_at, head.flags)
+    if isinstance(state, Waiting):
+        state = replace(state, due_at=Millis(made_at + MAX_STRAY))
     return replace(creation, snapshot=replace(snapshot, head=head, state=state))
 
 
@@ -136,9 +144,10 @@ def set_policy(
 
 
 def check_seal(snapshot: Snapshot) -> None:
-    """A join that can never be satisfied is refused when the flow is sealed."""
+    """A join that can never be satisfied is refused when the flow is sealed, also one that nothing
+    leads to: whoever asked for some upstreams has forgotten their edges."""
     join = snapshot.life.join
-    if join is not None and join.n:
+    if join is not None:
         check_policy(join.policy, join.n, str(snapshot.execution.id))
 
 
@@ -159,6 +168,11 @@ def release(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
     fired = join != freed.join and not isinstance(state, Ended)
     owed = siblings(after, join) if join is not None and fired else ()
     return Change(Settled(0, join), snapshot, after, owed=owed)
+
+
+def is_sealed(flow: Flow) -> bool:
+    """One that was cancelled may have been open until then, so that is not said of it."""
+    return flow.state not in (FlowState.OPEN, FlowState.CANCELLED)
 
 
 def sealed(flow: Flow, now: Millis) -> Flow:
@@ -184,10 +198,10 @@ def _judged(join: Join, now: Millis) -> Join:
 
 
 def _welcomed(flow: Flow, snapshot: Snapshot, now: Millis) -> Snapshot:
-    """One that is held for a flow that was sealed meanwhile is let go by joining it."""
+    """One that is held is no stray any more; if the flow was sealed meanwhile it is let go."""
     life, state = snapshot.life, snapshot.state
-    if flow.state is not FlowState.OPEN and life.unsealed:
-        life = replace(life, unsealed=False)
+    if life.unsealed:
+        life = replace(life, unsealed=flow.state is FlowState.OPEN)
         if isinstance(state, Waiting):
             state = admit(life, state.next, now, snapshot.head.flags)
     return snapshot.to(state, life=life, flags=snapshot.head.flags | Flags.FLOW)

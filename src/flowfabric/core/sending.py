@@ -9,11 +9,21 @@ never saw the answer sends again, and must not be heard twice.
 
 from uuid import UUID, uuid5
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change, unchanged
-from flowfabric.core.errors import NoSigningKey, NotAllowed, NotFound, NotSignalable
+from flowfabric.core.errors import (
+    AlreadyDecided,
+    ApprovalOutdated,
+    NoSigningKey,
+    NotAllowed,
+    NotFound,
+    NotSignalable,
+)
 from flowfabric.core.execution import Ended, Flags, Snapshot
+from flowfabric.core.hide import without_secrets
 from flowfabric.core.lease import present
 from flowfabric.core.listening import mark_key
 from flowfabric.core.signal import (
@@ -37,10 +47,12 @@ def channel_id(snapshot: Snapshot, name: str) -> UUID:
     return waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, "channel", name)
 
 
-def open_waitpoint(snapshot: Snapshot, key: str) -> Pending | None:
-    """The open waitpoint of that key: one that is waited at, else one that is pending."""
+def open_waitpoints(snapshot: Snapshot, key: str, now: Millis) -> list[Pending]:
+    """The open waitpoints of that key: those that are waited at, then those that are pending and
+    have not run out."""
     waits = snapshot.life.waits or NO_WAITS
-    return next((p for p in (*waits.active, *waits.pending) if p.key == key), None)
+    pending = (p for p in waits.pending if p.expires_at is None or p.expires_at > now)
+    return [p for p in (*waits.active, *pending) if p.key == key]
 
 
 def ask_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> Ask | None:
@@ -56,7 +68,11 @@ def ask_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> Ask
     return Ask(
         execution=snapshot.execution.uuid,
         waitpoints=targets,
-        marks=(*marks, *_sent_keys(snapshot, name, delivery)),
+        marks=(
+            *marks,
+            *_sent_keys(snapshot, name, delivery),
+            _decided_key(snapshot, name, delivery),
+        ),
     )
 
 
@@ -75,7 +91,7 @@ def send(
         return unchanged(DuplicateSignal(known))
     if isinstance(snapshot.state, Ended):
         raise NotSignalable("the execution has ended")
-    addressed = _addressed(snapshot, name, delivery)
+    addressed = _addressed(snapshot, now, name, delivery)
     if addressed.waitpoint in memory.waitpoints:
         change = deliver(snapshot, now, addressed, None, memory)
     elif kid is None:
@@ -95,13 +111,17 @@ def decide(
     known = _sent_before(snapshot, now, name, delivery, memory)
     if known is not None:
         return unchanged(DuplicateSignal(known))
-    if isinstance(snapshot.state, Ended):
-        raise NotSignalable("the execution has ended")
-    approval = _open_approval(snapshot, name, memory)
+    ended = isinstance(snapshot.state, Ended)
+    approval = None if ended else _open_approval(snapshot, now, name, memory)
     if approval is None:
-        raise NotFound("approval", name)
+        before = _decided(snapshot, name, delivery, memory)
+        if before is not None:
+            return unchanged(DuplicateSignal(before))
+        shown = without_secrets(name)
+        raise NotSignalable("the execution has ended") if ended else NotFound("approval", shown)
     change = deliver(snapshot, now, replace(delivery, waitpoint=approval), None, memory)
-    return _remembering(change, snapshot, now, name, delivery)
+    change = _remembering(change, snapshot, now, name, delivery)
+    return _deciding(change, snapshot, delivery, memory.waitpoints[approval])
 
 
 def decide_at(
@@ -111,7 +131,8 @@ def decide_at(
     waitpoint = memory.waitpoints.get(delivery.waitpoint)
     if waitpoint is not None and waitpoint.terms is None:
         raise NotAllowed("what is waited for here is no approval")
-    return deliver(snapshot, now, delivery, None, memory)
+    change = deliver(snapshot, now, delivery, None, memory)
+    return _deciding(change, present(snapshot), delivery, memory.waitpoints[delivery.waitpoint])
 
 
 def _sent_keys(snapshot: Snapshot, name: str, delivery: Delivery) -> tuple[bytes, ...]:
@@ -169,20 +190,60 @@ def _deliver_to_new(
     return replace(change, before=snapshot, waitpoints=(channel,))
 
 
-def _addressed(snapshot: Snapshot, name: str, delivery: Delivery) -> Delivery:
-    found = open_waitpoint(snapshot, name)
-    target = channel_id(snapshot, name) if found is None else found.id
+def _addressed(snapshot: Snapshot, now: Millis, name: str, delivery: Delivery) -> Delivery:
+    found = open_waitpoints(snapshot, name, now)
+    target = found[0].id if found else channel_id(snapshot, name)
     return replace(delivery, waitpoint=target)
 
 
-def _open_approval(snapshot: Snapshot, name: str, memory: Memory) -> UUID | None:
+def _open_approval(snapshot: Snapshot, now: Millis, name: str, memory: Memory) -> UUID | None:
     """The open approval of that name, whatever else is called so."""
-    waits = snapshot.life.waits or NO_WAITS
-    for pending in (*waits.active, *waits.pending):
+    for pending in open_waitpoints(snapshot, name, now):
         waitpoint = memory.waitpoints.get(pending.id)
-        if pending.key == name and waitpoint is not None and waitpoint.terms is not None:
+        if waitpoint is not None and waitpoint.terms is not None:
             return pending.id
     return None
+
+
+class _Decided(Struct, frozen=True, array_like=True):
+    """The last decision of an approver on an approval of some name."""
+
+    signal: UUID
+    decision: str
+    about: str | None
+
+
+def _decided_key(snapshot: Snapshot, name: str, delivery: Delivery) -> bytes:
+    generation = str(snapshot.life.generation)
+    return mark_key("decided", generation, name, delivery.source)
+
+
+def _deciding(
+    change: "Change[Accepted | DuplicateSignal]",
+    snapshot: Snapshot,
+    delivery: Delivery,
+    waitpoint: Waitpoint,
+) -> "Change[Accepted | DuplicateSignal]":
+    if not isinstance(change.outcome, Accepted):
+        return change
+    about = None if waitpoint.terms is None else waitpoint.terms.about
+    decided = _Decided(change.outcome.signal, delivery.name, about)
+    mark = Mark(_decided_key(snapshot, waitpoint.key, delivery), doc=msgspec.json.encode(decided))
+    return replace(change, marks=(*change.marks, mark))
+
+
+def _decided(snapshot: Snapshot, name: str, delivery: Delivery, memory: Memory) -> UUID | None:
+    """The signal with which this approver decided the same, when no approval of the name is open:
+    the decision that ended it is asked for again by whoever never saw the answer."""
+    mark = memory.marks.get(_decided_key(snapshot, name, delivery))
+    if mark is None:
+        return None
+    before = msgspec.json.decode(mark.doc, type=_Decided)
+    if delivery.about not in (None, before.about):
+        raise ApprovalOutdated("what was to be approved is not what the sender approves")
+    if before.decision != delivery.name:
+        raise AlreadyDecided(f"decided before: {before.decision[:80]}")
+    return before.signal
 
 
 def _with_channel(snapshot: Snapshot, channel: Waitpoint) -> Snapshot:

@@ -121,13 +121,14 @@ def deliver(
     credential: Credential | None,
     memory: Memory,
 ) -> "Change[Accepted | DuplicateSignal]":
-    """Delivers a signal to a waitpoint. Without a credential the caller is trusted."""
-    snapshot = present(snapshot)
+    """Delivers a signal to a waitpoint. Without a credential the caller is trusted; with one an
+    execution that does not exist is answered as a waitpoint that does not."""
     waitpoint = memory.waitpoints.get(delivery.waitpoint)
     claims = None
     if credential is not None:
         claims = verify(credential.ring, waitpoint, credential.token, now)
         _check_revoked(delivery.waitpoint, claims, waitpoint, memory)
+    snapshot = present(snapshot)
     if waitpoint is None:
         raise NotFound("waitpoint", delivery.waitpoint)
     source = _identity(delivery, claims)
@@ -148,7 +149,10 @@ def revoke(
         raise NotFound("waitpoint", waitpoint)
     if isinstance(snapshot.state, Ended) and row.attempt is not None:
         return unchanged(None)  # one that outlives attempts is opened again by a replay
-    mark = Mark(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(now))
+    # After those were taken back, tokens are issued a moment later.
+    before = revoked_at(waitpoint, memory)
+    at = now if before is None else max(now, before + 1)
+    mark = Mark(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(at))
     # The version moves, so that a delivery decided before is decided again.
     return Change(None, snapshot, snapshot.to(snapshot.state), marks=(mark,))
 
@@ -174,7 +178,7 @@ class _Deliver:
         self._waits = snapshot.life.waits or NO_WAITS
 
     def decide(self) -> "Change[Accepted | DuplicateSignal]":
-        known = self._delivered()
+        known = self._delivered() or self._decided()
         if known is not None:
             return unchanged(DuplicateSignal(known))
         self._check_unused()
@@ -183,12 +187,10 @@ class _Deliver:
         active = any(bound.id == self._waitpoint.id for bound in self._waits.active)
         if not active:
             self._check_pending()
-        decided = self._check_terms()
-        if decided is not None:
-            return unchanged(DuplicateSignal(decided))
+        self._check_terms()
         limit = self._delivery.max_signals
-        if limit and self._waits.signals >= limit:
-            raise SignalLimitExceeded(f"{self._waits.signals} signals were accepted")
+        if limit and self._waits.sent >= limit:
+            raise SignalLimitExceeded(f"{self._waits.sent} signals were accepted")
         return self._accept() if active else self._buffer()
 
     def _delivered(self) -> UUID | None:
@@ -198,12 +200,26 @@ class _Deliver:
             known = self._seen(_repeat_key(self._delivery))
         return known
 
+    def _decided(self) -> UUID | None:
+        """The signal with which this approver decided the same before: whoever never saw the answer
+        asks again, also when that decision was the last one that was needed. What has become
+        outdated is told otherwise."""
+        delivery, terms = self._delivery, self._waitpoint.terms
+        mark = self._memory.marks.get(_approver_key(delivery, delivery.source))
+        if terms is None or mark is None or mark.doc[16:].decode() != delivery.name:
+            return None
+        if delivery.about not in (None, terms.about) or self._is_outdated():
+            return None
+        if self._claims and self._claims.decisions and delivery.name not in self._claims.decisions:
+            return None
+        return UUID(bytes=mark.doc[:16])
+
     def _check_unused(self) -> None:
         claims = self._claims
         if claims is None or not claims.single_use:
             return
         if self._seen(_used_key(self._delivery, claims)) is not None:
-            raise TokenUsed("a token for one use")
+            raise TokenUsed("the token was for one use, and it was used")
 
     def _seen(self, key: bytes) -> UUID | None:
         """The signal that left a mark, if the mark still counts."""
@@ -218,29 +234,32 @@ class _Deliver:
                 if pending.expires_at is not None and pending.expires_at <= self._now:
                     raise WaitpointClosed("the waitpoint ran out before it was used")
                 return
-        if any(_outdates(other, self._waitpoint) for other in self._open()):
+        if self._is_outdated():
             raise ApprovalOutdated("what is to be approved has changed since this was asked for")
         raise WaitpointClosed("the waitpoint accepts no signals any more")
 
-    def _open(self) -> tuple[Pending, ...]:
-        return (*self._waits.active, *self._waits.pending)
+    def _is_outdated(self) -> bool:
+        """Whether another waitpoint has taken the place of this one."""
+        if isinstance(self._snapshot.state, Ended):
+            return False
+        open_ones = (*self._waits.active, *self._waits.pending)
+        if any(other.id == self._waitpoint.id for other in open_ones):
+            return False
+        return any(_outdates(other, self._waitpoint) for other in open_ones)
 
-    def _check_terms(self) -> UUID | None:
-        """Whether the terms allow this decision; the earlier signal when it was made before."""
+    def _check_terms(self) -> None:
+        """Whether the terms allow this decision."""
         delivery, terms, claims = self._delivery, self._waitpoint.terms, self._claims
         if claims is not None and claims.decisions and delivery.name not in claims.decisions:
             raise NotAllowed(f"the token does not allow {delivery.name[:80]!r}")
         if terms is None:
             if delivery.about is not None:
                 raise NotAllowed("nothing that can be approved is bound to this waitpoint")
-            return None
+            return
         _check_allowed(terms, delivery)
         mark = self._memory.marks.get(_approver_key(delivery, delivery.source))
-        if mark is None:
-            return None
-        if mark.doc[16:].decode() != delivery.name:
+        if mark is not None:
             raise AlreadyDecided(f"decided before: {mark.doc[16:].decode()[:80]}")
-        return UUID(bytes=mark.doc[:16])
 
     def _buffer(self) -> "Change[Accepted | DuplicateSignal]":
         """Nobody waits yet: kept for whoever will. The version moves, so that a suspend that did
@@ -340,12 +359,26 @@ class _Deliver:
         )
 
 
+def ask_about_tokens(snapshot: Snapshot | None, waitpoint: UUID) -> Ask | None:
+    """What must be remembered to hand a token out, or to take some back."""
+    if snapshot is None:
+        return None
+    marks = (_revoked_key(waitpoint, ""),)
+    return Ask(snapshot.execution.uuid, waitpoints=(waitpoint,), marks=marks)
+
+
+def revoked_at(waitpoint: UUID, memory: Memory) -> Millis | None:
+    """When every token of a waitpoint issued so far was taken back, the last time."""
+    everything = memory.marks.get(_revoked_key(waitpoint, ""))
+    return None if everything is None else Millis(msgspec.json.decode(everything.doc, type=int))
+
+
 def _check_revoked(
     waitpoint: UUID, claims: Claims | None, row: Waitpoint | None, memory: Memory
 ) -> None:
-    everything = memory.marks.get(_revoked_key(waitpoint, ""))
+    until = revoked_at(waitpoint, memory)
     issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME
-    if everything is not None and issued <= msgspec.json.decode(everything.doc, type=int):
+    if until is not None and issued <= until:
         raise TokenRevoked("every token issued before was taken back")
     if claims is not None and _revoked_key(waitpoint, claims.id) in memory.marks:
         raise TokenRevoked("the token was taken back")

@@ -25,8 +25,9 @@ class Step(Struct, frozen=True):
 
 class Recorded(Struct, frozen=True, omit_defaults=True):
     """What a step row holds: the value a step returned, the moment a sleep ends, or how a wait
-    ended (`waited` is a word of `core.waits.Waited`). Which signals it heard is told by `signal`
-    where it was one, and by `suspension` otherwise."""
+    ended (`waited` is a word of `core.waits.Waited`, `value` why, if somebody said so). Which
+    signals it heard is told by `signal` where it was one, and by `suspension` otherwise, then of
+    one `waitpoint` if it waited at one."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     until: Millis | None = None
@@ -34,3 +35,4 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     waited: str = ""
     suspension: UUID | None = None
     signal: Signal | None = None
+    waitpoint: UUID | None = None

@@ -13,20 +13,9 @@ from msgspec.structs import replace
 
 from flowfabric.core.attempt import pause_attempt, released, same_release
 from flowfabric.core.change import Change, unchanged
-from flowfabric.core.check import check_kind_of, check_whole
-from flowfabric.core.condition import (
-    Condition,
-    OperatorOnly,
-    Single,
-    TimeoutOnly,
-    blank,
-    check_condition,
-    keys_of,
-    write_condition,
-)
+from flowfabric.core.condition import Condition, blank, check_references, write_condition
 from flowfabric.core.errors import (
     FenceRequired,
-    Invalid,
     InvalidWaitpoint,
     NoSigningKey,
     NotFound,
@@ -40,8 +29,8 @@ from flowfabric.core.history import closing_attempts
 from flowfabric.core.lease import Owner, enter, fence_of, lease_event, present
 from flowfabric.core.listening import listen, mark_key, source_key
 from flowfabric.core.step import Step
-from flowfabric.core.text import MAX_KEY, MAX_NAME, MAX_REASON, check_text
-from flowfabric.core.time import MAX_SPAN, Millis, check_moment
+from flowfabric.core.time import Millis
+from flowfabric.core.waitpoint import closed_because, closed_key, is_over
 from flowfabric.core.waits import (
     NO_WAITS,
     Arm,
@@ -52,7 +41,6 @@ from flowfabric.core.waits import (
     Memory,
     Pending,
     ResumePolicy,
-    Signal,
     StepRef,
     Suspension,
     Terms,
@@ -60,19 +48,16 @@ from flowfabric.core.waits import (
     Waitpoint,
     Waits,
 )
-from flowfabric.core.waking import RESUMED, Wake, close_suspension, steps_of
+from flowfabric.core.waking import CLOSED, RESUMED, Wake, close_suspension, steps_of
 
-PAST_TOLERANCE = Millis(600_000)
 REPEAT_GRACE = Millis(60_000)
 REPEAT_WINDOW = Millis(7 * 86_400_000)
-REQUESTERS = frozenset({"worker", "operator", "policy", "system_timeout_policy"})
-MAX_BINDINGS = 1_000
 
 
 class Use(StrEnum):
     """FRESH is a new waitpoint, PENDING one that was made before, EITHER whichever it is. Only
     EITHER opens a closed one again: a handler asks for the very same thing (the id is made of what
-    it asks for), and what was decided about that still counts."""
+    it asks for), and what was decided about that still counts. What an operator closed stays so."""
 
     FRESH = "fresh"
     PENDING = "pending"
@@ -81,13 +66,14 @@ class Use(StrEnum):
 
 class Binding(Struct, frozen=True, kw_only=True):
     """A waitpoint to wait at. A pending one brings its own key. A `lasting` one belongs to the
-    execution and outlives the attempt."""
+    execution and outlives the attempt. Pending ones with the same `slot` are over then."""
 
     id: UUID
     key: str = ""
     use: Use = Use.FRESH
     terms: Terms | None = None
     lasting: bool = False
+    slot: UUID | None = None
 
     @classmethod
     def fresh(cls, id: UUID) -> "Binding":
@@ -134,90 +120,6 @@ class AlreadyMet(Struct, frozen=True):
     waitpoints: tuple[Waitpoint, ...]
 
 
-def check_suspend(request: Suspend, now: Millis) -> Suspend:
-    """The request if it makes sense; refused before the store is touched otherwise."""
-    if not request.waits:
-        raise Invalid("waitpoints_empty")
-    check_kind_of(request.id, UUID, "suspension id")
-    if request.requested_by not in REQUESTERS:
-        raise Invalid(f"requested_by is one of {', '.join(sorted(REQUESTERS))}")
-    check_text(request.reason, "reason", limit=MAX_REASON)
-    if request.continuation is not None:
-        check_text(request.continuation, "continuation", limit=MAX_REASON)
-    if request.idempotency_key is not None:
-        check_text(request.idempotency_key, "idempotency key", limit=MAX_KEY)
-    for wait in request.waits:
-        _check_wait(check_kind_of(wait, Wait, "wait"), now)
-    if request.until is not None:
-        check_moment(request.until, "until")
-    for step in request.steps:
-        check_kind_of(step, Step, "step")
-    return request
-
-
-def _check_wait(wait: Wait, now: Millis) -> None:
-    if not wait.bindings:
-        raise Invalid("waitpoints_empty")
-    if len(wait.bindings) > MAX_BINDINGS:
-        raise Invalid(f"{len(wait.bindings)} waitpoints, the limit is {MAX_BINDINGS}")
-    primary = check_kind_of(wait.bindings[0], Binding, "waitpoint")
-    match wait.condition:
-        case Single(waitpoint=key) if primary.use is Use.FRESH and key != primary.key:
-            raise Invalid(f"waitpoint_key_mismatch: {key!r} is not {primary.key!r}")
-        case _:
-            pass
-    _check_bindings(wait.bindings)
-    check_condition(wait.condition)
-    if primary.use is not Use.PENDING:
-        _check_references(wait.condition, [binding.key for binding in wait.bindings])
-    if isinstance(wait.condition, TimeoutOnly) and wait.timeout_at is None:
-        raise Invalid("timeout_only_without_deadline")
-    if wait.timeout_at is not None:
-        check_moment(wait.timeout_at, "timeout_at")
-        if wait.timeout_at + PAST_TOLERANCE < now:
-            raise Invalid("timeout_at_in_past")
-    _check_ending(wait)
-
-
-def _check_ending(wait: Wait) -> None:
-    """Whether what happens after the wait can be stored."""
-    check_kind_of(wait.behaviour, Behaviour, "behaviour")
-    delay = check_kind_of(wait.policy, ResumePolicy, "resume policy").resume_delay
-    if delay is not None:
-        check_whole(delay, "resume_delay", 0, MAX_SPAN)
-    if wait.step is not None:
-        check_kind_of(wait.step, StepRef, "step")
-
-
-def _check_bindings(bindings: tuple[Binding, ...]) -> None:
-    for position, binding in enumerate(bindings):
-        check_kind_of(binding, Binding, "waitpoint")
-        if binding.use is Use.PENDING:
-            if position:
-                raise Invalid(f"additional_waitpoint_binding_must_be_fresh: waitpoints[{position}]")
-            continue
-        check_text(binding.key, "waitpoint key", limit=MAX_NAME)
-        if not binding.key:
-            if position:
-                raise Invalid(f"additional_waitpoint_binding_empty_key: waitpoints[{position}]")
-            raise Invalid("waitpoint_key_empty")
-
-
-def _check_references(condition: Condition, keys: list[str]) -> None:
-    """Every key the condition names has a waitpoint, and every waitpoint is named by it."""
-    named = keys_of(condition)
-    for key in named:
-        if key not in keys:
-            raise Invalid(f"referenced_waitpoint_key_missing_binding: {key}")
-    if isinstance(condition, OperatorOnly | TimeoutOnly) and len(keys) == 1:
-        return
-    for key in keys:
-        if key not in named:
-            raise Invalid(f"extra_binding_not_referenced_by_condition: {key}")
-    if len(set(keys)) != len(keys):
-        raise Invalid("duplicate_waitpoint_key")
-
-
 def ask_to_suspend(snapshot: Snapshot | None, request: Suspend) -> Ask | None:
     """What must be remembered to decide the request."""
     if snapshot is None:
@@ -225,12 +127,13 @@ def ask_to_suspend(snapshot: Snapshot | None, request: Suspend) -> Ask | None:
     bindings = [binding for wait in request.waits for binding in wait.bindings]
     pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
     key = _repeat_key(request)
+    marks = [closed_key(binding.id) for binding in bindings if binding.use is Use.EITHER]
     return Ask(
         execution=snapshot.execution.uuid,
         waitpoints=tuple(binding.id for binding in bindings),
-        marks=() if key is None else (key,),
+        marks=tuple(marks if key is None else (key, *marks)),
         buffered=tuple(
-            (b.id, pending[b.id].taken if b.id in pending else 0)
+            (b.id, pending[b.id].unwanted if b.id in pending else 0)
             for b in bindings
             if b.id in pending or b.use is Use.EITHER
         ),
@@ -280,11 +183,13 @@ class _Binder:
         self.bound: list[Waitpoint] = []
         self.fresh: dict[UUID, Waitpoint] = {}
         self.outdated: set[UUID] = set()
+        self.closed: dict[UUID, str] = {}
 
     def arm(self, wait: Wait) -> Arm:
-        bound = tuple(self._bind(binding, wait.timeout_at) for binding in wait.bindings)
+        left = [binding for binding in wait.bindings if not self._is_closed(binding, wait)]
+        bound = tuple(self._bind(binding, wait.timeout_at) for binding in left)
         if wait.bindings[0].use is Use.PENDING:
-            _check_references(wait.condition, [item.key for item in bound])
+            check_references(wait.condition, [item.key for item in bound])
         return Arm(
             condition=write_condition(wait.condition),
             bound=bound,
@@ -295,7 +200,20 @@ class _Binder:
             step=wait.step,
         )
 
+    def _is_closed(self, binding: Binding, wait: Wait) -> bool:
+        """Whether an operator closed the waitpoint; a wait that is a step can do without."""
+        reason = closed_because(self._memory, binding.id) if binding.use is Use.EITHER else None
+        if reason is None:
+            return False
+        if wait.step is None:
+            raise WaitpointNotPending(f"waitpoint {binding.id} was closed: {reason}")
+        self.closed[binding.id] = reason
+        return True
+
     def _bind(self, binding: Binding, timeout_at: Millis | None) -> Pending:
+        if binding.slot is not None:
+            rivals = (p for p in self.pending.values() if p.slot == binding.slot)
+            self.outdated |= {p.id for p in rivals if p.id != binding.id}
         known = binding.id in self.pending or binding.id in self.fresh
         if binding.use is Use.PENDING or (binding.use is Use.EITHER and known):
             return self._bind_pending(binding, timeout_at)
@@ -309,7 +227,7 @@ class _Binder:
         if pending is None:
             if binding.id not in self.fresh:
                 raise WaitpointNotPending(f"waitpoint {binding.id} is closed or in use")
-            pending = Pending(waitpoint.id, waitpoint.key)
+            pending = Pending(waitpoint.id, waitpoint.key, slot=binding.slot)
         if pending.attempt is not None and pending.attempt != self._lease.attempt:
             raise InvalidWaitpoint(f"waitpoint {binding.id} belongs to another attempt")
         if pending.expires_at is not None and pending.expires_at <= self._now:
@@ -336,11 +254,11 @@ class _Binder:
         )
         self.fresh[binding.id] = waitpoint
         self.bound.append(waitpoint)
-        if binding.terms is not None:
+        if binding.terms is not None and binding.slot is None:
             # What is to be approved has changed: what was asked before is over.
             self.outdated |= {p.id for p in self.pending.values() if p.key == binding.key}
         expires_at = None if binding.lasting else timeout_at
-        return Pending(waitpoint.id, waitpoint.key, expires_at, attempt)
+        return Pending(waitpoint.id, waitpoint.key, expires_at, attempt, slot=binding.slot)
 
 
 class _Made:
@@ -358,13 +276,18 @@ class _Made:
         self._counted: list[tuple[int, UUID]] = []
 
     def decide(self, suspension: Suspension, memory: Memory) -> "Change[NowSuspended | AlreadyMet]":
-        wanted = {bound.id: bound.taken for arm in suspension.arms for bound in arm.bound}
+        if over := _closed(self._request, suspension, self._binder.closed):
+            return self._go_on(suspension, over)
+        bound = {bound.id: bound for arm in suspension.arms for bound in arm.bound}
         for heard in memory.signals:
-            if heard.signal.number <= wanted.get(heard.signal.waitpoint, heard.signal.number):
+            signal = heard.signal
+            if signal.waitpoint not in bound or not bound[signal.waitpoint].wants(signal.number):
                 continue
             suspension, satisfied = self._hear(suspension, heard)
             if satisfied:
-                return self._go_on(suspension, satisfied, heard.signal)
+                done = dict.fromkeys(satisfied, Waited.SIGNALLED)
+                over = Wake(reason=RESUMED, done=done, closer=signal.id, signal=signal)
+                return self._go_on(suspension, over)
         return self._park(suspension)
 
     def _hear(self, suspension: Suspension, heard: Heard) -> tuple[Suspension, tuple[int, ...]]:
@@ -375,11 +298,8 @@ class _Made:
             self._counted.append((heard.signal.number, suspension.id))
         return listened.suspension, listened.satisfied
 
-    def _go_on(
-        self, suspension: Suspension, satisfied: tuple[int, ...], closer: Signal
-    ) -> "Change[NowSuspended | AlreadyMet]":
-        done = dict.fromkeys(satisfied, Waited.SIGNALLED)
-        over = Wake(reason=RESUMED, done=done, closer=closer.id, signal=closer)
+    def _go_on(self, suspension: Suspension, over: Wake) -> "Change[NowSuspended | AlreadyMet]":
+        """Something that was to be waited for is over: the lease is kept."""
         waits = close_suspension(self._waits(), suspension, self._now, over)
         outcome = AlreadyMet(suspension.id, tuple(self._binder.bound))
         steps = (*self._request.steps, *steps_of(suspension, over))
@@ -439,6 +359,17 @@ class _Made:
         waits = self._snapshot.life.waits or NO_WAITS
         gone = {waitpoint.id for waitpoint in self._binder.bound} | self._binder.outdated
         return replace(waits, pending=tuple(p for p in waits.pending if p.id not in gone))
+
+
+def _closed(request: Suspend, suspension: Suspension, closed: dict[UUID, str]) -> Wake | None:
+    """The waits that can never be answered, since an operator closed what they wait at."""
+    arms = enumerate(zip(request.waits, suspension.arms, strict=True))
+    done = {
+        number: Waited.CLOSED
+        for number, (wait, arm) in arms
+        if len(arm.bound) < len(wait.bindings) and is_over(arm)
+    }
+    return Wake(reason=CLOSED, done=done, note=next(iter(closed.values()))) if done else None
 
 
 class _Outcome(Struct, frozen=True):

@@ -1,33 +1,45 @@
-"""Waitpoints on their own: made before anybody waits, closed, expired, listed."""
+"""Waitpoints on their own: made before anybody waits, closed, expired, listed.
+
+One that an operator closed has a mark, so that nobody opens it again: a handler that asks for the
+same runs again and again.
+"""
 
 from uuid import UUID
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change, unchanged
-from flowfabric.core.condition import names_for, read_condition
+from flowfabric.core.condition import names_for, possible, read_condition
+from flowfabric.core.ending import event_of
 from flowfabric.core.errors import FenceRequired, NoSigningKey, NotFound, WaitpointExists
+from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Active, Ended, Flags, Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.keyring import Keyring
 from flowfabric.core.lease import AlreadySatisfied, Owner, enter, present
+from flowfabric.core.listening import mark_key
 from flowfabric.core.time import Millis
 from flowfabric.core.token import mint
 from flowfabric.core.waits import (
     NO_WAITS,
+    Arm,
     Ask,
+    Mark,
     Memory,
     Pending,
     Terms,
+    Waited,
     Waitpoint,
     Waits,
 )
+from flowfabric.core.waking import CLOSED, Wake, suspension_of, wake
 
 
 class NewWaitpoint(Struct, frozen=True, kw_only=True):
     """A waitpoint to be made. A `lasting` one outlives the attempt, and asking for one that is
-    there already gives that one."""
+    there already gives that one, open or not. Those with the same `slot` are over then."""
 
     id: UUID
     key: str
@@ -35,6 +47,7 @@ class NewWaitpoint(Struct, frozen=True, kw_only=True):
     expires_in: Millis | None = None
     terms: Terms | None = None
     lasting: bool = False
+    slot: UUID | None = None
 
 
 class OpenWaitpoint(Struct, frozen=True):
@@ -63,6 +76,16 @@ def ask_for(snapshot: Snapshot | None, *ids: UUID) -> Ask | None:
     return None if snapshot is None else Ask(snapshot.execution.uuid, waitpoints=ids)
 
 
+def closed_key(waitpoint: UUID) -> bytes:
+    return mark_key("closed", waitpoint.bytes)
+
+
+def closed_because(memory: Memory, waitpoint: UUID) -> str | None:
+    """Why an operator closed the waitpoint, None if nobody did."""
+    mark = memory.marks.get(closed_key(waitpoint))
+    return None if mark is None else msgspec.json.decode(mark.doc, type=str)
+
+
 def create(
     snapshot: Snapshot | None, owner: Owner, now: Millis, new: NewWaitpoint, memory: Memory
 ) -> "Change[Waitpoint]":
@@ -76,7 +99,7 @@ def create(
         return lease
     known = memory.waitpoints.get(new.id)
     if known is not None:
-        if new.lasting and _is_open(snapshot, new.id):
+        if new.lasting:
             return unchanged(known)
         raise WaitpointExists(f"waitpoint {new.id}")
     if new.kid is None:
@@ -93,7 +116,8 @@ def create(
         terms=new.terms,
     )
     waits = snapshot.life.waits or NO_WAITS
-    pending = (*waits.pending, Pending(new.id, new.key, expires_at, attempt))
+    made = Pending(new.id, new.key, expires_at, attempt, slot=new.slot)
+    pending = (*(p for p in waits.pending if new.slot is None or p.slot != new.slot), made)
     after = snapshot.to(
         Active(lease),
         life=replace(snapshot.life, waits=replace(waits, pending=pending)),
@@ -103,15 +127,51 @@ def create(
 
 
 def close(
-    snapshot: Snapshot | None, now: Millis, id: UUID, memory: Memory
+    snapshot: Snapshot | None, now: Millis, id: UUID, reason: str, memory: Memory
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
-    """Closes a waitpoint for good; whoever waits at it waits for the rest of its condition."""
+    """Closes a waitpoint for good. A handler's wait that cannot be answered any more is over;
+    whoever else waits at it waits for the rest of its condition."""
     snapshot = present(snapshot)
     if id not in memory.waitpoints:
         raise NotFound("waitpoint", id)
     if not _is_open(snapshot, id):
         return unchanged(AlreadySatisfied("already_closed"))
-    return _closing(snapshot, (id,))
+    left = _without(snapshot.life.waits or NO_WAITS, (id,))
+    head = replace(snapshot.head, life=replace(snapshot.life, waits=left))
+    detail = {"waitpoint": str(id), "name": memory.waitpoints[id].key, "reason": reason}
+    change: Change[WaitpointsClosed | AlreadySatisfied] = Change(
+        WaitpointsClosed((id,)),
+        snapshot,
+        snapshot.to(snapshot.state, life=head.life),
+        (event_of(snapshot, EventKind.WAITPOINT_CLOSED, now, detail),),
+        marks=(Mark(closed_key(id), doc=msgspec.json.encode(reason)),),
+    )
+    done = _over(snapshot, left, id)
+    if not done or left.suspension is None:
+        return change
+    why = Wake(reason=CLOSED, done=dict.fromkeys(done, Waited.CLOSED), note=reason)
+    after, steps = wake(replace(snapshot, head=head), left.suspension, now, why)
+    woken = event_of(snapshot, EventKind.WOKEN, now, {"reason": CLOSED})
+    return replace(change, after=after, events=(*change.events, woken), steps=steps)
+
+
+def is_over(arm: Arm) -> bool:
+    """Whether a handler's wait can never be answered, since waitpoints of it are closed."""
+    keys = {bound.key for bound in arm.bound}
+    return arm.step is not None and not possible(read_condition(arm.condition), arm.tallies, keys)
+
+
+def _over(snapshot: Snapshot, left: Waits, id: UUID) -> list[int]:
+    """The arms that are over without the waitpoint; `left` is what is left without it."""
+    before = suspension_of(snapshot)
+    if before is None or left.suspension is None:
+        return []
+    arms = zip(before.arms, left.suspension.arms, strict=True)
+    return [
+        number
+        for number, (had, arm) in enumerate(arms)
+        if any(bound.id == id for bound in had.bound) and is_over(arm)
+    ]
 
 
 def expire_pending(
@@ -119,8 +179,12 @@ def expire_pending(
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
     """Closes the pending waitpoints that ran out before anybody waited at them."""
     waits = snapshot.life.waits or NO_WAITS
-    gone = [p.id for p in waits.pending if p.expires_at is not None and p.expires_at <= now]
-    return _closing(snapshot, tuple(gone)) if gone else unchanged(AlreadySatisfied("not_yet_due"))
+    due = (p.id for p in waits.pending if p.expires_at is not None and p.expires_at <= now)
+    gone = tuple(due)
+    if not gone:
+        return unchanged(AlreadySatisfied("not_yet_due"))
+    life = replace(snapshot.life, waits=_without(waits, gone))
+    return Change(WaitpointsClosed(gone), snapshot, snapshot.to(snapshot.state, life=life))
 
 
 def describe(snapshot: Snapshot, rows: dict[UUID, Waitpoint], ring: Keyring) -> list[OpenWaitpoint]:
@@ -183,10 +247,8 @@ def _is_open(snapshot: Snapshot, id: UUID) -> bool:
     return any(p.id == id for p in (*waits.active, *waits.pending))
 
 
-def _closing(
-    snapshot: Snapshot, ids: tuple[UUID, ...]
-) -> "Change[WaitpointsClosed | AlreadySatisfied]":
-    waits = snapshot.life.waits or NO_WAITS
+def _without(waits: Waits, ids: tuple[UUID, ...]) -> Waits:
+    """What is waited for when these waitpoints are closed."""
     suspension = waits.suspension
     if suspension is not None:
         arms = tuple(
@@ -195,6 +257,4 @@ def _closing(
         )
         suspension = replace(suspension, arms=arms)
     pending = tuple(p for p in waits.pending if p.id not in ids)
-    life = replace(snapshot.life, waits=replace(waits, pending=pending, suspension=suspension))
-    after = snapshot.to(snapshot.state, life=life)
-    return Change(WaitpointsClosed(ids), snapshot, after)
+    return replace(waits, pending=pending, suspension=suspension)

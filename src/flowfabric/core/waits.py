@@ -38,6 +38,7 @@ class Waited(StrEnum):
     SIGNALLED = "signalled"
     TIMED_OUT = "timed_out"
     RESUMED = "resumed"
+    CLOSED = "closed"
 
 
 class Effect(StrEnum):
@@ -160,7 +161,9 @@ class Pending(Struct, frozen=True, omit_defaults=True):
     will bind it; while one does, this is what the suspension remembers of it.
 
     `attempt` is None for one that outlives attempts. `taken` is the number of the last signal that
-    an earlier wait used up, `heard` of the last that counted for the present one.
+    an earlier wait used up, `heard` of the last that counted for the present one; `kept` are those
+    before `taken` that another wait has heard and not used up. Of waitpoints with the same `slot`
+    only one is open: a later one takes the place of those before.
     """
 
     id: UUID
@@ -169,6 +172,16 @@ class Pending(Struct, frozen=True, omit_defaults=True):
     attempt: int | None = None
     taken: int = 0
     heard: int = 0
+    kept: tuple[int, ...] = ()
+    slot: UUID | None = None
+
+    @property
+    def unwanted(self) -> int:
+        """The number of the last signal before the first that may still be heard."""
+        return min(self.kept) - 1 if self.kept else self.taken
+
+    def wants(self, number: int) -> bool:
+        return number > self.taken or number in self.kept
 
 
 class StepRef(Struct, frozen=True, omit_defaults=True):
@@ -236,12 +249,19 @@ class Closed(Struct, frozen=True, omit_defaults=True):
 
 
 class Waits(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """The part of an execution's life that waiting writes. `signals` counts the accepted ones."""
+    """The part of an execution's life that waiting writes. `signals` numbers the accepted ones;
+    `internal` of them are the engine's own, which nobody sent."""
 
     suspension: Suspension | None = None
     pending: tuple[Pending, ...] = ()
     signals: int = 0
+    internal: int = 0
     last: Closed | None = None
+
+    @property
+    def sent(self) -> int:
+        """How many signals were accepted from others."""
+        return self.signals - self.internal
 
     @property
     def active(self) -> tuple[Pending, ...]:

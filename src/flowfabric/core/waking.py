@@ -43,6 +43,7 @@ from flowfabric.core.waits import (
 OPERATOR_REVIEW = "waiting_for_operator_review"
 TIMEOUT = "timeout"
 RESUMED = "resumed"
+CLOSED = "waitpoint_closed"
 TIMED_OUT = "timed_out_auto_resume"
 """Why a suspension was closed, apart from the execution's end."""
 
@@ -66,13 +67,14 @@ class SuspensionExpired(Struct, frozen=True):
 
 class Wake(Struct, frozen=True, kw_only=True):
     """Why a suspension is over. `done` are the arms (by number) whose wait is, and how; `signal` is
-    the one that ended it, if one did."""
+    the one that ended it, if one did; `note` is what the steps shall say about it."""
 
     reason: str
     done: dict[int, Waited]
     closer: UUID | None = None
     delay: Millis = NO_TIME
     signal: Signal | None = None
+    note: str = ""
 
 
 def suspension_of(snapshot: Snapshot) -> Suspension | None:
@@ -103,12 +105,14 @@ def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wa
     """What stays open after a suspension: waitpoints of waits that go on, or that outlast them.
     Only a wait that was satisfied has used its signals up."""
     pending = {p.id: p for p in waits.pending}
+    left: dict[UUID, list[tuple[Pending, bool]]] = {}
     for number, arm in enumerate(suspension.arms):
-        over, how = arm.step is None or number in wake.done, wake.done.get(number)
-        for left in _left_open(arm, over=over, used=how is Waited.SIGNALLED):
-            known = pending.get(left.id)
-            taken = left.taken if known is None else max(known.taken, left.taken)
-            pending[left.id] = replace(left, taken=taken, heard=0)
+        if closed_after(arm) and (arm.step is None or number in wake.done):
+            continue
+        used = wake.done.get(number) is Waited.SIGNALLED
+        for bound in arm.bound:
+            left.setdefault(bound.id, []).append((bound, used))
+    pending |= {id: _left_open(ends) for id, ends in left.items()}
     last = Closed(suspension.id, suspension.attempt, now, wake.reason, wake.closer)
     return replace(waits, suspension=None, pending=tuple(pending.values()), last=last)
 
@@ -117,9 +121,7 @@ def steps_of(suspension: Suspension, wake: Wake) -> tuple[Step, ...]:
     """The recorded steps of the waits that are over."""
     arms = [(suspension.arms[number], how) for number, how in wake.done.items()]
     return tuple(
-        _step(arm.step, how, suspension.id, _only_signal(arm, wake))
-        for arm, how in arms
-        if arm.step is not None
+        _step(arm.step, suspension.id, arm, how, wake) for arm, how in arms if arm.step is not None
     )
 
 
@@ -205,7 +207,8 @@ def _auto_resume(
         category=TIMEOUT,
         source_type="system",
     )
-    counted = replace(snapshot.life, waits=replace(waits, signals=signal.number))
+    numbered = replace(waits, signals=signal.number, internal=waits.internal + 1)
+    counted = replace(snapshot.life, waits=numbered)
     told = replace(snapshot, head=replace(snapshot.head, life=counted))
     after, steps = wake(told, suspension, now, Wake(reason=TIMED_OUT, done=done, closer=signal_id))
     change: Change[Never] = Change(
@@ -270,12 +273,15 @@ def _overdue(suspension: Suspension, now: Millis) -> list[int]:
     return [number for _, number in sorted(due)]
 
 
-def _left_open(arm: Arm, *, over: bool, used: bool) -> list[Pending]:
-    if over and closed_after(arm):
-        return []
-    if not used:
-        return list(arm.bound)
-    return [replace(bound, taken=max(bound.taken, bound.heard)) for bound in arm.bound]
+def _left_open(ends: list[tuple[Pending, bool]]) -> Pending:
+    """A waitpoint after the waits at it, each with whether it has used up what it heard. What one
+    has heard and not used stays for it, although another used up what came later."""
+    used = {bound.heard for bound, is_used in ends if is_used}
+    taken = max([*used, *(bound.taken for bound, _ in ends)])
+    heard = {bound.heard for bound, is_used in ends if not is_used}
+    wanted = heard.union(*(bound.kept for bound, _ in ends)) - used
+    kept = tuple(sorted(number for number in wanted if 0 < number <= taken))
+    return replace(ends[0][0], taken=taken, kept=kept, heard=0)
 
 
 def _only_signal(arm: Arm, wake: Wake) -> Signal | None:
@@ -284,7 +290,13 @@ def _only_signal(arm: Arm, wake: Wake) -> Signal | None:
     return wake.signal if alone else None
 
 
-def _step(ref: StepRef, how: Waited, suspension: UUID, signal: Signal | None) -> Step:
-    recorded = Recorded(branch=ref.branch, waited=how, suspension=suspension, signal=signal)
+def _step(ref: StepRef, suspension: UUID, arm: Arm, how: Waited, wake: Wake) -> Step:
+    signal = _only_signal(arm, wake)
+    alone = arm.bound[0].id if signal is None and len(arm.bound) == 1 else None
+    recorded = Recorded(
+        branch=ref.branch, waited=how, suspension=suspension, signal=signal, waitpoint=alone
+    )
+    if wake.note:
+        recorded = replace(recorded, value=msgspec.Raw(msgspec.json.encode(wake.note)))
     doc = msgspec.json.encode(recorded)
     return Step(ref.generation, ref.position, ref.name, ref.occurrence, doc)

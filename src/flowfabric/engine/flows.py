@@ -10,22 +10,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core import membership
-from flowfabric.core.change import Change
 from flowfabric.core.check import check_kind_of, check_seconds
 from flowfabric.core.chore import Chore, ChoreKind, is_spared
 from flowfabric.core.control import Replayed, check_replay
-from flowfabric.core.ending import event_of
 from flowfabric.core.errors import (
     CycleDetected,
     FlowConflict,
     FlowTerminal,
-    Invalid,
     NotFound,
     NotTerminal,
     RetryExhausted,
     StaleRevision,
 )
-from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Ended, Outcome, Snapshot
 from flowfabric.core.flow import (
     Cancellation,
@@ -38,6 +34,12 @@ from flowfabric.core.flow import (
     known,
     open_flow,
 )
+from flowfabric.core.flow_cancel import (
+    announce,
+    cancel_chores,
+    check_cancel_policy,
+    takes_members_along,
+)
 from flowfabric.core.graph import Graph, Plan, check_graph, plan
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.join import Edge, JoinPolicy
@@ -48,6 +50,7 @@ from flowfabric.core.text import MAX_REASON, check_kind, check_namespace, check_
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.executions import Executions
+from flowfabric.engine.flow_walks import leads_to, reaches
 from flowfabric.engine.settler import Settler
 from flowfabric.engine.settling import PAGE
 from flowfabric.store.contract import EdgeQuery
@@ -144,13 +147,11 @@ class Flows(Noun):
             mutated_at=now,
         )
         created = await self._lay(flow, laid)
-        if not created and await self._has_ended(new.id):
+        if not created and await self._is_over(new.id):
             return Declared(new.id, laid.ids, created)  # retention may have taken some members
         await self._executions.put_all(laid.rest)
         await self._executions.put_all(laid.roots)
-        found = (await self._parts.store.flows([flow.id])).get(flow.id)
-        if found is not None and found.cancel is not None:
-            await self._settler.work.cancel_members(found)  # those that came after the cancel
+        await self._cancel_late(new.id)
         return Declared(new.id, laid.ids, created)
 
     async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
@@ -162,6 +163,7 @@ class Flows(Noun):
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
         if found.state is FlowState.OPEN:
             creation = membership.held(creation)
+        # Two writes. Whoever dies in between leaves one that is held; the sweep ends it soon.
         made = await self._executions.put(creation)
         try:
             return await self.join(key, made.id)
@@ -207,7 +209,7 @@ class Flows(Noun):
             ends = await self._parts.store.load([wanted.upstream, wanted.downstream])
             upstream, downstream = ends.get(wanted.upstream), ends.get(wanted.downstream)
             change = membership.stage(flow, wanted, upstream, downstream, now)
-            if await self._reaches(wanted.flow, wanted.downstream, wanted.upstream):
+            if await reaches(self._parts.store, wanted.flow, wanted.downstream, wanted.upstream):
                 raise CycleDetected("the upstream depends on the downstream already")
             answer[:] = [Staged(wanted.id, change.after.revision)]
             return change
@@ -235,13 +237,13 @@ class Flows(Noun):
 
     async def seal(self, flow: UUID) -> bool:
         """The graph is complete: members are let go as their joins allow. False when it was sealed
-        before."""
+        before, also if it has ended since."""
         key = parse_uuid(flow, "flow")
 
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
-            open = open_flow(found, key)
-            if open.state is FlowState.RUNNING:
+            if membership.is_sealed(known(found, key)):
                 return None
+            open = open_flow(found, key)
             async for page in self._members(key):
                 for member in page:
                     membership.check_seal(member)
@@ -269,13 +271,13 @@ class Flows(Noun):
         with a `timeout` TimeoutError is raised when they are not after so many seconds, and the
         background finishes it. Cancelling again gives the first call's policy and reason."""
         span = None if timeout is None else check_seconds(timeout, "timeout")
-        header = await self._mark_cancelled(flow, reason, policy)
+        marked, header = await self._mark_cancelled(flow, reason, policy)
         if header.policy is CancelPolicy.FLOW_ONLY or not wait:
             self._settler.kick([header.id])
             left = await self._owed(header)
             return replace(header, scheduled=bool(left), remaining=left)
         async with asyncio.timeout(span):
-            await self._settler.finish(header.id)
+            await self._settler.finish(marked)
         return replace(header, remaining=await self._owed(header))
 
     async def cancel_header(
@@ -286,34 +288,35 @@ class Flows(Noun):
         policy: CancelPolicy | str = CancelPolicy.ALL,
     ) -> FlowCancelled:
         """Marks a flow as cancelled and writes down what is owed to its members, in one change."""
-        header = await self._mark_cancelled(flow, reason, policy)
+        _, header = await self._mark_cancelled(flow, reason, policy)
         return replace(header, remaining=await self._owed(header))
 
     async def _mark_cancelled(
         self, flow: UUID, reason: str, policy: CancelPolicy | str
-    ) -> FlowCancelled:
+    ) -> tuple[Flow, FlowCancelled]:
         key = parse_uuid(flow, "flow")
         text = check_text(reason, "reason", limit=MAX_REASON)
-        chosen = _policy(policy)
+        chosen = check_cancel_policy(policy)
         await self._settler.work.settle(key)  # one that is over already cannot be cancelled
 
+        stands: list[Flow] = []
+
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
-            known(found, key)
-            if found is not None and found.cancel is not None:
+            stands[:] = [known(found, key)]
+            if stands[0].cancel is not None:
                 return None
             open = open_flow(found, key)
             cancel = Cancellation(now, text, chosen)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
-            owed = _cancel_chores(after, held=open.state is FlowState.OPEN)
-            first = await self._parts.store.members(key, limit=1)
-            changes = tuple(_announce(member, after, now) for member in first)
+            owed = cancel_chores(after, held=open.state is FlowState.OPEN)
+            told_by = await self._parts.store.members(key, limit=1)
+            changes = tuple(announce(member, after, now) for member in told_by)
             return FlowChange(open, after, changes=changes, owed=owed)
 
-        await self._change(key, decide, kick=False)
-        stored = known((await self._parts.store.flows([key])).get(key), key).cancel
-        if stored is None:
-            raise FlowTerminal("the flow has ended")
-        return FlowCancelled(key, stored.policy, stored.reason)
+        made = await self._change(key, decide, kick=False)
+        marked = stands[0] if made is None else made.after
+        first = marked.cancel or Cancellation(self._now(), text, chosen)
+        return marked, FlowCancelled(key, first.policy, first.reason)
 
     async def acknowledge(self, flow: UUID, id: str) -> None:
         """A member is acknowledged by its own ending; saying so is harmless."""
@@ -339,6 +342,10 @@ class Flows(Noun):
                 replayed.append(await self._executions.replay(member.execution.id))
         return replayed
 
+    async def drain(self) -> None:
+        """What this process does by itself for flows after its commits is done."""
+        await self._settler.drain()
+
     # -- how
 
     def _new(
@@ -351,9 +358,23 @@ class Flows(Noun):
             tags=check_tags(tags) if tags else {},
         )
 
-    async def _has_ended(self, flow: UUID) -> bool:
+    async def _is_over(self, flow: UUID) -> bool:
+        """Whether nothing of a flow is to be written any more."""
         found = (await self._parts.store.flows([flow])).get(flow)
-        return found is not None and found.ended_at is not None
+        return found is not None and (found.ended_at is not None or takes_members_along(found))
+
+    async def _cancel_late(self, flow: UUID) -> None:
+        """Members that were written while somebody cancelled their flow are owed it as well."""
+        cancelled = (await self._parts.store.flows([flow])).get(flow)
+        if cancelled is None or not takes_members_along(cancelled):
+            return
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            after = changed(known(found, flow), now)
+            return FlowChange(found, after, owed=cancel_chores(after, held=False))
+
+        await self._change(flow, decide, kick=False)
+        await self._settler.finish(cancelled)
 
     async def _lay(self, flow: Flow, laid: Plan) -> bool:
         """Writes the flow and its edges; False when the same was declared before."""
@@ -401,6 +422,8 @@ class Flows(Noun):
         after: UUID | None = None
         while page := await self._parts.store.members(flow, after=after, limit=PAGE):
             yield page
+            if len(page) < PAGE:
+                return
             after = page[-1].execution.uuid
 
     async def _unsuccessful(self, flow: UUID) -> list[Snapshot]:
@@ -412,16 +435,9 @@ class Flows(Noun):
         return [
             member
             for member in ended
-            if not is_spared(member) or await self._leads_to(flow, member, skipped)
+            if not is_spared(member)
+            or await leads_to(self._parts.store, flow, member.execution.uuid, skipped)
         ]
-
-    async def _leads_to(self, flow: UUID, member: Snapshot, wanted: set[UUID]) -> bool:
-        query = EdgeQuery(flow=flow, upstreams=(member.execution.uuid,))
-        while page := await self._parts.store.edges(query):
-            if any(state.edge.downstream in wanted for state in page):
-                return True
-            query = replace(query, after=page[-1].edge.id)
-        return False
 
     async def _owed(self, header: FlowCancelled) -> tuple[ExecutionId, ...]:
         """Members that still owe an ending to the cancel."""
@@ -441,51 +457,6 @@ class Flows(Noun):
         if replace(found[0].edge, created_at=edge.created_at) != edge:
             raise FlowConflict(f"dependency_already_exists: {found[0].edge}")
         return True
-
-    async def _reaches(self, flow: UUID, start: UUID, goal: UUID) -> bool:
-        """Whether `goal` depends on `start`, along edges of any length; no cap."""
-        seen, front = {start}, [start]
-        while front:
-            page, front = tuple(front[:PAGE]), front[PAGE:]
-            query = EdgeQuery(flow=flow, upstreams=page, limit=PAGE)
-            while found := await self._parts.store.edges(query):
-                fresh = {state.edge.downstream for state in found} - seen
-                if goal in fresh:
-                    return True
-                seen |= fresh
-                front += fresh
-                if len(found) < PAGE:
-                    break
-                query = replace(query, after=found[-1].edge.id)
-        return False
-
-
-def _policy(policy: object) -> CancelPolicy:
-    try:
-        return CancelPolicy(str(policy))
-    except ValueError:
-        raise Invalid(f"a policy is one of {', '.join(CancelPolicy)}") from None
-
-
-def _cancel_chores(flow: Flow, *, held: bool) -> tuple[Chore, ...]:
-    """Cancel the members; and let those go that are left, when nobody can seal the flow now."""
-    if flow.cancel is None or not flow.nodes:
-        return ()
-    cancels = flow.cancel.policy is not CancelPolicy.FLOW_ONLY
-    kinds = [ChoreKind.CANCEL] * cancels + [ChoreKind.RELEASE] * held
-    return tuple(Chore(flow.id, flow.id, flow.version, kind) for kind in kinds)
-
-
-def _announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:
-    """The operator's event, told by a member: events belong to executions."""
-    detail = {
-        "flow_id": str(flow.id),
-        "policy": str(flow.cancel.policy) if flow.cancel else "",
-        "reason": flow.cancel.reason if flow.cancel else "",
-        "member_count": flow.nodes,
-    }
-    event = event_of(member, EventKind.FLOW_CANCEL_REQUESTED, now, detail)
-    return Change(None, member, member.to(member.state), (event,))
 
 
 def _lacks_success(member: Snapshot) -> bool:

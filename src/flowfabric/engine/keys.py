@@ -38,9 +38,8 @@ class Ring:
     def __init__(self, store: Store, secret: str | None, *, make: bool) -> None:
         """`secret` becomes the first key; without one a key is made when `make` says so."""
         if secret is not None:
-            rules.seed(
-                EMPTY_RING, rules.kid_of(secret), secret, Millis(0)
-            )  # refused here, not later
+            # Refused here, not when somebody waits for the first time.
+            rules.check_first(secret, "the waitpoint secret (FLOWFABRIC_WAITPOINT_SECRET)")
         self._store = store
         self._secret = secret
         self._make = make

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from uuid import UUID
 
 from flowfabric.core.chore import Chore, ChoreKind
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.errors import FlowFabricError, Unavailable
 from flowfabric.core.flow import Flow, FlowChange, count_chores
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.settling import PAGE, Ending, Settling, endings_of
@@ -15,6 +16,7 @@ from flowfabric.engine.signals import Signals
 
 MAX_FLOWS = 64
 COUNT_AT = 50
+MAX_TROUBLE = 3
 
 log = logging.getLogger("flowfabric.flows")
 
@@ -83,22 +85,23 @@ class Settler(Noun):
         self._settling.add(flows)
 
     async def _settle_fresh(self, flows: list[UUID]) -> None:
-        endings = {
-            (flow, id): ending
-            for flow in flows
-            for id, ending in self._endings.pop(flow, {}).items()
-            if flow not in self.work.cancelling
-        }
-        if endings:
-            await self._tried(self.work.settle_edges(endings))
+        told = {flow: self._endings.pop(flow, {}) for flow in flows}
+        ended = [flow for flow in flows if told[flow] and flow not in self.work.cancelling]
+
+        async def settle(some: Sequence[UUID]) -> int:
+            return await self.work.settle_edges(
+                {(flow, id): ending for flow in some for id, ending in told[flow].items()}
+            )
+
+        await self._together(ended, settle)
         self._looking.add(flows)
 
     async def _look(self, flows: list[UUID]) -> None:
         # Members that are being cancelled are not cancelled by a second task meanwhile.
         free = [flow for flow in flows if flow not in self._finishing]
-        await self._tried(self._settle_many(free, counting=False))
+        await self._together(free, partial(self._settle_many, counting=False))
 
-    async def finish(self, flow: UUID) -> None:
+    async def finish(self, flow: Flow) -> None:
         """Cancels the members of a cancelled flow and waits for that, not for what follows from
         it; whoever stops waiting stops nothing, and trouble is left to the sweep."""
         task = asyncio.create_task(self._finish(flow), name="flowfabric-cancel")
@@ -106,15 +109,13 @@ class Settler(Noun):
         task.add_done_callback(self._cancels.discard)
         await asyncio.wait([task])
 
-    async def _finish(self, flow: UUID) -> None:
-        self._finishing.add(flow)
+    async def _finish(self, flow: Flow) -> None:
+        self._finishing.add(flow.id)
         try:
-            found = (await self._parts.store.flows([flow])).get(flow)
-            if found is not None:
-                await self._tried(self.work.cancel_members(found))
+            await self._tried(self.work.cancel_members(flow))
         finally:
-            self._finishing.discard(flow)
-            self.kick([flow])
+            self._finishing.discard(flow.id)
+            self.kick([flow.id])
 
     async def drain(self) -> None:
         while tasks := self._under_way():
@@ -134,25 +135,47 @@ class Settler(Noun):
         looked_at: set[UUID] = set()
         while flows := await self._parts.store.owing(PAGE):
             looked_at.update(flows)
-            done = await self._tried(self._settle_many(flows, counting=True))
-            if not (done or await self._one_by_one(flows)):
+            if not await self._together(flows, partial(self._settle_many, counting=True)):
                 break  # only what cannot be done now is left
         return len(looked_at)
 
-    async def _one_by_one(self, flows: Sequence[UUID]) -> bool:
-        """Whether any was settled; one that cannot be hides no other."""
-        if len(flows) < 2:
-            return False
-        done = [await self._tried(self._settle_many([flow], counting=True)) for flow in flows]
-        return any(done)
-
-    async def _tried(self, work: Awaitable[object]) -> bool:
-        """Whether something was done; trouble is left to the sweep."""
+    async def _together(
+        self, flows: Sequence[UUID], work: Callable[[Sequence[UUID]], Awaitable[int]]
+    ) -> int:
+        """Work for many flows at once, or for one after the other if that fails: one that cannot
+        be settled hides no other. Returns how much was done."""
+        if not flows:
+            return 0
         try:
-            return bool(await work)
+            return await work(flows)
         except FlowFabricError as error:
-            log.warning("flows are left to the sweep: %s", error)
-            return False
+            if len(flows) == 1:
+                log.warning("flow %s is left to the sweep: %s", flows[0], error)
+                return 0
+            log.info("flows are settled one by one: %s", error)
+        return await self._one_by_one(flows, work)
+
+    async def _one_by_one(
+        self, flows: Sequence[UUID], work: Callable[[Sequence[UUID]], Awaitable[int]]
+    ) -> int:
+        done, in_a_row = 0, 0
+        for flow in flows:
+            try:
+                done += await work([flow])
+                in_a_row = 0
+            except FlowFabricError as error:
+                log.warning("flow %s is left to the sweep: %s", flow, error)
+                in_a_row = in_a_row + 1 if isinstance(error, Unavailable) else 0
+            if in_a_row == MAX_TROUBLE:
+                break  # it is the store that is in trouble, not a flow
+        return done
+
+    async def _tried(self, work: Awaitable[None]) -> None:
+        """Trouble is left to the sweep."""
+        try:
+            await work
+        except FlowFabricError as error:
+            log.warning("a flow is left to the sweep: %s", error)
 
     def _spawn(self, flow: UUID) -> None:
         if flow in self._tasks:
@@ -185,11 +208,18 @@ class Settler(Noun):
                 await self.work.settle(flow)
             else:
                 self._spawn(flow)
-        if not light:
+        now = self._now()
+        counts = [
+            count_chores(found[flow], tuple(chores), now)
+            for flow, chores in light.items()
+            if flow in found
+        ]
+        # What is not counted now was settled by whoever committed it, or will be by the sweep.
+        due = [change for change in counts if counting or _is_due(change)]
+        if not due:
             return len(heavy)
-        await self._settle_light(light)
-        known = {flow: found[flow] for flow in light if flow in found}
-        return len(heavy) + await self._count(known, light, counting=counting)
+        await self._settle_light({change.after.id: light[change.after.id] for change in due})
+        return len(heavy) + await self._count(due)
 
     async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
         await self.work.settle_edges(
@@ -200,14 +230,7 @@ class Settler(Noun):
             }
         )
 
-    async def _count(
-        self, flows: dict[UUID, Flow], owed: dict[UUID, list[Chore]], *, counting: bool
-    ) -> int:
-        now = self._now()
-        changes = [count_chores(flow, tuple(owed[id]), now) for id, flow in flows.items()]
-        due = [change for change in changes if counting or _is_due(change)]
-        if not due:
-            return 0
+    async def _count(self, due: Sequence[FlowChange]) -> int:
         written = await self._parts.store.count_flows(due)
         for change in due:
             id = change.after.id

@@ -84,11 +84,20 @@ class Settling(Noun):
         await self._cancel_siblings(flow, chores)
         if ChoreKind.TELL in kinds:
             await self._tell(found)
-        change = count_chores(found, tuple(chores), self._now())
+        missing = await self._missing(found) if ChoreKind.CANCEL in kinds else None
+        change = count_chores(found, tuple(chores), self._now(), missing)
         counted = await self._parts.store.apply_flow(change)
         if counted and change.after.ended_at is not None:
             self._parts.store.hint(frozenset())  # whoever waits for the flow
         return counted
+
+    async def _missing(self, flow: Flow) -> int | None:
+        """How many members were declared and never written, when the declaration died half way.
+        One that is still under way finds the cancel, and then they are counted again."""
+        if flow.graph is None:
+            return None
+        present = await self._parts.store.member_counts(flow.id)
+        return max(0, flow.nodes - sum(present.values()))
 
     async def _settle_endings(self, flow: UUID, chores: Sequence[Chore]) -> None:
         endings = endings_of(chores)
@@ -158,6 +167,8 @@ class Settling(Noun):
         members = self._parts.store.members
         while page := await members(flow.id, after=after, limit=PAGE, living=living):
             yield page
+            if len(page) < PAGE:
+                return
             after = page[-1].execution.uuid
 
     async def _tell(self, flow: Flow) -> None:

@@ -24,7 +24,6 @@ from flowfabric.core.signal import (
 from flowfabric.core.text import MAX_KEY, MAX_NAME, check_bytes, check_lane, check_text
 from flowfabric.core.time import MAX_SPAN, Millis, check_moment
 from flowfabric.core.token import Token, peek
-from flowfabric.core.waitpoint import ask_for
 from flowfabric.core.waits import Heard, Memory
 from flowfabric.engine.base import Noun
 
@@ -117,7 +116,7 @@ class Signals(Noun):
         await self._recalling(
             id,
             lambda found, now, memory: rules.revoke(found, now, target, token_id, memory),
-            lambda found: ask_for(found, target),
+            lambda found: rules.ask_about_tokens(found, target),
         )
 
     async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[Heard]:

@@ -16,7 +16,9 @@ from flowfabric.core.handle import HandleBody, HandleKind, seal
 from flowfabric.core.ids import ExecutionId, derive_attempt_id, parse_uuid
 from flowfabric.core.keyring import Keyring, verifies
 from flowfabric.core.lease import DEFAULT_TTL, AlreadySatisfied, Owner
+from flowfabric.core.signal import ask_about_tokens, revoked_at
 from flowfabric.core.suspend import AlreadyMet, NowSuspended, Suspend, Use
+from flowfabric.core.suspend_check import check_suspend
 from flowfabric.core.text import MAX_NAME, MAX_REASON, check_namespace, check_text
 from flowfabric.core.time import MAX_SPAN, Millis, check_moment
 from flowfabric.core.token import Claims, Token, mint
@@ -88,7 +90,7 @@ class Suspensions(Noun):
         lease is kept. A repeat with the same idempotency key gets the first answer."""
         if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
             raise AlreadySuspended("the handle is of a suspended execution")
-        wanted = rules.check_suspend(check_kind_of(request, Suspend, "request"), self._now())
+        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
         for binding in (each for wait in wanted.waits for each in wait.bindings):
             parse_uuid(binding.id, "waitpoint")
             if binding.terms is not None:
@@ -121,9 +123,11 @@ class Suspensions(Noun):
         id: UUID | None = None,
         terms: Terms | None = None,
         lasting: bool = False,
+        slot: UUID | None = None,
     ) -> Ticket:
         """Makes a pending waitpoint: its token can be handed out, and signals are kept for the
-        suspension that will wait at it. It closes with the attempt unless it is `lasting`."""
+        suspension that will wait at it. It closes with the attempt unless it is `lasting`. It takes
+        the place of a pending one with the same `slot`."""
         if not check_text(key, "waitpoint key", limit=MAX_NAME):
             raise Invalid("waitpoint_key_empty")
         if expires_in is not None:
@@ -137,6 +141,7 @@ class Suspensions(Noun):
             expires_in=expires_in,
             terms=None if terms is None else check_terms(terms),
             lasting=lasting,
+            slot=None if slot is None else parse_uuid(slot, "slot"),
         )
         waitpoint = await self._recalling(
             execution,
@@ -148,12 +153,13 @@ class Suspensions(Noun):
     async def close_waitpoint(
         self, id: str, waitpoint: UUID, *, reason: str = "closed"
     ) -> WaitpointsClosed | AlreadySatisfied:
-        """Closes a waitpoint for good: it accepts no signal any more."""
+        """Closes a waitpoint for good: it accepts no signal any more, and nobody opens it again.
+        A handler that waits at it is told, with the reason, which is also in the history."""
         check_text(reason, "reason", limit=MAX_REASON)
         target = parse_uuid(waitpoint, "waitpoint")
         return await self._recalling(
             id,
-            lambda found, now, memory: waitpoint_rules.close(found, now, target, memory),
+            lambda found, now, memory: waitpoint_rules.close(found, now, target, reason, memory),
             lambda found: waitpoint_rules.ask_for(found, target),
         )
 
@@ -182,12 +188,17 @@ class Suspensions(Noun):
 
     async def token(self, id: str, waitpoint: UUID) -> Token | None:
         """The token of an open waitpoint, None when there is no such one. For those who may hand
-        it out."""
+        it out. The same every time, until it is taken back: then it is another one."""
         found = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
         if found is None:
             return None
+        row, issued_at = found
+        now = self._now()
         ring = await self._parts.ring.read()
-        return _ticket(ring, _signable(ring, found, self._now())).token
+        if issued_at is None:
+            return _ticket(ring, _signable(ring, row, now)).token
+        claims = Claims(id=self._fresh().hex, issued_at=max(now, issued_at))
+        return mint(ring, _signable(ring, row, now), claims)
 
     async def issue_token(
         self,
@@ -200,16 +211,17 @@ class Suspensions(Noun):
         single_use: bool = False,
     ) -> Token:
         """A token that is bound: to an approver, to some decisions, to a time, to one use."""
-        row = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
-        if row is None:
+        found = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
+        if found is None:
             known = await self._load(id) is not None
             raise NotFound("waitpoint", waitpoint) if known else NotFound("execution", id)
+        row, issued_at = found
         now = self._now()
         span = None if expires_in is None else check_whole(expires_in, "expires_in", 1, MAX_SPAN)
         names = tuple(str(name) for name in check_names(decisions, "decisions"))
         claims = Claims(
             id=self._fresh().hex,
-            issued_at=now,
+            issued_at=max(now, issued_at or now),
             approver=None if approver is None else _named(approver, "approver"),
             decisions=tuple(_named(name, "decision") for name in names),
             expires_at=None if span is None else Millis(now + span),
@@ -224,26 +236,33 @@ class Suspensions(Noun):
         waitpoint: UUID,
         *,
         approver: str | None = None,
-        expires_in: Millis | None = None,
+        expires_at: Millis | None = None,
     ) -> Token:
-        """The same token whenever it is asked for, also when its waitpoint is closed by now; for
-        an approver one that is bound to them and to one use. Empty when its key is gone."""
+        """The same token whenever it is asked for, also when its waitpoint is closed by now or its
+        tokens were taken back; for an approver one that is bound to them and to one use. Empty
+        when its key is gone."""
         memory = await self._recalls.put(Ask(uuid, waitpoints=(waitpoint,)))
         row = memory.waitpoints.get(waitpoint)
         ring = await self._parts.ring.read()
         if row is None or ring.current is None:
             return Token("")
         row = _signable(ring, row, self._now())
-        if approver is None and expires_in is None:
+        if approver is None and expires_at is None:
             return mint(ring, row)
         claims = Claims(
             id=f"again:{approver or ''}",
             issued_at=row.created_at,
             approver=None if approver is None else _named(approver, "approver"),
-            expires_at=None if expires_in is None else Millis(row.created_at + expires_in),
+            expires_at=expires_at,
             single_use=approver is not None,
         )
         return mint(ring, row, claims)
+
+    async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:
+        """What a waitpoint accepts, open or not; None for one that is no approval or unknown."""
+        memory = await self._recalls.put(Ask(uuid, waitpoints=(waitpoint,)))
+        row = memory.waitpoints.get(waitpoint)
+        return None if row is None else row.terms
 
     async def suspended(
         self,
@@ -328,22 +347,28 @@ class Suspensions(Noun):
         )
         return seal(body, self._parts.secret)
 
-    async def _rows(self, snapshot: Snapshot, *ids: UUID) -> dict[UUID, Waitpoint]:
+    async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         waits = snapshot.life.waits or NO_WAITS
-        wanted = ids or tuple({p.id for p in (*waits.active, *waits.pending)})
+        wanted = tuple({p.id for p in (*waits.active, *waits.pending)})
         if not wanted:
             return {}
         memory = await self._recalls.put(Ask(snapshot.execution.uuid, waitpoints=wanted))
         return memory.waitpoints
 
-    async def _open_row(self, id: str, waitpoint: UUID) -> Waitpoint | None:
+    async def _open_row(self, id: str, waitpoint: UUID) -> tuple[Waitpoint, Millis | None] | None:
+        """An open waitpoint, and from when on tokens are good if some were taken back."""
         snapshot = await self._load(id)
-        if snapshot is None or isinstance(snapshot.state, Ended):
+        ask = ask_about_tokens(snapshot, waitpoint)
+        if snapshot is None or ask is None or isinstance(snapshot.state, Ended):
             return None
         waits = snapshot.life.waits or NO_WAITS
         if all(p.id != waitpoint for p in (*waits.active, *waits.pending)):
             return None
-        return (await self._rows(snapshot, waitpoint)).get(waitpoint)
+        memory = await self._recalls.put(ask)
+        row, revoked = memory.waitpoints.get(waitpoint), revoked_at(waitpoint, memory)
+        if row is None:
+            return None
+        return row, None if revoked is None else Millis(revoked + 1)
 
 
 def check_terms(terms: object) -> Terms:

@@ -49,6 +49,13 @@ class WaitTimeout(FlowFabricError, TimeoutError):
     code = "wait_timeout"
 
 
+class WaitClosed(FlowFabricError):
+    """An operator closed what a wait was for: it can never be answered. The text has the reason.
+    Recorded: the same whenever the handler runs again."""
+
+    code = "wait_closed"
+
+
 class RunError(FlowFabricError):
     """A run ended, but not in success."""
 

@@ -123,15 +123,18 @@ class Worker:
             self._signals.append(number)
 
     async def run_until_idle(self) -> int:
-        """Runs everything that can be claimed now, one batch after the other; for tests."""
+        """Runs everything that can be claimed now, one batch after the other, also what follows
+        in flows; for tests."""
         bench = Bench(self)
         done = 0
         try:
             await self.engine.arrivals.admit()
+            await self.engine.flows.drain()
             while count := await self._claim(bench.executor):
                 done += count
                 await self._all_done()
                 await self.engine.arrivals.admit()
+                await self.engine.flows.drain()
         finally:
             await self._hand_back()
             bench.close()

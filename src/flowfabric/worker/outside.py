@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from flowfabric.core.check import check_limit, check_names
 from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.hide import without_secrets
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.signal import APPROVAL, Accepted, Delivery, DuplicateSignal
 from flowfabric.core.time import Millis, parse_span
@@ -17,7 +18,8 @@ from flowfabric.core.waits import Effect
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.codec import encode
 from flowfabric.worker.run import Client, Run
-from flowfabric.worker.waits import APPROVED, REJECTED, Span, about_digest
+from flowfabric.worker.verdict import APPROVED, REJECTED, about_digest
+from flowfabric.worker.waits import Span
 
 APPROVER = "approver"
 MAX_LISTED = 1000
@@ -216,7 +218,8 @@ async def _named(engine: Engine, id: ExecutionId, name: str | None) -> UUID:
     found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
     matching = [item for item in found if name is None or item.key == name]
     if not matching:
-        raise NotFound("waitpoint", name or "(nothing is waited for)")
+        shown = without_secrets(name or "(nothing is waited for)")
+        raise NotFound("waitpoint", shown)
     if len(matching) > 1 and name is None:
         raise Invalid(f"{len(matching)} waitpoints are open: say which by name")
     matching.sort(key=lambda item: item.state != "active")  # one that is waited at first

@@ -4,7 +4,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, overload
 
 from flowfabric.core.token import Token
-from flowfabric.worker.waits import Approval, Callback, Received, Span, Verdict, Waits
+from flowfabric.worker.verdict import Verdict
+from flowfabric.worker.waits import Approval, Callback, Received, Span, Waits
 
 T = TypeVar("T")
 

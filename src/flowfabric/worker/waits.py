@@ -4,12 +4,12 @@ Every wait is a step. The change that satisfies or times it out records it, so w
 survives the death of whoever is woken. Meanwhile the run needs no worker.
 """
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
 
+import msgspec
 from msgspec import Struct
 
 from flowfabric.core.check import check_names, check_whole
@@ -29,23 +29,28 @@ from flowfabric.core.step import Recorded
 from flowfabric.core.suspend import Binding, Use, Wait
 from flowfabric.core.text import MAX_NAME, check_text
 from flowfabric.core.time import Millis, parse_span, to_datetime
-from flowfabric.core.token import Token, digest_of
+from flowfabric.core.token import Token
 from flowfabric.core.waits import Behaviour, ResumePolicy, Signal, Terms, Waited
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import MAX_APPROVERS, check_terms
-from flowfabric.worker.codec import decode, plain
-from flowfabric.worker.control import WaitTimeout
+from flowfabric.worker.codec import decode
+from flowfabric.worker.control import WaitClosed, WaitTimeout
 from flowfabric.worker.journal import Journal, Place
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.steps import perform
+from flowfabric.worker.verdict import (
+    APPROVED,
+    DECISIONS,
+    REJECTED,
+    Verdict,
+    about_digest,
+    decisions_of,
+    how_ended,
+)
 
 T = TypeVar("T")
 Span = str | float | timedelta
-
-APPROVED = "approved"
-REJECTED = "rejected"
-DECISIONS = (APPROVED, REJECTED)
 
 Heard = dict[UUID, list[Signal]]
 """The signals that ended waits, by suspension. They do not change any more."""
@@ -60,46 +65,6 @@ class Received(Struct, frozen=True):
     value: Any
     source: str
     at: datetime
-
-
-class Ended(StrEnum):
-    """How an approval ended."""
-
-    APPROVED = "approved"
-    REJECTED = "rejected"
-    TIMED_OUT = "timed_out"
-    RESUMED = "resumed"
-
-
-class Decision(Struct, frozen=True):
-    """What one approver decided, and when."""
-
-    approver: str
-    decision: str
-    comment: str
-    at: datetime
-
-
-class Verdict(Struct, frozen=True):
-    """What became of an approval. Only `approved` is a yes: a timeout is none, and neither is an
-    operator who resumed the run without a decision."""
-
-    name: str
-    ended: Ended
-    decisions: tuple[Decision, ...] = ()
-    about: str | None = None
-
-    @property
-    def approved(self) -> bool:
-        return self.ended is Ended.APPROVED
-
-    def check(self, value: object) -> None:
-        """Raises ApprovalOutdated unless exactly this value was approved. Call it right before
-        doing what was approved."""
-        if not self.approved:
-            raise ApprovalOutdated(f"{self.name!r} was not approved but {self.ended}")
-        if self.about != about_digest(value):
-            raise ApprovalOutdated(f"{self.name!r} was approved for something else")
 
 
 class Callback(Generic[T]):
@@ -137,36 +102,47 @@ class Callback(Generic[T]):
 class Approval:
     """An approval that was asked for: hand tokens out, then `await approval.verdict(...)`."""
 
-    def __init__(self, waits: "Waits", ask: "_Approving", waitpoint: UUID) -> None:
+    def __init__(self, waits: "Waits", ask: "_Approving", at: "_Door") -> None:
         self._waits = waits
         self._ask = ask
-        self._waitpoint = waitpoint
+        self._at = at
         self._place: Place | None = None
-        self.id = f"{waits._claim.id}/{waitpoint}"
+        self.id = f"{waits._claim.id}/{at.id}"
 
     def __repr__(self) -> str:
         return f"Approval({self._ask.name!r}, {self.id})"
 
     async def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
         """A token for one approver and one use; where no approvers are named also one for whoever
-        has it, who all count as one. The same every time, so it can be asked for again when the
-        handler runs again."""
+        has it, who all count as one. The same whenever the handler runs again: `expires` is counted
+        from the first time this very call was made, which is recorded as a step."""
         waits, named = self._waits, self._ask.terms.approvers
         if named and approver not in named:
             given = "nobody" if approver is None else repr(str(approver)[:80])
             raise Invalid(f"a token is for one of the approvers, {given} is none")
+        expires_at = None if expires is None else await self._expiry(parse_span(expires, "expires"))
         return await patiently(
             lambda: waits._engine.suspensions.token_again(
-                waits._claim.uuid, self._waitpoint, approver=approver, expires_in=_until(expires)
+                waits._claim.uuid, self._at.id, approver=approver, expires_at=expires_at
             ),
             waits._journal.stopped,
         )
+
+    async def _expiry(self, span: Millis) -> Millis:
+        """So long after now, or after when this was first asked for."""
+        waits = self._waits
+
+        async def now() -> int:
+            return waits._engine.now()
+
+        place = waits._journal.place(f"token-for:{self._ask.name}")
+        return Millis(await perform(waits._journal, place, now, int) + span)
 
     def verdict(self, *, timeout: Span | None = None) -> Coroutine[Any, Any, Verdict]:
         """What was decided, without a worker slot until then; the same whenever it is asked
         for."""
         self._place = self._place or self._waits._journal.place(f"approval:{self._ask.name}")
-        return self._waits._verdict(self._place, self._ask, self._waitpoint, _until(timeout))
+        return self._waits._verdict(self._place, self._ask, self._at, _until(timeout))
 
 
 class _Asked(Struct, frozen=True):
@@ -175,6 +151,13 @@ class _Asked(Struct, frozen=True):
     reason: str
     timeout: Millis | None
     lasting: bool = False
+
+
+class _Door(Struct, frozen=True):
+    """Where an approval is decided."""
+
+    id: UUID
+    slot: UUID
 
 
 class _Approving(Struct, frozen=True):
@@ -221,7 +204,8 @@ class Waits:
         self, name: str, as_type: Any = Any, *, timeout: Span | None = None
     ) -> Coroutine[Any, Any, Any]:
         """The payload of the next signal of that name, in the order they were sent; one that was
-        sent before anybody waited is not lost. Raises WaitTimeout when none came in time."""
+        sent before anybody waited is not lost. Raises WaitTimeout when none came in time, and
+        WaitClosed when an operator closed it."""
         asked = self._channels((name,), Single(name), timeout)
         return self._one(self._journal.place(f"signal:{name}"), asked, as_type)
 
@@ -253,12 +237,13 @@ class Waits:
         """Waits until `of` distinct approvers have approved, or so many have refused that this
         cannot be any more (without a list of approvers: the first one who refuses).
 
-        `about` is the exact thing to be approved: what is approved is bound to it, and if the
-        handler asks about something else when it runs again, ApprovalOutdated is raised.
+        `about` is the exact thing to be approved: what is approved is bound to it. If the handler
+        asks about something else, or other approvers, when it runs again, it is asked anew; if it
+        was decided about something else, ApprovalOutdated is raised.
         """
         asked = _approving(name, of, approvers, about)
         place = self._journal.place(f"approval:{name}")
-        return self._verdict(place, asked, self._approval_id(place, asked), _until(timeout))
+        return self._verdict(place, asked, self._approval_at(place, asked), _until(timeout))
 
     def request_approval(
         self,
@@ -329,64 +314,84 @@ class Waits:
         return [signal for signal in self._heard[suspension] if signal.waitpoint in ids]
 
     async def _read(self, suspension: UUID) -> list[Signal]:
+        return await self._looking(
+            lambda: self._engine.suspensions.heard(self._claim.uuid, suspension)
+        )
+
+    async def _looking(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What must not be cut off by a sleep beside it."""
         self._journal.begin()
         try:
-            return await patiently(
-                lambda: self._engine.suspensions.heard(self._claim.uuid, suspension),
-                self._journal.stopped,
-            )
+            return await patiently(work, self._journal.stopped)
         finally:
             self._journal.end()
 
     async def _one(self, place: Place, asked: _Asked, as_type: Any) -> Any:
         record, signals = await self._wait(place, asked)
-        _check_in_time(place, record)
+        _check_answered(place, record)
         return decode(signals[-1].payload or b"null", as_type) if signals else None
 
     async def _first(self, place: Place, asked: _Asked) -> Received:
         record, signals = await self._wait(place, asked)
-        _check_in_time(place, record)
+        _check_answered(place, record)
         if not signals:
             return Received("", None, "", to_datetime(self._engine.now()))
         return _received(signals[-1])
 
     async def _every(self, place: Place, asked: _Asked) -> dict[str, Any]:
         record, signals = await self._wait(place, asked)
-        _check_in_time(place, record)
+        _check_answered(place, record)
         return {signal.key: _received(signal).value for signal in signals}
 
     async def _verdict(
-        self, place: Place, ask: _Approving, waitpoint: UUID, timeout: Millis | None
+        self, place: Place, ask: _Approving, at: "_Door", timeout: Millis | None
     ) -> Verdict:
-        binding = Binding(id=waitpoint, key=ask.name, use=Use.EITHER, terms=ask.terms, lasting=True)
+        binding = Binding(
+            id=at.id, key=ask.name, use=Use.EITHER, terms=ask.terms, lasting=True, slot=at.slot
+        )
         asked = _Asked(ask.condition, (binding,), "waiting_for_approval", timeout)
-        record, signals = await self._wait(place, asked)
-        if record.waited != Waited.SIGNALLED:
-            signals = await self._signals(record, asked.bindings)  # who had decided by then
-        elif not signals:
-            raise ApprovalOutdated(
-                f"{ask.name!r} was decided about something else than the handler asks about now"
-            )
-        return Verdict(ask.name, _ended(record, ask, signals), _decisions(signals), ask.terms.about)
+        record, _ = await self._wait(place, asked)
+        decided = record.signal.waitpoint if record.signal is not None else record.waitpoint
+        if decided is not None and decided != at.id:
+            await self._check_about(record, ask, decided)
+            binding = msgspec.structs.replace(binding, id=decided)
+        signals = await self._signals(record, (binding,))  # who had decided when it was over
+        if record.waited == Waited.SIGNALLED and not signals:
+            raise _outdated(ask)
+        return Verdict(
+            ask.name,
+            how_ended(record, signals),
+            decisions_of(signals),
+            ask.terms.about,
+            _closed_because(record),
+        )
+
+    async def _check_about(self, record: Recorded, ask: _Approving, waitpoint: UUID) -> None:
+        """What was decided by others, or by fewer of them, stays decided; what was decided about
+        something else does not."""
+        terms = await self._looking(
+            lambda: self._engine.suspensions.terms(self._claim.uuid, waitpoint)
+        )
+        same = terms is not None and terms.about == ask.terms.about
+        if record.waited == Waited.SIGNALLED and not same:
+            raise _outdated(ask)
 
     async def _request(self, place: Place, ask: _Approving) -> Approval:
-        waitpoint = self._approval_id(place, ask)
+        at = self._approval_at(place, ask)
 
         async def create() -> str:
             await patiently(
                 lambda: self._engine.suspensions.create_waitpoint(
-                    self._claim, ask.name, id=waitpoint, terms=ask.terms, lasting=True
+                    self._claim, ask.name, id=at.id, terms=ask.terms, lasting=True, slot=at.slot
                 ),
                 self._journal.stopped,
             )
-            return str(waitpoint)
+            return str(at.id)
 
-        known = UUID(await perform(self._journal, place, create, str))
-        if known != waitpoint:
-            raise ApprovalOutdated(
-                f"{ask.name!r} was asked about something else than the handler asks about now"
-            )
-        return Approval(self, ask, known)
+        if UUID(await perform(self._journal, place, create, str)) != at.id:
+            # Something else is to be approved than when it was recorded: it is asked anew.
+            await self._looking(create)
+        return Approval(self, ask, at)
 
     async def _callback(self, place: Place, name: str) -> Callback[Any]:
         key = name if place.occurrence == 0 else f"{name}#{place.occurrence}"
@@ -408,9 +413,12 @@ class Waits:
         )
         return Callback(self, f"{self._claim.id}/{known}", token, known, key)
 
-    def _approval_id(self, place: Place, ask: _Approving) -> UUID:
-        """Another thing to approve is another waitpoint: what was decided there does not count."""
-        return self._derived("approval", place, ask.terms.about or "")
+    def _approval_at(self, place: Place, ask: _Approving) -> "_Door":
+        """Another thing to approve, or others to approve it, is another waitpoint in the same slot:
+        what was decided there does not count."""
+        asked = (ask.terms.about or "", str(ask.of), *sorted(ask.terms.approvers))
+        slot = self._derived("slot", place)
+        return _Door(self._derived("approval", place, *asked), slot)
 
     def _derived(self, what: str, place: Place, *more: str) -> UUID:
         snapshot = self._claim.snapshot
@@ -430,10 +438,10 @@ def _approving(name: str, of: int, approvers: Sequence[str], about: object) -> _
     return _Approving(name, of, terms)
 
 
-def about_digest(value: object) -> str:
-    """The digest of the exact thing to be approved: of its JSON, whatever class it is of, so that
-    those who ask and those who approve come to the same."""
-    return digest_of(value if isinstance(value, bytes) else plain(value))
+def _outdated(ask: _Approving) -> ApprovalOutdated:
+    return ApprovalOutdated(
+        f"{ask.name!r} was decided about something else than the handler asks about now"
+    )
 
 
 def _until(timeout: Span | None) -> Millis | None:
@@ -444,40 +452,20 @@ def _binding(waitpoint: UUID, key: str) -> Binding:
     return Binding(id=waitpoint, key=key, use=Use.EITHER, lasting=True)
 
 
-def _check_in_time(place: Place, record: Recorded) -> None:
+def _check_answered(place: Place, record: Recorded) -> None:
+    """Raises for a wait that ended without an answer; one that an operator ended has none."""
     if record.waited == Waited.TIMED_OUT:
         raise WaitTimeout(f"nothing came in time for {place}")
+    if record.waited == Waited.CLOSED:
+        raise WaitClosed(f"an operator closed what {place} waits for: {_closed_because(record)}")
+
+
+def _closed_because(record: Recorded) -> str:
+    if record.waited != Waited.CLOSED:
+        return ""
+    return msgspec.json.decode(record.value, type=str | None) or ""
 
 
 def _received(signal: Signal) -> Received:
     value = decode(signal.payload or b"null", Any)
     return Received(signal.key, value, signal.source, to_datetime(signal.accepted_at))
-
-
-def _ended(record: Recorded, ask: _Approving, signals: list[Signal]) -> Ended:
-    if record.waited == Waited.TIMED_OUT:
-        return Ended.TIMED_OUT
-    if record.waited == Waited.RESUMED:
-        return Ended.RESUMED
-    yes = sum(signal.name == APPROVED for signal in signals)
-    return Ended.APPROVED if yes >= ask.of else Ended.REJECTED
-
-
-def _decisions(signals: list[Signal]) -> tuple[Decision, ...]:
-    return tuple(
-        Decision(
-            signal.source,
-            signal.name,
-            _comment(signal.payload),
-            to_datetime(signal.accepted_at),
-        )
-        for signal in signals
-    )
-
-
-def _comment(payload: bytes | None) -> str:
-    """What somebody outside said about a decision, whatever it is: it must not fail the run."""
-    said = decode(payload or b"null", Any)
-    if said is None:
-        return ""
-    return said if isinstance(said, str) else (payload or b"").decode()

@@ -25,11 +25,18 @@ class Spot(Struct):
 
 
 class Leg(Struct, frozen=True):
-    """A part of arrows, from a spot in one layer to one in the next; `kinds` where one ends."""
+    """A part of arrows, from a spot in one layer to one in the next. `along` are the kinds of all
+    that go along it, `ends` says whether they end there."""
 
     upper: int
     lower: int
-    kinds: frozenset[On] | None = None
+    along: frozenset[On]
+    ends: bool
+
+    @property
+    def kinds(self) -> frozenset[On] | None:
+        """What ends here, None for a part that passes."""
+        return self.along if self.ends else None
 
 
 class Plan(Struct):
@@ -56,7 +63,7 @@ def _legs(arrows: Sequence[Arrow], spots: list[Spot]) -> list[Leg]:
     """The parts of arrows; makes spots in the layers they pass. Arrows that begin at the same box
     go together as far as they can."""
     passing: dict[tuple[int, int], int] = {}
-    legs: list[Leg] = []
+    along: dict[tuple[int, int], frozenset[On]] = {}
     for arrow in arrows:
         upper = arrow.upstream
         for layer in range(spots[upper].layer + 1, spots[arrow.downstream].layer):
@@ -64,10 +71,13 @@ def _legs(arrows: Sequence[Arrow], spots: list[Spot]) -> list[Leg]:
             if lower is None:
                 lower = passing[arrow.upstream, layer] = len(spots)
                 spots.append(Spot(layer, 1))
-                legs.append(Leg(upper, lower))
+            along[upper, lower] = along.get((upper, lower), frozenset()) | arrow.kinds
             upper = lower
-        legs.append(Leg(upper, arrow.downstream, arrow.kinds))
-    return legs
+        along[upper, arrow.downstream] = arrow.kinds
+    return [
+        Leg(upper, lower, kinds, ends=spots[lower].box is not None)
+        for (upper, lower), kinds in along.items()
+    ]
 
 
 def _needed(plan: Plan, layer: Sequence[int], gap: float) -> float:

@@ -14,6 +14,7 @@ from flowfabric.engine.flow_views import FlowGraph
 
 MOST = 12
 NARROW = 420.0
+WIDE = 2400.0
 LETTER = 7.3
 PADDING = 12.0
 HEIGHT = 30.0
@@ -30,8 +31,7 @@ _LINE = "#64748b"
 
 def svg(graph: FlowGraph) -> str:
     """The picture as a document of its own, readable without colours and by screen readers."""
-    found = picture(Shape(graph), MOST)
-    plan = place(found, lambda text: cell_len(text) * LETTER + 2 * PADDING, GAP, NARROW)
+    found, plan = _planned(Shape(graph))
     legend = list(_legend(found, plan.width))
     width = plan.width + 2 * MARGIN
     bottom = HEADER + max(len(plan.layers), 1) * LEVEL
@@ -54,10 +54,24 @@ def svg(graph: FlowGraph) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _planned(shape: Shape) -> tuple[Picture, Plan]:
+    """What is drawn and where. In layers that no screen could show also those are folded that are
+    not alike."""
+    for alike in (True, False):
+        found = picture(shape, MOST, alike=alike)
+        plan = place(found, lambda text: cell_len(text) * LETTER + 2 * PADDING, GAP, NARROW)
+        if plan.width <= WIDE:
+            break
+    return found, plan
+
+
 _MARKER = (
     '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
     f' orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="{_LINE}"/></marker></defs>'
 )
+
+
+_HEAD = 'marker-end="url(#head)"'
 
 
 def _title(graph: FlowGraph) -> str:
@@ -97,15 +111,15 @@ def _line(plan: Plan, leg: Leg) -> str:
     x, y = MARGIN + upper.x, _top(upper) + HEIGHT
     to_x, to_y = MARGIN + lower.x, _top(lower)
     way = f"M{x:.1f} {y:.1f}C{x:.1f} {y + 26:.1f} {to_x:.1f} {to_y - 26:.1f} {to_x:.1f} {to_y:.1f}"
-    if leg.kinds is None:
-        return f'<path d="{way}v{HEIGHT:.0f}" fill="none" stroke="{_LINE}"/>'
-    return f'<path d="{way}" {_stroke(leg.kinds)}/>'
+    if not leg.ends:
+        return f'<path d="{way}v{HEIGHT:.0f}" {_stroke(leg.along)}/>'
+    return f'<path d="{way}" {_stroke(leg.along)} {_HEAD}/>'
 
 
 def _stroke(kinds: frozenset[On]) -> str:
     dashes = _DASHES[next(iter(kinds))] if len(kinds) == 1 else ""
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return f'fill="none" stroke="{_LINE}"{dashed} marker-end="url(#head)"'
+    return f'fill="none" stroke="{_LINE}"{dashed}'
 
 
 def _legend(picture: Picture, width: float) -> Iterable[str]:
@@ -135,7 +149,7 @@ def _state_entry(state: PublicState) -> tuple[float, str]:
 
 
 def _kind_entry(on: On) -> tuple[float, str]:
-    line = f'<path d="M0 11h28" {_stroke(frozenset({on}))}/>'
+    line = f'<path d="M0 11h28" {_stroke(frozenset({on}))} {_HEAD}/>'
     return len(KINDS[on]) * LETTER + 58, f'{line}<text x="34" y="15">{KINDS[on]}</text>'
 
 

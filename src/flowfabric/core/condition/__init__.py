@@ -9,8 +9,8 @@ A condition that a newer release wrote is read as `Unknown` where this one does 
 and `Unknown` is never true: waiting too long can be mended, going on too early cannot.
 """
 
-from flowfabric.core.condition.check import MAX_DEPTH, MAX_LEAVES, check_condition
-from flowfabric.core.condition.hearing import Hearing, Sound, blank, hear, satisfied
+from flowfabric.core.condition.check import MAX_DEPTH, MAX_LEAVES, check_condition, check_references
+from flowfabric.core.condition.hearing import Hearing, Sound, blank, hear, possible, satisfied
 from flowfabric.core.condition.members import MAX_NESTING, read_condition, write_condition
 from flowfabric.core.condition.tree import (
     AllOf,
@@ -53,9 +53,11 @@ __all__ = [
     "any_waitpoint",
     "blank",
     "check_condition",
+    "check_references",
     "hear",
     "keys_of",
     "names_for",
+    "possible",
     "read_condition",
     "satisfied",
     "write_condition",

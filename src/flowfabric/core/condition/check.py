@@ -17,6 +17,7 @@ from flowfabric.core.condition.tree import (
     Unknown,
     Wildcard,
     inside,
+    keys_of,
 )
 from flowfabric.core.errors import Invalid
 from flowfabric.core.text import MAX_KEY, MAX_NAME, check_text
@@ -36,6 +37,21 @@ def check_condition(condition: object) -> Condition:
         if weight > MAX_LEAVES:
             raise Invalid(f"a condition may have {MAX_LEAVES} leaves, this one has more")
     return cast(Condition, condition)
+
+
+def check_references(condition: Condition, keys: list[str]) -> None:
+    """Every key the condition names has a waitpoint, and every waitpoint is named by it."""
+    named = keys_of(condition)
+    for key in named:
+        if key not in keys:
+            raise Invalid(f"referenced_waitpoint_key_missing_binding: {key}")
+    if isinstance(condition, OperatorOnly | TimeoutOnly) and len(keys) == 1:
+        return
+    for key in keys:
+        if key not in named:
+            raise Invalid(f"extra_binding_not_referenced_by_condition: {key}")
+    if len(set(keys)) != len(keys):
+        raise Invalid("duplicate_waitpoint_key")
 
 
 def _nodes(node: object, depth: int, path: str) -> Iterator[tuple[object, int, str]]:

@@ -1,6 +1,6 @@
 """How a condition hears a signal, and when it is satisfied."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 
 from msgspec import Struct
@@ -63,6 +63,32 @@ def satisfied(condition: Condition, tallies: tuple[Tally, ...]) -> bool:
     """Whether a condition with these tallies is true."""
     _paired(condition, tallies)
     return _true(condition, iter(tallies))
+
+
+def possible(condition: Condition, tallies: tuple[Tally, ...], keys: Collection[str]) -> bool:
+    """Whether signals to these waitpoints only may make it true. What no signal ever makes true
+    waits for something else, and what a newer release wrote may be: both count as possible."""
+    _paired(condition, tallies)
+    return _possible(condition, iter(tallies), keys)
+
+
+def _possible(condition: Condition, tallies: Iterator[Tally], keys: Collection[str]) -> bool:
+    match condition:
+        case AllOf():
+            return all([_possible(member, tallies, keys) for member in condition.members])
+        case AnyOf():
+            return any([_possible(member, tallies, keys) for member in condition.members])
+        case Single():
+            return next(tallies).count > 0 or condition.waitpoint in keys
+        case Count():
+            tally = next(tallies)
+            left = {key for key in condition.waitpoints if key in keys}
+            if condition.kind is CountKind.WAITPOINTS:
+                return len(left.union(tally.keys)) >= condition.n
+            return bool(left) or tally.count >= condition.n
+        case OperatorOnly() | TimeoutOnly() | Unknown():
+            next(tallies)
+            return True
 
 
 def hear(

@@ -1,0 +1,12 @@
+"""Keeping secrets out of texts that somebody may log."""
+
+import re
+
+_SECRET = re.compile(r"[0-9a-fA-F]{33,}[\w.-]*")
+HIDDEN = "<hidden>"
+
+
+def without_secrets(text: str) -> str:
+    """The text, without what may be a token or a key: people put one where an id belongs. Both
+    have more hex digits in a row than any id."""
+    return _SECRET.sub(HIDDEN, text)
