@@ -1,9 +1,14 @@
+import asyncio
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from flowfabric.store.open import open_store
+from tests.kept import KeptDatabase, Shelf, connect_hastily, kept_connections
 from tests.postgres import URL_VARIABLE, Databases, start_server
 
 if TYPE_CHECKING:
@@ -46,3 +51,70 @@ def fresh_database(databases: Databases) -> Iterator[Callable[..., str]]:
     yield create
     for url in urls:
         databases.discard(url)
+
+
+@pytest.fixture(scope="session")
+async def lasting_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all tests of a worker process, so that connections can outlive a test."""
+    return asyncio.get_running_loop()
+
+
+@pytest.fixture(autouse=True)
+def no_task_outlives_its_test(lasting_loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    yield
+    lasting_loop.run_until_complete(_cancel_all())
+
+
+async def _cancel_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(0)  # transports that were closed are closed now
+
+
+@pytest.fixture(scope="session")
+def migrated_template(databases: Databases) -> str:
+    """A migrated database, made once per worker process and copied."""
+    url = databases.create()
+    asyncio.run(_migrate(url))
+    return url
+
+
+async def _migrate(url: str) -> None:
+    store = await open_store(url)
+    await store.migrate()
+    await store.close()
+
+
+@pytest.fixture(scope="session")
+async def kept_database(
+    databases: Databases, migrated_template: str, lasting_loop: asyncio.AbstractEventLoop
+) -> AsyncIterator[KeptDatabase]:
+    shelf = Shelf(lasting_loop)
+    kept = KeptDatabase(databases, migrated_template, shelf)
+    with kept_connections(shelf):
+        yield kept
+    kept.discard()
+    await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file, made once per worker process and copied."""
+    path = tmp_path_factory.mktemp("migrated") / "empty.db"
+    asyncio.run(_migrate(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """An empty store of each kind. It may be written without waiting for the disk."""
+    if request.param == "postgres":
+        kept: KeptDatabase = request.getfixturevalue("kept_database")
+        return kept.take()
+    monkeypatch.setattr("flowfabric.store.sqlite.runners.connect", connect_hastily)
+    shutil.copyfile(request.getfixturevalue("migrated_file"), path := tmp_path / "store.db")
+    return f"sqlite:///{path}"

@@ -1,8 +1,6 @@
-"""One suite for every store: each test gets a fresh store and a clock that stands still."""
+"""One suite for every store: each test gets an empty store and a clock that stands still."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -10,36 +8,11 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from tests.lab import Lab
-from tests.postgres import Databases
-
-STORES = ["sqlite", "postgres"]
 
 
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture(scope="session")
-def migrated_template(databases: Databases) -> str:
-    """A migrated database, made once per worker process and copied for every test."""
-    url = databases.create()
-
-    async def migrate() -> None:
-        store = await open_store(url)
-        await store.migrate()
-        await store.close()
-
-    asyncio.run(migrate())
-    return url
-
-
-@pytest.fixture(params=STORES)
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'lab.db'}"
-    fresh: Callable[..., str] = request.getfixturevalue("fresh_database")
-    return fresh(template=request.getfixturevalue("migrated_template"))
 
 
 @pytest.fixture

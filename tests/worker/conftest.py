@@ -1,8 +1,6 @@
-"""Every test gets a fresh store of each kind; it never learns which one."""
+"""Every test gets an empty store of each kind; it never learns which one."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,32 +8,7 @@ import pytest
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
-from tests.postgres import Databases
 from tests.worker.bench import Bench, Log, Wire
-
-STORES = ["sqlite", "postgres"]
-
-
-@pytest.fixture(scope="session")
-def migrated_template(databases: Databases) -> str:
-    """A migrated database, made once per worker process and copied for every test."""
-    url = databases.create()
-
-    async def migrate() -> None:
-        store = await open_store(url)
-        await store.migrate()
-        await store.close()
-
-    asyncio.run(migrate())
-    return url
-
-
-@pytest.fixture(params=STORES)
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'work.db'}"
-    fresh: Callable[..., str] = request.getfixturevalue("fresh_database")
-    return fresh(template=request.getfixturevalue("migrated_template"))
 
 
 @pytest.fixture
