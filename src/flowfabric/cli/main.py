@@ -8,6 +8,7 @@ from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
 from flowfabric.cli.store import migrate, version
 from flowfabric.cli.submit import submit
+from flowfabric.cli.why import why
 from flowfabric.cli.worker import worker
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(demo)
 app.command()(worker)
 app.command()(submit)
 app.add_typer(runs.app, name="run")
+app.command()(why)
 app.add_typer(flows.app, name="flow")
 app.command()(signal)
 app.command()(approve)

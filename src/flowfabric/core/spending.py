@@ -109,8 +109,7 @@ class Charge(Document, frozen=True, kw_only=True):
 
 class Books(Struct):
     """What is known of the budgets a batch concerns: as it was read, with what was posted since.
-    `changed` are the versions to compare, `made` the reservations of this batch; the rest is what
-    to write."""
+    `changed` are the versions to compare; the rest is what to write."""
 
     budgets: dict[str, Budget] = field(default_factory=dict)
     ledgers: dict[LedgerKey, Ledger] = field(default_factory=dict)
@@ -121,7 +120,6 @@ class Books(Struct):
     new_charges: dict[ChargeKey, Charge] = field(default_factory=dict)
     new_reservations: dict[UUID, Reservation | None] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
-    made: set[UUID] = field(default_factory=set)
 
     @property
     def empty(self) -> bool:
@@ -150,15 +148,11 @@ class Books(Struct):
         self.new_charges[charge.budget, charge.key] = charge
 
     def put_reservation(self, id: UUID, reservation: Reservation | None) -> None:
-        if reservation is not None:
-            self.made.add(id)
-            self.reservations[id] = self.new_reservations[id] = reservation
-            return
-        self.reservations.pop(id, None)
-        if id in self.made:  # nobody has stored it yet, so nothing has to go
-            del self.new_reservations[id]
+        self.new_reservations[id] = reservation
+        if reservation is None:
+            self.reservations.pop(id, None)
         else:
-            self.new_reservations[id] = None
+            self.reservations[id] = reservation
 
 
 class Spending(Struct, frozen=True):

@@ -18,6 +18,7 @@ from flowfabric.engine.decisions import Decisions
 from flowfabric.engine.doorkeeper import Doorkeeper
 from flowfabric.engine.events import Events
 from flowfabric.engine.executions import Executions
+from flowfabric.engine.explain import Explain
 from flowfabric.engine.flow_views import FlowViews
 from flowfabric.engine.flows import Flows
 from flowfabric.engine.grants import Grants
@@ -65,6 +66,7 @@ class Engine:
         self._releases = Releases(parts)
         self.quotas = Quotas(parts, self._releases)
         self.budgets = Budgets(parts, self.attempts, self.flows, self._door)
+        self.explain = Explain(parts, self._door)
         self.sweep = Sweep(
             parts,
             self.schedules,

@@ -11,7 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.budget import Budget, Reservation
-from flowfabric.core.execution import Gate
+from flowfabric.core.execution import Gate, Route
 from flowfabric.core.lane import Lane
 from flowfabric.core.quota import Quota, Uses
 from flowfabric.core.release import Release, Standing
@@ -129,6 +129,9 @@ class QuotaStore(Protocol):
     async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
         """How full the queues of a quota are, those with somebody waiting or running, by number."""
 
+    async def holding(self, queues: Sequence[int], limit: int) -> list[UUID]:
+        """Some of those who hold a slot of these queues, running ones first."""
+
     async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
         """How many parked rows of a queue are before (rank, id), counted up to `limit`."""
 
@@ -191,3 +194,9 @@ class LaneStore(Protocol):
     async def put_lane(self, lane: Lane, expected: int) -> bool:
         """Writes the settings of a lane if the stored version is the expected one (0: nothing was
         ever decided about it); the new one is one more."""
+
+    async def running_in(self, lane: str, limit: int) -> list[UUID]:
+        """Executions of a lane that have a row in `lease`, at most so many."""
+
+    async def ready_routes(self, lane: str, namespace: str | None) -> dict[Route, int]:
+        """How many executions of a lane are ready (not lost), by route, each up to 100,000."""

@@ -24,6 +24,7 @@ from flowfabric.store.postgres.schema import Keeping, check_schema
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.submit import Submitting
 from flowfabric.store.postgres.waits import Remembering
+from flowfabric.store.postgres.whereabouts import Whereabouts
 from flowfabric.store.sql import load_queries
 
 
@@ -113,6 +114,10 @@ class PostgresStore:
         lanes = Lanes(session)
         self.lanes, self.lane_settings = lanes.lanes, lanes.lane_settings
         self.put_lane = lanes.put_lane
+
+        whereabouts = Whereabouts(session)
+        self.holding, self.running_in = whereabouts.holding, whereabouts.running_in
+        self.ready_routes = whereabouts.ready_routes
 
     async def close(self) -> None:
         if self._keeper is not None:

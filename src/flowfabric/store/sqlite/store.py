@@ -20,6 +20,7 @@ from flowfabric.store.sqlite import (
     schema,
     submissions,
     upkeep,
+    whereabouts,
 )
 from flowfabric.store.sqlite import events as event_reads
 from flowfabric.store.sqlite import flows as flow_reads
@@ -172,6 +173,10 @@ class SqliteStore:
     lanes = _reading(lane_rows.lanes)
     lane_settings = _reading(lane_rows.lane_settings)
     put_lane = _writing(lane_rows.put_lane)
+
+    holding = _reading(whereabouts.holding)
+    running_in = _reading(whereabouts.running_in)
+    ready_routes = _reading(whereabouts.ready_routes)
 
     load = _reading(reads.load)
     ended = _reading(reads.ended)

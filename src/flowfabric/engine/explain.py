@@ -1,0 +1,317 @@
+"""Why an execution does not run, and what a whole lane waits for."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core.errors import NotFound
+from flowfabric.core.execution import (
+    Active,
+    Ended,
+    Execution,
+    Failure,
+    Gate,
+    Lost,
+    Ready,
+    Snapshot,
+    Suspended,
+    Waiting,
+)
+from flowfabric.core.explain import NOTHING, Around, Explanation, Upstream, explain, is_limited
+from flowfabric.core.explain_lane import AroundLane, Counted, LaneExplanation, explain_lane
+from flowfabric.core.explain_limits import key_of, queues_of
+from flowfabric.core.explain_workers import NOBODY, Running
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.join import JoinState
+from flowfabric.core.lane import Lane
+from flowfabric.core.quota import Uses, queue_of
+from flowfabric.core.reason import Place
+from flowfabric.core.registry import Presence
+from flowfabric.core.release import Key, Room, Standing
+from flowfabric.core.text import check_lane, check_namespace
+from flowfabric.core.time import Millis
+from flowfabric.core.vector import PublicState
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.doorkeeper import Doorkeeper
+from flowfabric.store.contract import EdgeQuery, Store
+from flowfabric.store.limits import BookAsk, StandingAsk
+
+MAX_DEPTH = 5
+"""How far upstreams of upstreams are followed."""
+MAX_UPSTREAMS = 10
+"""How many of one execution are named."""
+MAX_EXPLAINED = 50
+"""How many executions one explanation looks into."""
+MAX_AHEAD = 1000
+MAX_CANDIDATES = 500
+MAX_HOLDERS = 10
+MAX_QUEUES = 100
+MAX_WORKERS = 5000
+MAX_LINES = 1000
+MAX_LOOKS = 50
+"""How many queues of a lane are asked for their names."""
+PAGE = 1000
+
+
+class Explain(Noun):
+    """`engine.explain`"""
+
+    def __init__(self, parts: Parts, doorkeeper: Doorkeeper) -> None:
+        super().__init__(parts)
+        self._door = doorkeeper
+
+    async def __call__(self, id: str) -> Explanation:
+        """Everything that keeps an execution from running, what keeps it first comes first. Also
+        for one that runs or has ended: there is always something to say."""
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        return await _Look(self._parts.store, self._door, self._now()).explain(snapshot)
+
+    async def lane(self, lane: str, namespace: str | None = None) -> LaneExplanation:
+        """What the executions of a lane wait for, by reason; each number is exact up to 100,000."""
+        name = check_lane(lane)
+        place = None if namespace is None else check_namespace(namespace)
+        return await _LaneLook(self._parts.store, self._now()).explain(name, place)
+
+
+class _Registry:
+    """The workers of a namespace, looked up once."""
+
+    def __init__(self, store: Store, now: Millis) -> None:
+        self._store = store
+        self._now = now
+        self._known: dict[str, list[Presence]] = {}
+
+    async def of(self, namespace: str) -> list[Presence]:
+        if namespace not in self._known:
+            self._known[namespace] = await self._find(namespace)
+        return self._known[namespace]
+
+    async def _find(self, namespace: str) -> list[Presence]:
+        found: list[Presence] = []
+        after = ""
+        while len(found) < MAX_WORKERS:
+            page = await self._store.presences(namespace, after, PAGE)
+            found += [presence for presence in page if presence.alive(self._now)]
+            if len(page) < PAGE:
+                break
+            after = page[-1].instance
+        return found
+
+
+class _Look:
+    """One explanation: what was looked at, so that nothing is twice and nothing is endless."""
+
+    def __init__(self, store: Store, door: Doorkeeper, now: Millis) -> None:
+        self._store = store
+        self._door = door
+        self._now = now
+        self._seen: set[UUID] = set()
+        self._workers = _Registry(store, now)
+        self._lanes: dict[str, Lane] = {}
+
+    async def explain(self, snapshot: Snapshot, depth: int = 0) -> Explanation:
+        self._seen.add(snapshot.execution.uuid)
+        return explain(snapshot, await self._around(snapshot, depth))
+
+    async def _around(self, snapshot: Snapshot, depth: int) -> Around:
+        match snapshot.state:
+            case Ended() | Active() | Suspended():
+                return Around(now=self._now)
+            case Waiting():
+                around = await self._before_claim(snapshot)
+                return await self._at_gates(snapshot, snapshot.state, around, depth)
+            case Ready() | Lost():
+                around = await self._before_claim(snapshot)
+                return await self._at_claim(snapshot, around)
+
+    async def _before_claim(self, snapshot: Snapshot) -> Around:
+        execution = snapshot.execution
+        names = await self._door.names_of(execution)
+        waited = snapshot.life.budget
+        asked = names if waited is None else tuple(dict.fromkeys((waited, *names)))
+        budgets = (await self._store.books(BookAsk(budgets=asked))).budgets if asked else {}
+        workers = await self._workers.of(execution.route.namespace)
+        defaults: Sequence[Presence] = ()
+        if execution.route.namespace != "default":
+            defaults = await self._workers.of("default")
+        return Around(
+            now=self._now,
+            lane=await self._lane(execution.route.lane),
+            workers=workers,
+            default_workers=defaults,
+            budgets=budgets,
+            budget_names=names,
+        )
+
+    async def _at_gates(
+        self, snapshot: Snapshot, state: Waiting, around: Around, depth: int
+    ) -> Around:
+        if state.gate is Gate.BACKOFF:
+            failure = await self._last_failure(snapshot.execution)
+            around = replace(around, failure=failure)
+        join = snapshot.life.join
+        if join is not None and join.state is JoinState.PENDING:
+            around = replace(around, upstreams=await self._upstreams(snapshot, depth))
+        if is_limited(snapshot):
+            around = await self._at_limits(snapshot, state, around)
+        return around
+
+    async def _at_claim(self, snapshot: Snapshot, around: Around) -> Around:
+        running = await running_of(self._store, around.lane)
+        return replace(around, running=running, in_lane=await self._place(snapshot))
+
+    async def _place(self, snapshot: Snapshot) -> Place:
+        """Among the ready ones of its route, in the order of claims."""
+        route, own = snapshot.execution.route, (snapshot.head.rank, snapshot.execution.uuid)
+        found = await self._store.candidates(route.lane, route.namespace, self._now, MAX_CANDIDATES)
+        ranks = [(each.head.rank, each.execution.uuid) for each in found]
+        ahead = sum(
+            rank < own and each.execution.route == route
+            for rank, each in zip(ranks, found, strict=True)
+        )
+        return Place(ahead, len(found) < MAX_CANDIDATES or own <= max(ranks))
+
+    async def _lane(self, name: str) -> Lane:
+        if name not in self._lanes:
+            found = await self._store.lane_settings([name])
+            self._lanes[name] = found.get(name) or Lane(name=name)
+        return self._lanes[name]
+
+    async def _last_failure(self, execution: Execution) -> Failure | None:
+        attempts = await self._store.attempts(execution.uuid)
+        failures = [attempt.failure for attempt in attempts if attempt.failure is not None]
+        return failures[-1] if failures else None
+
+    async def _upstreams(self, snapshot: Snapshot, depth: int) -> list[Upstream]:
+        """Those that have not been settled, each with its own reasons as far as we look."""
+        execution = snapshot.execution
+        if execution.flow is None:
+            return []
+        query = EdgeQuery(
+            flow=execution.flow,
+            downstreams=(execution.uuid,),
+            unsettled=True,
+            limit=MAX_UPSTREAMS,
+        )
+        uuids = [state.edge.upstream for state in await self._store.edges(query)]
+        found = (await self._store.load(uuids)).values()
+        return [
+            Upstream(upstream, await self._deeper(upstream, depth + 1))
+            for upstream in sorted(found, key=lambda each: each.execution.facts.member or "")
+        ]
+
+    async def _deeper(self, snapshot: Snapshot, depth: int) -> Explanation | None:
+        enough = depth >= MAX_DEPTH or len(self._seen) >= MAX_EXPLAINED
+        if enough or snapshot.execution.uuid in self._seen or isinstance(snapshot.state, Ended):
+            return None
+        return await self.explain(snapshot, depth)
+
+    async def _at_limits(self, snapshot: Snapshot, state: Waiting, around: Around) -> Around:
+        uses, uuid = snapshot.execution.uses, snapshot.execution.uuid
+        queue = queue_of(uses)
+        standing = await standing_of(self._store, uses, self._now)
+        place = None
+        if state.gate is Gate.LIMIT:
+            ahead = await self._store.ahead_of(queue, snapshot.head.rank, uuid, MAX_AHEAD)
+            place = Place(ahead, ahead < MAX_AHEAD)
+        holders: dict[Key, Sequence[ExecutionId]] = {}
+        for full in Room(standing, self._now).full(uses):
+            queues = queues_of(full, standing)[:MAX_QUEUES]
+            found = await self._store.holding(queues, MAX_HOLDERS)
+            holders[key_of(full)] = await _ids(self._store, found)
+        return replace(around, standing=standing, holders=holders, in_queue=place)
+
+
+class _LaneLook:
+    """What stands around a lane."""
+
+    def __init__(self, store: Store, now: Millis) -> None:
+        self._store = store
+        self._now = now
+        self._queues: dict[int, Uses] = {}
+        self._rooms: dict[int, Room] = {}
+        self._budgets: dict[int, str] = {}
+        self._workers = _Registry(store, now)
+
+    async def explain(self, name: str, namespace: str | None) -> LaneExplanation:
+        store = self._store
+        waiting = await store.wait_counts(name, namespace)
+        counts = [
+            Counted(each.gate, each.queue, each.count) for each in waiting if each.gate is not None
+        ]
+        ready = await store.ready_routes(name, namespace)
+        public = (await store.counts(namespace, name)).by_state
+        lane = (await store.lane_settings([name])).get(name) or Lane(name=name)
+        await self._name_queues(counts)
+        places = {"default", *(route.namespace for route in ready)}
+        around = AroundLane(
+            now=self._now,
+            lane=lane,
+            namespace=namespace,
+            active=public.get(PublicState.ACTIVE, 0),
+            suspended=public.get(PublicState.SUSPENDED, 0),
+            running=await running_of(store, lane),
+            ready=ready,
+            workers={place: await self._workers.of(place) for place in sorted(places)},
+            queues=self._queues,
+            budgets=self._budgets,
+            rooms=self._rooms,
+        )
+        return explain_lane(counts, around)
+
+    async def _name_queues(self, counts: Sequence[Counted]) -> None:
+        """What the numbers of queues stand for, the fullest first. One look at a quota tells all of
+        its queues."""
+        looks = 0
+        for counted in sorted(counts, key=lambda each: -each.count):
+            queue = counted.queue
+            if queue is None or queue in self._queues or looks == MAX_LOOKS:
+                continue
+            looks += 1
+            first = await self._store.waiting_in(queue, 1)
+            for snapshot in (await self._store.load(first)).values():
+                await self._name_queue(queue, snapshot)
+
+    async def _name_queue(self, queue: int, snapshot: Snapshot) -> None:
+        match snapshot.state:
+            case Waiting(gate=Gate.BUDGET):
+                self._budgets[queue] = snapshot.life.budget or ""
+            case Waiting(gate=Gate.LIMIT):
+                uses = snapshot.execution.uses
+                standing = await standing_of(self._store, uses, self._now, whole=True)
+                room = Room(standing, self._now)
+                for line in standing.lines:
+                    self._queues[line.id] = line.uses
+                    self._rooms[line.id] = room
+                self._queues[queue], self._rooms[queue] = uses, room
+            case _:
+                pass  # it has gone on meanwhile
+
+
+async def standing_of(store: Store, uses: Uses, now: Millis, *, whole: bool = False) -> Standing:
+    """How full the quotas of these uses are (`whole`: with all their lines). A quota that was
+    deleted knows no line, so the next one is asked."""
+    queues = None if whole else (queue_of(uses),)
+    for use in uses:
+        ask = StandingAsk(use.quota, queues, MAX_LINES if whole else 1, 1, now)
+        standing = await store.standing(ask)
+        if standing.lines:
+            return standing
+    return NOTHING
+
+
+async def running_of(store: Store, lane: Lane) -> Running:
+    """Who runs in a lane that limits it, counted up to that limit."""
+    if lane.concurrency is None:
+        return NOBODY
+    found = await store.running_in(lane.name, lane.concurrency)
+    return Running(len(found), await _ids(store, found[:MAX_HOLDERS]))
+
+
+async def _ids(store: Store, uuids: Sequence[UUID]) -> list[ExecutionId]:
+    """The ids of those that are still there."""
+    found = await store.load(uuids) if uuids else {}
+    return [found[uuid].execution.id for uuid in uuids if uuid in found]

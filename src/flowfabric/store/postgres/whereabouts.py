@@ -1,0 +1,30 @@
+"""Who is where: what an explanation names."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from flowfabric.core.execution import Route
+from flowfabric.store.postgres.session import Part
+
+MOST = 100_000
+"""Where counting stops."""
+
+
+class Whereabouts(Part):
+    async def holding(self, queues: Sequence[int], limit: int) -> list[UUID]:
+        session = self._session
+        rows = await session.fetch(session.report, "slot_holders", list(queues), limit)
+        return [uuid for (uuid,) in rows]
+
+    async def running_in(self, lane: str, limit: int) -> list[UUID]:
+        session = self._session
+        rows = await session.fetch(session.report, "running_in_lane", lane, limit)
+        return [uuid for (uuid,) in rows]
+
+    async def ready_routes(self, lane: str, namespace: str | None) -> dict[Route, int]:
+        session = self._session
+        rows = await session.fetch(session.report, "ready_routes", lane, namespace, MOST)
+        return {
+            Route(place, lane, kind, tuple(tokens.split(",")) if tokens else ()): count
+            for place, kind, tokens, count in rows
+        }

@@ -1,0 +1,25 @@
+-- Who is where: what an explanation names.
+
+-- name: slot_holders
+select l.id from {schema}.lease l where l.queue = any($1::bigint[])
+union all
+select q.id from {schema}.ready q where q.queue = any($1::bigint[])
+limit $2
+
+-- name: running_in_lane
+select l.id from {schema}.lease l
+where l.route in (select r.number from {schema}.route r where r.lane = $1)
+limit $2
+
+-- name: ready_routes
+select w.namespace, w.kind, w.capabilities, w.count
+from (
+    select r.namespace, r.kind, r.capabilities, (
+        select count(*) from (
+            select from {schema}.ready q where q.route = r.number and q.lost is null limit $3
+        ) n
+    ) as count
+    from {schema}.route r
+    where r.lane = $1 and ($2::text is null or r.namespace = $2)
+) w
+where w.count > 0

@@ -1,0 +1,31 @@
+"""Who is where: what an explanation names."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from flowfabric.core.execution import Route
+from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.sqlite.reads import numbers
+from flowfabric.store.sqlite.session import Session, read_uuid
+
+MOST = 100_000
+"""Where counting stops."""
+
+
+def holding(session: Session, queues: Sequence[int], limit: int) -> list[UUID]:
+    rows = session.rows("slot_holders", {"queues": numbers(queues), "limit": limit})
+    return [read_uuid(id) for (id,) in rows]
+
+
+def running_in(session: Session, lane: str, limit: int) -> list[UUID]:
+    session.learn_routes()
+    routes = numbers(number for number, _ in routes_for(session, [lane], None))
+    rows = session.rows("running_in_lane", {"routes": routes, "limit": limit})
+    return [read_uuid(id) for (id,) in rows]
+
+
+def ready_routes(session: Session, lane: str, namespace: str | None) -> dict[Route, int]:
+    session.learn_routes()
+    routes = dict(routes_for(session, [lane], namespace))
+    values = {"routes": numbers(routes), "most": MOST}
+    return {routes[number]: count for number, count in session.rows("ready_routes", values)}

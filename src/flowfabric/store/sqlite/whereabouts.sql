@@ -1,0 +1,21 @@
+-- Who is where: what an explanation names.
+
+-- name: slot_holders
+select id from lease where queue in (select value from json_each(:queues))
+union all
+select id from ready where queue in (select value from json_each(:queues))
+limit :limit
+
+-- name: running_in_lane
+select id from lease where route in (select value from json_each(:routes)) limit :limit
+
+-- name: ready_routes
+select w.value, w.number from (
+    select wanted.value, (
+        select count(*) from (
+            select 1 from ready where route = wanted.value and lost is null limit :most
+        )
+    ) as number
+    from json_each(:routes) as wanted
+) as w
+where w.number > 0
