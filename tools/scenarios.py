@@ -36,7 +36,8 @@ SECTIONS = {
     "Flows": ("C-T", range(1, 79)),
     "Budgets and quotas": ("C-T", range(79, 99)),
     "Streams": ("C-T", range(112, 126)),
-    "Invariants of coordination": ("I-", [*range(1, 30), *range(36, 41), 42]),
+    "Worker registry": ("C-T", range(131, 133)),
+    "Invariants of coordination": ("I-", [*range(1, 30), *range(36, 43)]),
 }
 
 LATER = {

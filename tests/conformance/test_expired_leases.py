@@ -7,6 +7,7 @@ import pytest
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Worker
 from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.submission import Submission
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import (
     AttemptState,
@@ -18,8 +19,10 @@ from flowfabric.core.vector import (
 )
 from flowfabric.engine.attempts import Held, Owned
 from flowfabric.engine.claims import Claim
+from flowfabric.engine.flows import FlowCreated
 from flowfabric.engine.views import Description, LeaseView
 from flowfabric.store.contract import ExpiredLease
+from tests.flow_lab import settle
 from tests.lab import TTL, W1, W2, Lab
 
 NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
@@ -214,7 +217,10 @@ async def test_expired_leases_come_in_pages(lab: Lab, size: int) -> None:
 
 
 async def test_expired_leases_as_of_another_moment(lab: Lab) -> None:
+    """C-T132, F-59: whether a lease was marked as lost by now makes no difference"""
     claims = await several_expired(lab)
+    await lab.engine.claims.mark_expired(claims[1].id)
+    await lab.engine.claims.mark_expired(claims[5].id)
     as_of = claims[2].expires_at
     assert await lab.engine.claims.expired(as_of=as_of) == [entry(claim) for claim in claims[:4]]
     assert await lab.engine.claims.expired(as_of=Millis(claims[0].expires_at - 1)) == []
@@ -227,6 +233,37 @@ async def test_expired_leases_of_one_namespace(lab: Lab) -> None:
     found = await lab.engine.claims.expired(namespace="a")
     assert [lease.id for lease in found] == [claims[0].id, claims[2].id]
     assert await lab.engine.claims.expired(namespace="c") == []
+
+
+async def test_every_expired_lease_of_a_namespace_is_on_one_page(lab: Lab) -> None:
+    """C-T132, F-59: solo runs and members of flows in one order, some marked and one revoked, other
+    namespaces between them; what is reclaimed under the cursor moves nobody"""
+    wanted: list[Claim] = []
+    for number in range(6):
+        for namespace in ("a", "b"):
+            if number % 2:
+                await lab.submit(namespace=namespace)
+            else:
+                flow = await lab.engine.flows.create("order", namespace=namespace)
+                assert isinstance(flow, FlowCreated)
+                job = Submission(kind="job", namespace=namespace)
+                await lab.engine.flows.add(flow.id, job)
+                await lab.engine.flows.seal(flow.id)
+                await settle(lab.engine)
+            claim = await lab.claim_one(ttl=Millis(2000 + number // 4))
+            wanted += [claim] if namespace == "a" else []
+    lab.clock.advance(2001)
+    for claim in wanted[::3]:
+        await lab.engine.claims.mark_expired(claim.id)
+    await lab.engine.claims.revoke(wanted[1].id, reason="")
+    wanted.sort(key=lambda claim: (claim.expires_at, claim.uuid))
+    found: list[ExpiredLease] = []
+    while page := await lab.engine.claims.expired(
+        after=(found[-1].expires_at, found[-1].id) if found else None, limit=2, namespace="a"
+    ):
+        found += page
+        await lab.engine.executions.cancel(page[-1].id, reason="")
+    assert found == [entry(claim) for claim in wanted]
 
 
 async def test_a_page_of_nothing_is_empty_and_one_too_large_is_cut(lab: Lab) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from flowfabric import Fabric, PublicState, Run, RunFailed, Submission
+from flowfabric.core.registry import Marked
 from flowfabric.worker.run import gather_results
 from tests.worker import handlers
 from tests.worker.apps.shop import Shop
@@ -66,6 +67,12 @@ class Street:
             while (await run.describe()).epoch == 1 and await run.state() is PublicState.ACTIVE:
                 await engine.sweep.once()
                 await asyncio.sleep(0.05)
+
+    async def registered(self, instance: str) -> None:
+        engine = await self.fabric.engine()
+        async with asyncio.timeout(15):
+            while await engine.workers.get(instance) is None:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -167,6 +174,27 @@ async def test_processes_of_a_killed_worker_end_with_it(street: Street) -> None:
     await until(lambda: not handlers.alive(child))
 
 
+async def test_the_work_of_a_killed_worker_is_taken_over_when_it_is_marked_dead(
+    street: Street,
+) -> None:
+    """C-T131, F-61: at once, although its leases would have lasted for minutes"""
+    worker = await street.worker(instance="doomed", ttl=300_000)
+    runs = [await street.submit("waits", "go") for _ in range(3)]
+    await until(lambda: street.shop.ledger().count("waits go") == 3, 20)
+    await street.registered("doomed")
+    worker.kill()
+    await ended(worker)
+    await street.worker(instance="heir", ttl=300_000)
+    street.shop.allow("go")
+    engine = await street.fabric.engine()
+    (entry,) = [one for one in await engine.workers.list() if one.instance == "doomed"]
+    assert await engine.workers.held([entry]) == [3]
+    assert await engine.workers.mark_dead("doomed", reason="killed", revoke=True) == Marked(3)
+    assert await gather_results(runs, timeout=15) == ["waited for go"] * 3
+    for run in runs:
+        assert await kinds(run) == ["CLAIMED", "LEASE_REVOKED", "RECLAIMED", "COMPLETED"]
+
+
 # -- stopped in its tracks
 
 
@@ -259,12 +287,15 @@ async def test_a_poison_payload_harms_nobody(street: Street) -> None:
 
 
 async def test_sigterm_hands_back_what_does_not_finish(street: Street) -> None:
-    worker = await street.worker(drain="200ms", ttl=30_000)
+    """C-T131: and signs the worker off"""
+    worker = await street.worker(drain="200ms", ttl=30_000, instance="leaving")
     runs = [await street.submit("waits", "never"), await street.submit("blocks_thread")]
     await street.told("waits never")
     await street.told("thread begins")
+    await street.registered("leaving")
     worker.send_signal(signal.SIGTERM)
     assert await ended(worker) == 0, street.said(worker)
+    assert await (await street.fabric.engine()).workers.list(alive=None) == []
     for run in runs:
         about = await run.describe()
         assert (about.state, about.retries) == (PublicState.WAITING, 0)

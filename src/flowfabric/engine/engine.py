@@ -72,6 +72,7 @@ class Engine:
             self.schedules,
             self._settler,
             Limits(parts, self._releases, self._door),
+            self.workers,
             holder=secrets.token_hex(8),
         )
 

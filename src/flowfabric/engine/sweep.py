@@ -22,6 +22,7 @@ from flowfabric.engine.decisions import Decision
 from flowfabric.engine.limits import Limits
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.settler import Settler
+from flowfabric.engine.workers import Workers
 
 DUTY = "sweep"
 DUTY_SPAN = Millis(2_500)
@@ -42,12 +43,14 @@ class Sweep(Noun):
         schedules: Schedules,
         settler: Settler,
         limits: Limits,
+        workers: Workers,
         holder: str,
     ) -> None:
         super().__init__(parts)
         self._schedules = schedules
         self._settler = settler
         self._limits = limits
+        self._workers = workers
         self._holder = holder
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self._trimmed_at = Millis(0)
@@ -95,6 +98,7 @@ class Sweep(Noun):
                     log.error("an execution could not be swept: %s", error)
         await self._settler.sweep()
         await self._limits.sweep()
+        await self._workers.finish()
         return len(looked_at)
 
     async def trim(self) -> int:
@@ -162,7 +166,7 @@ class Sweep(Noun):
             if await self._trim_page() == PAGE:
                 return 0.0  # the rest page by page: what becomes due meanwhile does not wait
             self._trimmed_at = now
-            await store.drop_lapsed_presences(now)
+            await self._workers.sweep()
             await self._limits.trim()
         moments = [
             await store.next_due(now),

@@ -1,74 +1,304 @@
-"""The worker registry: who is there, and what they can run."""
+"""The worker registry: who is there, what they can run, and what they hold."""
 
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core import lease as leases
 from flowfabric.core import registry as rules
-from flowfabric.core.check import check_limit
-from flowfabric.core.registry import Marked, NotRegistered, Presence, Refreshed, Registered
-from flowfabric.core.text import check_namespace, check_worker
-from flowfabric.engine.base import Noun
+from flowfabric.core.change import Change
+from flowfabric.core.check import check_limit, check_whole
+from flowfabric.core.errors import (
+    Corruption,
+    FlowFabricError,
+    Invalid,
+    LeaseLost,
+    NotFound,
+    RetryExhausted,
+)
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.registry import (
+    HeldLease,
+    Marked,
+    NotRegistered,
+    Presence,
+    Refreshed,
+    Registered,
+)
+from flowfabric.core.text import check_namespace, check_text, check_worker
+from flowfabric.core.time import Millis
+from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.decisions import Decision
 
 MAX_PAGE = 1000
+PAGE = 500
+ROUNDS = 10
+LOOK_EVERY = Millis(1_000)
+ABANDONED_AFTER = Millis(5_000)
+"""How long whoever marked a worker dead has for its leases before the sweep helps."""
+
+log = logging.getLogger("flowfabric.registry")
 
 
 class Workers(Noun):
     """`engine.workers`"""
 
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._looked_at = Millis(0)
+
     async def register(self, presence: Presence) -> Registered | Refreshed:
         """Says that a worker is there and what it can run; saying it again replaces what was said.
-        An instance that another worker id registered is refused."""
+        An instance that another worker id registered is refused (`Invalid`), and so is one that was
+        marked dead until its leases are revoked (`Contention`: try again later)."""
         checked = rules.check_presence(presence)
-        store = self._parts.store
-        old = await store.presence(checked.namespace, checked.instance)
-        new, outcome = rules.register(old, checked, self._now())
-        await store.put_presence(new, True)
-        return outcome
+        for _ in range(ROUNDS):
+            old = await self._find(checked.instance, checked.namespace)
+            new, outcome = rules.register(old, checked, self._now())
+            if await self._put(new, old):
+                if isinstance(outcome, Registered):
+                    log.info("worker %s (%s) registered as %s", *_named(new), new.worker)
+                return outcome
+        raise _rivals()
 
     async def heartbeat(
-        self, instance: str, *, namespace: str = "default", running: int = 0
+        self,
+        instance: str,
+        *,
+        namespace: str = "default",
+        running: int = 0,
+        worker: str | None = None,
     ) -> Refreshed | NotRegistered:
-        """Says that a worker is still there. NotRegistered: its time ran out or it was marked
-        dead; it must register again."""
-        old = await self._find(instance, namespace)
-        new = None if old is None else rules.beat(old, self._now(), running)
-        if new is None or not await self._parts.store.put_presence(new, False):
-            return NotRegistered()
-        return Refreshed(new.expires_at)
-
-    async def mark_dead(
-        self, instance: str, *, namespace: str = "default", reason: str
-    ) -> Marked | NotRegistered:
-        """Takes a worker off the registry. Its leases are untouched: revoke them, or let them run
-        out."""
-        rules.check_reason(reason)
-        return await self._drop(instance, namespace)
+        """Says that a worker is still there. NotRegistered: its time ran out, it was marked dead,
+        or the instance is another worker's by now (with `worker`); it must register again."""
+        _check_key(instance, namespace)
+        check_whole(running, "running")
+        for _ in range(ROUNDS):
+            old = await self._find(instance, namespace)
+            if old is None or worker not in (None, old.worker):
+                return NotRegistered()
+            new = rules.beat(old, self._now(), running)
+            if new is None:
+                return NotRegistered()
+            if await self._put(new, old):
+                return Refreshed(new.expires_at)
+        raise _rivals()
 
     async def deregister(
-        self, instance: str, *, namespace: str = "default"
+        self, instance: str, *, namespace: str = "default", worker: str | None = None
     ) -> Marked | NotRegistered:
-        """What a worker does when it stops cleanly."""
-        return await self._drop(instance, namespace)
+        """What a worker does when it stops cleanly. An entry that is marked dead, or that is
+        another worker's by now (with `worker`), stays."""
+        _check_key(instance, namespace)
+        for _ in range(ROUNDS):
+            old = await self._find(instance, namespace)
+            if old is None or old.marked_at is not None or worker not in (None, old.worker):
+                return NotRegistered()
+            if await self._parts.store.drop_presence(old):
+                log.info("worker %s (%s) signed off", instance, namespace)
+                return Marked()
+        raise _rivals()
 
-    async def list(
-        self, *, namespace: str = "default", after: str = "", limit: int = 100
-    ) -> list[Presence]:
-        """The live workers of a namespace by instance, after a cursor."""
+    async def mark_dead(
+        self, instance: str, *, namespace: str = "default", reason: str, revoke: bool = False
+    ) -> Marked | NotRegistered:
+        """Takes a worker off the registry.
+
+        Without `revoke` its leases are untouched and run out by themselves. With it, the entry is
+        marked first, then the leases it held by then are revoked, each as a change of its own, and
+        then the entry goes. Should this process die meanwhile, the sweep goes on; asking once more
+        does so as well. A worker that is alive after all learns it from its lost leases."""
+        _check_key(instance, namespace)
+        why = rules.check_reason(reason)
+        revoking = rules.check_flag(revoke, "revoke")
+        for _ in range(ROUNDS):
+            old = await self._find(instance, namespace)
+            if old is None or (old.marked_at is not None and not revoking):
+                return NotRegistered()
+            if not revoking:
+                if await self._parts.store.drop_presence(old):
+                    log.info("worker %s (%s) was marked dead: %s", instance, namespace, why)
+                    return Marked()
+            elif (marked := await self._mark(old, why)) is not None:
+                return Marked(await self._revoke(marked))
+        raise _rivals()
+
+    async def get(self, instance: str, *, namespace: str = "default") -> Presence | None:
+        """A worker's entry, also one that ran out or is marked dead, until it is swept."""
+        _check_key(instance, namespace)
+        return await self._find(instance, namespace)
+
+    async def held(self, entries: Sequence[Presence]) -> list[int]:
+        """How many leases each of these workers really holds, whatever it says is running."""
+        if not entries:
+            return []
+        names = sorted({entry.instance for entry in entries})
+        holdings = await self._parts.store.held_counts(names)
+        return [
+            sum(
+                holding.leases
+                for holding in holdings
+                if rules.is_its(entry, holding.worker, holding.namespace)
+            )
+            for entry in entries
+        ]
+
+    async def leases(
+        self,
+        instance: str,
+        *,
+        worker: str | None = None,
+        namespace: str | None = None,
+        after: ExecutionId | None = None,
+        limit: int = 100,
+    ) -> list[HeldLease]:
+        """The leases of a worker instance by execution, registered or not, after a cursor: the id
+        of the last one. Those of one worker id or in one namespace only, if given."""
+        name = check_worker(instance, "instance")
+        who = None if worker is None else check_worker(worker, "worker")
+        place = None if namespace is None else check_namespace(namespace)
+        cursor = None if after is None else ExecutionId(after).uuid
         most = check_limit(limit, MAX_PAGE)
         if not most:
             return []
-        name = check_namespace(namespace)
-        found = await self._parts.store.presences(name, after, most)
-        return [presence for presence in found if presence.alive(self._now())]
+        return await self._parts.store.held_leases(name, who, place, cursor, most)
+
+    async def list(
+        self,
+        *,
+        namespace: str | None = "default",
+        lane: str | None = None,
+        kind: str | None = None,
+        capabilities: Iterable[str] = (),
+        alive: bool | None = True,
+        after: str | tuple[str, str] | None = None,
+        limit: int = 100,
+    ) -> list[Presence]:
+        """Workers by (namespace, instance) after a cursor: the `key` of the last entry, or its
+        instance alone within one namespace. No namespace means all of them. Only those that may
+        take from that lane, run that kind and offer all these capabilities; `alive` False asks for
+        those that ran out or are marked dead, None for both. A page is short only at the end."""
+        most = check_limit(limit, MAX_PAGE)
+        wanted = rules.check_wanted(lane, kind, capabilities, alive)
+        place = None if namespace is None else check_namespace(namespace)
+        cursor = _cursor(after, place)
+        found: list[Presence] = []
+        while len(found) < most:
+            page = await self._parts.store.presences(place, cursor, PAGE)
+            now = self._now()
+            found += [entry for entry in page if wanted.has(entry, now)]
+            if len(page) < PAGE:
+                break
+            cursor = page[-1].key
+        return found[:most]
 
     async def sweep(self) -> int:
         """Forgets workers whose time ran out; returns how many."""
-        return await self._parts.store.drop_lapsed_presences(self._now())
+        lapsed = await self._parts.store.drop_lapsed_presences(self._now())
+        for namespace, instance in lapsed:
+            log.info("worker %s (%s) fell silent and is forgotten", instance, namespace)
+        return len(lapsed)
+
+    async def finish(self) -> None:
+        """Revokes the leases of workers that were marked dead by somebody who did not come to the
+        end of it. The sweep asks for this often, so it looks once a second at most."""
+        now = self._now()
+        if 0 <= now - self._looked_at < LOOK_EVERY:
+            return
+        self._looked_at = now
+        try:
+            for entry in await self._parts.store.marked_presences(PAGE):
+                if now - (entry.marked_at or 0) >= ABANDONED_AFTER:
+                    await self._revoke(entry)
+        except FlowFabricError as error:  # what is left stays marked, for the next time
+            log.warning("the leases of a dead worker could not be revoked yet: %s", error)
 
     async def _find(self, instance: str, namespace: str) -> Presence | None:
-        check_worker(instance, "instance")
-        return await self._parts.store.presence(check_namespace(namespace), instance)
+        return await self._parts.store.presence(namespace, instance)
 
-    async def _drop(self, instance: str, namespace: str) -> Marked | NotRegistered:
-        check_worker(instance, "instance")
-        name = check_namespace(namespace)
-        return (
-            Marked() if await self._parts.store.drop_presence(name, instance) else NotRegistered()
+    async def _put(self, new: Presence, old: Presence | None) -> bool:
+        return await self._parts.store.put_presence(replace(new, stamp=self._fresh()), old)
+
+    async def _mark(self, old: Presence, reason: str) -> Presence | None:
+        """The marked entry, None when a rival was faster. One that is marked already stays so."""
+        if old.marked_at is not None:
+            return old
+        marked = replace(rules.mark(old, reason, self._now()), stamp=self._fresh())
+        if not await self._parts.store.put_presence(marked, old):
+            return None
+        log.info("worker %s (%s) was marked dead, with its leases: %s", *_named(old), reason)
+        return marked
+
+    async def _revoke(self, entry: Presence) -> int:
+        """Revokes what a marked worker held, then lets its entry go; returns how many leases."""
+        count, after = 0, None
+        place = None if entry.everywhere else entry.namespace
+        while True:
+            page = await self._parts.store.held_leases(
+                entry.instance, entry.worker, place, after, PAGE
+            )
+            count += await self._take_away(entry, page)
+            if len(page) < PAGE:
+                break
+            after = page[-1].id.uuid
+        await self._parts.store.drop_presence(entry)
+        return count
+
+    async def _take_away(self, entry: Presence, page: Sequence[HeldLease]) -> int:
+        aimed = [lease for lease in page if rules.falls_with(entry, lease)]
+        reason = f"worker {entry.instance} was marked dead: {entry.reason}"
+        answers = await self._parts.decisions.decide_all(
+            [Decision(one.id.uuid, partial(_fall, one.lease_id, reason)) for one in aimed]
         )
+        return sum(_is_gone(lease, answer) for lease, answer in zip(aimed, answers, strict=True))
+
+
+def _fall(
+    lease_id: UUID, reason: str, held: Snapshot | None, now: Millis
+) -> "Change[leases.Revoked | leases.AlreadySatisfied]":
+    return leases.revoke(held, now, reason=reason, lease_id=lease_id)
+
+
+def _is_gone(lease: HeldLease, answer: Any) -> bool:
+    """Whether this revoked the lease. One that ended meanwhile needs nothing, one that cannot be
+    read runs out by itself; a store that does not answer is asked again, by whoever sweeps."""
+    match answer:
+        case leases.Revoked():
+            return True
+        case leases.AlreadySatisfied() | LeaseLost() | NotFound():
+            return False
+        case Corruption():
+            log.error("the lease of %s could not be revoked: %s", lease.id, answer)
+            return False
+        case _:
+            raise answer
+
+
+def _named(entry: Presence) -> tuple[str, str]:
+    return entry.instance, entry.namespace
+
+
+def _check_key(instance: object, namespace: object) -> None:
+    check_worker(instance, "instance")
+    check_namespace(namespace)
+
+
+def _cursor(after: object, namespace: str | None) -> tuple[str, str]:
+    match after:
+        case None:
+            return namespace or "", ""
+        case str() if namespace is not None:
+            return namespace, check_text(after, "cursor")
+        case (place, instance):
+            return check_text(place, "cursor"), check_text(instance, "cursor")
+        case _:
+            raise Invalid("a cursor of workers is a pair of namespace and instance")
+
+
+def _rivals() -> RetryExhausted:
+    return RetryExhausted("lost against rivals ten times in a row")

@@ -26,7 +26,6 @@ from flowfabric.core.execution import Attempt, Snapshot, Worker
 from flowfabric.core.flow import Flow, FlowChange, FlowState
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import EdgeState
-from flowfabric.core.registry import Presence
 from flowfabric.core.routing import Capabilities
 from flowfabric.core.schedule import Schedule
 from flowfabric.core.step import Step
@@ -36,6 +35,7 @@ from flowfabric.core.vector import PublicState
 from flowfabric.core.waits import Ask, Heard, Memory
 from flowfabric.store.clock import Clock
 from flowfabric.store.limits import BudgetStore, LaneStore, QuotaStore
+from flowfabric.store.presence import PresenceStore
 
 MAX_BATCH = 500
 """Most items one call of a writing method is given."""
@@ -192,25 +192,6 @@ class ScheduleStore(Protocol):
 
     async def drop_schedule(self, name: str) -> bool:
         """Deletes a schedule; False when there was none."""
-
-
-class PresenceStore(Protocol):
-    """The registry of workers."""
-
-    async def presence(self, namespace: str, instance: str) -> Presence | None:
-        """A worker's entry in the registry."""
-
-    async def presences(self, namespace: str, after: str, limit: int) -> list[Presence]:
-        """Entries by instance, also those that ran out."""
-
-    async def put_presence(self, presence: Presence, fresh: bool) -> bool:
-        """Writes an entry; one that is not `fresh` only if it is (still) there."""
-
-    async def drop_presence(self, namespace: str, instance: str) -> bool:
-        """Deletes an entry; False when there was none."""
-
-    async def drop_lapsed_presences(self, now: Millis) -> int:
-        """Deletes entries that ran out; returns how many."""
 
 
 class WaitStore(Protocol):
@@ -434,8 +415,8 @@ class Store(
         limit: int,
         namespace: str | None,
     ) -> list[ExpiredLease]:
-        """Leases with an expiry at or before `as_of`, and lost executions with their lapsed
-        lease, by (expires_at, id)."""
+        """Leases with an expiry at or before `as_of`, marked as lost or not, and those that were
+        revoked before that, by (expires_at, id)."""
 
     async def leases_of(self, instance: str, limit: int) -> list[Snapshot]:
         """The executions a worker instance holds a lease of."""

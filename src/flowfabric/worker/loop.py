@@ -148,6 +148,7 @@ class Worker:
             worker=self.identity.id,
             instance=self.identity.instance,
             namespace=options.namespace or "default",
+            everywhere=options.namespace is None,
             lanes=tuple(options.lanes),
             kinds=tuple(sorted(self._tasks)),
             capabilities=tuple(options.capabilities),

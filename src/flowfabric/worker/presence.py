@@ -4,7 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from flowfabric.core.errors import FlowFabricError
+from msgspec.structs import replace
+
+from flowfabric.core.errors import FlowFabricError, Invalid
 from flowfabric.core.registry import NotRegistered, Presence
 from flowfabric.engine.engine import Engine
 
@@ -19,6 +21,7 @@ class PresenceKeeper:
         self._presence = presence
         self._running = running
         self._task: asyncio.Task[None] | None = None
+        self._refusal = ""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep(), name="flowfabric-presence")
@@ -32,7 +35,9 @@ class PresenceKeeper:
         await asyncio.wait([task])
         me = self._presence
         try:
-            await self._engine.workers.deregister(me.instance, namespace=me.namespace)
+            await self._engine.workers.deregister(
+                me.instance, namespace=me.namespace, worker=me.worker
+            )
         except FlowFabricError as error:
             log.debug("could not sign off: %s", error)
 
@@ -41,17 +46,29 @@ class PresenceKeeper:
         while True:
             try:
                 here = await self._say(here)
+                self._refusal = ""
+            except Invalid as error:
+                self._refused(str(error))
             except FlowFabricError as error:
                 log.debug("the registry does not answer: %s", error)
+            except Exception:
+                log.exception("the registry stumbled; this worker may not be listed")
             await asyncio.sleep(self._presence.ttl / 3000)
 
     async def _say(self, here: bool) -> bool:
-        me = self._presence
+        me, workers = self._presence, self._engine.workers
+        running = self._running()
         if here:
-            answer = await self._engine.workers.heartbeat(
-                me.instance, namespace=me.namespace, running=self._running()
+            answer = await workers.heartbeat(
+                me.instance, namespace=me.namespace, running=running, worker=me.worker
             )
             if not isinstance(answer, NotRegistered):
                 return True
-        await self._engine.workers.register(me)
+        await workers.register(replace(me, running=running))
         return True
+
+    def _refused(self, reason: str) -> None:
+        """Said once: it will be so again and again."""
+        if reason != self._refusal:
+            log.warning("the registry refuses this worker, which works on unlisted: %s", reason)
+        self._refusal = reason

@@ -62,7 +62,11 @@ class PostgresStore:
         registry = Registry(session)
         self.presence, self.presences = registry.presence, registry.presences
         self.put_presence, self.drop_presence = registry.put_presence, registry.drop_presence
-        self.drop_lapsed_presences = registry.drop_lapsed_presences
+        self.marked_presences, self.drop_lapsed_presences = (
+            registry.marked_presences,
+            registry.drop_lapsed_presences,
+        )
+        self.held_leases, self.held_counts = registry.held_leases, registry.held_counts
 
         scheduling = Scheduling(session)
         self.schedules, self.schedule = scheduling.schedules, scheduling.schedule

@@ -118,6 +118,9 @@ class SqliteStore:
 
     presence = _reading(presence_rows.presence)
     presences = _reading(presence_rows.presences)
+    marked_presences = _reading(presence_rows.marked_presences)
+    held_leases = _reading(presence_rows.held_leases)
+    held_counts = _reading(presence_rows.held_counts)
     put_presence = _writing(presence_rows.put_presence)
     drop_presence = _writing(presence_rows.drop_presence)
     drop_lapsed_presences = _writing(presence_rows.drop_lapsed_presences)
