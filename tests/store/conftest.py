@@ -1,5 +1,5 @@
-"""Tests of what every store keeps get the same fresh stores as the conformance suite."""
+"""Tests of what every store keeps get the same stores as the conformance suite."""
 
-from tests.conformance.conftest import clock, migrated_template, store, store_url
+from tests.conformance.conftest import clock, store
 
-__all__ = ["clock", "migrated_template", "store", "store_url"]
+__all__ = ["clock", "store"]

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from flowfabric.core.budget import Budget, Limit
+from flowfabric.core.budgeting import create
 from flowfabric.core.execution import Gate, Snapshot, Waiting
 from flowfabric.core.lane import Lane
 from flowfabric.core.lease import Owner
 from flowfabric.core.quota import Quota, Rate, queue_of
 from flowfabric.core.release import release
-from flowfabric.core.spending import Books, Spending, create, reserve, spend
+from flowfabric.core.spending import Books, Spending, reserve, spend
 from flowfabric.core.time import Millis
 from flowfabric.store.limits import BookAsk, StandingAsk
 from tests.postgres import Databases

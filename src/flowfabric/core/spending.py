@@ -109,7 +109,8 @@ class Charge(Document, frozen=True, kw_only=True):
 
 class Books(Struct):
     """What is known of the budgets a batch concerns: as it was read, with what was posted since.
-    `changed` are the versions to compare; the rest is what to write."""
+    `changed` are the versions to compare, `made` the reservations of this batch; the rest is what
+    to write."""
 
     budgets: dict[str, Budget] = field(default_factory=dict)
     ledgers: dict[LedgerKey, Ledger] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class Books(Struct):
     new_charges: dict[ChargeKey, Charge] = field(default_factory=dict)
     new_reservations: dict[UUID, Reservation | None] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
+    made: set[UUID] = field(default_factory=set)
 
     @property
     def empty(self) -> bool:
@@ -148,11 +150,15 @@ class Books(Struct):
         self.new_charges[charge.budget, charge.key] = charge
 
     def put_reservation(self, id: UUID, reservation: Reservation | None) -> None:
-        self.new_reservations[id] = reservation
-        if reservation is None:
-            self.reservations.pop(id, None)
+        if reservation is not None:
+            self.made.add(id)
+            self.reservations[id] = self.new_reservations[id] = reservation
+            return
+        self.reservations.pop(id, None)
+        if id in self.made:  # nobody has stored it yet, so nothing has to go
+            del self.new_reservations[id]
         else:
-            self.reservations[id] = reservation
+            self.new_reservations[id] = None
 
 
 class Spending(Struct, frozen=True):

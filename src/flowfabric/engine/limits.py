@@ -40,6 +40,7 @@ class Limits(Noun):
         now = self._now()
         while await self._parts.store.trim_queues(now, PAGE) == PAGE:
             pass
+        self._releases.forget_queues()
         while await self._parts.store.trim_charges(now, PAGE) == PAGE:
             pass
 

@@ -59,6 +59,10 @@ class Releases(Noun):
         self._dirty[name] = None
         self._start()
 
+    def forget_queues(self) -> None:
+        """Told that queues nobody stood in are unknown to the store now."""
+        self._known.clear()
+
     async def drain(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)
