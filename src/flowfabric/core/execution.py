@@ -406,7 +406,7 @@ def _still_open(waits: Waits, state: State) -> Waits:
     if isinstance(state, Ended):
         known = {p.id: p for p in (*waits.pending, *waits.active) if p.attempt is None}
         lasting = tuple(replace(p, heard=0) for p in known.values())
-        return Waits(signals=waits.signals, pending=lasting)
+        return Waits(signals=waits.signals, internal=waits.internal, pending=lasting)
     attempt = _attempt_going_on(state)
     pending = tuple(p for p in waits.pending if p.attempt is None or p.attempt == attempt)
     suspension = waits.suspension if isinstance(state, Suspended) else None
