@@ -1,5 +1,7 @@
 """`flowfabric lanes …`"""
 
+import getpass
+
 from tests.cli.terminal import Cli, Work
 
 
@@ -29,11 +31,55 @@ def test_a_paused_lane_rests_until_it_is_resumed(cli: Cli, work: Work) -> None:
     assert work() == 1
 
 
-def test_several_lanes_are_paused_at_once(cli: Cli) -> None:
+def test_several_lanes_are_paused_at_once_and_it_is_known_by_whom(cli: Cli) -> None:
+    """The state of a lane tells who decided it, when and why."""
     cli.submit("greet", "--arg", "name=x")
-    answers = cli.lines("lanes", "pause", "default", "slow")
-    assert answers == [{"lane": "default", "paused": True}, {"lane": "slow", "paused": True}]
-    assert cli.lines("lanes", "resume", "slow") == [{"lane": "slow", "paused": False}]
+    words = ("--by", "ada", "--reason", "the bill")
+    answers = cli.lines("lanes", "pause", "default", "slow", *words)
+    assert [answer["lane"] for answer in answers] == ["default", "slow"]
+    told = answers[0]
+    assert (told["state"], told["by"], told["reason"]) == ("paused", "ada", "the bill")
+    assert told["at"].endswith("Z")
+    again = cli("lanes", "pause", "slow", "--by", "bob").stdout
+    assert again.startswith("slow is paused already (by ada, 2")
+    assert again.endswith(", the bill)\n")
+    rows = cli("lanes", "list").stdout.splitlines()
+    assert rows[1].startswith("default  paused (by ada, 2")
+    shown = cli("lanes", "show", "slow").stdout
+    assert "reason   the bill" in shown
+    assert cli("lanes", "drain", "slow").stdout == "draining slow\n"
+    told = cli.json("lanes", "resume", "slow")
+    assert (told["state"], told["by"]) == ("open", getpass.getuser())
+    assert cli("lanes", "resume", "slow").stdout.startswith("slow is open already (by ")
+
+
+def test_a_lane_has_a_weight_and_a_limit(cli: Cli, work: Work) -> None:
+    """Set, shown, and taken away."""
+    cli.submit("greet", "--arg", "name=x")
+    words = ("lanes", "set", "default")
+    assert cli(*words, "--weight", "3", "--concurrency", "10").stdout == (
+        "default: weight 3, 10 at once\n"
+    )
+    header, row = cli("lanes", "list").stdout.splitlines()
+    assert header.split() == ["lane", "weight", "at", "once", "waiting"]
+    assert row.split() == ["default", "3", "10", "1"]
+    told = cli.json(*words, "--concurrency", "0")
+    assert (told["weight"], told["concurrency"]) == (3, None)
+    assert cli.json("lanes", "show", "default")["runs"]["waiting"] == 1
+    assert cli.complaint(*words, code=2) == "neither --weight nor --concurrency is given"
+    assert cli.complaint(*words, "--weight", "0", code=2) == (
+        "the weight of a lane must be 1 to 1000"
+    )
+    assert cli.complaint("lanes", "show", "fastt", code=3) == "no lane fastt"
+
+
+def test_a_draining_lane_begins_nothing(cli: Cli, work: Work) -> None:
+    cli("migrate")
+    cli("lanes", "drain", "default")
+    cli.submit("greet", "--arg", "name=x")
+    assert work() == 0
+    cli("lanes", "resume", "default")
+    assert work() == 1
 
 
 def test_pausing_a_lane_nobody_used_is_worth_a_note(cli: Cli) -> None:

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from flowfabric.cli.screen import Screen
 from flowfabric.core.errors import (
     AlreadyDecided,
+    BudgetExceeded,
     FlowFabricError,
     Invalid,
     InvalidId,
@@ -69,6 +70,7 @@ _SAY_ENOUGH = (
     NotSuspended,
     AlreadyDecided,
     RotationConflict,
+    BudgetExceeded,
 )
 """Errors whose text needs no word in front of it."""
 

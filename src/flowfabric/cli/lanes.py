@@ -1,23 +1,42 @@
 """`flowfabric lanes …`"""
 
 import asyncio
+import getpass
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
 
 from flowfabric.cli.connect import connect
+from flowfabric.cli.documents import Document, document
 from flowfabric.cli.options import AsJson, Debug, Url
 from flowfabric.cli.screen import Screen
+from flowfabric.cli.words import local
+from flowfabric.core.errors import Invalid, NotFound
+from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import Counts
 
-app = typer.Typer(help="Look at lanes, pause and resume them.", no_args_is_help=True)
+app = typer.Typer(help="Look at lanes, pause, drain and resume them.", no_args_is_help=True)
 
+Name = Annotated[str, typer.Argument(metavar="LANE", show_default=False, help="The lane.")]
 Names = Annotated[
     list[str], typer.Argument(metavar="LANE...", show_default=False, help="One or more lanes.")
 ]
+By = Annotated[
+    str | None,
+    typer.Option("--by", show_default=False, help="Who decides it; who is logged in by default."),
+]
+Reason = Annotated[
+    str, typer.Option("--reason", show_default=False, help="Why, for those who ask later.")
+]
+
+WORDS = {
+    LaneState.OPEN: ("resumed", "is open already"),
+    LaneState.PAUSED: ("paused", "is paused already"),
+    LaneState.DRAINING: ("draining", "is draining already"),
+}
 
 _PAGE = 1000
 
@@ -29,44 +48,158 @@ def list_lanes(url: Url = None, as_json: AsJson = False, debug: Debug = False) -
 
 
 @app.command()
-def pause(lanes: Names, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Stop lanes: nothing of them is claimed until they are resumed. What runs goes on."""
-    asyncio.run(_set(url, lanes, Screen(as_json), paused=True))
+def show(lane: Name, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show a lane: whether its work is taken, who decided that, and its runs."""
+    asyncio.run(_show_one(url, lane, Screen(as_json)))
 
 
 @app.command()
-def resume(lanes: Names, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Let paused lanes go on."""
-    asyncio.run(_set(url, lanes, Screen(as_json), paused=False))
+def pause(
+    lanes: Names,
+    reason: Reason = "",
+    by: By = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Stop lanes: nothing of them is claimed until they are resumed. What runs goes on."""
+    asyncio.run(_set_state(url, lanes, LaneState.PAUSED, _by(by), reason, Screen(as_json)))
+
+
+@app.command()
+def drain(
+    lanes: Names,
+    reason: Reason = "",
+    by: By = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Let what has begun go on to its end, retries included; nothing begins until `resume`."""
+    asyncio.run(_set_state(url, lanes, LaneState.DRAINING, _by(by), reason, Screen(as_json)))
+
+
+@app.command()
+def resume(
+    lanes: Names,
+    reason: Reason = "",
+    by: By = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Let paused or draining lanes go on."""
+    asyncio.run(_set_state(url, lanes, LaneState.OPEN, _by(by), reason, Screen(as_json)))
+
+
+@app.command(name="set")
+def set_lane(
+    lane: Name,
+    weight: Annotated[
+        int | None,
+        typer.Option(
+            "--weight",
+            show_default=False,
+            help="How much of it is taken for one of a lane of weight 1; 1 to 1000.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            min=0,
+            show_default=False,
+            help="How many of it may run at once, on all workers together; 0: any number.",
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Set how much of a lane may run at once, and in which proportion it is served."""
+    if weight is None and concurrency is None:
+        raise Invalid("neither --weight nor --concurrency is given")
+    asyncio.run(_set(url, lane, weight, concurrency, Screen(as_json)))
 
 
 async def _list(url: str | None, screen: Screen) -> None:
-    rows: list[list[str]] = []
+    rows: list[tuple[Lane, Counts]] = []
     async with connect(url) as fabric:
         engine = await fabric.engine()
+        settings = await engine.lanes.settings()
         async for name in _names(engine):
+            lane = settings.get(name) or Lane(name=name)
             counts = await engine.views.counts(lane=name)
             if screen.as_json:
-                capped = sorted(counts.capped)
-                screen.document({"lane": name, "runs": dict(counts.by_state), "capped": capped})
-            rows.append([name, *(_count(counts, state) for state in PublicState)])
+                screen.document(_with_runs(lane, counts))
+            rows.append((lane, counts))
     if not screen.as_json:
         _show(screen, rows)
 
 
-async def _set(url: str | None, lanes: list[str], screen: Screen, *, paused: bool) -> None:
-    word = "paused" if paused else "resumed"
+async def _show_one(url: str | None, name: str, screen: Screen) -> None:
     async with connect(url) as fabric:
         engine = await fabric.engine()
+        lane = await engine.lanes.get(name)
+        counts = await engine.views.counts(lane=name)
+        if (
+            not lane.version
+            and not any(counts.by_state.values())
+            and not await _known(engine, name)
+        ):
+            raise NotFound("lane", name)
+    if screen.as_json:
+        screen.document(_with_runs(lane, counts))
+        return
+    runs = [(state.replace("_", " "), _count(counts, state)) for state in PublicState]
+    fields = [*_fields(lane), *((word, number) for word, number in runs if number != "0")]
+    screen.fields([(word, value) for word, value in fields if value])
+
+
+async def _set_state(
+    url: str | None, lanes: list[str], state: LaneState, by: str, reason: str, screen: Screen
+) -> None:
+    async with connect(url) as fabric:
+        engine = await fabric.engine()
+        verbs = {
+            LaneState.OPEN: engine.lanes.resume,
+            LaneState.PAUSED: engine.lanes.pause,
+            LaneState.DRAINING: engine.lanes.drain,
+        }
         known = {name async for name in _names(engine)}
-        for lane in lanes:
-            await (engine.lanes.pause(lane) if paused else engine.lanes.resume(lane))
+        for name in lanes:
+            before = await engine.lanes.get(name)
+            lane = await verbs[state](name, by=by, reason=reason)
             if screen.as_json:
-                screen.document({"lane": lane, "paused": paused})
+                screen.document(_document(lane))
                 continue
-            screen.line(f"{word} {lane}")
-            if lane not in known:
-                screen.note(f"nothing was submitted to lane {lane!r} so far")
+            done, already = WORDS[state]
+            if before.state is state and before.at == lane.at:
+                screen.line(f"{name} {already}{_who(lane)}")
+            else:
+                screen.line(f"{done} {name}")
+            if name not in known:
+                screen.note(f"nothing was submitted to lane {name!r} so far")
+
+
+async def _set(
+    url: str | None, name: str, weight: int | None, concurrency: int | None, screen: Screen
+) -> None:
+    async with connect(url) as fabric:
+        engine = await fabric.engine()
+        known = await _known(engine, name)
+        lane = await engine.lanes.set(name, weight=weight, concurrency=concurrency)
+    if screen.as_json:
+        screen.document(_document(lane))
+        return
+    cap = "any number" if lane.concurrency is None else str(lane.concurrency)
+    screen.line(f"{name}: weight {lane.weight}, {cap} at once")
+    if not known:
+        screen.note(f"nothing was submitted to lane {name!r} so far")
+
+
+async def _known(engine: Engine, name: str) -> bool:
+    return name in {found async for found in _names(engine)}
 
 
 async def _names(engine: Engine) -> AsyncIterator[str]:
@@ -77,14 +210,67 @@ async def _names(engine: Engine) -> AsyncIterator[str]:
         after = page[-1]
 
 
-def _show(screen: Screen, rows: list[list[str]]) -> None:
-    """Only the states that occur get a column."""
-    states = list(PublicState)
-    used = [n for n in range(len(states)) if any(row[n + 1] != "0" for row in rows)]
-    columns = ["lane", *(states[n].replace("_", " ") for n in used)]
-    screen.table(columns, [[row[0], *(row[n + 1] for n in used)] for row in rows])
+def _by(by: str | None) -> str:
+    if by is not None:
+        return by
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container without a name for its user
+        return ""
+
+
+def _document(lane: Lane) -> Document:
+    """`lane` is its name everywhere; `version` is nobody's business."""
+    told = document(lane)
+    told.pop("version")
+    return {"lane": told.pop("name"), **told}
+
+
+def _with_runs(lane: Lane, counts: Counts) -> Document:
+    runs = dict(counts.by_state)
+    return {**_document(lane), "runs": runs, "capped": sorted(counts.capped)}
+
+
+def _who(lane: Lane) -> str:
+    """By whom, since when and why, as far as it was told."""
+    parts = [f"by {lane.by}" if lane.by else "", local(lane.at), lane.reason]
+    said = ", ".join(part for part in parts if part)
+    return f" ({said})" if said else ""
+
+
+def _fields(lane: Lane) -> list[tuple[str, str]]:
+    return [
+        ("lane", lane.name),
+        ("state", lane.state.name.lower()),
+        ("by", lane.by),
+        ("since", local(lane.at)),
+        ("reason", lane.reason),
+        ("weight", str(lane.weight)),
+        ("at once", "any number" if lane.concurrency is None else str(lane.concurrency)),
+    ]
+
+
+def _show(screen: Screen, rows: list[tuple[Lane, Counts]]) -> None:
+    """Only what somebody has set, and the states that occur, get a column."""
+    table = [_row(lane, counts) for lane, counts in rows]
+    names = list(table[0]) if table else ["lane"]
+    plain = {"state": "open", "weight": "1", "at once": "any"}
+    used = [name for name in names if {row[name] for row in table} != {plain.get(name, "0")}]
+    screen.table(used, [[row[name] for name in used] for row in table])
     if not rows:
         screen.note("no lanes: nothing was submitted so far")
+
+
+def _row(lane: Lane, counts: Counts) -> dict[str, str]:
+    said = "" if lane.state is LaneState.OPEN else _who(lane)
+    settings = {
+        "lane": lane.name,
+        "state": f"{lane.state.name.lower()}{said}",
+        "weight": str(lane.weight),
+        "at once": "any" if lane.concurrency is None else str(lane.concurrency),
+    }
+    runs = {state.replace("_", " "): _count(counts, state) for state in PublicState}
+    return {**settings, **runs}
 
 
 def _count(counts: Counts, state: PublicState) -> str:

@@ -2,7 +2,17 @@
 
 import typer
 
-from flowfabric.cli import flows, keys, lanes, runs, schedules, waitpoints, workers
+from flowfabric.cli import (
+    budgets,
+    flows,
+    keys,
+    lanes,
+    quotas,
+    runs,
+    schedules,
+    waitpoints,
+    workers,
+)
 from flowfabric.cli.answers import approve, reject, resume, signal
 from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
@@ -34,6 +44,8 @@ app.command()(resume)
 app.add_typer(waitpoints.app, name="waitpoints")
 app.add_typer(keys.app, name="keys")
 app.add_typer(lanes.app, name="lanes")
+app.add_typer(quotas.app, name="quotas")
+app.add_typer(budgets.app, name="budgets")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(workers.app, name="workers")
 app.command()(migrate)

@@ -393,16 +393,20 @@ class FlowTerminal(WrongState):
 
 
 class BudgetExceeded(WrongState):
-    """Nothing was counted: what is `used` of the dimension leaves too little below the limit."""
+    """It does not fit below a limit of the budget: `used` is taken of the dimension already."""
 
     code = "budget_exceeded"
 
-    def __init__(self, budget: str, dimension: str, used: int, limit: int) -> None:
-        super().__init__(f"budget {budget}: {used} of {limit} {dimension} are taken")
+    def __init__(
+        self, budget: str, dimension: str, used: int, limit: int, wanted: int | None = None
+    ) -> None:
+        taken = f"budget {budget}: {used} of {limit} {dimension} are taken"
+        super().__init__(taken if wanted is None else f"{taken}, {wanted} more do not fit")
         self.budget = budget
         self.dimension = dimension
         self.used = used
         self.limit = limit
+        self.wanted = wanted
 
 
 class MaxReplays(WrongState):

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from flowfabric.core import budgeting
 from flowfabric.core import spending as rules
 from flowfabric.core.budget import (
@@ -39,7 +41,7 @@ from flowfabric.core.spending import (
     Spending,
     Spent,
 )
-from flowfabric.core.text import MAX_KEY, check_text
+from flowfabric.core.text import MAX_KEY, check_namespace, check_text
 from flowfabric.core.time import Millis
 from flowfabric.engine.attempts import Attempts, Owned
 from flowfabric.engine.base import Noun, Parts
@@ -244,9 +246,7 @@ class Budgets(Noun):
     async def _defined(
         self, budget: Budget, rule: Callable[[Books, Budget, Millis], Created | Known]
     ) -> Created | Known:
-        checked = check_budget(check_kind_of(budget, Budget, "budget"))
-        if checked.scope is Scope.FLOW:
-            parse_uuid(UUID(checked.scope_id) if _is_uuid(checked.scope_id) else "", "flow")
+        checked = _as_stored(check_budget(check_kind_of(budget, Budget, "budget")))
         names = (checked.name,) if checked.parent is None else (checked.name, checked.parent)
         answer = await self._post(names, lambda books, now: rule(books, checked, now))
         self._door.forget_attached()
@@ -346,9 +346,18 @@ def _check_own(owner: UUID, execution: Execution) -> None:
         raise Invalid("the reservation belongs to another execution")
 
 
-def _is_uuid(text: str) -> bool:
-    try:
-        UUID(text)
-    except ValueError:
-        return False
-    return True
+def _as_stored(budget: Budget) -> Budget:
+    """The id of its scope as executions have it, so that they find it."""
+    id = budget.scope_id
+    match budget.scope:
+        case Scope.NAMESPACE:
+            return replace(budget, scope_id=check_namespace(id))
+        case Scope.RUN:
+            return replace(budget, scope_id=str(ExecutionId(id)))
+        case Scope.FLOW:
+            try:
+                return replace(budget, scope_id=str(UUID(id)))
+            except ValueError:
+                raise Invalid(f"a budget of a flow needs the id of the flow, not {id!r}") from None
+        case _:
+            return budget

@@ -97,6 +97,10 @@ class Doorkeeper(Noun):
     async def next_at(self) -> Millis | None:
         return await self._parts.store.next_reset()
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
     async def drain(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)

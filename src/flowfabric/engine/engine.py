@@ -67,11 +67,12 @@ class Engine:
         self.quotas = Quotas(parts, self._releases)
         self.budgets = Budgets(parts, self.attempts, self.flows, self._door)
         self.explain = Explain(parts, self._door)
+        self._limits = Limits(parts, self._releases, self._door)
         self.sweep = Sweep(
             parts,
             self.schedules,
             self._settler,
-            Limits(parts, self._releases, self._door),
+            self._limits,
             self.workers,
             holder=secrets.token_hex(8),
         )
@@ -121,8 +122,7 @@ class Engine:
         await self.attempts.drain()
         await self.claims.drain()
         await self._settler.drain()
-        await self._releases.drain()
-        await self._door.drain()
+        await self._limits.drain()
         await self._parts.decisions.drain()
         await self._parts.waiting.close()
         await self.flow_views.close()

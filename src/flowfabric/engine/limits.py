@@ -44,10 +44,25 @@ class Limits(Noun):
         while await self._parts.store.trim_charges(now, PAGE) == PAGE:
             pass
 
+    async def drain(self) -> None:
+        """Until whoever can go now has gone."""
+        while self._door.busy or self._releases.busy:
+            await self._door.drain()
+            await self._releases.drain()
+
     async def next_at(self) -> Millis | None:
         """When time alone makes room: a rate, or a reset."""
-        moments = [self._releases.next_at, await self._door.next_at()]
+        moments = [self.opens_at, await self.resets_at()]
         return min((at for at in moments if at is not None), default=None)
+
+    @property
+    def opens_at(self) -> Millis | None:
+        """When a rate has room for somebody who waits."""
+        return self._releases.next_at
+
+    async def resets_at(self) -> Millis | None:
+        """When the next budget begins a new period."""
+        return await self._door.next_at()
 
     async def _look_at(self, crowds: list[Crowd]) -> None:
         found = await self._parts.store.load([crowd.first for crowd in crowds])

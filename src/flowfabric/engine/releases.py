@@ -63,6 +63,10 @@ class Releases(Noun):
         """Told that queues nobody stood in are unknown to the store now."""
         self._known.clear()
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
     async def drain(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)

@@ -13,7 +13,7 @@ from flowfabric.core.errors import Invalid
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import MAX_TTL
 from flowfabric.core.time import Millis, parse_span
-from flowfabric.core.vector import PublicState
+from flowfabric.core.vector import Blocking, PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.views import Info
 from flowfabric.fabric import Fabric
@@ -104,6 +104,7 @@ class Driver(Checks):
             await engine.sweep.once()
             await engine._settler.drain()
             await engine.arrivals.admit()
+            await engine._limits.drain()
             await hand.renew()
             if await hand.claim():
                 continue
@@ -148,10 +149,24 @@ class Driver(Checks):
         engine = self._open_engine()
         await self._working().renew(MAX_TTL)  # leases of what runs are no such moments
         now = engine.now()
-        moments = [await engine.store.next_due(now), await engine.schedules.next_at()]
+        moments = [
+            await engine.store.next_due(now),
+            await engine.schedules.next_at(),
+            engine._limits.opens_at,
+        ]
+        if self._somebody_lacks_budget():
+            moments.append(await engine._limits.resets_at())
         if self._working().active:
             moments.append(Millis(now + MAX_TTL - 1))  # renewed in time
         return min((moment for moment in moments if moment and moment > now), default=None)
+
+    def _somebody_lacks_budget(self) -> bool:
+        """A reset is worth a jump only if somebody waits for it."""
+        return any(
+            self.describe(info.id).blocking is Blocking.BUDGET
+            for info in self._unended()
+            if info.state is PublicState.RATE_LIMITED
+        )
 
     async def _move_clock(self, to: Millis | None) -> None:
         if to is not None:

@@ -128,13 +128,11 @@ class Worker:
         bench = Bench(self)
         done = 0
         try:
-            await self.engine.arrivals.admit()
-            await self.engine.flows.drain()
+            await _settled(self.engine)
             while count := await self._claim(bench.executor):
                 done += count
                 await self._all_done()
-                await self.engine.arrivals.admit()
-                await self.engine.flows.drain()
+                await _settled(self.engine)
         finally:
             await self._hand_back()
             bench.close()
@@ -372,6 +370,13 @@ class Bench:
         self._processes.close()
         self._handlers.close()
         self._steps.close()
+
+
+async def _settled(engine: Engine) -> None:
+    """Until what can be claimed now is there to be claimed."""
+    await engine.arrivals.admit()
+    await engine.flows.drain()
+    await engine._limits.drain()
 
 
 def _seen(hint: "asyncio.Future[bool]") -> None:

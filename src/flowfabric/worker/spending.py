@@ -60,7 +60,7 @@ class Reserve:
             context._journal.stopped,
         )
         if isinstance(answer, HardBreach):
-            raise exceeded(answer)
+            raise exceeded(answer, self.amounts)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -163,7 +163,7 @@ class Spending(Subflows):
             again = self._journal.place("spend-again")
             outcome = await self._charge(again, amounts, budget)
         if isinstance(outcome, HardBreach):
-            raise exceeded(outcome)
+            raise exceeded(outcome, amounts)
         if isinstance(outcome, SoftBreach) and outcome.action is OnSoft.APPROVE:
             await self._ask(place, outcome, amounts)
             await self._grant(self._journal.place("grant"), outcome)
@@ -182,7 +182,7 @@ class Spending(Subflows):
             )
             outcome = answer.outcome if isinstance(answer, AlreadyApplied) else answer
             if isinstance(outcome, HardBreach) and outcome.action is not OnHard.SUSPEND:
-                raise exceeded(outcome)
+                raise exceeded(outcome, amounts)
             return Spent() if isinstance(outcome, Overrun) else outcome
 
         outcome: Charged = await perform(self._journal, place, charge, Charged)
@@ -199,7 +199,7 @@ class Spending(Subflows):
         }
         verdict = await self.approval(f"budget:{breach.budget}:{place.position}", about=about)
         if not verdict.approved:
-            raise exceeded(breach)
+            raise exceeded(breach, amounts)
 
     async def _grant(self, place: Place, breach: SoftBreach) -> None:
         async def grant() -> int:
@@ -216,8 +216,9 @@ class Spending(Subflows):
         await perform(self._journal, place, grant, int)
 
 
-def exceeded(breach: HardBreach | SoftBreach) -> BudgetExceeded:
-    return BudgetExceeded(breach.budget, breach.dimension, breach.used, breach.limit)
+def exceeded(breach: HardBreach | SoftBreach, amounts: Amounts) -> BudgetExceeded:
+    wanted = amounts.get(breach.dimension) if isinstance(breach, HardBreach) else None
+    return BudgetExceeded(breach.budget, breach.dimension, breach.used, breach.limit, wanted)
 
 
 def _named(budget: str | None) -> tuple[str, ...] | None:

@@ -1,0 +1,95 @@
+"""`flowfabric quotas …`"""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from flowfabric import Fabric
+from tests.cli.terminal import Cli
+
+
+def submit(url: str, customers: str) -> None:
+    """Runs of an application nobody works for: who has a slot keeps it."""
+
+    async def run() -> None:
+        async with Fabric(url) as fabric:
+
+            @fabric.task(quotas=["api"], concurrency=2, concurrency_key="customer")
+            async def call(customer: str) -> None: ...
+
+            @fabric.task()
+            async def other() -> None: ...
+
+            await call.submit_many(list(customers))
+            await other.with_options(quotas={"api": "eve"}).submit()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def wait_for(cli: Cli) -> Callable[[str], None]:
+    cli("migrate")
+    return lambda customers: submit(cli.url, customers)
+
+
+def test_a_quota_is_made_changed_and_deleted(cli: Cli) -> None:
+    """C-T96: made, changed limit by limit, deleted."""
+    cli("migrate")
+    assert cli("quotas", "list").stderr.startswith("no quotas: a task declares one")
+    words = ("quotas", "set", "api")
+    assert cli(*words, "--rate", "100/m", "--concurrency", "5").stdout == "api: 5 at once, 100/m\n"
+    assert cli(*words, "--rate", "7/90s").stdout == "api: 5 at once, 7/90s\n"
+    assert cli(*words, "--concurrency", "0").stdout == "api: 7/90s\n"
+    told = cli.json(*words, "--concurrency-per-key", "1", "--rate-per-key", "2/s", "--rate", "none")
+    assert told["rate"] is None
+    assert (told["concurrency_per_key"], told["rate_per_key"]) == (1, {"count": 2, "window": 1000})
+    row = cli("quotas", "list").stdout.splitlines()[1]
+    assert row.split() == ["api", "1", "2/s", "0", "0"]
+    assert "next start" not in cli("quotas", "show", "api").stdout
+    assert cli("quotas", "delete", "api").stdout == "deleted api\n"
+    assert cli.complaint("quotas", "delete", "api", code=3) == "no quota api"
+    assert cli.lines("quotas", "list") == []
+
+
+def test_a_quota_tells_who_has_a_slot_and_who_waits(
+    cli: Cli, wait_for: Callable[[str], None]
+) -> None:
+    """C-T95: running and waiting, by key; a raised limit lets through."""
+    cli("quotas", "set", "api", "--rate", "4/h", "--concurrency", "3")
+    wait_for("aaab")
+    told = cli.json("quotas", "show", "api")
+    assert (told["running"], told["waiting"]) == (3, 2)
+    assert [key["key"] for key in told["keys"]] == ["", "eve"]
+    assert told["opens_at"] is None
+    shown = cli("quotas", "show", "api").stdout
+    assert "3 of 3" in shown
+    assert "the rate allows it now" in shown
+    assert "(no key)" in shown
+    own = cli.json("quotas", "show", "task:call")
+    held = {key["key"]: key["running"] for key in own["keys"]}
+    assert held["a"] <= 2
+    cli("quotas", "set", "api", "--concurrency", "5")
+    told = cli.json("quotas", "show", "api")
+    assert (told["running"], told["waiting"]) == (4, 1)
+    assert told["opens_at"].endswith("Z")
+    note = cli("quotas", "set", "task:call", "--concurrency-per-key", "9").stderr
+    assert note.startswith("the next worker")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint", "code"),
+    [
+        (["set", "api"], "no limit is given: --rate, --concurrency, or one of them per key", 2),
+        (["set", "api", "--rate", "soon"], "--rate is not a rate such as '100/m' or '5/30s'", 2),
+        (["set", "api", "--rate-per-key", "0/m"], "the count of --rate-per-key must be", 2),
+        (["set", "api", "--rate", "none"], "a quota limits concurrency or a rate, this one", 2),
+        (["set", " ", "--rate", "1/m"], "the name of a quota must be printable text", 2),
+        (["show", "api"], "no quota api", 3),
+    ],
+)
+def test_a_wrong_word_is_one_readable_line(
+    cli: Cli, words: list[str], complaint: str, code: int
+) -> None:
+    cli("migrate")
+    assert cli.complaint("quotas", *words, code=code).startswith(complaint)
