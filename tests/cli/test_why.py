@@ -88,7 +88,7 @@ def test_a_lane_is_told_in_numbers(cli: Cli) -> None:
     assert (first, empty) == ("lane default: 1 waits, 0 run", "")
     assert row.split(maxsplit=3)[2:] == [
         "1",
-        "ready, no live worker is registered in namespace default",
+        "ready, no live worker takes work of namespace default",
     ]
     found = cli.json("why", "--lane", "default", "--namespace", "default")
     assert [(share["code"], share["count"]) for share in found["shares"]] == [("no_worker", 1)]

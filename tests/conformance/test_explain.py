@@ -364,7 +364,9 @@ async def test_workers_of_another_kind_lane_or_namespace_are_none(lab: Lab) -> N
     assert (await why(lab, elsewhere)).main.code == "no_worker"
     await register(lab, "w4", kinds=("job",))
     assert (await why(lab, id)).main.code == "waiting_for_worker"
-    assert "if they take work of every namespace" in (await why(lab, elsewhere)).main.text
+    assert (await why(lab, elsewhere)).main.code == "no_worker"
+    await register(lab, "w5", kinds=("job",), everywhere=True)
+    assert (await why(lab, elsewhere)).main.text == "it waits to be taken; w5 can run it"
 
 
 async def test_busy_workers_and_the_place_in_line(lab: Lab) -> None:
@@ -465,14 +467,14 @@ async def test_a_lane_is_told_in_numbers(lab: Lab) -> None:
         ("budget_exhausted", "blocked by budget team", 2),
         ("rate_used_up", "blocked by quota mail", 1),
         ("delayed", "delayed", 1),
-        ("no_worker", "ready, no live worker is registered in namespace acme", 1),
         ("no_capable_worker", "ready, no live worker offers cuda and gpu", 1),
+        ("no_worker", "ready, no live worker takes work of namespace acme", 1),
     ]
     assert (found.waiting, found.running, found.capped) == (15, 4, False)
     assert found.shares[0].words == "60 % blocked by quota openai"
     mine = await lab.engine.explain.lane("default", "acme")
     assert [share.words for share in mine.shares] == [
-        "100 % ready, no live worker is registered in namespace acme"
+        "100 % ready, no live worker takes work of namespace acme"
     ]
     await lab.engine.lanes.pause("default", by="ada")
     (paused,) = (await lab.engine.explain.lane("default")).reasons

@@ -33,7 +33,7 @@ from flowfabric.core.explain_state import (
     running_reason,
     suspended_reasons,
 )
-from flowfabric.core.explain_workers import NOBODY, Running, lane_reasons, worker_reasons
+from flowfabric.core.explain_workers import NOBODY, Running, lane_reasons, worker_reason
 from flowfabric.core.gate import DELAYS, closed
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, AnyOf, Join, JoinState
@@ -68,7 +68,6 @@ class Around(Struct, frozen=True, kw_only=True):
     lane: Lane = Lane()
     running: Running = NOBODY
     workers: Sequence[Presence] = ()
-    default_workers: Sequence[Presence] = ()
     budgets: dict[str, Budget] = field(default_factory=dict)
     budget_names: tuple[str, ...] = ()
     standing: Standing = NOTHING
@@ -152,8 +151,7 @@ def _claim_reasons(
     yield from lane_reasons(around.lane, running, next)
     if next.start in STARTS and snapshot.life.budget is None:
         yield from budget_reasons(around.budgets, around.budget_names)
-    route = snapshot.execution.route
-    yield from worker_reasons(route, around.workers, around.default_workers, around.now)
+    yield worker_reason(snapshot.execution.route, around.workers, around.now)
 
 
 def _place_in_lane(place: Place) -> Reason:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from flowfabric.core.execution import Gate, Next, Route, Start
-from flowfabric.core.explain_workers import NOBODY, Running, lane_reasons, worker_reasons
+from flowfabric.core.explain_workers import NOBODY, Running, lane_reasons, worker_reason
 from flowfabric.core.gate import DELAYS
 from flowfabric.core.lane import Lane
 from flowfabric.core.quota import Uses
@@ -60,7 +60,7 @@ class LaneExplanation(Struct, frozen=True, kw_only=True):
 
 class AroundLane(Struct, frozen=True, kw_only=True):
     """What the work of a lane depends on. `queues` and `budgets` say what the numbers of queues
-    stand for; `rooms` are by queue; `workers` are by namespace."""
+    stand for; `rooms` are by queue."""
 
     now: Millis
     lane: Lane
@@ -69,7 +69,7 @@ class AroundLane(Struct, frozen=True, kw_only=True):
     suspended: int = 0
     running: Running = NOBODY
     ready: Mapping[Route, int] = field(default_factory=dict)
-    workers: Mapping[str, Sequence[Presence]] = field(default_factory=dict)
+    workers: Sequence[Presence] = ()
     queues: Mapping[int, Uses] = field(default_factory=dict)
     budgets: Mapping[int, str] = field(default_factory=dict)
     rooms: Mapping[int, Room] = field(default_factory=dict)
@@ -171,13 +171,10 @@ def _limit(queue: int, around: AroundLane) -> tuple[Code, str, dict[str, object]
 
 def _ready(around: AroundLane) -> Iterator[_Piece]:
     for route, count in around.ready.items():
-        workers = around.workers.get(route.namespace, ())
-        defaults = around.workers.get("default", ())
-        for reason in worker_reasons(route, workers, defaults, around.now):
-            yield _ready_piece(reason, route, count)
+        yield _ready_piece(worker_reason(route, around.workers, around.now), count)
 
 
-def _ready_piece(reason: Reason, route: Route, count: int) -> _Piece:
+def _ready_piece(reason: Reason, count: int) -> _Piece:
     match reason.code:
         case Code.WAITING_FOR_WORKER:
             return _Piece(reason.code, "ready, waiting to be taken", count)

@@ -54,29 +54,13 @@ def _decided(lane: Lane, code: Code, state: str, deed: str) -> Reason:
     return Reason(code=code, text=text, since=lane.at, detail=detail)
 
 
-def worker_reasons(
-    route: Route, workers: Sequence[Presence], defaults: Sequence[Presence], now: Millis
-) -> Iterator[Reason]:
-    """Who could run it, or what is missing. `defaults` are the workers of the default namespace:
-    one that takes work of every namespace is registered there."""
+def worker_reason(route: Route, workers: Sequence[Presence], now: Millis) -> Reason:
+    """Who could run it, or what is missing."""
     found = serving(route, workers, now)
-    if found.capable:
-        yield _busy_or_free(found)
-        return
-    anywhere = serving(route, defaults, now)
-    if anywhere.capable:
-        names = [worker.worker for worker in anywhere.capable]
-        yield Reason(
-            code=Code.WAITING_FOR_WORKER,
-            text=f"no live worker of namespace {route.namespace} runs it; {listed(names)} of "
-            "namespace default can, if they take work of every namespace",
-            detail={"namespace": route.namespace, "workers": names[:SHOWN]},
-        )
-        return
-    yield missing_worker(route, found)
+    return _busy_or_free(found) if found.capable else _missing(route, found)
 
 
-def missing_worker(route: Route, found: Serving) -> Reason:
+def _missing(route: Route, found: Serving) -> Reason:
     """The first thing that no live worker has."""
     detail: dict[str, object] = {
         "namespace": route.namespace,
@@ -85,8 +69,8 @@ def missing_worker(route: Route, found: Serving) -> Reason:
         "live": len(found.live),
     }
     if not found.live:
-        where = f"no live worker is registered in namespace {route.namespace}"
-        return Reason(code=Code.NO_WORKER, text=where, detail=detail)
+        text = f"no live worker takes work of namespace {route.namespace}"
+        return Reason(code=Code.NO_WORKER, text=text, detail=detail)
     if not found.in_lane:
         lanes = sorted({lane for worker in found.live for lane in worker.lanes})
         text = f"no live worker takes lane {route.lane}; those there are take {listed(lanes)}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core.execution import Route
-from flowfabric.core.registry import Presence
+from flowfabric.core.registry import Presence, Wanted
 from flowfabric.core.routing import missing
 from flowfabric.core.time import Millis
 
@@ -21,7 +21,8 @@ class Near(Struct, frozen=True):
 
 
 class Serving(Struct, frozen=True):
-    """The live workers of a namespace, as far as they go: each list is part of the one before."""
+    """The live workers that take work of a namespace, as far as they go: each list is part of the
+    one before."""
 
     live: tuple[Presence, ...]
     in_lane: tuple[Presence, ...]
@@ -44,11 +45,11 @@ class Serving(Struct, frozen=True):
 
 
 def serving(route: Route, workers: Sequence[Presence], now: Millis) -> Serving:
-    """Who of the workers could run what has this route. A worker that names no lane takes every
-    lane, and one that names no kind runs every kind."""
-    live = tuple(worker for worker in workers if worker.alive(now))
-    in_lane = tuple(worker for worker in live if not worker.lanes or route.lane in worker.lanes)
-    of_kind = tuple(worker for worker in in_lane if not worker.kinds or route.kind in worker.kinds)
+    """Who of the workers could run what has this route."""
+    here = [each for each in workers if each.everywhere or each.namespace == route.namespace]
+    live = tuple(each for each in here if Wanted().has(each, now))
+    in_lane = tuple(each for each in live if Wanted(lane=route.lane).has(each, now))
+    of_kind = tuple(each for each in in_lane if Wanted(kind=route.kind).has(each, now))
     near = [
         Near(worker, missing(route.capabilities, frozenset(worker.capabilities)))
         for worker in of_kind

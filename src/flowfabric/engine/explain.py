@@ -76,31 +76,6 @@ class Explain(Noun):
         return await _LaneLook(self._parts.store, self._now()).explain(name, place)
 
 
-class _Registry:
-    """The workers of a namespace, looked up once."""
-
-    def __init__(self, store: Store, now: Millis) -> None:
-        self._store = store
-        self._now = now
-        self._known: dict[str, list[Presence]] = {}
-
-    async def of(self, namespace: str) -> list[Presence]:
-        if namespace not in self._known:
-            self._known[namespace] = await self._find(namespace)
-        return self._known[namespace]
-
-    async def _find(self, namespace: str) -> list[Presence]:
-        found: list[Presence] = []
-        after = ""
-        while len(found) < MAX_WORKERS:
-            page = await self._store.presences(namespace, after, PAGE)
-            found += [presence for presence in page if presence.alive(self._now)]
-            if len(page) < PAGE:
-                break
-            after = page[-1].instance
-        return found
-
-
 class _Look:
     """One explanation: what was looked at, so that nothing is twice and nothing is endless."""
 
@@ -109,7 +84,7 @@ class _Look:
         self._door = door
         self._now = now
         self._seen: set[UUID] = set()
-        self._workers = _Registry(store, now)
+        self._workers: list[Presence] | None = None
         self._lanes: dict[str, Lane] = {}
 
     async def explain(self, snapshot: Snapshot, depth: int = 0) -> Explanation:
@@ -133,15 +108,12 @@ class _Look:
         waited = snapshot.life.budget
         asked = names if waited is None else tuple(dict.fromkeys((waited, *names)))
         budgets = (await self._store.books(BookAsk(budgets=asked))).budgets if asked else {}
-        workers = await self._workers.of(execution.route.namespace)
-        defaults: Sequence[Presence] = ()
-        if execution.route.namespace != "default":
-            defaults = await self._workers.of("default")
+        if self._workers is None:
+            self._workers = await live_workers(self._store, self._now)
         return Around(
             now=self._now,
             lane=await self._lane(execution.route.lane),
-            workers=workers,
-            default_workers=defaults,
+            workers=self._workers,
             budgets=budgets,
             budget_names=names,
         )
@@ -234,7 +206,6 @@ class _LaneLook:
         self._queues: dict[int, Uses] = {}
         self._rooms: dict[int, Room] = {}
         self._budgets: dict[int, str] = {}
-        self._workers = _Registry(store, now)
 
     async def explain(self, name: str, namespace: str | None) -> LaneExplanation:
         store = self._store
@@ -246,7 +217,6 @@ class _LaneLook:
         public = (await store.counts(namespace, name)).by_state
         lane = (await store.lane_settings([name])).get(name) or Lane(name=name)
         await self._name_queues(counts)
-        places = {"default", *(route.namespace for route in ready)}
         around = AroundLane(
             now=self._now,
             lane=lane,
@@ -255,7 +225,7 @@ class _LaneLook:
             suspended=public.get(PublicState.SUSPENDED, 0),
             running=await running_of(store, lane),
             ready=ready,
-            workers={place: await self._workers.of(place) for place in sorted(places)},
+            workers=await live_workers(store, self._now) if ready else (),
             queues=self._queues,
             budgets=self._budgets,
             rooms=self._rooms,
@@ -289,6 +259,19 @@ class _LaneLook:
                 self._queues[queue], self._rooms[queue] = uses, room
             case _:
                 pass  # it has gone on meanwhile
+
+
+async def live_workers(store: Store, now: Millis) -> list[Presence]:
+    """Those of every namespace: a worker may take work of all of them."""
+    found: list[Presence] = []
+    after = ("", "")
+    while len(found) < MAX_WORKERS:
+        page = await store.presences(None, after, PAGE)
+        found += [presence for presence in page if presence.alive(now)]
+        if len(page) < PAGE:
+            break
+        after = page[-1].key
+    return found
 
 
 async def standing_of(store: Store, uses: Uses, now: Millis, *, whole: bool = False) -> Standing:
