@@ -1,24 +1,39 @@
-"""Limits on Postgres: what is special to this store."""
+"""Limits on Postgres: plans, locks, lost replies, and databases of the release before."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from flowfabric.core.budget import Budget, Limit
-from flowfabric.core.budgeting import create
-from flowfabric.core.execution import Gate, Snapshot, Waiting
-from flowfabric.core.lane import Lane
-from flowfabric.core.lease import Owner
-from flowfabric.core.quota import Quota, Rate, queue_of
+from flowfabric.core.budget import Budget
+from flowfabric.core.lane import Lane, LaneState
+from flowfabric.core.quota import Quota, Rate, Use, queue_of
 from flowfabric.core.release import release
-from flowfabric.core.spending import Books, Spending, reserve, spend
+from flowfabric.core.spending import Books, Spending, spend
 from flowfabric.core.time import Millis
-from flowfabric.store.limits import BookAsk, StandingAsk
+from flowfabric.store.limits import BookAsk
+from flowfabric.store.postgres import PostgresStore, open_postgres
+from flowfabric.store.postgres.limits import FEW_SLOTS
+from flowfabric.store.postgres.link import FREE, PINNED, Connection
+from flowfabric.store.sql import load_migrations, load_queries
 from tests.postgres import Databases
-from tests.store.postgres_bench import Bench, lose_reply, migrated_template, opened
+from tests.store import limit_bench, postgres_bench
+from tests.store.limit_bench import candidate, queue, uses_of, uuid_of, uuids
+from tests.store.postgres_bench import lose_reply, migrated_template, until_waiting
 
-OPERATOR = Owner(source="operator_override")
+MINUTE = Millis(60_000)
+
+
+class Bench(limit_bench.Bench):
+    """A Postgres store, executions that need room in quotas, and connections beside the store's."""
+
+    store: PostgresStore
+
+    def __init__(self, inner: postgres_bench.Bench) -> None:
+        super().__init__(inner.store, inner.clock)
+        self.raw = inner.raw
+        self.other_store = inner.other_store
 
 
 @pytest.fixture
@@ -28,89 +43,430 @@ def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
 
 @pytest.fixture
 async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
+    async with postgres_bench.opened(database) as inner:
+        yield Bench(inner)
 
 
-def limited(*uses: tuple[str, str]) -> dict[str, Any]:
-    return {"policy": {"quotas": [{"quota": quota, "key": key} for quota, key in uses]}}
+# -- plans
+
+QUEUES = 1000
+WAITING = 100_000
 
 
-async def waiting(
-    bench: Bench, count: int, *uses: tuple[str, str], **members: Any
-) -> list[Snapshot]:
-    found = await bench.submit_many(count, **limited(*uses), **members)
-    named = found[0].execution.uses
-    await bench.store.put_queues([(queue_of(named), named)])
-    return found
+@pytest.fixture(scope="module")
+def crowded_template(databases: Databases) -> str:
+    """Two quotas with a thousand queues each, and very many who wait in them; made once."""
+    url = databases.create(template=migrated_template(databases))
+
+    async def fill() -> None:
+        async with postgres_bench.opened(url) as inner:
+            bench = Bench(inner)
+            await bench.quota("all", concurrency=50, concurrency_per_key=2)
+            await bench.quota("each", concurrency_per_key=2, rate_per_key=Rate(9, MINUTE))
+            await bench.running({"each": "0"})
+            await bench.running({"all": "0"})
+            await crowd(bench, await inner.raw())
+
+    asyncio.run(fill())
+    return url
 
 
-def ask(bench: Bench, quota: str = "a", queues: tuple[int, ...] | None = None) -> StandingAsk:
-    return StandingAsk(quota, queues, lines=100, depth=50, now=bench.now)
+async def crowd(bench: Bench, raw: Connection) -> None:
+    uses = [(Use(quota=name, key=str(i)),) for name in ("all", "each") for i in range(QUEUES)]
+    queues = [(queue_of(found), found) for found in uses]
+    await bench.store.put_queues(queues)
+    numbers = [number for number, _ in queues]
+    await raw.execute(
+        f"""
+        insert into flowfabric.execution (id, created_at, route, payload)
+        select gen_random_uuid(), n, 1, '\\x00' from generate_series(1, {WAITING}) n
+        """
+    )
+    await raw.execute(
+        f"""
+        insert into flowfabric.parked (id, version, epoch, rank, flags, attempt, start, gate, queue)
+        select id, 1, 0, created_at, 8, 0, 0, 8, ($1::bigint[])[1 + created_at % {len(numbers)}]
+        from flowfabric.execution where payload = '\\x00'
+        """,
+        numbers,
+    )
+    await raw.execute("analyze")
 
 
-async def test_smoke(bench: Bench) -> None:
-    store = bench.store
-    assert await store.put_quota(Quota(name="a", concurrency=3, rate=Rate(2, Millis(1000))), 0)
-    assert not await store.put_quota(Quota(name="a", concurrency=3), 0)
-    many = await waiting(bench, 5, ("a", "k"))
-    few = await waiting(bench, 2, ("a", "l"), ("b", ""))
-    assert isinstance(many[0].state, Waiting)
-    standing = await store.standing(ask(bench))
-    assert {line.id for line in standing.lines} == {
-        queue_of(many[0].execution.uses),
-        queue_of(few[0].execution.uses),
-    }
-    assert standing.quotas["a"].version == 1
-    found = release(standing, bench.now, 500)
-    assert len(found.moves) == 2
-    through = await store.release(found)
+@pytest.fixture
+async def crowded(
+    crowded_template: str, fresh_database: Callable[..., str]
+) -> AsyncIterator[Bench]:
+    async with postgres_bench.opened(fresh_database(template=crowded_template)) as inner:
+        yield Bench(inner)
+
+
+async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) -> str:
+    """How the server runs a query on a connection of the given kind."""
+    connection = await bench.store.session.dialer.dial(settings)
+    query = load_queries("postgres")[name]
+    transaction = connection.transaction()
+    await transaction.start()
+    rows = await connection.fetch(f"explain (analyze, costs off, timing off) {query}", *values)
+    await transaction.rollback()
+    await connection.close()
+    return "\n".join(line for (line,) in rows)
+
+
+def most_read(steps: str) -> int:
+    """The most rows any step gave at once."""
+    return max(
+        int(float(line.split("rows=")[1].split()[0]))
+        for line in steps.splitlines()
+        if "rows=" in line
+    )
+
+
+async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench) -> None:
+    asked = [queue(each=str(i)) for i in range(5)]
+    for name in ("each", "all"):
+        values = (name, asked, 100, 16, crowded.now, FEW_SLOTS)
+        steps = await plan(crowded, PINNED, "standing", *values)
+        assert "Seq Scan" not in steps
+        assert most_read(steps) <= 5 * 16 + 5 + 5 + 5 + 10
+    assert "using queue_key on queue" in steps
+    assert "using admission_pkey on admission" in steps
+
+
+async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Bench) -> None:
+    values = ("all", None, 20, 3, crowded.now, FEW_SLOTS)
+    steps = await plan(crowded, PINNED, "standing", *values)
+    assert "using queue_turn on queue" in steps
+    assert "using parked_queue on parked" in steps
+    assert "Seq Scan" not in steps
+    assert most_read(steps) <= 20 * 3 + 20 + 1 + 2
+
+
+async def test_slots_are_counted_the_same_either_way(crowded: Bench) -> None:
+    """From the slots there are, or queue by queue when these are too many."""
+    session = crowded.store.session
+    values = ("all", None, 3, 1, crowded.now)
+    held = []
+    for most in (FEW_SLOTS, 1, 0):
+        rows = await session.fetch(session.limit, "standing", *values, most)
+        held.append([(row[3], row[4]) for row in rows if row[0] == 3 and row[4]])
+    assert held == [[(queue(all="0"), 1)]] * 3
+
+
+async def test_crowds_go_from_queue_to_queue(crowded: Bench) -> None:
+    steps = await plan(crowded, PINNED, "crowds", -1, 10)
+    assert "Seq Scan" not in steps
+    assert most_read(steps) <= 10
+    found = await crowded.store.crowds(-1, 3 * QUEUES)
+    assert len(found) == 2 * QUEUES
+    assert [crowd.queue for crowd in found] == sorted(crowd.queue for crowd in found)
+
+
+async def test_a_release_reads_by_key(crowded: Bench) -> None:
+    standing = await crowded.standing("each", lines=100, depth=5)
+    decided = release(standing, crowded.now, 100)
+    assert len(decided.moves) == 100
+    moves = sorted((move.uuid, move.version) for move in decided.moves)
+    values = (
+        ["each"], [1], *zip(*moves, strict=True),
+        *zip(*((*place, turn) for place, turn in decided.turns.items()), strict=True),
+        *zip(*((*key, count) for key, count in decided.admissions.items()), strict=True),
+        crowded.now, ["each"], [0],
+    )  # fmt: skip
+    steps = await plan(crowded, PINNED, "released", *map(_sendable, values))
+    assert "Seq Scan" not in steps
+    assert "using parked_pkey on parked" in steps
+    assert "Tid Scan on parked" in steps
+    assert "using execution_pkey on execution" in steps
+    assert most_read(steps) <= 100
+
+
+def _sendable(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+async def test_who_is_before_and_who_waits_is_read_from_the_index(crowded: Bench) -> None:
+    number = queue(all="1")
+    uuid = (await crowded.store.waiting_in(number, 1))[0]
+    for name, values in {
+        "waiting_in": (number, 5),
+        "ahead_of": (number, 10**15, uuid, 7),
+    }.items():
+        steps = await plan(crowded, FREE, name, *values)
+        assert "using parked_queue on parked" in steps
+        assert most_read(steps) <= 7
+
+
+async def test_a_draining_lane_does_not_read_what_has_not_begun(crowded: Bench) -> None:
+    raw = await crowded.raw()
+    await raw.execute(
+        """insert into flowfabric.ready
+            (id, version, epoch, rank, flags, attempt, start, route, held_until)
+        select id, 1, 0, rank, 0, 0, 0, 1, 0 from flowfabric.parked limit 5000"""
+    )
+    await crowded.store.put_lane(Lane(name="default", state=LaneState.DRAINING), 0)
+    values = ([1], crowded.now, "w1", 26, 10, crowded.fresh(), 1, 30_000)
+    steps = await plan(crowded, PINNED, "taken_leases", *values)
+    assert "using ready_begun on ready" in steps
+    assert most_read(steps) <= 26
+    assert await crowded.claim() == []
+
+
+# -- locks
+
+
+async def test_of_two_releases_at_once_one_is_told_to_look_again(bench: Bench) -> None:
+    """The second waits for the first, and nothing of it is written: no move, turn or admission."""
+    await bench.quota("a", concurrency=3, rate=Rate(9, MINUTE))
+    await bench.quota("b", concurrency=3)
+    waiting = await bench.submit(5, {"a": "k", "b": ""})
+    standing = await bench.standing("a")
+    first, second = release(standing, bench.now, 2), release(standing, bench.now, 3)
+    raw, other = await bench.raw(), await bench.other_store()
+    transaction = raw.transaction()
+    await transaction.start()
+    await raw.execute("select from flowfabric.quota where name = 'b' for update")
+    racing = [asyncio.ensure_future(bench.store.release(first))]
+    await until_waiting(await bench.raw())
+    racing.append(asyncio.ensure_future(other.release(second)))
+    await until_waiting(await bench.raw(), 2)
+    await transaction.rollback()
+    through, refused = await asyncio.gather(*racing)
     assert through is not None
-    assert through.moved == {move.uuid for move in found.moves}
-    assert through.lanes == {"default"}
-    assert await store.release(found) is None
-    standing = await store.standing(ask(bench))
-    assert sum(count for _, count in standing.held) == 2
-    assert standing.admitted == {("a", ""): [(bench.now, 2)]}
-    assert len(await bench.claim(9)) == 2
-    crowds = await store.crowds(-1, 9)
-    assert all(crowd.known for crowd in crowds)
-    assert {crowd.gate for crowd in crowds} == {Gate.LIMIT}
-    print(await store.queue_counts("a", 9), await store.wait_counts("default", None))
-    assert await store.trim_queues(bench.now, 99) == 0
-    print(await store.lane_settings(None))
+    assert through.moved == set(uuids(waiting[:2]))
+    assert refused is None
+    after = await bench.standing("a")
+    assert [count for _, count in after.held] == [2]
+    assert after.admitted == {("a", ""): [(bench.now, 2)]}
+    assert [quota.version for quota in after.quotas.values()] == [2, 2]
 
 
-async def test_books(bench: Bench) -> None:
-    store = bench.store
+async def test_whoever_is_cancelled_while_it_is_let_through_is_not(bench: Bench) -> None:
+    """The release waits for the cancel and finds the row gone; the others go through."""
+    await bench.quota("a", concurrency=9)
+    waiting = await bench.submit(3, {"a": "k"})
+    decided = release(await bench.standing("a"), bench.now, 9)
+    raw = await bench.raw()
+    transaction = raw.transaction()
+    await transaction.start()
+    gone = uuid_of(waiting[1])
+    await raw.execute("delete from flowfabric.parked where id = $1", gone)
+    racing = asyncio.ensure_future(bench.store.release(decided))
+    await until_waiting(await bench.raw())
+    await transaction.commit()
+    through = await racing
+    assert through is not None
+    assert through.moved == {uuid_of(waiting[0]), uuid_of(waiting[2])}
+
+
+async def test_a_cancel_that_comes_second_finds_it_ready(bench: Bench) -> None:
+    await bench.quota("a", concurrency=9)
+    (waiting,) = await bench.submit(1, {"a": "k"})
+    raw = await bench.raw()
+    transaction = raw.transaction()
+    await transaction.start()
+    await raw.execute("select from flowfabric.quota for update")
+    racing = asyncio.ensure_future(bench.through(waiting, versions={"a": 1}))
+    await until_waiting(await bench.raw())
+    await transaction.rollback()
+    await racing
+    assert await bench.store.apply([bench.cancelling(waiting)]) == set()
+    await bench.write(bench.cancelling(await bench.load(waiting)))
+
+
+async def test_two_processes_never_run_more_than_a_lane_allows(bench: Bench) -> None:
+    """Whoever waited for the lane counts again: what it saw before is old."""
+    await bench.store.put_lane(Lane(name="slow", concurrency=2), 0)
+    await bench.submit(6, lane="slow")
+    other = Bench.__new__(Bench)
+    limit_bench.Bench.__init__(other, await bench.other_store(), bench.clock)
+    assert len(await bench.claim(1)) == 1
+    raw = await bench.raw()
+    transaction = raw.transaction()
+    await transaction.start()
+    await raw.execute("select from flowfabric.lane for update")
+    racing = [asyncio.ensure_future(one.claim(2)) for one in (bench, other)]
+    await until_waiting(await bench.raw(), 2)
+    await transaction.rollback()
+    taken = await asyncio.gather(*racing)
+    assert sorted(len(found) for found in taken) == [0, 1]
+
+
+async def test_lanes_with_a_concurrency_do_not_wait_for_each_other_in_a_ring(bench: Bench) -> None:
+    """C-T64: many lanes, many claimers, every order; all is taken and no lane is overfull."""
+    lanes = ["a", "b", "c"]
+    for lane in lanes:
+        await bench.store.put_lane(Lane(name=lane, concurrency=4), 0)
+        for kind in ("x", "y"):
+            await bench.submit(4, lane=lane, kind=kind)
+    other = Bench.__new__(Bench)
+    limit_bench.Bench.__init__(other, await bench.other_store(), bench.clock)
+    taken = await asyncio.gather(
+        *(
+            one.claim(3, lanes=tuple(given))
+            for one in (bench, other)
+            for given in (lanes, lanes[::-1], lanes[1:], lanes[:2])
+        )
+    )
+    running = [snapshot.execution.route.lane for found in taken for snapshot in found]
+    assert all(running.count(lane) <= 4 for lane in lanes)
+    running += [s.execution.route.lane for s in await bench.claim(99)]
+    assert sorted(running) == sorted(lanes * 4)
+
+
+async def test_many_routes_of_a_full_lane_hide_nobody(bench: Bench) -> None:
+    """More routes than are merged as they are, the best of them in a lane that is full."""
+    await bench.store.put_lane(Lane(name="slow", concurrency=1), 0)
+    made = [bench.creation(lane="slow", kind=f"k{i}", priority=9) for i in range(70)]
+    assert not any(await bench.store.submit(made, bench.now))
+    (plain,) = await bench.submit(1)
+    assert [s.execution.route.lane for s in await bench.claim(1)] == ["slow"]
+    assert uuids(await bench.claim(1)) == [uuid_of(plain)]
+    assert await bench.claim(1) == []
+
+
+# -- lost replies
+
+
+async def test_a_release_whose_reply_was_lost_is_told(bench: Bench) -> None:
+    await bench.quota("a", concurrency=2)
+    waiting = await bench.submit(3, {"a": "k"}, lane="slow")
+    decided = release(await bench.standing("a"), bench.now, 9)
+    lose_reply(bench.store.session.limit)
+    through = await bench.store.release(decided)
+    assert through is not None
+    assert through.moved == set(uuids(waiting[:2]))
+    assert through.lanes == {"slow"}
+    assert (await bench.store.quotas(["a"]))["a"].version == 2
+
+
+async def test_a_refused_release_whose_reply_was_lost_stays_refused(bench: Bench) -> None:
+    await bench.quota("a", concurrency=2)
+    (waiting,) = await bench.submit(1, {"a": "k"})
+    lose_reply(bench.store.session.limit)
+    assert await bench.through(waiting, versions={"a": 7}) is None
+    assert await bench.load(waiting) == waiting
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["alone", "others_went_on"])
+async def test_a_spending_whose_reply_was_lost_counts_once(bench: Bench, again: bool) -> None:
+    """Also when others have spent since: the transaction itself is asked for."""
     books = Books()
-    create(books, Budget(name="top", limits={"t": Limit(hard=10)}), bench.now)
-    create(books, Budget(name="part", parent="top", limits={"t": Limit(hard=10)}), bench.now)
-    assert await store.post(books)
-    assert not await store.post(books)
-    held = await bench.running()
-    uuid = held.execution.uuid
-    books = await store.books(
-        BookAsk(budgets=("part",), charges=(("part", "k"),), executions=(uuid,))
-    )
-    assert set(books.budgets) == {"top", "part"}
-    spend(books, Spending(("part",), {"t": 3}, uuid, "k"), bench.now)
-    reserve(books, Spending(("part",), {"t": 3}, uuid), bench.fresh(), 1, bench.now)
-    lose_reply(store.session.limit)
-    assert await store.post(books)
-    assert not await store.post(books)
-    again = await store.books(
-        BookAsk(budgets=("part",), charges=(("part", "k"),), executions=(uuid,))
-    )
-    assert again.budgets["top"].used == {"t": 3}
-    assert [len(again.ledgers), len(again.charges), len(again.reservations)] == [2, 1, 1]
-    assert await store.stale_reservations(9) == []
-    assert await store.has_parts("top")
+    books.put(Budget(name="b"))
+    lose_reply(bench.store.session.limit)
+    assert await bench.store.post(books)
+    other = await bench.other_store()
+
+    async def charge(store: PostgresStore) -> bool:
+        found = await store.books(BookAsk(budgets=("b",)))
+        spend(found, Spending(("b",), {"t": 5}), bench.now)
+        return await store.post(found)
+
+    found = await bench.store.books(BookAsk(budgets=("b",)))
+    spend(found, Spending(("b",), {"t": 5}), bench.now)
+
+    async def cut(connection: Connection) -> None:
+        bench.store.session.limit.seam = None
+        if again:
+            assert await charge(other)
+        connection.terminate()
+        raise ConnectionResetError("the reply was lost")
+
+    bench.store.session.limit.seam = cut
+    assert await bench.store.post(found)
+    used = (await other.books(BookAsk(budgets=("b",)))).budgets["b"].used
+    assert used == {"t": 10 if again else 5}
+    assert not await bench.store.post(found)
 
 
-async def test_cap(bench: Bench) -> None:
-    await bench.store.put_lane(Lane(name="a", concurrency=2), 0)
-    await bench.submit_many(5, lane="a")
-    await bench.submit_many(2, lane="b")
-    assert len(await bench.claim(9)) == 4
-    assert await bench.claim(9) == []
+async def test_an_equal_spending_of_somebody_else_is_not_taken_for_ones_own(bench: Bench) -> None:
+    books = Books()
+    books.put(Budget(name="b"))
+    assert await bench.store.post(books)
+    found = await bench.store.books(BookAsk(budgets=("b",)))
+    spend(found, Spending(("b",), {"t": 5}), bench.now)
+    assert await bench.store.post(found)
+    lose_reply(bench.store.session.limit)
+    assert not await bench.store.post(found)
+
+
+async def test_settings_whose_reply_was_lost_are_written(bench: Bench) -> None:
+    for value, expected in ((1, 0), (2, 1)):
+        lose_reply(bench.store.session.limit)
+        assert await bench.store.put_quota(Quota(name="a", concurrency=value), expected)
+        lose_reply(bench.store.session.limit)
+        assert await bench.store.put_lane(Lane(name="a", concurrency=value), expected)
+    lose_reply(bench.store.session.limit)
+    assert not await bench.store.put_quota(Quota(name="a", concurrency=9), 1)
+    lose_reply(bench.store.session.limit)
+    assert not await bench.store.put_lane(Lane(name="a", concurrency=9), 1)
+    assert (await bench.store.quotas(["a"]))["a"].concurrency == 2
+    assert (await bench.store.lane_settings(["a"]))["a"].concurrency == 2
+
+
+# -- a database of the release before
+
+
+async def test_a_database_of_the_release_before_is_brought_along(
+    fresh_database: Callable[..., str],
+) -> None:
+    """Whatever runs keeps running, a paused lane stays paused and says so."""
+    url = fresh_database()
+    async with postgres_bench.opened(url) as inner:
+        raw = await inner.raw()
+        await raw.execute("create schema flowfabric")
+        for migration in load_migrations("postgres")[:9]:
+            await raw.execute(migration)
+        await raw.execute(
+            """
+            insert into flowfabric.meta (key, value) values ('version', '9');
+            insert into flowfabric.route (number, namespace, lane, kind, capabilities)
+            values (1, 'default', 'other', 'job', ''), (2, 'default', 'slow', 'job', '');
+            insert into flowfabric.worker (number, id, instance) values (1, 'w1', 'w1-a');
+            insert into flowfabric.lane (name, paused) values ('slow', true), ('other', false);
+            insert into flowfabric.execution (id, created_at, route, payload)
+            select gen_random_uuid(), n, 1 + n % 2, '' from generate_series(1, 4) n;
+            insert into flowfabric.ready
+                (id, version, epoch, rank, flags, attempt, start, route, held_until)
+            select id, 1, 0, created_at, 0, 0, 0, route, 0
+            from flowfabric.execution where created_at <= 2;
+            insert into flowfabric.lease
+                (id, version, epoch, rank, flags, attempt, start, claim, worker, started_at,
+                expires_at)
+            select id, 2, 1, created_at, 0, 0, 0, gen_random_uuid(), 1, 1, 9000000000000
+            from flowfabric.execution where created_at > 2;
+            """
+        )
+        assert await inner.store.migrate() == len(load_migrations("postgres"))
+        bench = Bench(inner)
+        assert await bench.store.lane_settings(None) == {
+            "slow": Lane(name="slow", state=LaneState.PAUSED, version=1),
+            "other": Lane(name="other"),
+        }
+        rows = await raw.fetch(
+            """select l.route = e.route
+            from flowfabric.lease l join flowfabric.execution e on e.id = l.id"""
+        )
+        assert [right for (right,) in rows] == [True, True]
+        (claimed,) = await bench.claim()
+        assert claimed.execution.route.lane == "other"
+        assert await bench.store.put_lane(Lane(name="other", concurrency=2), 0)
+        assert await bench.store.put_lane(Lane(name="slow", concurrency=2), 1)
+        (claimed,) = await bench.claim()
+        assert claimed.execution.route.lane == "slow"
+        assert await bench.claim() == []
+        fresh = await open_postgres(fresh_database(), clock=inner.clock)
+        await fresh.migrate()
+        assert await bench.store.schema_text() == await fresh.schema_text()
+        await fresh.close()
+
+
+async def test_what_an_empty_release_asks_for_is_nothing(bench: Bench) -> None:
+    assert candidate(await bench.one()).starts
+    through = await bench.through()
+    assert through is not None
+    assert (through.moved, through.lanes) == (frozenset(), frozenset())
+    await bench.store.put_queues([])
+    assert (await bench.standing("never", ())).lines == []
+    assert await bench.store.post(Books())
+    assert uses_of() == ()

@@ -3,7 +3,7 @@
 -- name: books
 -- Each row says what it is (first column): 0 a budget, 1 a charge, 2 a ledger, 3 a reservation.
 with recursive wanted (name) as (
-    select n from unnest($1::text[]) as n
+    select n collate "C" from unnest($1::text[]) as n
     union
     select b.parent
     from wanted
@@ -59,7 +59,7 @@ returned as materialized (
 ),
 compared as materialized (
     select (
-        select count(*) from unnest($1, $2::bigint[]) as g (name, version)
+        select count(*) from unnest($1::text[], $2::bigint[]) as g (name, version)
         join locked on locked.name = g.name and locked.version = g.version
     ) = cardinality($1) and (select count(*) from returned) = cardinality($3) as stands
 ),

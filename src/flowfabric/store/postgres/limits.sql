@@ -15,10 +15,9 @@ returning name
 update {schema}.quota set version = $2, doc = $3 where name = $1 and version = $4 returning name
 
 -- name: dropped_quota
+-- The rows of its queues stay, so that whoever waits in them is found.
 with gone as (
     delete from {schema}.quota where name = $1 returning name
-), queues as (
-    delete from {schema}.queue where quota = $1
 ), admissions as (
     delete from {schema}.admission where quota = $1
 )
@@ -32,8 +31,8 @@ on conflict (quota, id) do nothing
 -- name: standing
 -- Everything a release decides on, as one moment saw it. Each row says what it is (first column):
 -- 0 a quota, 1 a line, 2 one who waits in it, 3 how many slots a queue has, 4 an admission.
--- Slots of all queues of a quota are found by leaps between its queues and those with slots,
--- whichever are fewer.
+-- Slots of all queues of a quota are counted from the slots there are, if these are no more than
+-- $6, and queue by queue otherwise.
 with line as materialized (
     select k.id, k.turn, k.uses
     from (
@@ -83,47 +82,48 @@ rule as materialized (
     ) q
     cross join lateral (select cast(convert_from(q.doc, 'UTF8') as json) as doc offset 0) d
 ),
+slot as materialized (
+    select s.queue
+    from (
+        select r.queue from {schema}.ready r where r.queue is not null
+        union all
+        select l.queue from {schema}.lease l where l.queue is not null
+    ) s
+    limit $6 + 1
+),
+slots as materialized (
+    select s.queue, s.number, sum(s.number) over () <= $6 as all_seen
+    from (select slot.queue, count(*) as number from slot group by slot.queue) s
+),
 counted as materialized (
-    select f.id, f.uses
+    select q.id, q.uses, s.number
     from rule
-    cross join lateral (
-        with recursive leap (id, slot) as (
-            select n.id, least(
-                (select min(r.queue) from {schema}.ready r where r.queue >= n.id),
-                (select min(l.queue) from {schema}.lease l where l.queue >= n.id)
-            )
-            from (select min(t.id) as id from {schema}.queue t where t.quota = rule.name) n
-            union all
-            select n.id, least(
-                (select min(r.queue) from {schema}.ready r where r.queue >= n.id),
-                (select min(l.queue) from {schema}.lease l where l.queue >= n.id)
-            )
-            from leap
-            cross join lateral (
-                select min(t.id) as id from {schema}.queue t
-                where t.quota = rule.name and t.id > greatest(leap.id, leap.slot - 1)
-            ) n
-            where leap.slot is not null
-        )
-        select t.id, t.uses
-        from leap
-        cross join lateral (
-            select q.id, q.uses from {schema}.queue q
-            where q.quota = rule.name and q.id = leap.id offset 0
-        ) t
-        where leap.id = leap.slot
-    ) f
-    where rule.capped
-    union all
-    select f.id, f.uses
-    from rule
-    cross join used
+    cross join lateral (select * from slots where rule.capped and slots.all_seen offset 0) s
     cross join lateral (
         select t.id, t.uses from {schema}.queue t
-        where t.quota = rule.name and (t.key, t.id) > (used.key, -1) and t.key <= used.key
-        order by t.key, t.id
-    ) f
-    where used.quota = rule.name and rule.capped_per_key and not rule.capped
+        where t.quota = rule.name and t.id = s.queue offset 0
+    ) q
+    union all
+    select q.id, q.uses, (
+        select count(*) from {schema}.ready r where r.queue = q.id
+    ) + (
+        select count(*) from {schema}.lease l where l.queue = q.id
+    )
+    from rule
+    cross join lateral (
+        select t.id, t.uses from {schema}.queue t
+        where rule.capped and (select not bool_and(slots.all_seen) from slots)
+            and t.quota = rule.name
+        union all
+        select f.id, f.uses
+        from used
+        cross join lateral (
+            select t.id, t.uses from {schema}.queue t
+            where t.quota = used.quota and (t.key, t.id) > (used.key, -1) and t.key <= used.key
+            order by t.key, t.id
+        ) f
+        where rule.capped_per_key and not rule.capped and used.quota = rule.name
+    ) q
 )
 select
     0 as kind, rule.name, null::text as key, rule.version as a, null::bigint as b, null::bigint as c,
@@ -141,14 +141,7 @@ cross join lateral (
     limit $4
 ) w
 union all
-select
-    3, null, null, counted.id, (
-        select count(*) from {schema}.ready r where r.queue = counted.id
-    ) + (
-        select count(*) from {schema}.lease l where l.queue = counted.id
-    ),
-    null, null, null, counted.uses
-from counted
+select 3, null, null, counted.id, counted.number, null, null, null, counted.uses from counted
 union all
 select 4, rule.name, k.key, a.at, a.count, null, null, null, null
 from rule
@@ -159,8 +152,9 @@ cross join lateral (
 ) k
 cross join lateral (
     select t.at, t.count from {schema}.admission t
-    where t.quota = rule.name and t.key = k.key and t.at > $5::bigint - rule.longest
-    order by t.at
+    where t.quota = rule.name and (t.key, t.at) > (k.key, $5::bigint - rule.longest)
+        and t.key <= k.key
+    order by t.key, t.at
 ) a
 
 -- name: released
@@ -176,7 +170,7 @@ with locked as materialized (
 ),
 compared as materialized (
     select count(*) = cardinality($1) as stands
-    from unnest($1, $2::bigint[]) as g (name, version)
+    from unnest($1::text[], $2::bigint[]) as g (name, version)
     join locked on locked.name = g.name and locked.version = g.version
 ),
 counted as (
@@ -247,7 +241,7 @@ select compared.stands, moved.id, moved.route from compared left join moved on t
 select compared.stands, f.id, f.route
 from (
     select count(*) = cardinality($1::text[]) as stands
-    from unnest($1, $2::bigint[]) as g (name, version)
+    from unnest($1::text[], $2::bigint[]) as g (name, version)
     cross join lateral (
         select from {schema}.quota q where q.name = g.name and q.version = g.version + 1 offset 0
     ) q
@@ -276,7 +270,9 @@ with recursive crowd (queue, gate, first) as (
         where p.queue > c.queue order by p.queue, p.rank, p.id limit 1
     ) n
 )
-select c.queue, c.gate, c.first, exists (select from {schema}.queue q where q.id = c.queue)
+select
+    c.queue, c.gate, c.first,
+    (select true from {schema}.queue q where q.id = c.queue limit 1) is not null
 from crowd c limit $2
 
 -- name: waiting_in
@@ -300,6 +296,7 @@ limit $2
 select count(*) from (
     select from {schema}.parked p
     where p.queue = $1 and (p.rank, p.id) < ($2::bigint, $3::uuid)
+    order by p.rank, p.id
     limit $4
 ) n
 
@@ -367,7 +364,7 @@ select null::smallint as gate, null::bigint as queue, (
 union all
 select w.gate, w.queue, least(count(*), $3)
 from {schema}.parked w
-where w.gate <> 20 and (
-    select e.route from {schema}.execution e where e.id = w.id
-) in (select wanted.number from wanted)
+join {schema}.execution e on e.id = w.id
+join wanted on wanted.number = e.route
+where w.gate <> 20
 group by w.gate, w.queue

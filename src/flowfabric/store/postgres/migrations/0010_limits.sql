@@ -1,9 +1,10 @@
 -- Limits: quotas, the queues before them, budgets and lanes. A slot is a row in `ready` or `lease`
--- with a queue: it is counted, never kept.
+-- with a queue: it is counted, never kept. Names are compared byte by byte, which is what the order
+-- of locks needs and what costs least.
 
 create table {schema}.quota (
     version bigint not null,
-    name text not null,
+    name text collate "C" not null,
     doc bytea not null,
     constraint quota_pkey primary key (name),
     constraint quota_version check (version >= 1)
@@ -13,8 +14,8 @@ create table {schema}.quota (
 create table {schema}.queue (
     id bigint not null,
     turn bigint not null default 0,
-    quota text not null,
-    key text not null,
+    quota text collate "C" not null,
+    key text collate "C" not null,
     uses bytea not null,
     constraint queue_pkey primary key (quota, id),
     constraint queue_id check (id >= 0)
@@ -28,8 +29,8 @@ create index queue_turn on {schema}.queue (quota, turn, id);
 create table {schema}.admission (
     at bigint not null,
     count integer not null,
-    quota text not null,
-    key text not null,
+    quota text collate "C" not null,
+    key text collate "C" not null,
     constraint admission_count check (count > 0)
 ) with (
     autovacuum_vacuum_scale_factor = 0,
@@ -44,10 +45,10 @@ alter table {schema}.admission add constraint admission_pkey primary key (quota,
 create table {schema}.budget (
     version bigint not null,
     next_reset_at bigint,
-    name text not null,
-    parent text,
-    scope text,
-    scope_id text,
+    name text collate "C" not null,
+    parent text collate "C",
+    scope text collate "C",
+    scope_id text collate "C",
     doc bytea not null,
     constraint budget_pkey primary key (name),
     constraint budget_version check (version >= 1),
@@ -62,7 +63,7 @@ create index budget_attached on {schema}.budget (scope, scope_id, name) where sc
 -- What an execution has spent of a budget.
 create table {schema}.ledger (
     execution uuid not null,
-    budget text not null,
+    budget text collate "C" not null,
     doc bytea not null,
     constraint ledger_pkey primary key (execution, budget)
 );
@@ -71,8 +72,8 @@ create index ledger_budget on {schema}.ledger (budget);
 
 create table {schema}.charge (
     until bigint not null,
-    budget text not null,
-    key text not null,
+    budget text collate "C" not null,
+    key text collate "C" not null,
     doc bytea not null,
     constraint charge_pkey primary key (budget, key)
 );
