@@ -73,6 +73,8 @@ async def answer(person: str, *, yes: bool, token: str | None = None) -> str:
         sent = await decide(approval_id, token=token or own_token)
     except FlowFabricError as error:
         return f"refused, {error.code}"
+    if sent.duplicate:
+        return "that was counted before"  # a token speaks once, whoever holds it
     return "thank you, that decides it" if sent.resumed else "thank you"
 
 

@@ -19,9 +19,9 @@ SAID = {
     """,
     "deploy_approval": """
         ada says yes:          thank you
-        ada says yes again:    refused, token_used
+        ada says yes again:    that was counted before
         bob says no:           thank you
-        eve with ada's token:  refused, token_used
+        eve with ada's token:  that was counted before
         eve with her own:      thank you, that decides it
         shop v7 is on web-1, web-2 (ada approved, bob rejected, eve approved)
     """,
