@@ -18,7 +18,7 @@ from flowfabric.core.admission import is_start, let_in, turn_away
 from flowfabric.core.budget import Budget, Exhausted, Scope, chain, exhausted
 from flowfabric.core.change import Change
 from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Active, Execution, Gate, Lease, Snapshot, Waiting
+from flowfabric.core.execution import Active, Execution, Flags, Gate, Lease, Snapshot, Waiting
 from flowfabric.core.quota import budget_queue
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
@@ -50,6 +50,9 @@ class Doorkeeper(Noun):
     async def names_of(self, execution: Execution) -> tuple[str, ...]:
         """Every budget that holds for an execution."""
         await self._refresh()
+        return self._names_of(execution)
+
+    def _names_of(self, execution: Execution) -> tuple[str, ...]:
         names = dict.fromkeys(execution.rules.budget_ids)
         for scope in _scopes(execution):
             names.update(dict.fromkeys(self._attached.get(scope, ())))
@@ -62,10 +65,13 @@ class Doorkeeper(Noun):
     async def check(self, taken: Sequence[Taken]) -> list[Taken]:
         """What may be worked on. The rest waits for its budget; a budget that cannot be read admits
         nobody: the error is the caller's, who may ask for the same claim again."""
+        await self._refresh()
         named = {
             item.snapshot.execution.uuid: names
             for item in taken
-            if is_start(item.snapshot) and (names := await self.names_of(item.snapshot.execution))
+            if (self._attached or item.snapshot.head.flags & Flags.BUDGETS)
+            and is_start(item.snapshot)
+            and (names := self._names_of(item.snapshot.execution))
         }
         if not named:
             return list(taken)

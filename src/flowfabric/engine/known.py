@@ -24,6 +24,8 @@ class Known:
     async def check(self, policy: Policy, *, declared: bool = True) -> None:
         """Raises NotFound for the first quota or budget of a policy that does not exist. Without
         `declared` quotas that tasks declare for themselves need not exist yet."""
+        if not policy.quotas and not policy.budget_ids:
+            return
         new_budgets = [name for name in policy.budget_ids if name not in self.budgets]
         new_quotas = [
             use.quota
