@@ -51,7 +51,7 @@ ONLY: dict[str, set[str]] = {
         "state_versions",
         "submitted_executions",
         "tagged_execution",
-        "taken_capped_leases",
+        "taken_leases_by_lane",
         "trimmed_done",
         "unsettled_edges",
     },

@@ -6,19 +6,25 @@ from typing import Any
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import ClaimCall, Taken
 from flowfabric.store.postgres.link import Connection
-from flowfabric.store.postgres.session import Part
+from flowfabric.store.postgres.session import Part, Session
 from flowfabric.store.rows import SNAPSHOT
 
 MERGED_ROUTES = 64
 """So many routes are merged as they are; of more, only those that can have one of the best."""
 
 MAX_ROUNDS = 4
+MAX_REMEMBERED = 1000
 
 _PAYLOAD = len(SNAPSHOT)
-_NEWEST, _CANDIDATES, _CAPPED = _PAYLOAD + 1, _PAYLOAD + 2, _PAYLOAD + 3
+_NEWEST, _CANDIDATES, _SPECIAL, _LOCKING = range(_PAYLOAD + 1, _PAYLOAD + 5)
 
 
 class Claiming(Part):
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._special: set[tuple[str, ...]] = set()
+        """What was asked for when a lane drained or had a concurrency."""
+
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
         await self._session.book.need_workers([call.worker])
         return await self._session.claim.run(partial(self._claim, call, now))
@@ -60,23 +66,34 @@ class Claiming(Part):
             self._session.book.names.worker_numbers[call.worker],
             call.ttl,
         )
-        rows = await connection.fetch(self._session.queries["taken_leases"], *values)
-        if rows[0][_CAPPED]:
-            rows = await self._take_capped(connection, values, rows[0][_CAPPED])
+        rows: list[Any] = []
+        if call.lanes not in self._special:
+            rows = await connection.fetch(self._session.queries["taken_leases"], *values)
+        if not rows or rows[0][_SPECIAL]:
+            rows = await self._take_by_lane(connection, call, values)
         first = rows[0]
         taken = [] if first[0] is None else rows
         return taken, first[_NEWEST] or 0, first[_CANDIDATES] == candidates
 
-    async def _take_capped(
-        self, connection: Connection, values: tuple[Any, ...], lanes: list[str]
+    async def _take_by_lane(
+        self, connection: Connection, call: ClaimCall, values: tuple[Any, ...]
     ) -> list[Any]:
-        """Some of the best are in lanes with a concurrency. Only one process at a time takes from
-        such a lane; it counts after it has the lock."""
+        """Where lanes drain or have a concurrency. Only one process at a time takes from one with
+        a concurrency; it counts after it has the lock."""
         queries = self._session.queries
+        rows = await connection.fetch(queries["taken_leases_by_lane"], *values, None)
+        if len(self._special) > MAX_REMEMBERED:
+            self._special.clear()
+        if rows[0][_SPECIAL]:
+            self._special.add(call.lanes)
+        else:
+            self._special.discard(call.lanes)
+        if not rows[0][_LOCKING]:
+            return rows
         async with connection.transaction():
-            locked = await connection.fetch(queries["locked_lanes"], lanes)
+            locked = await connection.fetch(queries["locked_lanes"], rows[0][_LOCKING])
             names = [name for (name,) in locked]
-            return await connection.fetch(queries["taken_capped_leases"], *values, names)
+            return await connection.fetch(queries["taken_leases_by_lane"], *values, names)
 
     async def _routes(
         self, connection: Connection, call: ClaimCall, now: Millis, candidates: int

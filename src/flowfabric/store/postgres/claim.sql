@@ -43,162 +43,29 @@ limit $4
 -- name: taken_leases
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or
 -- was held meanwhile is skipped. The last three columns come also when nothing was taken: the
--- newest route there is, how many candidates there were, and the lanes with a concurrency any of
--- them is in: then nothing is taken, those lanes must be locked first. A lane that is full is left
--- out, and counted only if any lane has a concurrency (by place: all rows of a small table).
-with held as materialized (
-    select x.route, count(*) as number from {schema}.lease x where x.ctid >= '(0,0)' group by x.route
-),
-filled as materialized (
-    select l.name from {schema}.lane l
-    where l.concurrency is not null and l.concurrency <= (
-        select coalesce(sum(held.number), 0)
-        from {schema}.route t cross join held where t.lane = l.name and held.route = t.number
-    )
-),
-open as materialized (
-    select r.number, d.state, d.capped
-    from unnest($1::integer[]) as r (number)
-    left join lateral (
-        select l.name, l.state, case when l.concurrency is not null then l.name end as capped
+-- newest route there is, how many candidates there were, and whether any of the lanes drains or has
+-- a concurrency. Then nothing is taken: `taken_leases_by_lane` can, and costs more.
+with open as materialized (
+    select r.number, (
+        select case when l.concurrency is null then l.state else 2 end
         from {schema}.route t join {schema}.lane l on l.name = t.lane
-        where t.number = r.number offset 0
-    ) d on true
-    where d.state is distinct from 1 and (d.capped in (select filled.name from filled)) is not true
-),
-picked as materialized (
-    select c.at, c.capped
-    from (
-        select f.at, f.rank, f.id, open.capped
-        from open
-        cross join lateral (
-            select q.ctid as at, q.rank, q.id from {schema}.ready q
-            where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
-            order by q.rank, q.id
-            limit $4
-        ) f
-        where open.state is distinct from 2
-        union all
-        select f.at, f.rank, f.id, open.capped
-        from open
-        cross join lateral (
-            -- one that drains goes on with what has begun
-            select q.ctid as at, q.rank, q.id from {schema}.ready q
-            where q.route = open.number and q.start <> 0
-                and (q.held_until <= $2 or q.held_for = $3)
-            order by q.rank, q.id
-            limit $4
-        ) f
-        where open.state = 2
-    ) c
-    order by c.rank, c.id
-    limit $4
-),
-taken as (
-    delete from {schema}.ready
-    where (select count(picked.capped) from picked) = 0 and ctid = any(array(
-        select q.ctid from {schema}.ready q
-        where q.ctid = any(array(select picked.at from picked))
-            and (q.held_until <= $2 or q.held_for = $3)
-        order by q.rank, q.id
-        limit $5
-        for update skip locked
-    ))
-    returning *
-),
-leased as (
-    insert into {schema}.lease (
-        id, version, epoch, rank, flags, attempt, start, life,
-        claim, worker, started_at, expires_at, times_out_at, route, queue
-    )
-    select
-        t.id, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
-        $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
-    from taken t
-),
-told as (
-    -- claimed, or resumed (continue), or reclaimed
-    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
-    select
-        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
-    from taken t
-    order by t.rank, t.id
-)
-select s.*, head.newest, head.candidates, head.capped
-from (
-    select
-        (select max(number) from {schema}.route) as newest,
-        (select count(*) from picked) as candidates,
-        (select array_agg(distinct picked.capped) from picked where picked.capped is not null)
-            as capped
-) head
-left join lateral (
-    select
-        e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-        'lease' as place, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
-        null::bigint, null::bigint, null::text, null::smallint,
-        $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
-        null::bigint,
-        null::smallint, null::bigint, null::bigint, null::bytea,
-        null::smallint, null::bigint, null::smallint, null::bytea,
-        e.payload
-    from taken t join {schema}.execution e on e.id = t.id
-) s on true
-order by s.rank, s.id
-
--- name: taken_capped_leases
--- The same, of lanes with a concurrency as well, as far as they have room: those of $9, which are
--- locked. Their leases are counted here because whoever waited for the lock has old eyes.
-with held as materialized (
-    select x.route, count(*) as number from {schema}.lease x where x.ctid >= '(0,0)' group by x.route
-),
-capped as materialized (
-    select l.name, l.concurrency - (
-        select coalesce(sum(held.number), 0)
-        from {schema}.route t cross join held where t.lane = l.name and held.route = t.number
-    ) as room
-    from {schema}.lane l where l.name = any($9::text[]) and l.concurrency is not null
-),
-open as materialized (
-    select r.number, d.state, d.name, d.room
+        where t.number = r.number and (l.state <> 0 or l.concurrency is not null)
+    ) as state
     from unnest($1::integer[]) as r (number)
-    left join lateral (
-        select l.name, l.state, l.concurrency, (
-            select capped.room from capped where capped.name = l.name
-        ) as room
-        from {schema}.route t join {schema}.lane l on l.name = t.lane
-        where t.number = r.number offset 0
-    ) d on true
-    where d.state is distinct from 1 and (d.concurrency is null or d.room > 0)
+),
+special as materialized (
+    select count(*) > 0 as found from open where open.state = 2
 ),
 picked as materialized (
     select c.at
-    from (
-        select b.*, row_number() over (partition by b.name order by b.rank, b.id) as place
-        from (
-            select f.at, f.rank, f.id, open.name, open.room
-            from open
-            cross join lateral (
-                select q.ctid as at, q.rank, q.id from {schema}.ready q
-                where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
-                order by q.rank, q.id
-                limit $4
-            ) f
-            where open.state is distinct from 2
-            union all
-            select f.at, f.rank, f.id, open.name, open.room
-            from open
-            cross join lateral (
-                select q.ctid as at, q.rank, q.id from {schema}.ready q
-                where q.route = open.number and q.start <> 0
-                    and (q.held_until <= $2 or q.held_for = $3)
-                order by q.rank, q.id
-                limit $4
-            ) f
-            where open.state = 2
-        ) b
+    from open
+    cross join lateral (
+        select q.ctid as at, q.rank, q.id from {schema}.ready q
+        where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
+        order by q.rank, q.id
+        limit $4
     ) c
-    where c.room is null or c.place <= c.room
+    where open.state is null and not (select special.found from special)
     order by c.rank, c.id
     limit $4
 ),
@@ -232,11 +99,133 @@ told as (
     from taken t
     order by t.rank, t.id
 )
-select s.*, head.newest, head.candidates, null::text[]
+select s.*, head.newest, head.candidates, head.special
 from (
     select
         (select max(number) from {schema}.route) as newest,
-        (select count(*) from picked) as candidates
+        (select count(*) from picked) as candidates,
+        (select special.found from special) as special
+) head
+left join lateral (
+    select
+        e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
+        'lease' as place, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
+        null::bigint, null::bigint, null::text, null::smallint,
+        $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
+        null::bigint,
+        null::smallint, null::bigint, null::bigint, null::bytea,
+        null::smallint, null::bigint, null::smallint, null::bytea,
+        e.payload
+    from taken t join {schema}.execution e on e.id = t.id
+) s on true
+order by s.rank, s.id
+
+-- name: taken_leases_by_lane
+-- The same where lanes drain or have a concurrency. One that drains goes on with what has begun. Of
+-- one with a concurrency no more is picked than it has room for, and nothing is taken at all unless
+-- it is locked: $9 are the lanes that are, NULL at first. The last column is then the lanes to lock.
+-- Their leases are counted again in the statement after the lock: whoever waits for one has old
+-- eyes. All leases are counted, by place, which is the fastest way through a small table.
+with held as materialized (
+    select x.route, count(*) as number from {schema}.lease x where x.ctid >= '(0,0)' group by x.route
+),
+capped as materialized (
+    select l.name, l.concurrency - (
+        select coalesce(sum(held.number), 0)
+        from {schema}.route t cross join held where t.lane = l.name and held.route = t.number
+    ) as room
+    from {schema}.lane l
+    where l.concurrency is not null and ($9::text[] is null or l.name = any($9))
+),
+given as materialized (
+    select r.number, d.name, d.state, d.concurrency, d.room
+    from unnest($1::integer[]) as r (number)
+    left join lateral (
+        select l.name, l.state, l.concurrency, (
+            select capped.room from capped where capped.name = l.name
+        ) as room
+        from {schema}.route t join {schema}.lane l on l.name = t.lane
+        where t.number = r.number offset 0
+    ) d on true
+),
+open as materialized (
+    select * from given
+    where given.state is distinct from 1 and (given.concurrency is null or given.room > 0)
+),
+picked as materialized (
+    select c.at, case when c.room is not null then c.name end as capped
+    from (
+        select b.*, row_number() over (partition by b.name order by b.rank, b.id) as place
+        from (
+            select f.at, f.rank, f.id, open.name, open.room
+            from open
+            cross join lateral (
+                select q.ctid as at, q.rank, q.id from {schema}.ready q
+                where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
+                order by q.rank, q.id
+                limit $4
+            ) f
+            where open.state is distinct from 2
+            union all
+            select f.at, f.rank, f.id, open.name, open.room
+            from open
+            cross join lateral (
+                select q.ctid as at, q.rank, q.id from {schema}.ready q
+                where q.route = open.number and q.start <> 0
+                    and (q.held_until <= $2 or q.held_for = $3)
+                order by q.rank, q.id
+                limit $4
+            ) f
+            where open.state = 2
+        ) b
+    ) c
+    where c.room is null or c.place <= c.room
+    order by c.rank, c.id
+    limit $4
+),
+locking as materialized (
+    select array_agg(distinct picked.capped) as lanes
+    from picked where picked.capped is not null and $9 is null
+),
+taken as (
+    delete from {schema}.ready
+    where (select locking.lanes is null from locking) and ctid = any(array(
+        select q.ctid from {schema}.ready q
+        where q.ctid = any(array(select picked.at from picked))
+            and (q.held_until <= $2 or q.held_for = $3)
+        order by q.rank, q.id
+        limit $5
+        for update skip locked
+    ))
+    returning *
+),
+leased as (
+    insert into {schema}.lease (
+        id, version, epoch, rank, flags, attempt, start, life,
+        claim, worker, started_at, expires_at, times_out_at, route, queue
+    )
+    select
+        t.id, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
+        $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
+    from taken t
+),
+told as (
+    -- claimed, or resumed (continue), or reclaimed
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
+    select
+        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
+    from taken t
+    order by t.rank, t.id
+)
+select s.*, head.newest, head.candidates, head.special, head.locking
+from (
+    select
+        (select max(number) from {schema}.route) as newest,
+        (select count(*) from picked) as candidates,
+        (
+            select count(*) > 0 from given where given.state = 2 or given.concurrency is not null
+        ) as special,
+        (select locking.lanes from locking) as locking
 ) head
 left join lateral (
     select
