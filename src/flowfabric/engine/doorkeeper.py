@@ -116,11 +116,10 @@ class Doorkeeper(Noun):
         now = asyncio.get_running_loop().time()
         if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
             return
-        self._refreshed_at = now
         found: dict[tuple[str, str], list[str]] = {}
         for scope, id, name in await self._parts.store.attached():
             found.setdefault((scope, id), []).append(name)
-        self._attached = found
+        self._attached, self._refreshed_at = found, now
 
     async def _turn_away(self, taken: Sequence[Taken], refused: dict[UUID, Exhausted]) -> None:
         decisions = []

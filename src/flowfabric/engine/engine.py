@@ -55,7 +55,7 @@ class Engine:
         self.suspensions = Suspensions(parts, self.attempts)
         self.signals = Signals(parts)
         self.keys = Keys(parts.ring)
-        self.grants = Grants(parts)
+        self.grants = Grants(parts, self._door)
         self.views = Views(parts)
         self.events = Events(parts)
         self.workers = Workers(parts)

@@ -5,7 +5,13 @@ from uuid import UUID
 
 from flowfabric.core import grant as rules
 from flowfabric.core.check import check_limit, check_whole
-from flowfabric.core.errors import Contention, GrantExists, LeaseConflict, NotFound
+from flowfabric.core.errors import (
+    Contention,
+    GrantExists,
+    LeaseConflict,
+    NotEligible,
+    NotFound,
+)
 from flowfabric.core.execution import Snapshot, Worker
 from flowfabric.core.grant import (
     OPERATOR,
@@ -20,8 +26,10 @@ from flowfabric.core.lease import DEFAULT_TTL, Taking
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import check_lane, check_namespace, check_worker
 from flowfabric.core.time import Millis
-from flowfabric.engine.base import Noun
+from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.claims import Claim, check_known, check_ttl
+from flowfabric.engine.doorkeeper import Doorkeeper
+from flowfabric.store.contract import Taken
 
 MAX_GRANT = Millis(60_000)
 DEFAULT_GRANT = Millis(10_000)
@@ -31,6 +39,10 @@ MAX_PAGE = 1000
 
 class Grants(Noun):
     """`engine.grants`"""
+
+    def __init__(self, parts: Parts, doorkeeper: Doorkeeper) -> None:
+        super().__init__(parts)
+        self._door = doorkeeper
 
     async def issue(
         self,
@@ -97,13 +109,14 @@ class Grants(Noun):
         lease_id: UUID | None = None,
         expected_attempt: int | None = None,
     ) -> Claim:
-        """Redeems a claim grant: a new attempt starts under a new lease."""
+        """Redeems a claim grant: a new attempt starts under a new lease. NotEligible when a budget
+        of it is spent: it waits for that, and the grant is gone."""
         taking = self._taking(worker, ttl, lease_id)
         expected = _count(expected_attempt, "expected_attempt")
         snapshot = await self._decide(
             id, lambda held, now: rules.claim_granted(held, taking, now, expected)
         )
-        return await self._claim(snapshot, taking)
+        return await self._claim(await self._admitted(snapshot), taking)
 
     async def claim_resumed(
         self, id: str, worker: Worker, *, ttl: Millis = DEFAULT_TTL, lease_id: UUID | None = None
@@ -158,6 +171,11 @@ class Grants(Noun):
             return []
         found = await self._parts.store.candidates(name, place, self._now(), wanted)
         return [snapshot.execution.id for snapshot in found]
+
+    async def _admitted(self, snapshot: Snapshot) -> Snapshot:
+        if not await self._door.check([Taken(snapshot, b"")]):
+            raise NotEligible("a budget of the execution is spent")
+        return snapshot
 
     def _taking(self, worker: Worker, ttl: Millis, lease_id: UUID | None) -> Taking:
         id = self._fresh() if lease_id is None else parse_uuid(lease_id, "lease")
