@@ -1,57 +1,24 @@
 """Why is it not running? Told from the gates themselves, on every store."""
 
-import random
-from typing import Any
-
 import pytest
 
 from flowfabric.core.budget import Budget, Limit, Scope
+from flowfabric.core.condition import ByName, Single
 from flowfabric.core.errors import Invalid, InvalidId, NotFound
-from flowfabric.core.explain import Explanation, Reason
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.explain import Reason
 from flowfabric.core.join import AnyOf, Quorum, Rest
 from flowfabric.core.quota import Quota, Rate
-from flowfabric.core.registry import Presence
 from flowfabric.core.time import Millis
 from flowfabric.engine import explain as limits_of_explain
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from tests import situations
+from tests.explaining import GPU, reason, register, settled, using, why
 from tests.flow_lab import declare
 from tests.flowing import Growing
 from tests.lab import TTL, W1, W2, Lab
 from tests.situations import take
-
-GPU = {"routing_requirements": {"required_capabilities": ["cuda", "gpu"]}}
-
-
-def using(*uses: tuple[str, str]) -> dict[str, Any]:
-    return {"quotas": [{"quota": quota, "key": key} for quota, key in uses]}
-
-
-async def settled(lab: Lab) -> None:
-    """Everything the engine does by itself after its commits is done."""
-    await lab.engine._releases.drain()
-    await lab.engine._door.drain()
-
-
-async def register(lab: Lab, name: str = "w7", **members: Any) -> None:
-    await lab.engine.workers.register(
-        Presence(worker=name, instance=f"{name}-a", ttl=Millis(3_600_000), **members)
-    )
-
-
-async def why(lab: Lab, id: str) -> Explanation:
-    await settled(lab)
-    return await lab.engine.explain(id)
-
-
-async def reason(lab: Lab, id: str, code: str) -> Reason:
-    """The one reason of that code."""
-    found = await why(lab, id)
-    (only,) = [each for each in found.reasons if each.code == code]
-    return only
-
+from tests.waits import suspend, wait_on
 
 # -- always something to say
 
@@ -438,61 +405,28 @@ async def test_a_retry_tells_what_failed(lab: Lab) -> None:
     assert "in a moment" in (await why(lab, claim.id)).main.text
 
 
-# -- lanes in numbers
+# -- suspended
 
 
-async def test_a_lane_is_told_in_numbers(lab: Lab) -> None:
-    """41 % blocked by quota openai: everything that waits, each once, by name"""
-    await register(lab, "w7", lanes=("default",))
-    await lab.engine.quotas.create(Quota(name="openai", concurrency_per_key=1))
-    await lab.engine.quotas.create(Quota(name="mail", rate=Rate(1, Millis(60_000))))
-    await lab.engine.budgets.create(Budget(name="team", limits={"tokens": Limit(hard=1)}))
-    await lab.engine.budgets.spend("team", {"tokens": 1})
-    for key in ("a", "b", "c"):
-        for _ in range(4):
-            await lab.submit(policy=using(("openai", key)))
-    for _ in range(2):
-        await lab.submit(policy=using(("mail", "")))
-    await settled(lab)
-    for _ in range(2):
-        await lab.submit(policy={"budget_ids": ["team"]})
-    assert len(await lab.claim(limit=9)) == 4
-    await lab.submit(policy=GPU)
-    await lab.submit(namespace="acme", policy=GPU)
-    await situations.delayed(lab)
-    await lab.submit(lane="elsewhere")
-    found = await lab.engine.explain.lane("default")
-    assert [(share.code, share.text, share.count) for share in found.shares] == [
-        ("quota_full", "blocked by quota openai", 9),
-        ("budget_exhausted", "blocked by budget team", 2),
-        ("rate_used_up", "blocked by quota mail", 1),
-        ("delayed", "delayed", 1),
-        ("no_capable_worker", "ready, no live worker offers cuda and gpu", 1),
-        ("no_worker", "ready, no live worker takes work of namespace acme", 1),
+async def test_a_suspended_run_names_what_it_waits_for(lab: Lab) -> None:
+    """Signals by name and never by token; a flow with what keeps its members"""
+    claim = await lab.running()
+    soon = Millis(lab.clock.now() + 60_000)
+    flow = await declare(lab, "a>b", "c>b")
+    await flow.complete("c")
+    waits = [
+        wait_on(lab, Single("paid", ByName("done")), timeout_at=soon),
+        wait_on(lab, Single(f"flow:{flow.id}")),
     ]
-    assert (found.waiting, found.running, found.capped) == (15, 4, False)
-    assert found.shares[0].words == "60 % blocked by quota openai"
-    mine = await lab.engine.explain.lane("default", "acme")
-    assert [share.words for share in mine.shares] == [
-        "100 % ready, no live worker takes work of namespace acme"
-    ]
-    await lab.engine.lanes.pause("default", by="ada")
-    (paused,) = (await lab.engine.explain.lane("default")).reasons
-    assert paused.code == "lane_paused"
-    empty = await lab.engine.explain.lane("nothing")
-    assert (empty.waiting, empty.shares, empty.reasons) == (0, (), ())
-
-
-async def test_what_a_lane_counts_is_what_its_runs_say(lab: Lab) -> None:
-    """The numbers of a lane are those of its executions, whatever their situation"""
-    draw = random.Random(7)
-    names = [name for name in situations.LIVING for _ in range(draw.randint(1, 2))]
-    ids: list[ExecutionId] = [await situations.LIVING[name](lab) for name in names]
-    said: dict[str, int] = {}
-    for id in ids:
-        found = await why(lab, id)
-        said[found.main.code] = said.get(found.main.code, 0) + 1
-    told = await lab.engine.explain.lane("default")
-    counted = {str(share.code): share.count for share in told.shares}
-    active = said.pop("leased", 0) + said.pop("lost")
-    assert (counted, told.running) == (said, active)
+    answer = await suspend(lab, claim, *waits)
+    signal, members = (await why(lab, claim.id)).reasons
+    assert (signal.code, signal.until) == ("waiting_for_signal", soon)
+    assert signal.text == "it waits for signal done at paid; then it fails"
+    assert signal.detail["signals"] == {"paid": ["done"]}
+    assert members.text == f"it waits for flow {flow.id} to end"
+    a, b = members.children
+    assert (a.code, a.text, a.children[0].code) == ("member", "a is waiting", "no_worker")
+    assert b.children[0].code == "waits_for_upstreams"
+    tokens = [ticket.token.reveal() for ticket in answer.waitpoints if ticket.token is not None]
+    assert len(tokens) == 2
+    assert not any(token in str((signal, members)) for token in tokens)

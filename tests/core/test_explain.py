@@ -201,7 +201,7 @@ def waits_for(*arms: Arm, reason: str = "waiting_for_signal") -> list[Reason]:
     state = replace(snapshot.state, reason=reason)
     waits = Waits(suspension=Suspension(arms=arms))
     found = snapshot.to(state, life=replace(snapshot.life, waits=waits))
-    return list(suspended_reasons(found, state, NOW))
+    return list(suspended_reasons(found, state, {}))
 
 
 def test_each_thing_that_would_wake_it_is_a_reason() -> None:
@@ -212,6 +212,8 @@ def test_each_thing_that_would_wake_it_is_a_reason() -> None:
         arm(write_condition(TimeoutOnly()), timeout_at=LATER, behaviour=Behaviour.AUTO_RESUME),
         arm(write_condition(OperatorOnly())),
         arm({"kind": "FromTheFuture"}),
+        arm(write_condition(Single(f"flow:{UUID(int=3)}"))),
+        arm(write_condition(Single("flow:nightly"))),
     )
     assert [(each.code, each.text, each.until) for each in found] == [
         (Code.WAITING_FOR_SIGNAL, "it waits for a signal at go", None),
@@ -220,6 +222,8 @@ def test_each_thing_that_would_wake_it_is_a_reason() -> None:
         (Code.WAITING_FOR_TIME, "it sleeps", LATER),
         (Code.WAITING_FOR_OPERATOR, "only an operator resumes it", None),
         (Code.WAITING_FOR_SIGNAL, "it waits for something a newer release wrote", None),
+        (Code.WAITING_FOR_FLOW, f"it waits for flow {UUID(int=3)} to end", None),
+        (Code.WAITING_FOR_SIGNAL, "it waits for a signal at flow:nightly", None),
     ]
     (approval,) = waits_for(arm(write_condition(Single("deploy"))), reason="waiting_for_approval")
     assert (approval.code, approval.text) == (

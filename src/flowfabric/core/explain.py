@@ -50,7 +50,7 @@ NOTHING = Standing(quotas={}, lines=())
 
 
 class Upstream(Struct, frozen=True):
-    """An execution another one depends on, and why it does not run (None: not looked at)."""
+    """An execution another one waits for, and why it does not run (None: not looked at)."""
 
     snapshot: Snapshot
     explanation: Explanation | None = None
@@ -61,7 +61,8 @@ class Around(Struct, frozen=True, kw_only=True):
 
     `holders` are a few of those that have the slots of a quota, or of one of its keys. `in_queue`
     is its place before its quotas, `in_lane` its place among the ready ones of its route. `running`
-    are the leases of its lane, counted up to what the lane allows.
+    are the leases of its lane, counted up to what the lane allows. `members` are a few of those
+    that have not ended, of the flows it waits for, by the waitpoint it does so at.
     """
 
     now: Millis
@@ -75,6 +76,7 @@ class Around(Struct, frozen=True, kw_only=True):
     in_queue: Place | None = None
     in_lane: Place | None = None
     upstreams: Sequence[Upstream] = ()
+    members: dict[str, Sequence[Upstream]] = field(default_factory=dict)
     failure: Failure | None = None
 
 
@@ -101,7 +103,11 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
         case Active(lease=lease):
             yield running_reason(snapshot, lease, around.now)
         case Suspended():
-            yield from suspended_reasons(snapshot, snapshot.state, around.now)
+            members = {
+                key: tuple(_waited(member, Code.MEMBER) for member in few)
+                for key, few in around.members.items()
+            }
+            yield from suspended_reasons(snapshot, snapshot.state, members)
         case Waiting(next=next):
             yield from _gate_reasons(snapshot, snapshot.state, around)
             yield from _later(snapshot, next, around)
@@ -244,7 +250,7 @@ def _delay(gate: Gate, snapshot: Snapshot, state: Waiting, around: Around) -> Re
 def _dependencies(join: Join | None, upstreams: Sequence[Upstream]) -> Reason:
     if join is None:
         return Reason(code=Code.WAITS_FOR_UPSTREAMS, text="it waits for others to end")
-    children = [_upstream(upstream) for upstream in upstreams]
+    children = [_waited(upstream, Code.UPSTREAM) for upstream in upstreams]
     if join.running > len(children):
         rest = number(join.running - len(children), "more upstream")
         children.append(Reason(code=Code.MORE, text=f"and {rest}"))
@@ -279,7 +285,7 @@ def _join_text(join: Join, names: list[str]) -> str:
             return f"it waits for {left} more of its {number(join.n, 'upstream')}{named}"
 
 
-def _upstream(upstream: Upstream) -> Reason:
+def _waited(upstream: Upstream, code: Code) -> Reason:
     snapshot, known = upstream.snapshot, upstream.explanation
     state = public_state(snapshot)
     text = f"{_called(snapshot)} is {state}"
@@ -292,7 +298,7 @@ def _upstream(upstream: Upstream) -> Reason:
         "state": str(state),
     }
     children = () if known is None else known.reasons
-    return Reason(code=Code.UPSTREAM, text=text, detail=detail, children=children)
+    return Reason(code=code, text=text, detail=detail, children=children)
 
 
 def _called(snapshot: Snapshot) -> str:

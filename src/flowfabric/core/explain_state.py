@@ -1,6 +1,7 @@
 """Reasons that the state itself tells: it runs, was lost, is suspended, has ended."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from uuid import UUID
 
 from flowfabric.core.condition import (
     Condition,
@@ -117,12 +118,24 @@ def hold_reasons(hold: Hold | None, now: Millis) -> Iterator[Reason]:
         )
 
 
-def suspended_reasons(snapshot: Snapshot, state: Suspended, now: Millis) -> Iterator[Reason]:
-    """One reason for each thing that would wake it; any of them is enough."""
+def flow_at(key: str) -> UUID | None:
+    """The flow whose end is told at a waitpoint, if it is one for that."""
+    word, _, id = key.partition(":")
+    try:
+        return UUID(id) if word == "flow" else None
+    except ValueError:
+        return None
+
+
+def suspended_reasons(
+    snapshot: Snapshot, state: Suspended, members: Mapping[str, tuple[Reason, ...]]
+) -> Iterator[Reason]:
+    """One reason for each thing that would wake it; any of them is enough. `members` are what keeps
+    the flows it waits for, by waitpoint."""
     waits = snapshot.life.waits
     arms = () if waits is None or waits.suspension is None else waits.suspension.arms
     for arm in arms:
-        yield _arm_reason(arm, state)
+        yield _arm_reason(arm, state, members)
     if not arms:
         until = None if waits is None or waits.suspension is None else waits.suspension.until
         yield Reason(
@@ -134,7 +147,7 @@ def suspended_reasons(snapshot: Snapshot, state: Suspended, now: Millis) -> Iter
         )
 
 
-def _arm_reason(arm: Arm, state: Suspended) -> Reason:
+def _arm_reason(arm: Arm, state: Suspended, members: Mapping[str, tuple[Reason, ...]]) -> Reason:
     condition = read_condition(arm.condition)
     code, text = _wanted(condition, state.reason)
     if arm.timeout_at is not None and code is not Code.WAITING_FOR_TIME:
@@ -147,7 +160,14 @@ def _arm_reason(arm: Arm, state: Suspended) -> Reason:
         "heard": {bound.key: bound.heard > 0 for bound in arm.bound},
         "timeout_behaviour": str(arm.behaviour),
     }
-    return Reason(code=code, text=text, since=state.since, until=arm.timeout_at, detail=detail)
+    return Reason(
+        code=code,
+        text=text,
+        since=state.since,
+        until=arm.timeout_at,
+        detail=detail,
+        children=tuple(child for key in keys for child in members.get(key, ())),
+    )
 
 
 def _wanted(condition: Condition, reason: str) -> tuple[Code, str]:
@@ -164,6 +184,9 @@ def _wanted(condition: Condition, reason: str) -> tuple[Code, str]:
     keys = list(keys_of(condition))
     if reason == "waiting_for_approval":
         return Code.WAITING_FOR_APPROVAL, f"it waits for approval: {listed(keys)}"
+    flows = [str(flow) for key in keys if (flow := flow_at(key)) is not None]
+    if keys and len(flows) == len(keys):
+        return Code.WAITING_FOR_FLOW, f"it waits for flow {listed(flows)} to end"
     signals = [_signal(key, names_for(condition, key)) for key in keys]
     if not signals:
         return Code.WAITING_FOR_SIGNAL, f"it is suspended: {reason.replace('_', ' ')}"

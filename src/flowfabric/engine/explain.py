@@ -1,6 +1,6 @@
 """Why an execution does not run, and what a whole lane waits for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from flowfabric.core.execution import (
 from flowfabric.core.explain import NOTHING, Around, Explanation, Upstream, explain, is_limited
 from flowfabric.core.explain_lane import AroundLane, Counted, LaneExplanation, explain_lane
 from flowfabric.core.explain_limits import key_of, queues_of
+from flowfabric.core.explain_state import flow_at
 from flowfabric.core.explain_workers import NOBODY, Running
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import JoinState
@@ -93,8 +94,10 @@ class _Look:
 
     async def _around(self, snapshot: Snapshot, depth: int) -> Around:
         match snapshot.state:
-            case Ended() | Active() | Suspended():
+            case Ended() | Active():
                 return Around(now=self._now)
+            case Suspended():
+                return Around(now=self._now, members=await self._members(snapshot, depth))
             case Waiting():
                 around = await self._before_claim(snapshot)
                 return await self._at_gates(snapshot, snapshot.state, around, depth)
@@ -169,10 +172,24 @@ class _Look:
             limit=MAX_UPSTREAMS,
         )
         uuids = [state.edge.upstream for state in await self._store.edges(query)]
-        found = (await self._store.load(uuids)).values()
+        return await self._around_each((await self._store.load(uuids)).values(), depth)
+
+    async def _members(self, snapshot: Snapshot, depth: int) -> dict[str, Sequence[Upstream]]:
+        """What is still to end in the flows it waits for."""
+        waits = snapshot.life.waits
+        flows = {} if waits is None else {point.key: flow_at(point.key) for point in waits.active}
+        return {
+            key: await self._around_each(
+                await self._store.members(flow, limit=MAX_UPSTREAMS, living=True), depth
+            )
+            for key, flow in flows.items()
+            if flow is not None
+        }
+
+    async def _around_each(self, found: Iterable[Snapshot], depth: int) -> list[Upstream]:
         return [
-            Upstream(upstream, await self._deeper(upstream, depth + 1))
-            for upstream in sorted(found, key=lambda each: each.execution.facts.member or "")
+            Upstream(each, await self._deeper(each, depth + 1))
+            for each in sorted(found, key=lambda each: each.execution.facts.member or "")
         ]
 
     async def _deeper(self, snapshot: Snapshot, depth: int) -> Explanation | None:
