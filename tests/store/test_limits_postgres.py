@@ -293,7 +293,7 @@ async def test_two_processes_never_run_more_than_a_lane_allows(bench: Bench) -> 
 
 
 async def test_lanes_with_a_concurrency_do_not_wait_for_each_other_in_a_ring(bench: Bench) -> None:
-    """C-T64: many lanes, many claimers, every order; all is taken and no lane is overfull."""
+    """Many lanes, many claimers, every order; all is taken and no lane is overfull."""
     lanes = ["a", "b", "c"]
     for lane in lanes:
         await bench.store.put_lane(Lane(name=lane, concurrency=4), 0)
