@@ -27,7 +27,7 @@ _POINTS = frozenset({ReasonCode.DEADLINE, ReasonCode.ATTEMPT_TIMEOUT, ReasonCode
 
 def why(
     id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", show_default=False, help="{fp:86}:01a1e105-…")
+        str | None, typer.Argument(metavar="ID", show_default=False, help="{fp:86}:01a1e105-…")
     ] = None,
     lane: Annotated[
         str | None,
