@@ -404,6 +404,29 @@ async def test_settings_whose_reply_was_lost_are_written(bench: Bench) -> None:
     assert (await bench.store.lane_settings(["a"]))["a"].concurrency == 2
 
 
+async def test_limits_hold_through_a_pooler_too(database: str) -> None:
+    """Nothing is pinned, and every call is a transaction of its own."""
+    sign = "&" if "?" in database else "?"
+    async with postgres_bench.opened(f"{database}{sign}pooler=transaction") as inner:
+        bench = Bench(inner)
+        assert bench.store.session.dialer.pooled
+        await bench.quota("a", concurrency=3, rate_per_key=Rate(9, MINUTE))
+        await bench.store.put_lane(Lane(name="slow", concurrency=2), 0)
+        await bench.submit(5, {"a": "k"}, lane="slow")
+        decided = release(await bench.standing("a"), bench.now, 9)
+        lose_reply(bench.store.session.limit)
+        through = await bench.store.release(decided)
+        assert through is not None
+        assert len(through.moved) == 3
+        assert len(await bench.claim()) == 2
+        assert await bench.claim() == []
+        books = Books()
+        books.put(Budget(name="b", used={"t": 5}))
+        lose_reply(bench.store.session.limit)
+        assert await bench.store.post(books)
+        assert not await bench.store.post(books)
+
+
 # -- a database of the release before
 
 
