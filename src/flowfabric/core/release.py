@@ -93,7 +93,8 @@ def one_key(key: str) -> str:
 def release(standing: Standing, now: Millis, most: int) -> Release:
     """As many as there is room for, `most` at most, one of each line in turn."""
     room = Room(standing, now)
-    queue = [_Served(line) for line in standing.lines if line.waiting]
+    lines = [_Served(line) for line in standing.lines if line.waiting]
+    queue = list(lines)
     heapq.heapify(queue)
     moves: list[Candidate] = []
     turns: dict[tuple[str, int], int] = {}
@@ -118,7 +119,7 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
             name: Millis(now - standing.quotas[name].longest_window) for name, _ in room.admissions
         },
         at=now,
-        next_at=room.next_at,
+        next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
     )
 
 
@@ -129,6 +130,7 @@ class _Served:
         self.line = line
         self.order = 0
         self._left = list(reversed(line.waiting))
+        self._passed_over = False
 
     def __lt__(self, other: "_Served") -> bool:
         return self._place < other._place
@@ -144,9 +146,14 @@ class _Served:
             candidate = self._left.pop()
             if room.fits(self.line.uses, candidate):
                 return candidate
+            self._passed_over = True
             if not candidate.starts:
                 return None  # no slot: nobody of this line can go
         return None
+
+    def opens_at(self, room: "Room") -> Millis | None:
+        """When time alone lets somebody of this line start."""
+        return room.opens_at(self.line.uses) if self._passed_over else None
 
 
 class Room:
@@ -159,7 +166,6 @@ class Room:
         self._used: dict[Key, int] = {}
         self._starts: dict[Key, int] = {}
         self.admissions: dict[Key, int] = {}
-        self.next_at: Millis | None = None
         for uses, count in standing.held:
             for use in uses:
                 for key in _keys(use):
@@ -170,7 +176,7 @@ class Room:
         return [self._quotas[use.quota] for use in uses if use.quota in self._quotas]
 
     def fits(self, uses: Uses, candidate: Candidate) -> bool:
-        return not self.full(uses) and (not candidate.starts or self._may_start(uses))
+        return not self.full(uses) and not (candidate.starts and self.used_up(uses))
 
     def full(self, uses: Uses) -> list[Full]:
         """The limits of these uses that have no free slot."""
@@ -190,6 +196,12 @@ class Room:
             if self._left(rate, (use.quota, key)) <= 0
         ]
 
+    def opens_at(self, uses: Uses) -> Millis | None:
+        """When the rates of these uses allow a start; None if they do now, or a slot is missing."""
+        if self.full(uses):
+            return None
+        return max((wait.opens_at for wait in self.used_up(uses)), default=None)
+
     def take(self, uses: Uses, candidate: Candidate) -> None:
         for use in uses:
             for key in _keys(use):
@@ -199,14 +211,6 @@ class Room:
                     key = (use.quota, name)
                     self._starts[key] = self._left(rate, key) - 1
                     self.admissions[key] = self.admissions.get(key, 0) + 1
-
-    def _may_start(self, uses: Uses) -> bool:
-        waits = self.used_up(uses)
-        if not waits:
-            return True
-        latest = max(wait.opens_at for wait in waits)
-        self.next_at = latest if self.next_at is None else min(self.next_at, latest)
-        return False
 
     def _left(self, rate: Rate, key: Key) -> int:
         """How many more may start now."""
