@@ -45,10 +45,12 @@ async def test_what_a_run_tells(bench: Bench) -> None:
 
     run = await job.submit(5)
     assert (repr(run), await run.state()) == (f"Run({run.id})", PublicState.WAITING)
+    assert (await run.explain()).main.code == "no_worker"
     with pytest.raises(TimeoutError):
         await run.result(timeout=0.01)
     await bench.work()
     assert await run.result() == 5
+    assert (await run.explain()).main.code == "ended"
     about = await run.describe()
     assert about.progress is not None
     assert (about.progress.percent, about.progress.message) == (40, "so far")

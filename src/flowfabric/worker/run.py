@@ -9,6 +9,7 @@ from flowfabric.core.errors import NotFound
 from flowfabric.core.event import StoredEvent
 from flowfabric.core.execution import Attempt, Outcome
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.reason import Explanation
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.views import Description, Ending
@@ -72,6 +73,12 @@ class Run(Generic[R]):
         if description is None:
             raise NotFound("run", self.id)
         return description
+
+    async def explain(self) -> Explanation:
+        """Why the run does not run now. `main` is what has to change first; each reason has a text
+        for people, a code and details for programs."""
+        engine = await self._client.engine()
+        return await engine.explain(self.id)
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> Cancelled:
         """Ends the run; its handler, if one runs, is stopped. Cancelling twice is one cancel."""
