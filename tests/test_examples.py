@@ -53,6 +53,37 @@ SAID = {
           tram-720p.mp4, 64,800 kB
           captions: tram.en.vtt, tram.pt.vtt
     """,
+    "token_budget": """
+        five at once:
+          answered for 2400 tokens
+          answered for 2400 tokens
+          answered for 2400 tokens
+          refused, budget team: 9000 of 10000 tokens are taken, 3000 more do not fit
+          refused, budget team: 9000 of 10000 tokens are taken, 3000 more do not fit
+          7200 of 10000 tokens are used, 0 set aside
+          the model has counted 7200
+        two more, one after the other:
+          answered for 2400 tokens
+          refused, budget team: 9600 of 10000 tokens are taken, 1000 more do not fit
+          9600 of 10000 tokens are used, 0 set aside
+          the model has counted 9600
+        the rest is spent elsewhere, and nothing starts any more:
+          budget team: 10000 of 10000 tokens
+          with a higher limit: answered for 2400 tokens
+    """,
+    "per_customer": """
+        bolt and cora are done, acme still waits: True
+        acme: 100 runs, 2 at once at most
+        bolt: 4 runs, 2 at once at most
+        cora: 4 runs, 2 at once at most
+    """,
+    "soft_limit": """
+        6 of 5 calls: continue for 5 more?
+          ada says yes
+        11 of 10 calls: continue for 5 more?
+          ada says no
+        stopped after thought 10: budget agent: 11 of 10 calls are taken
+    """,
     "nightly_etl": """
         2026-11-15: 200 shops, 900 orders, 19,900.00
         shops were listed 1 time, loaded 201 times

@@ -1,8 +1,10 @@
 """FlowFabric: durable execution for Python. Ordinary functions that run to an end which is
 recorded exactly once."""
 
+from flowfabric.core.budget import Budget
 from flowfabric.core.errors import (
     ApprovalOutdated,
+    BudgetExceeded,
     Contention,
     FlowFabricError,
     Invalid,
@@ -17,8 +19,10 @@ from flowfabric.core.errors import (
 from flowfabric.core.flow import CancelPolicy, FlowState
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, AnyOf, Quorum, Rest
+from flowfabric.core.quota import Quota
 from flowfabric.core.retry import Exponential, Fixed
 from flowfabric.core.schedule import CatchUp, Schedule
+from flowfabric.core.spending import Overrun, SoftBreach, Spent
 from flowfabric.core.submission import Submission
 from flowfabric.core.token import Token
 from flowfabric.core.vector import PublicState
@@ -51,6 +55,8 @@ __all__ = [
     "AnyOf",
     "Approval",
     "ApprovalOutdated",
+    "Budget",
+    "BudgetExceeded",
     "Callback",
     "CancelPolicy",
     "CatchUp",
@@ -72,8 +78,10 @@ __all__ = [
     "NotSignalable",
     "Options",
     "Overloaded",
+    "Overrun",
     "PublicState",
     "Quorum",
+    "Quota",
     "Received",
     "Rest",
     "Retry",
@@ -84,6 +92,8 @@ __all__ = [
     "RunFailed",
     "RunSkipped",
     "Schedule",
+    "SoftBreach",
+    "Spent",
     "StepsChanged",
     "Submission",
     "SyncContext",

@@ -18,7 +18,7 @@ from flowfabric.core.budget import (
     check_amounts,
     check_budget_names,
 )
-from flowfabric.core.errors import Invalid
+from flowfabric.core.errors import BudgetExceeded, Invalid
 from flowfabric.core.quota import (
     OF_TASK,
     Quota,
@@ -29,7 +29,7 @@ from flowfabric.core.quota import (
     name_uses,
     parse_rate,
 )
-from flowfabric.core.spending import AlreadyApplied, Charged, Overrun, Spent
+from flowfabric.core.spending import AlreadyApplied, HardBreach, Overrun, SoftBreach, Spent
 from flowfabric.core.text import MAX_NAME, check_text
 from flowfabric.core.time import Millis, parse_span
 from flowfabric.engine.engine import Engine
@@ -186,14 +186,16 @@ class FabricLimits:
 
     async def spend(
         self, name: str, amounts: Amounts | None = None, /, *, key: str | None = None, **more: int
-    ) -> Charged:
+    ) -> Spent | SoftBreach:
         """Counts what the application itself consumed: `await fabric.spend("team", tokens=5)`. The
-        same key counts once."""
+        same key counts once. Raises BudgetExceeded, with nothing counted, when it does not fit."""
         engine = await self._client.engine()
-        answer = await engine.budgets.spend(name, amounts_of(amounts, more), key=key)
-        if isinstance(answer, AlreadyApplied):
-            return Spent() if isinstance(answer.outcome, Overrun) else answer.outcome
-        return answer
+        wanted = amounts_of(amounts, more)
+        answer = await engine.budgets.spend(name, wanted, key=key)
+        outcome = answer.outcome if isinstance(answer, AlreadyApplied) else answer
+        if isinstance(outcome, HardBreach):
+            raise exceeded(outcome, wanted)
+        return Spent() if isinstance(outcome, Overrun) else outcome
 
     async def reset_budget(self, name: str) -> Millis | None:
         """Begins a new period now; returns when the next one begins by itself."""
@@ -203,6 +205,11 @@ class FabricLimits:
 def amounts_of(amounts: Mapping[str, int] | None, more: Mapping[str, int]) -> Amounts:
     """Amounts given as a mapping, by name, or both."""
     return check_amounts({**(amounts or {}), **more})
+
+
+def exceeded(breach: HardBreach | SoftBreach, amounts: Amounts) -> BudgetExceeded:
+    wanted = amounts.get(breach.dimension) if isinstance(breach, HardBreach) else None
+    return BudgetExceeded(breach.budget, breach.dimension, breach.used, breach.limit, wanted)
 
 
 def budgets_of(own: tuple[str, ...], given: Iterable[str] | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from flowfabric.core.budget import Amounts, OnHard, OnSoft
-from flowfabric.core.errors import BudgetExceeded, FlowFabricError
+from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.spending import (
     AlreadyApplied,
     Charged,
@@ -18,7 +18,7 @@ from flowfabric.core.spending import (
 )
 from flowfabric.worker.control import Unwind
 from flowfabric.worker.journal import Place
-from flowfabric.worker.limits import amounts_of
+from flowfabric.worker.limits import amounts_of, exceeded
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.steps import perform, read
 from flowfabric.worker.subflows import Subflows
@@ -214,11 +214,6 @@ class Spending(Subflows):
             )
 
         await perform(self._journal, place, grant, int)
-
-
-def exceeded(breach: HardBreach | SoftBreach, amounts: Amounts) -> BudgetExceeded:
-    wanted = amounts.get(breach.dimension) if isinstance(breach, HardBreach) else None
-    return BudgetExceeded(breach.budget, breach.dimension, breach.used, breach.limit, wanted)
 
 
 def _named(budget: str | None) -> tuple[str, ...] | None:
