@@ -132,6 +132,7 @@ class Books(Struct):
         old = self.budgets.get(budget.name)
         self.changed.setdefault(budget.name, 0 if old is None else old.version)
         self.budgets[budget.name] = budget
+        self.removed.discard(budget.name)
 
     def remove(self, name: str) -> None:
         """The budget goes, and what was noted of it."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Execution, Gate, Snapshot, Waiting
@@ -19,13 +20,21 @@ from flowfabric.engine.base import Noun, Parts
 from flowfabric.store.limits import Crowd, StandingAsk
 
 MAX_MOVES = 500
-MAX_LINES = 1000
-FIRST_DEPTH = 16
+FIRST_LINES = 64
+MIXED_LINES = 500
 MAX_ROUNDS = 10
 AT_ONCE = 4
 KNOWN = 100_000
 
 log = logging.getLogger("flowfabric.limits")
+
+
+class Shape(Enum):
+    """What a quota limits: everything, each key, or both."""
+
+    WHOLE = auto()
+    PER_KEY = auto()
+    MIXED = auto()
 
 
 class Releases(Noun):
@@ -38,7 +47,7 @@ class Releases(Noun):
         self._busy: set[str] = set()
         self._known: set[int] = set()
         self._new: dict[int, Uses] = {}
-        self._per_key: dict[str, bool] = {}
+        self._shapes: dict[str, Shape] = {}
         self.next_at: Millis | None = None
         parts.after.limited = self.kick
 
@@ -50,7 +59,7 @@ class Releases(Noun):
 
     def changed(self, quota: Quota) -> None:
         """Told that a quota has other limits now."""
-        self._per_key[quota.name] = _only_per_key(quota)
+        self._shapes[quota.name] = _shape(quota)
         self._dirty[quota.name] = None
         self._start()
 
@@ -86,7 +95,10 @@ class Releases(Noun):
         if unknown:
             await self._parts.store.put_queues(list(unknown.items()))
         for quota, queues in lines.items():
-            await self._tried(quota, queues)
+            await self._tried(quota, None)
+            if self._shapes.get(quota) is not Shape.WHOLE:
+                # Those whose own key is full may hide others from a look at the first.
+                await self._tried(quota, queues)
 
     def _note(self, uses: Uses) -> None:
         if not uses:
@@ -114,7 +126,9 @@ class Releases(Noun):
             self._start()
             try:
                 await self._introduce()
-                await self._tried(quota, queues)
+                # Where only keys are limited, room for one is none for another.
+                mine = queues if self._shapes.get(quota) is Shape.PER_KEY else None
+                await self._tried(quota, mine)
             finally:
                 self._busy.discard(quota)
 
@@ -140,13 +154,14 @@ class Releases(Noun):
 
     async def _release(self, quota: str, queues: set[int] | None) -> None:
         """Lets through whom there is room for, until nobody more can go."""
-        # Where only keys are limited, room for one is none for another.
-        among = tuple(sorted(queues)) if queues and self._per_key.get(quota) else None
-        depth = FIRST_DEPTH if among is None else _depth(len(among))
+        among = None if queues is None else tuple(sorted(queues))
+        lines = MIXED_LINES if self._shapes.get(quota) is Shape.MIXED else FIRST_LINES
+        lines = lines if among is None else len(among)
+        depth = _depth(lines)
         lost = 0
         while lost < MAX_ROUNDS:
             now = self._now()
-            ask = StandingAsk(quota, among, MAX_LINES, depth, now)
+            ask = StandingAsk(quota, among, lines, depth, now)
             standing = await self._parts.store.standing(ask)
             self._learn(standing)
             decided = release(standing, now, MAX_MOVES)
@@ -167,7 +182,7 @@ class Releases(Noun):
 
     def _learn(self, standing: Standing) -> None:
         for name, quota in standing.quotas.items():
-            self._per_key[name] = _only_per_key(quota)
+            self._shapes[name] = _shape(quota)
 
     def _wake_at(self, at: Millis | None) -> None:
         if at is None:
@@ -184,12 +199,17 @@ def _waits(snapshot: Snapshot) -> bool:
             return False
 
 
-def _only_per_key(quota: Quota) -> bool:
-    return quota.concurrency is None and quota.rate is None
+def _shape(quota: Quota) -> Shape:
+    whole = quota.concurrency is not None or quota.rate is not None
+    per_key = quota.concurrency_per_key is not None or quota.rate_per_key is not None
+    if whole and per_key:
+        return Shape.MIXED
+    return Shape.WHOLE if whole else Shape.PER_KEY
 
 
 def _depth(lines: int) -> int:
-    return max(4, MAX_MOVES // max(1, lines))
+    """How many of each line are read, so that a round reads about twice what it may move."""
+    return max(2, 2 * MAX_MOVES // max(1, lines))
 
 
 def _more(standing: Standing, ask: StandingAsk) -> bool:
