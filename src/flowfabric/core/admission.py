@@ -2,12 +2,13 @@
 
 from msgspec.structs import replace
 
+from flowfabric.core.attempt import hand_back
 from flowfabric.core.budget import Exhausted
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Active, Gate, Lease, Next, Snapshot, Start, Waiting
 from flowfabric.core.gate import admit
-from flowfabric.core.lease import lease_event
+from flowfabric.core.lease import Owner, fence_of, lease_event
 from flowfabric.core.time import Millis
 
 STARTS = frozenset({Start.INITIAL, Start.RETRY, Start.REPLAY})
@@ -27,12 +28,26 @@ def turn_away(
     for the epoch, and it waits for the budget. False when somebody else has it meanwhile."""
     if snapshot is None or not _holds(snapshot, lease):
         return unchanged(False)
-    spent = None if lease.times_out_at is None else Millis(lease.times_out_at - lease.started_at)
     life = replace(snapshot.life, budget=why.budget, detail=str(why))
-    next = Next(lease.start, lease.attempt, spent)
+    next = Next(lease.start, lease.attempt, _span(lease))
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     event = lease_event(snapshot, lease, EventKind.TURNED_AWAY, now, detail=str(why))
     return Change(True, snapshot, after, (event,))
+
+
+def take_back(snapshot: Snapshot | None, lease: Lease, now: Millis) -> "Change[bool]":
+    """Undoes a take whose budgets could not be asked. What runs already goes on in the same
+    attempt; new work stays new work, so that its budgets are asked the next time."""
+    if snapshot is None or not _holds(snapshot, lease):
+        return unchanged(False)
+    if lease.start not in STARTS:
+        change = hand_back(snapshot, Owner.of(fence_of(snapshot, lease)), now)
+        return Change(True, change.before, change.after, change.events, change.attempts)
+    next = Next(lease.start, lease.attempt, _span(lease))
+    after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
+    return Change(
+        True, snapshot, after, (lease_event(snapshot, lease, EventKind.HANDED_BACK, now),)
+    )
 
 
 def let_in(snapshot: Snapshot | None, budget: str, now: Millis) -> "Change[bool]":
@@ -44,6 +59,13 @@ def let_in(snapshot: Snapshot | None, budget: str, now: Millis) -> "Change[bool]
             return Change(True, snapshot, after)
         case _:
             return unchanged(False)
+
+
+def _span(lease: Lease) -> Millis | None:
+    """The time the attempt has, as if it had not begun."""
+    if lease.times_out_at is None:
+        return None
+    return Millis(lease.times_out_at - lease.started_at)
 
 
 def _holds(snapshot: Snapshot, lease: Lease) -> bool:

@@ -13,13 +13,13 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_names, check_whole
+from flowfabric.core.check import check_kind_of, check_names, check_whole
 from flowfabric.core.document import Document
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.quota import check_quota_name
 from flowfabric.core.schedule import Schedule, check_schedule, skip_ahead
 from flowfabric.core.text import MAX_NAME, check_text
-from flowfabric.core.time import Millis
+from flowfabric.core.time import MAX_SPAN, Millis
 
 MAX_AMOUNT = (1 << 63) - 1
 MAX_DEPTH = 8
@@ -75,7 +75,8 @@ Amounts = dict[str, int]
 
 class Budget(Document, frozen=True, kw_only=True):
     """The definition, and what was spent in the current period. `overrun` is what was really
-    consumed beyond a hard limit (settled after it was reserved too low): never part of `used`."""
+    consumed beyond a hard limit (settled after it was reserved too low): never part of `used`.
+    `parts` is how many budgets are part of this one."""
 
     name: str = ""
     parent: str | None = None
@@ -92,6 +93,7 @@ class Budget(Document, frozen=True, kw_only=True):
     overrun: Amounts = field(default_factory=dict)
     granted: Amounts = field(default_factory=dict)
     period: int = 0
+    parts: int = 0
     breaches: int = 0
     soft_breaches: int = 0
     breached_at: Millis | None = None
@@ -193,17 +195,31 @@ def check_budget(budget: Budget) -> Budget:
         check_budget_name(budget.parent)
         if budget.parent == budget.name:
             raise Invalid("a budget cannot be part of itself")
-    if len(budget.limits) > MAX_DIMENSIONS:
+    limits = check_kind_of(budget.limits, dict, "the limits of a budget")
+    if len(limits) > MAX_DIMENSIONS:
         raise Invalid(f"a budget limits at most {MAX_DIMENSIONS} dimensions")
-    for dimension, limit in budget.limits.items():
+    for dimension, limit in limits.items():
         check_dimension(dimension)
-        _check_limit(dimension, limit)
-    check_text(budget.scope_id, "the scope of a budget", limit=MAX_NAME)
+        _check_limit(dimension, check_kind_of(limit, Limit, f"the limit of {dimension}"))
+    check_kind_of(budget.on_hard, OnHard, "on_hard")
+    check_kind_of(budget.on_soft, OnSoft, "on_soft")
+    if budget.scope is not None:
+        check_kind_of(budget.scope, Scope, "the scope of a budget")
+    check_text(budget.scope_id, "the id of a budget's scope", limit=MAX_NAME)
     if budget.scope in ATTACHED and not budget.scope_id:
         raise Invalid(f"a budget of a {budget.scope} needs its id")
     if budget.every is not None or budget.cron is not None:
-        check_schedule(_timing(budget))
+        _check_timing(budget)
     return budget
+
+
+def _check_timing(budget: Budget) -> None:
+    check_text(budget.timezone, "the time zone of a budget")
+    if budget.cron is not None:
+        check_text(budget.cron, "the cron expression of a budget")
+    if budget.every is not None:
+        check_whole(budget.every, "the interval of resets in milliseconds", 1, MAX_SPAN)
+    check_schedule(_timing(budget))
 
 
 def check_budget_name(name: object) -> str:
@@ -248,7 +264,20 @@ def following_reset(budget: Budget, now: Millis) -> Millis | None:
 
 def begin(budget: Budget, now: Millis) -> Budget:
     """A new budget: nothing spent, the first reset an interval from now."""
-    fresh = replace(budget, next_reset_at=None, created_at=now, updated_at=now)
+    fresh = Budget(
+        name=budget.name,
+        parent=budget.parent,
+        scope=budget.scope,
+        scope_id=budget.scope_id,
+        limits=budget.limits,
+        on_hard=budget.on_hard,
+        on_soft=budget.on_soft,
+        every=budget.every,
+        cron=budget.cron,
+        timezone=budget.timezone,
+        created_at=now,
+        updated_at=now,
+    )
     return replace(fresh, next_reset_at=following_reset(fresh, now))
 
 

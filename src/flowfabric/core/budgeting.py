@@ -2,7 +2,15 @@
 
 from msgspec.structs import replace
 
-from flowfabric.core.budget import MAX_DEPTH, Budget, begin, chain, check_budget, following_reset
+from flowfabric.core.budget import (
+    MAX_AMOUNT,
+    MAX_DEPTH,
+    Budget,
+    begin,
+    chain,
+    check_budget,
+    following_reset,
+)
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.spending import (
     Books,
@@ -52,7 +60,8 @@ def create(books: Books, budget: Budget, now: Millis) -> Created | Known:
         return Known(budget.name)
     if budget.parent is not None:
         _check_depth(books, budget)
-    books.put(replace(begin(budget, now), version=0))
+        _count_part(books, budget.parent, 1)
+    books.put(begin(budget, now))
     return Created(budget.name)
 
 
@@ -78,6 +87,8 @@ def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key
         raise Invalid(f"budget {name!r} has no soft limit of {dimension}")
     if repeated(books, Spending((name,), {}, key=key), now) is None:
         granted = plus(budget.granted, {dimension: amount})
+        if granted[dimension] > MAX_AMOUNT:
+            raise Invalid(f"budget {name!r} cannot grant that many {dimension}")
         budget = replace(budget, granted=granted, updated_at=now)
         books.put(budget)
         remember(books, Spending((name,), {}, key=key), Spent(), now)
@@ -86,8 +97,13 @@ def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key
 
 def remove(books: Books, name: str) -> bool:
     """Deletes a budget; False when there was none. Whoever was limited by it no longer is."""
-    if name not in books.budgets:
+    budget = books.budgets.get(name)
+    if budget is None:
         return False
+    if budget.parts:
+        raise Invalid(f"other budgets are part of {name!r}: delete them first")
+    if budget.parent is not None:
+        _count_part(books, budget.parent, -1)
     books.remove(name)
     return True
 
@@ -109,6 +125,12 @@ def _redefined(old: Budget, new: Budget, now: Millis) -> Budget:
     if same_times:
         return kept
     return replace(kept, next_reset_at=following_reset(replace(kept, next_reset_at=None), now))
+
+
+def _count_part(books: Books, parent: str, more: int) -> None:
+    """The parent knows how many are part of it, so that it is not deleted below a new one."""
+    budget = books.budgets[parent]
+    books.put(replace(budget, parts=budget.parts + more))
 
 
 def _check_depth(books: Books, budget: Budget) -> None:

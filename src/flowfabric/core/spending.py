@@ -152,7 +152,8 @@ class Books(Struct):
 
     def put_reservation(self, id: UUID, reservation: Reservation | None) -> None:
         if reservation is not None:
-            self.made.add(id)
+            if id not in self.new_reservations:  # else it replaces one that is stored
+                self.made.add(id)
             self.reservations[id] = self.new_reservations[id] = reservation
             return
         self.reservations.pop(id, None)
@@ -164,13 +165,16 @@ class Books(Struct):
 
 class Spending(Struct, frozen=True):
     """A request to charge budgets (and all they are part of) for an execution, if one is named.
-    `stale`: whoever asks has lost its lease; what was consumed is counted all the same."""
+    `stale`: whoever asks has lost its lease; what was consumed is counted all the same.
+    `attached`: these budgets hold for the execution, nobody named them just now; one that was
+    deleted limits nothing."""
 
     budgets: tuple[str, ...]
     amounts: Amounts
     execution: UUID | None = None
     key: str | None = None
     stale: bool = False
+    attached: bool = False
 
 
 def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplied:
@@ -178,7 +182,7 @@ def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplie
     the same key may try again later."""
     if (known := repeated(books, asked, now)) is not None:
         return known
-    budgets = chain(books.budgets, asked.budgets)
+    budgets = chain(books.budgets, _wanted(books, asked))
     if (breach := _breach(budgets, asked.amounts)) is not None:
         _mark(books, books.budgets[breach.budget], breach.dimension, now)
         return breach
@@ -195,12 +199,19 @@ def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplie
 def reserve(
     books: Books, asked: Spending, reservation: UUID, epoch: int, now: Millis
 ) -> Reserved | HardBreach:
-    """Sets an estimate aside, so that nobody else spends it. Repeating it changes nothing."""
-    if (known := books.reservations.get(reservation)) is not None:
-        return Reserved(known)
+    """Sets an estimate aside, so that nobody else spends it. Repeating it changes nothing, unless
+    the first time was under a lease that is gone: then it is made anew."""
     if asked.execution is None:
         raise Invalid("a reservation belongs to an execution")
-    budgets = chain(books.budgets, asked.budgets)
+    known = books.reservations.get(reservation)
+    if known is not None and known.execution != asked.execution:
+        raise Invalid("the reservation belongs to another execution")
+    if known is not None and known.epoch == epoch:
+        return Reserved(known)
+    names = _wanted(books, asked)
+    chain(books.budgets, names)  # one that is unknown refuses before anything changes
+    drop(books, reservation, now)
+    budgets = chain(books.budgets, names)
     if (breach := _breach(budgets, asked.amounts)) is not None:
         _mark(books, books.budgets[breach.budget], breach.dimension, now)
         return breach
@@ -209,7 +220,7 @@ def reserve(
         books.put(replace(books.budgets[budget.name], reserved=reserved, updated_at=now))
     new = Reservation(
         id=reservation,
-        budgets=asked.budgets,
+        budgets=tuple(budget.name for budget in budgets),
         execution=asked.execution,
         epoch=epoch,
         amounts=asked.amounts,
@@ -226,9 +237,10 @@ def settle(
     consumed all the same: it is counted up to the limit, and kept apart beyond it."""
     if (known := repeated(books, asked, now)) is not None:
         return known
-    chain(books.budgets, asked.budgets)  # one that is unknown refuses before anything changes
+    names = _wanted(books, asked)
+    chain(books.budgets, names)  # one that is unknown refuses before anything changes
     drop(books, reservation, now)
-    budgets = chain(books.budgets, asked.budgets)
+    budgets = chain(books.budgets, names)
     outcome: Counted = Spent()
     for budget in budgets:
         found = _count_bounded(books, budget, asked.amounts, now)
@@ -244,7 +256,8 @@ def drop(books: Books, reservation: UUID, now: Millis) -> bool:
     found = books.reservations.get(reservation)
     if found is None:
         return False
-    for budget in chain(books.budgets, budgets_of(found, books.budgets)):
+    for name in budgets_of(found, books.budgets):
+        budget = books.budgets[name]
         reserved = _minus(budget.reserved, found.amounts)
         books.put(replace(budget, reserved=reserved, updated_at=now))
     books.put_reservation(reservation, None)
@@ -258,15 +271,22 @@ def release(books: Books, name: str, execution: UUID, now: Millis) -> Amounts:
     entry = books.ledgers.get((first.name, execution))
     if entry is None:
         return {}
-    _take_back(books, first, execution, entry.amounts, now)
-    for budget in upper:
+    if entry.period != first.period:
+        books.put_ledger((first.name, execution), None)
+        return {}
+    for budget in (first, *upper):
         _take_back(books, budget, execution, entry.amounts, now)
-    return entry.amounts if entry.period == first.period else {}
+    return entry.amounts
 
 
 def budgets_of(reservation: Reservation, known: Mapping[str, Budget]) -> list[str]:
-    """The budgets a reservation was made of, as far as they still exist."""
-    return [name for name in reservation.budgets if name in known]
+    """The budgets a reservation was made of, as far as they still exist. One that was deleted and
+    made anew since has nothing set aside for it."""
+    return [
+        name
+        for name in reservation.budgets
+        if name in known and known[name].created_at <= reservation.at
+    ]
 
 
 def repeated(books: Books, asked: Spending, now: Millis) -> AlreadyApplied | None:
@@ -277,6 +297,13 @@ def repeated(books: Books, asked: Spending, now: Millis) -> AlreadyApplied | Non
         if charge is not None and charge.until > now:
             return AlreadyApplied(charge.outcome)
     return None
+
+
+def _wanted(books: Books, asked: Spending) -> tuple[str, ...]:
+    """The budgets to charge."""
+    if not asked.attached:
+        return asked.budgets
+    return tuple(name for name in asked.budgets if name in books.budgets)
 
 
 def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
@@ -327,14 +354,10 @@ def _count_bounded(books: Books, budget: Budget, amounts: Amounts, now: Millis) 
     counted = _count(books, budget, fits, now)
     if not over:
         return counted
-    excesses = {breach.dimension: breach.excess for breach in over}
     after = books.budgets[budget.name]
-    _mark(
-        books,
-        replace(after, overrun=plus(after.overrun, excesses)),
-        over[0].dimension,
-        now,
-    )
+    overrun = plus(after.overrun, {breach.dimension: breach.excess for breach in over})
+    bounded = {name: min(number, MAX_AMOUNT) for name, number in overrun.items()}
+    _mark(books, replace(after, overrun=bounded), over[0].dimension, now)
     return over[0]
 
 
@@ -392,7 +415,7 @@ def remember(books: Books, asked: Spending, outcome: Counted, now: Millis) -> No
     if asked.key is None:
         return
     until = Millis(now + REMEMBERED)
-    for name in asked.budgets:
+    for name in _wanted(books, asked):
         charge = Charge(budget=name, key=asked.key, until=until, outcome=outcome, stale=asked.stale)
         books.put_charge(charge)
 

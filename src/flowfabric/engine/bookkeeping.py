@@ -26,10 +26,11 @@ MAX_ROUNDS = 40
 
 class Posting(Struct):
     """A rule waiting to be decided, and what it must know. The rule changes the books only when it
-    does not raise."""
+    does not raise. `alone`: budgets of which nothing else is made or deleted in the same batch."""
 
     ask: BookAsk
     rule: Callable[[Books, Millis], Any]
+    alone: tuple[str, ...] = ()
     outcome: Any = None
 
 
@@ -37,11 +38,15 @@ class Bookkeeping:
     def __init__(self, store: Store, opened: Callable[[list[str]], None]) -> None:
         self._store = store
         self._opened = opened
-        self._batcher: Batcher[Posting, Any] = Batcher("budgets", self._flush)
+        self._batcher: Batcher[Posting, Any] = Batcher(
+            "budgets", self._flush, keys=lambda posting: posting.alone
+        )
 
-    def post(self, ask: BookAsk, rule: Callable[[Books, Millis], T]) -> Awaitable[T]:
+    def post(
+        self, ask: BookAsk, rule: Callable[[Books, Millis], T], *, alone: tuple[str, ...] = ()
+    ) -> Awaitable[T]:
         """What the rule answers, once what it posted is durable."""
-        return self._batcher.put(Posting(ask, rule))
+        return self._batcher.put(Posting(ask, rule, alone))
 
     async def drain(self) -> None:
         await self._batcher.drain()

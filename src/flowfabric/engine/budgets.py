@@ -1,6 +1,7 @@
 """Budgets: defining them, spending, setting aside, giving back."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from flowfabric.core.budget import (
 )
 from flowfabric.core.change import Change
 from flowfabric.core.check import check_kind_of, check_limit, check_whole
-from flowfabric.core.errors import Invalid, LeaseExpired, NotFound
+from flowfabric.core.errors import Invalid, LeaseExpired, NotFound, WrongState
 from flowfabric.core.execution import Active, Execution, Snapshot
 from flowfabric.core.flow import CancelPolicy
 from flowfabric.core.ids import ExecutionId, parse_uuid
@@ -92,9 +93,11 @@ class Budgets(Noun):
     async def delete(self, name: str) -> bool:
         """Deletes a budget; whoever it limited no longer is. One that others are part of stays."""
         asked = check_budget_name(name)
-        if await self._parts.store.has_parts(asked):
-            raise Invalid(f"other budgets are part of {asked!r}: delete them first")
-        gone = await self._post((asked,), lambda books, now: budgeting.remove(books, asked))
+        gone = await self._door.books.post(
+            BookAsk(budgets=(asked,)),
+            lambda books, now: budgeting.remove(books, asked),
+            alone=(asked,),
+        )
         self._door.forget_attached()
         return gone
 
@@ -118,7 +121,9 @@ class Budgets(Noun):
         found = None
         if execution is not None:
             found = present(await self._load(execution), execution).execution
-        return await self._spend(_names(budgets), amounts, found, key)
+        uuid = None if found is None else found.uuid
+        asked = Spending(_names(budgets), check_amounts(amounts), uuid, key=self._key(key))
+        return await self._spend(asked, found)
 
     async def report(
         self,
@@ -132,11 +137,15 @@ class Budgets(Noun):
         owner that has lost its lease is counted all the same, and marked: it was consumed."""
         snapshot, owner = await self._owned(owned)
         names = await self._chosen(snapshot.execution, budgets)
-        if not names:
-            check_amounts(amounts)
-            return Spent()
-        stale = not _is_current(snapshot, owner)
-        return await self._spend(names, amounts, snapshot.execution, key, stale=stale)
+        asked = Spending(
+            names,
+            check_amounts(amounts),
+            snapshot.execution.uuid,
+            key=self._key(key),
+            stale=not _is_current(snapshot, owner),
+            attached=budgets is None,
+        )
+        return await self._spend(asked, snapshot.execution) if names else Spent()
 
     async def release(self, name: str, execution: str) -> Amounts:
         """Takes back what an execution spent of a budget since its last reset; returns how much.
@@ -156,7 +165,7 @@ class Budgets(Noun):
         """Raises a soft limit until the next reset; returns what it is now."""
         asked, word = check_budget_name(name), check_dimension(dimension)
         more = check_whole(amount, "the amount", 1, MAX_AMOUNT)
-        once = str(self._fresh()) if key is None else _key(key)
+        once = f"grant:{self._key(key)}"
         ask = BookAsk(budgets=(asked,), charges=((asked, once),))
         return await self._door.books.post(
             ask, lambda books, now: budgeting.grant(books, asked, word, more, now, once)
@@ -179,7 +188,9 @@ class Budgets(Noun):
             raise LeaseExpired("the lease ran out")
         names = await self._chosen(snapshot.execution, budgets)
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
-        asked = Spending(names, check_amounts(amounts), snapshot.execution.uuid)
+        asked = Spending(
+            names, check_amounts(amounts), snapshot.execution.uuid, attached=budgets is None
+        )
         epoch = snapshot.head.epoch
         if not names:
             return Reserved(_nothing_of(asked, reservation, epoch, self._now()))
@@ -223,6 +234,7 @@ class Budgets(Noun):
             snapshot.execution.uuid,
             key=f"settle:{id}" if key is None else _key(key),
             stale=not _is_current(snapshot, owner),
+            attached=known is not None or budgets is None,
         )
         ask = _ask(asked, reservations=(id,))
         return await self._door.books.post(
@@ -248,31 +260,23 @@ class Budgets(Noun):
     ) -> Created | Known:
         checked = _as_stored(check_budget(check_kind_of(budget, Budget, "budget")))
         names = (checked.name,) if checked.parent is None else (checked.name, checked.parent)
-        answer = await self._post(names, lambda books, now: rule(books, checked, now))
+        answer = await self._door.books.post(
+            BookAsk(budgets=names), lambda books, now: rule(books, checked, now), alone=names
+        )
         self._door.forget_attached()
         return answer
 
     async def _spend(
-        self,
-        names: tuple[str, ...],
-        amounts: Mapping[str, int],
-        execution: Execution | None,
-        key: str | None,
-        *,
-        stale: bool = False,
+        self, asked: Spending, execution: Execution | None
     ) -> Charged | AlreadyApplied:
-        asked = Spending(
-            names,
-            check_amounts(amounts),
-            None if execution is None else execution.uuid,
-            key=str(self._fresh()) if key is None else _key(key),
-            stale=stale,
-        )
         answer = await self._door.books.post(
             _ask(asked), lambda books, now: rules.spend(books, asked, now)
         )
         await self._act(answer, execution)
         return answer
+
+    def _key(self, key: object) -> str:
+        return str(self._fresh()) if key is None else _key(key)
 
     async def _act(self, answer: object, execution: Execution | None) -> None:
         """What a budget does besides refusing. A crash in between costs nothing: nothing was
@@ -283,7 +287,9 @@ class Budgets(Noun):
         if flow is None:
             budget = await self.get(answer.budget)
             flow = UUID(budget.scope_id) if budget.scope is Scope.FLOW else None
-        if flow is not None:
+        if flow is None:
+            return
+        with suppress(NotFound, WrongState):
             await self._flows.cancel(
                 flow,
                 reason=f"budget_exhausted: {answer.budget} {answer.dimension}",

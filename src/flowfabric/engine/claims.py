@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core import lease as rules
+from flowfabric.core.admission import take_back
 from flowfabric.core.attempt import Delayed, hand_back
 from flowfabric.core.change import Change
 from flowfabric.core.check import (
@@ -301,7 +302,7 @@ class Claims(Noun):
         try:
             return await self._door.check(taken)
         except FlowFabricError:
-            self._rescue(self._hand_back(taken))
+            self._rescue(self._take_back(taken))
             raise
 
     def _rescue(self, work: Coroutine[None, None, None]) -> None:
@@ -320,6 +321,13 @@ class Claims(Noun):
                 [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
             )
 
+    async def _take_back(self, taken: Sequence[Taken]) -> None:
+        claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
+        with suppress(FlowFabricError):
+            await self._parts.decisions.decide_all(
+                [Decision(claim.uuid, partial(_undo, claim.lease)) for claim in claims]
+            )
+
     def _shares(self, weights: dict[str, int], limit: int) -> list[tuple[tuple[str, ...], int]]:
         """Each lane's share of this claim, then whatever is left from all lanes together."""
         lanes = tuple(weights)
@@ -334,6 +342,10 @@ class Claims(Noun):
 
 def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
     return hand_back(held, owner, now)
+
+
+def _undo(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
+    return take_back(held, lease, now)
 
 
 def check_ttl(ttl: Any) -> Millis:

@@ -42,6 +42,7 @@ class Doorkeeper(Noun):
         self.books = Bookkeeping(parts.store, self._admit_soon)
         self._attached: dict[tuple[str, str], list[str]] = {}
         self._refreshed_at: float | None = None
+        self._refreshing = asyncio.Lock()
         self._crowded: dict[str, int] = {}
         self._reserving: set[UUID] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,13 +114,20 @@ class Doorkeeper(Noun):
         await self.books.drain()
 
     async def _refresh(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
-            return
-        found: dict[tuple[str, str], list[str]] = {}
-        for scope, id, name in await self._parts.store.attached():
-            found.setdefault((scope, id), []).append(name)
-        self._attached, self._refreshed_at = found, now
+        """Whoever asks meanwhile waits: budgets that are not known would admit everybody."""
+        async with self._refreshing:
+            now = asyncio.get_running_loop().time()
+            if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
+                return
+            self._refreshed_at = now
+            try:
+                attached = await self._parts.store.attached()
+            except BaseException:
+                self._refreshed_at = None
+                raise
+            self._attached = {}
+            for scope, id, name in attached:
+                self._attached.setdefault((scope, id), []).append(name)
 
     async def _turn_away(self, taken: Sequence[Taken], refused: dict[UUID, Exhausted]) -> None:
         decisions = []
