@@ -234,6 +234,16 @@ async def test_windows_reach_as_far_back_as_the_longest_rate(bench: Bench) -> No
 # -- release
 
 
+async def test_a_quota_is_told_although_nobody_waits_for_it(bench: Bench) -> None:
+    """How it stands, without counting slots nobody asks for."""
+    quota = await bench.quota("a", concurrency=5, rate=Rate(9, MINUTE))
+    await bench.running({"a": "k"})
+    await bench.through(admissions={("a", ""): 3})
+    standing = await bench.standing("a")
+    assert (standing.quotas, list(standing.lines), list(standing.held)) == ({"a": quota}, [], [])
+    assert standing.admitted == {("a", ""): [(bench.now, 3)]}
+
+
 async def test_whoever_is_let_through_is_as_the_core_would_have_it(bench: Bench) -> None:
     plain, other = await bench.submit(2, {"a": "x"}), await bench.one({"a": "y"}, lane="slow")
     retried = await bench.running({"a": "x"}, policy={**RETRY, "execution_timeout_ms": 5_000})

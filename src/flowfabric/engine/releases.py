@@ -17,7 +17,7 @@ from flowfabric.core.quota import Quota, Uses, queue_of
 from flowfabric.core.release import Standing, release
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
-from flowfabric.store.limits import Crowd, StandingAsk
+from flowfabric.store.limits import Crowd, StandingAsk, Through
 
 MAX_MOVES = 500
 FIRST_LINES = 64
@@ -25,6 +25,8 @@ MIXED_LINES = 500
 MAX_ROUNDS = 10
 AT_ONCE = 4
 KNOWN = 100_000
+REFRESH = 1.0
+"""Seconds until lines that only other processes know of are looked at."""
 
 log = logging.getLogger("flowfabric.limits")
 
@@ -48,6 +50,9 @@ class Releases(Noun):
         self._known: set[int] = set()
         self._new: dict[int, Uses] = {}
         self._shapes: dict[str, Shape] = {}
+        self._shared: set[str] = set()
+        self._looked_at: dict[str, float] = {}
+        self._moved_at: dict[str, int] = {}
         self.next_at: Millis | None = None
         parts.after.limited = self.kick
 
@@ -95,15 +100,13 @@ class Releases(Noun):
         if unknown:
             await self._parts.store.put_queues(list(unknown.items()))
         for quota, queues in lines.items():
-            await self._tried(quota, None)
-            if self._shapes.get(quota) is not Shape.WHOLE:
-                # Those whose own key is full may hide others from a look at the first.
-                await self._tried(quota, queues)
+            await self._serve(quota, queues)
 
     def _note(self, uses: Uses) -> None:
         if not uses:
             return
         queue = queue_of(uses)
+        self._learn_uses(uses)
         for use in uses:
             queues = self._dirty.setdefault(use.quota, set())
             if queues is not None:
@@ -113,22 +116,28 @@ class Releases(Noun):
 
     def _start(self) -> None:
         """One more task, if there is something to do that nobody does."""
-        if self._dirty.keys() - self._busy and len(self._tasks) < AT_ONCE:
+        if self._next() is not None and len(self._tasks) < AT_ONCE:
             task = asyncio.create_task(self._run(), name="flowfabric-release")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _next(self) -> str | None:
+        """The quota to look at next. Quotas that are used together are looked at one after the
+        other, the one first that moved somebody longest ago: a line that needs two of them must not
+        always come first because of the second."""
+        waiting = self._dirty.keys() - self._busy
+        if self._busy & self._shared:
+            waiting -= self._shared
+        return min(waiting, key=lambda name: self._moved_at.get(name, 0), default=None)
+
     async def _run(self) -> None:
-        while names := list(self._dirty.keys() - self._busy):
-            quota = names[0]
+        while (quota := self._next()) is not None:
             queues = self._dirty.pop(quota)
             self._busy.add(quota)
             self._start()
             try:
                 await self._introduce()
-                # Where only keys are limited, room for one is none for another.
-                mine = queues if self._shapes.get(quota) is Shape.PER_KEY else None
-                await self._tried(quota, mine)
+                await self._serve(quota, queues)
             finally:
                 self._busy.discard(quota)
 
@@ -146,13 +155,34 @@ class Releases(Noun):
             self._known.clear()
         self._known.update(fresh)
 
-    async def _tried(self, quota: str, queues: set[int] | None) -> None:
+    async def _serve(self, quota: str, queues: set[int] | None) -> None:
+        """Lets through whom there is room for; these lines are looked at in any case."""
+        among = self._among(quota, queues)
+        all_seen = await self._tried(quota, among)
+        if among is None and queues and not all_seen:
+            # Lines that cannot move may hide others from a look at the first.
+            await self._tried(quota, queues)
+
+    def _among(self, quota: str, queues: set[int] | None) -> set[int] | None:
+        """The lines to look at, None for all. Where only keys are limited room for one is none for
+        another; but one key has several lines if they need other quotas as well."""
+        if self._shapes.get(quota) is not Shape.PER_KEY or quota in self._shared:
+            return None
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at.get(quota, -REFRESH) >= REFRESH:
+            self._looked_at[quota] = now
+            return None
+        return queues
+
+    async def _tried(self, quota: str, queues: set[int] | None) -> bool:
+        """Whether every line was looked at; what cannot be done now is left to the sweep."""
         try:
-            await self._release(quota, queues)
+            return await self._release(quota, queues)
         except FlowFabricError as error:
             log.warning("whoever waits for quota %s is left to the sweep: %s", quota, error)
+            return True
 
-    async def _release(self, quota: str, queues: set[int] | None) -> None:
+    async def _release(self, quota: str, queues: set[int] | None) -> bool:
         """Lets through whom there is room for, until nobody more can go."""
         among = None if queues is None else tuple(sorted(queues))
         lines = MIXED_LINES if self._shapes.get(quota) is Shape.MIXED else FIRST_LINES
@@ -167,22 +197,33 @@ class Releases(Noun):
             decided = release(standing, now, MAX_MOVES)
             self._wake_at(decided.next_at)
             if not decided.moves:
-                return
+                return len(standing.lines) < lines
             through = await self._parts.store.release(decided)
             if through is None:
                 lost += 1
                 await asyncio.sleep(random.uniform(0, 0.002) * lost)  # noqa: S311 - only jitter
                 continue
             lost = 0
-            if through.lanes:
-                self._parts.store.hint(through.lanes)
-            if not _more(standing, ask) and len(decided.moves) < MAX_MOVES:
-                return
+            self._moved(quota, through)
+            if len(through.moved) == len(decided.moves) < MAX_MOVES and not _more(standing, ask):
+                return True
             depth = _depth(len(standing.lines))
+        return True
+
+    def _moved(self, quota: str, through: Through) -> None:
+        self._moved_at[quota] = max(self._moved_at.values(), default=0) + 1
+        if through.lanes:
+            self._parts.store.hint(through.lanes)
 
     def _learn(self, standing: Standing) -> None:
         for name, quota in standing.quotas.items():
             self._shapes[name] = _shape(quota)
+        for line in standing.lines:
+            self._learn_uses(line.uses)
+
+    def _learn_uses(self, uses: Uses) -> None:
+        if len(uses) > 1:
+            self._shared.update(use.quota for use in uses)
 
     def _wake_at(self, at: Millis | None) -> None:
         if at is None:

@@ -104,12 +104,12 @@ class QuotaStore(Protocol):
         """Notes for every quota of the uses that this queue is one of its; what is there stays."""
 
     async def standing(self, ask: StandingAsk) -> Standing:
-        """What a release decides on: the lines asked for; the quotas all of them use (as far as
-        they exist, with versions); `held`: how many rows of `ready` and `lease` each queue of those
-        quotas has (only of quotas that limit concurrency; if all their limits are per key, only of
-        queues with a key the lines use); `admitted`: the admissions within the longest window of
-        each quota with a rate, for all of it and for the keys of the lines, oldest first. The
-        versions are never newer than the rest."""
+        """What a release decides on: the lines asked for; the quota asked for and those the lines
+        use (as far as they exist, with versions); `held`: how many rows of `ready` and `lease` each
+        queue of those quotas has (only if there are lines, and of quotas that limit concurrency; if
+        all their limits are per key, only of queues with a key the lines use); `admitted`: the
+        admissions within the longest window of each quota with a rate, for all of it and for the
+        keys of the lines, oldest first. The versions are never newer than the rest."""
 
     async def release(self, release: Release) -> Through | None:
         """Writes a release, if every quota in `versions` still has that version (each becomes one

@@ -70,13 +70,13 @@ used as materialized (
 rule as materialized (
     select
         q.name, q.version, q.doc,
-        d.doc ->> 'concurrency' is not null as capped,
+        d.doc ->> 'concurrency' is not null and exists (select from line) as capped,
         d.doc ->> 'concurrency_per_key' is not null as capped_per_key,
         greatest(
             cast(d.doc -> 'rate' ->> 'window' as bigint),
             cast(d.doc -> 'rate_per_key' ->> 'window' as bigint)
         ) as longest
-    from (select distinct used.quota from used) n
+    from (select $1::text as quota union select used.quota from used) n
     cross join lateral (
         select * from {schema}.quota t where t.name = n.quota offset 0
     ) q

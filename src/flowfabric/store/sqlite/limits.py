@@ -50,11 +50,11 @@ def standing(session: Session, ask: StandingAsk) -> Standing:
     """One read transaction, so everything is of one moment."""
     lines = _lines(session, ask)
     used = {(use.quota, use.key) for line in lines for use in line.uses}
-    known = quotas(session, {quota for quota, _ in used})
+    known = quotas(session, {ask.quota} | {quota for quota, _ in used})
     return Standing(
         quotas=known,
         lines=lines,
-        held=_held(session, known, used),
+        held=_held(session, known, used) if lines else [],
         admitted=_admitted(session, known, used, ask.now),
     )
 
