@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
+from itertools import count
 
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Execution, Gate, Snapshot, Waiting
@@ -53,6 +54,7 @@ class Releases(Noun):
         self._shared: set[str] = set()
         self._looked_at: dict[str, float] = {}
         self._moved_at: dict[str, int] = {}
+        self._moves = count(1)
         self.next_at: Millis | None = None
         parts.after.limited = self.kick
 
@@ -211,7 +213,7 @@ class Releases(Noun):
         return True
 
     def _moved(self, quota: str, through: Through) -> None:
-        self._moved_at[quota] = max(self._moved_at.values(), default=0) + 1
+        self._moved_at[quota] = next(self._moves)
         if through.lanes:
             self._parts.store.hint(through.lanes)
 
