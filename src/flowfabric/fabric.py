@@ -194,12 +194,16 @@ class Fabric(Outside, FabricLimits):
         key: str | None = None,
         namespace: str = "default",
         tags: Mapping[str, str] | None = None,
+        budgets: Sequence[str] = (),
     ) -> FlowBuilder:
         """A flow to put together: `async with fabric.flow("nightly") as flow: flow.add(...)`. It is
         created when the block ends. The same `key` names the same flow: declared again with the
-        same nodes nothing happens, with others it is refused."""
+        same nodes nothing happens, with others it is refused. What its nodes spend, they spend of
+        these budgets as well."""
         id = self._client.door.fresh() if key is None else flow_id(namespace, name, key)
-        return FlowBuilder(self._client, name, id=id, namespace=namespace, tags=tags)
+        return FlowBuilder(
+            self._client, name, id=id, namespace=namespace, tags=tags, budgets=budgets
+        )
 
     # -- workers
 

@@ -160,7 +160,8 @@ class Context(Spending):
     def submit(
         self, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, Run[R]]:
-        """Submits a child run exactly once, however often the handler runs."""
+        """Submits a child run exactly once, however often the handler runs. It spends of the
+        budgets of this run, and of its own."""
         call = task if isinstance(task, Call) else task.with_options()
         if call.options.connection is not None:
             raise Invalid("in a transaction a run is submitted by the task itself, not by ctx")
@@ -254,7 +255,7 @@ class Context(Spending):
         key = f"{self._claim.uuid}:{generation}:{place.branch}:{place.position}"
 
         async def submit() -> str:
-            keyed = call.or_key(key)
+            keyed = call.or_key(key).also_spending(self._claim.policy.budget_ids)
             run = await patiently(lambda: keyed.submit(*args, **kwargs), self._halt.__bool__)
             return str(run.id)
 

@@ -28,6 +28,7 @@ from flowfabric.engine.flows import FlowCancelled
 from flowfabric.worker.codec import Signature, decode
 from flowfabric.worker.control import FlowFailed
 from flowfabric.worker.inputs import escaped
+from flowfabric.worker.limits import budgets_of
 from flowfabric.worker.run import Client, Run
 from flowfabric.worker.task import Call, Task
 
@@ -94,6 +95,7 @@ class FlowBuilder:
         id: UUID,
         namespace: str = "default",
         tags: Mapping[str, str] | None = None,
+        budgets: Iterable[str] = (),
     ) -> None:
         self.name = name
         self.id = id
@@ -102,6 +104,7 @@ class FlowBuilder:
         self._client = client
         self._namespace = namespace
         self._tags = dict(tags or {})
+        self._budgets = budgets_of((), budgets)
         self._declared: list[Declared] = []
         self._links: list[Link] = []
 
@@ -233,7 +236,9 @@ class FlowBuilder:
     def _submission(self, call: "Call[..., Any]", payload: bytes) -> Submission:
         if call.options.connection is not None or call.options.id is not None:
             raise Invalid("a node of a flow has no connection and no id of its own")
-        plain = call.task.submission(call.options, (), {}, self._client.door.now(), payload)
+        budgets = budgets_of(self._budgets, call.options.budgets) or None
+        options = replace(call.options, budgets=budgets)
+        plain = call.task.submission(options, (), {}, self._client.door.now(), payload)
         return replace(plain, namespace=self._namespace)
 
     def _links_to(

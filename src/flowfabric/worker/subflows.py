@@ -35,8 +35,9 @@ class SubFlow(FlowBuilder):
     def __init__(
         self, context: "Subflows", client: Client, name: str, places: tuple[Place, Place], id: UUID
     ) -> None:
-        namespace = context._claim.snapshot.execution.route.namespace
-        super().__init__(client, name, id=id, namespace=namespace)
+        run = context._claim.snapshot.execution
+        budgets = run.rules.budget_ids
+        super().__init__(client, name, id=id, namespace=run.route.namespace, budgets=budgets)
         self._context = context
         self._at, self._after = places
         self._told = False

@@ -320,6 +320,11 @@ class Call(Generic[P, R]):
         """The same with this key, unless it has one."""
         return self if self.options.key else Call(self.task, replace(self.options, key=key))
 
+    def also_spending(self, budgets: Iterable[str]) -> "Call[P, R]":
+        """The same, spending of these budgets as well."""
+        names = budgets_of(tuple(budgets), self.options.budgets)
+        return Call(self.task, replace(self.options, budgets=names)) if names else self
+
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """Submits a run with these options and arguments."""
         return await self.task._submit(self.options, args, kwargs)
