@@ -12,7 +12,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core import lease as rules
-from flowfabric.core.admission import take_back
 from flowfabric.core.attempt import Delayed, hand_back
 from flowfabric.core.change import Change
 from flowfabric.core.check import (
@@ -294,16 +293,9 @@ class Claims(Noun):
             raise
 
     async def _checked(self, call: ClaimCall) -> list[Taken]:
-        """What the call takes and its budgets admit. Those that cannot be asked admit nobody, and
-        what was taken goes back."""
+        """What the call takes and its budgets admit."""
         taken = await self._parts.store.claim(call, self._now())
-        if not taken:
-            return []
-        try:
-            return await self._door.check(taken)
-        except FlowFabricError:
-            self._rescue(self._take_back(taken))
-            raise
+        return await self._door.check(taken) if taken else []
 
     def _rescue(self, work: Coroutine[None, None, None]) -> None:
         rescue = asyncio.ensure_future(work)
@@ -321,13 +313,6 @@ class Claims(Noun):
                 [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
             )
 
-    async def _take_back(self, taken: Sequence[Taken]) -> None:
-        claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
-        with suppress(FlowFabricError):
-            await self._parts.decisions.decide_all(
-                [Decision(claim.uuid, partial(_undo, claim.lease)) for claim in claims]
-            )
-
     def _shares(self, weights: dict[str, int], limit: int) -> list[tuple[tuple[str, ...], int]]:
         """Each lane's share of this claim, then whatever is left from all lanes together."""
         lanes = tuple(weights)
@@ -342,10 +327,6 @@ class Claims(Noun):
 
 def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
     return hand_back(held, owner, now)
-
-
-def _undo(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
-    return take_back(held, lease, now)
 
 
 def check_ttl(ttl: Any) -> Millis:

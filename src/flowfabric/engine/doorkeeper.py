@@ -14,7 +14,7 @@ from uuid import UUID
 
 from flowfabric.core import budgeting
 from flowfabric.core import spending as rules
-from flowfabric.core.admission import is_start, let_in, turn_away
+from flowfabric.core.admission import is_start, let_in, take_back, turn_away
 from flowfabric.core.budget import Budget, Exhausted, Scope, chain, exhausted
 from flowfabric.core.change import Change
 from flowfabric.core.errors import FlowFabricError
@@ -65,7 +65,14 @@ class Doorkeeper(Noun):
 
     async def check(self, taken: Sequence[Taken]) -> list[Taken]:
         """What may be worked on. The rest waits for its budget; a budget that cannot be read admits
-        nobody: the error is the caller's, who may ask for the same claim again."""
+        nobody: the error is the caller's, and what was taken goes back."""
+        try:
+            return await self._check(taken)
+        except FlowFabricError:
+            self._spawn(self._take_back(taken))
+            raise
+
+    async def _check(self, taken: Sequence[Taken]) -> list[Taken]:
         await self._refresh()
         named = {
             item.snapshot.execution.uuid: names
@@ -140,6 +147,14 @@ class Doorkeeper(Noun):
         for answer in await self._parts.decisions.decide_all(decisions):
             if isinstance(answer, Exception):
                 log.warning("a refused execution keeps its lease until it runs out: %s", answer)
+
+    async def _take_back(self, taken: Sequence[Taken]) -> None:
+        decisions = [
+            Decision(item.snapshot.execution.uuid, partial(_taken_back, lease=state.lease))
+            for item in taken
+            if isinstance(state := item.snapshot.state, Active)
+        ]
+        await self._parts.decisions.decide_all(decisions)
 
     def _count_admitted(
         self, named: dict[UUID, tuple[str, ...]], refused: dict[UUID, Exhausted]
@@ -247,6 +262,10 @@ def _turned_away(
     found: Snapshot | None, now: Millis, *, lease: Lease, why: Exhausted
 ) -> Change[bool]:
     return turn_away(found, lease, why, now)
+
+
+def _taken_back(found: Snapshot | None, now: Millis, *, lease: Lease) -> Change[bool]:
+    return take_back(found, lease, now)
 
 
 def _let_in(found: Snapshot | None, now: Millis, *, budget: str) -> Change[bool]:
