@@ -41,10 +41,7 @@ SECTIONS = {
 }
 
 LATER = {
-    "budgets and quotas": (
-        "E-T073 E-T078 C-T79 C-T80 C-T81 C-T82 C-T84 C-T85 C-T86 C-T87 C-T88 C-T89 C-T90 C-T91"
-        " C-T92 C-T93 C-T94 C-T95 C-T96 C-T97 C-T98 I-23 I-24 I-25 I-26 I-27 I-28 I-29"
-    ),
+    "budgets and quotas": "C-T97",
     "streams": (
         "E-T099 E-T152 C-T112 C-T113 C-T114 C-T115 C-T116 C-T117 C-T118 C-T119 C-T120 C-T121 C-T122"
         " C-T123 C-T124 C-T125 I-36 I-37 I-38 I-39 I-40"

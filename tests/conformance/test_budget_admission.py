@@ -34,7 +34,7 @@ LIMITED = PublicState.RATE_LIMITED
 
 
 async def test_what_has_no_budget_left_is_not_started(lab: Lab) -> None:
-    """F-07, C-T85, C-T92: taken and turned away, as if nothing had happened but for the epoch"""
+    """F-07, C-T85, E-T073: taken and turned away, as if nothing had happened but for the epoch"""
     await make(lab)
     await spend(lab, 10)
     id = await lab.submit(policy={**TEAM, "timeout_policy": {"attempt_timeout_ms": 5000}})
@@ -211,7 +211,7 @@ async def test_a_redeemed_grant_is_asked_too(lab: Lab) -> None:
 async def test_budgets_that_cannot_be_read_admit_nobody(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str, granted: bool
 ) -> None:
-    """I-29, C-T92, C-T91: what was taken goes back as it was, and is asked again next time"""
+    """I-29, C-T92, C-T91, E-T078: what was taken goes back as it was and is asked again"""
     await make(lab, scope=Scope.NAMESPACE, scope_id="default")
     await spend(lab, 10)
     id = await lab.submit()

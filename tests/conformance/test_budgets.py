@@ -486,12 +486,9 @@ async def test_bad_input_is_refused_and_changes_nothing(lab: Lab) -> None:
 
 async def test_the_largest_amounts_can_be_kept(lab: Lab) -> None:
     await lab.engine.budgets.create(Budget(name="team", limits={"a": Limit(soft=1)}))
-    for number in range(3):
-        if not number:
-            await lab.engine.budgets.spend("team", {"a": MAX_AMOUNT})
-            continue
-        with pytest.raises(Invalid, match="that many"):
-            await lab.engine.budgets.spend("team", {"a": number})
+    await lab.engine.budgets.spend("team", {"a": MAX_AMOUNT})
+    with pytest.raises(Invalid, match="that many"):
+        await lab.engine.budgets.spend("team", {"a": 1})
     claim = await lab.running(policy=TEAM)
     for number in range(1, 4):
         await lab.engine.budgets.settle(claim, UUID(int=number), {"a": MAX_AMOUNT})
