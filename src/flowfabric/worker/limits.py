@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from inspect import Parameter, signature
 from typing import Any
 from uuid import UUID
 
@@ -38,7 +39,7 @@ from flowfabric.worker.run import Client
 
 Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
-"""The name of a parameter, or a function of the task's arguments."""
+"""The name of a parameter, or a function of some of them: it is called with those it names."""
 Names = Iterable[str | Use] | Mapping[str, str]
 
 
@@ -64,8 +65,13 @@ def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple
             raise Invalid(f"{name}: {what}_key is given without a {what}")
         if isinstance(key, str) and key not in parameters:
             raise Invalid(f"{name}: {what}_key {key!r} is no parameter of the task")
-        if key is not None and not isinstance(key, str) and not callable(key):
+        if key is None or isinstance(key, str):
+            continue
+        if not callable(key):
             raise Invalid(f"{name}: {what}_key is the name of a parameter or a function")
+        for wanted in _names_of(key) or ():
+            if wanted not in parameters:
+                raise Invalid(f"{name}: {what}_key takes {wanted!r}, no parameter of the task")
     return tuple(check_quota(quota) for quota in _declared(name, limits))
 
 
@@ -89,25 +95,28 @@ class Arguments(Struct, frozen=True):
     payload: bytes | None = None
 
     def key(self, key: KeyOf) -> str:
+        known = self._known()
+        names = [key] if isinstance(key, str) else _names_of(key)
+        for name in names or ():
+            if name not in known:
+                raise Invalid(
+                    f"{name!r} is the key of a limit and must be known when the task is submitted"
+                )
         if isinstance(key, str):
-            return _key_text(self._value(key), key)
-        if self.payload is None:
-            return _key_text(key(*self.args, **self.kwargs), "the key")
-        return _key_text(key(**msgspec.json.decode(self.payload)), "the key")
+            return _key_text(known[key], key)
+        try:
+            value = key(**(known if names is None else {name: known[name] for name in names}))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise Invalid(f"the function that gives the key of a limit failed: {told}") from error
+        return _key_text(value, "the key")
 
-    def _value(self, name: str) -> object:
-        bound = (
-            self.bind(self.args, self.kwargs)
-            if self.payload is None
-            else msgspec.json.decode(self.payload)
-        )
-        if name in bound:
-            return bound[name]
-        if name in self.defaults:
-            return self.defaults[name]
-        raise Invalid(
-            f"{name!r} is the key of a limit and must be known when the task is submitted"
-        )
+    def _known(self) -> dict[str, Any]:
+        """Every argument there is a value for. In a payload None stands for what comes later."""
+        if self.payload is None:
+            return {**self.defaults, **self.bind(self.args, self.kwargs)}
+        known = {**self.defaults, **msgspec.json.decode(self.payload)}
+        return {name: value for name, value in known.items() if value is not None}
 
 
 class FabricLimits:
@@ -261,6 +270,17 @@ def _together(limits: Limits) -> bool:
     if limits.rate is None or limits.concurrency is None:
         return True
     return limits.rate_key == limits.concurrency_key
+
+
+def _names_of(function: Callable[..., object]) -> list[str] | None:
+    """The arguments a function wants to know; None for all there are."""
+    try:
+        parameters = signature(function).parameters.values()
+    except ValueError:
+        return None
+    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
+        return None
+    return [each.name for each in parameters if each.default is Parameter.empty]
 
 
 def _key_text(value: object, what: str) -> str:
