@@ -38,7 +38,7 @@ class Limits(Noun):
     async def trim(self) -> None:
         """Forgets what no limit asks for any more."""
         now = self._now()
-        while await self._parts.store.trim_queues(now, PAGE) == PAGE:
+        while await self._parts.store.trim_queues(now, PAGE) >= PAGE:
             pass
         self._releases.forget_queues()
         while await self._parts.store.trim_charges(now, PAGE) == PAGE:

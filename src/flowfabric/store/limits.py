@@ -136,8 +136,9 @@ class QuotaStore(Protocol):
         """How many parked rows of a queue are before (rank, id), counted up to `limit`."""
 
     async def trim_queues(self, now: Millis, limit: int) -> int:
-        """Deletes rows of queues nobody waits in and nobody holds a slot of, and admissions that no
-        window reaches any more; returns how many rows."""
+        """Deletes rows of queues nobody waits in and nobody holds a slot of (all rows of a queue
+        together, `limit` queues at most), and admissions that no window reaches any more; returns
+        how many rows."""
 
     async def wait_counts(self, lane: str, namespace: str | None) -> list[WaitCount]:
         """How many executions of a lane wait at which gate and in which queue, and how many are

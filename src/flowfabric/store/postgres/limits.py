@@ -84,7 +84,7 @@ class Limiting(Part):
     async def trim_queues(self, now: Millis, limit: int) -> int:
         session = self._session
         queues = await session.fetch(session.sweep, "trimmed_queues", limit)
-        left = limit - len(queues)
+        left = max(0, limit - len(queues))
         admissions = await session.fetch(session.sweep, "trimmed_admissions", now, left)
         return len(queues) + len(admissions)
 

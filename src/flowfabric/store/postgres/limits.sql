@@ -301,13 +301,17 @@ select count(*) from (
 ) n
 
 -- name: trimmed_queues
+-- All rows of a queue together: with some of them its slots would count for some quotas only.
 delete from {schema}.queue t
 where t.ctid = any(array(
     select q.ctid from {schema}.queue q
-    where not exists (select from {schema}.parked p where p.queue = q.id)
-        and not exists (select from {schema}.ready r where r.queue = q.id)
-        and not exists (select from {schema}.lease l where l.queue = q.id)
-    limit $1
+    where q.id = any(array(
+        select distinct i.id from {schema}.queue i
+        where not exists (select from {schema}.parked p where p.queue = i.id)
+            and not exists (select from {schema}.ready r where r.queue = i.id)
+            and not exists (select from {schema}.lease l where l.queue = i.id)
+        limit $1
+    ))
     for update skip locked
 ))
 returning t.id

@@ -101,16 +101,16 @@ def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: int) ->
     return 0 if row is None else int(row[0])
 
 
-def idle_queues(session: Session, limit: int) -> list[tuple[str, int]]:
-    """Rows of queues nobody needs. Looking for them may take long, so no writer does it."""
-    return [(quota, id) for quota, id in session.rows("idle_queues", {"limit": limit})]
+def idle_queues(session: Session, limit: int) -> list[int]:
+    """Queues nobody needs. Looking for them may take long, so no writer does it."""
+    return [id for (id,) in session.rows("idle_queues", {"limit": limit})]
 
 
-def trim_queues(session: Session, idle: Sequence[tuple[str, int]], now: Millis, limit: int) -> int:
+def trim_queues(session: Session, idle: Sequence[int], now: Millis, limit: int) -> int:
     """Deletes those of the idle queues that still are, and admissions of the past."""
     gone = 0
-    for quota, id in idle:
-        gone += session.execute("trimmed_queues", {"quota": quota, "id": id}).rowcount
+    for id in idle:
+        gone += session.execute("trimmed_queues", {"id": id}).rowcount
     for name, version, doc in session.rows("admission_quotas"):
         window = 0 if doc is None else read_quota((name, version, doc)).longest_window
         values = {"quota": name, "until": now - window, "limit": limit - gone}

@@ -161,16 +161,17 @@ select count(*) from (
 
 -- name: idle_queues
 -- Those nobody waits in and nobody holds a slot of.
-select q.quota, q.id from queue as q
+select distinct q.id from queue as q
 where not exists (select 1 from parked where queue = q.id)
     and not exists (select 1 from ready where queue = q.id)
     and not exists (select 1 from lease where queue = q.id)
 limit :limit
 
 -- name: trimmed_queues
--- Asked again: somebody may have come meanwhile.
+-- Asked again: somebody may have come meanwhile. All rows of a queue together: with some of them
+-- its slots would count for some quotas only.
 delete from queue
-where quota = :quota and id = :id
+where id = :id
     and not exists (select 1 from parked where queue = :id)
     and not exists (select 1 from ready where queue = :id)
     and not exists (select 1 from lease where queue = :id)
