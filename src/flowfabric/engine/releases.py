@@ -50,6 +50,7 @@ class Releases(Noun):
         self._busy: set[str] = set()
         self._known: set[int] = set()
         self._new: dict[int, Uses] = {}
+        self._introducing = asyncio.Lock()
         self._shapes: dict[str, Shape] = {}
         self._shared: set[str] = set()
         self._looked_at: dict[str, float] = {}
@@ -144,18 +145,20 @@ class Releases(Noun):
                 self._busy.discard(quota)
 
     async def _introduce(self) -> None:
-        """Has the store know the queues that are new to this process."""
-        if not self._new:
-            return
-        fresh, self._new = self._new, {}
-        try:
-            await self._parts.store.put_queues(list(fresh.items()))
-        except FlowFabricError as error:
-            log.warning("queues are left to the sweep: %s", error)
-            return
-        if len(self._known) > KNOWN:
-            self._known.clear()
-        self._known.update(fresh)
+        """Has the store know the queues that are new to this process. Whoever finds another task at
+        it waits: its own queue may be among those."""
+        async with self._introducing:
+            if not self._new:
+                return
+            fresh, self._new = self._new, {}
+            try:
+                await self._parts.store.put_queues(list(fresh.items()))
+            except FlowFabricError as error:
+                log.warning("queues are left to the sweep: %s", error)
+                return
+            if len(self._known) > KNOWN:
+                self._known.clear()
+            self._known.update(fresh)
 
     async def _serve(self, quota: str, queues: set[int] | None) -> None:
         """Lets through whom there is room for; these lines are looked at in any case."""
