@@ -167,7 +167,8 @@ class Spending(Struct, frozen=True):
     """A request to charge budgets (and all they are part of) for an execution, if one is named.
     `stale`: whoever asks has lost its lease; what was consumed is counted all the same.
     `attached`: these budgets hold for the execution, nobody named them just now; one that was
-    deleted limits nothing."""
+    deleted limits nothing. `epoch` is that of the lease it is asked under, if under one: what an
+    earlier one of this execution has set aside is given back first."""
 
     budgets: tuple[str, ...]
     amounts: Amounts
@@ -175,6 +176,7 @@ class Spending(Struct, frozen=True):
     key: str | None = None
     stale: bool = False
     attached: bool = False
+    epoch: int | None = None
 
 
 def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplied:
@@ -182,7 +184,10 @@ def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplie
     the same key may try again later."""
     if (known := repeated(books, asked, now)) is not None:
         return known
-    budgets = chain(books.budgets, _wanted(books, asked))
+    names = _wanted(books, asked)
+    chain(books.budgets, names)  # one that is unknown refuses before anything changes
+    _drop_earlier(books, asked.execution, asked.epoch, now)
+    budgets = chain(books.budgets, names)
     if (breach := _breach(budgets, asked.amounts)) is not None:
         _mark(books, books.budgets[breach.budget], breach.dimension, now)
         return breach
@@ -211,6 +216,7 @@ def reserve(
     names = _wanted(books, asked)
     chain(books.budgets, names)  # one that is unknown refuses before anything changes
     drop(books, reservation, now)
+    _drop_earlier(books, asked.execution, epoch, now)
     budgets = chain(books.budgets, names)
     if (breach := _breach(budgets, asked.amounts)) is not None:
         _mark(books, books.budgets[breach.budget], breach.dimension, now)
@@ -262,6 +268,15 @@ def drop(books: Books, reservation: UUID, now: Millis) -> bool:
         books.put(replace(budget, reserved=reserved, updated_at=now))
     books.put_reservation(reservation, None)
     return True
+
+
+def _drop_earlier(books: Books, execution: UUID | None, epoch: int | None, now: Millis) -> None:
+    """Gives back what leases of this execution that are gone have set aside: whoever took it over
+    must not be refused because of what it could not settle."""
+    for found in list(books.reservations.values()) if epoch is not None else ():
+        known = all(name in books.budgets for name in found.budgets)
+        if known and found.execution == execution and found.epoch < (epoch or 0):
+            drop(books, found.id, now)
 
 
 def release(books: Books, name: str, execution: UUID, now: Millis) -> Amounts:

@@ -137,13 +137,15 @@ class Budgets(Noun):
         owner that has lost its lease is counted all the same, and marked: it was consumed."""
         snapshot, owner = await self._owned(owned)
         names = await self._chosen(snapshot.execution, budgets)
+        current = _is_current(snapshot, owner)
         asked = Spending(
             names,
             check_amounts(amounts),
             snapshot.execution.uuid,
             key=self._key(key),
-            stale=not _is_current(snapshot, owner),
+            stale=not current,
             attached=budgets is None,
+            epoch=snapshot.head.epoch if current else None,
         )
         return await self._spend(asked, snapshot.execution) if names else Spent()
 
@@ -194,8 +196,9 @@ class Budgets(Noun):
         epoch = snapshot.head.epoch
         if not names:
             return Reserved(_nothing_of(asked, reservation, epoch, self._now()))
-        ask = BookAsk(budgets=names, reservations=(reservation,))
-        self._door.reserving(snapshot.execution.uuid)
+        uuid = snapshot.execution.uuid
+        ask = BookAsk(budgets=names, executions=(uuid,), reservations=(reservation,))
+        self._door.reserving(uuid)
         answer = await self._door.books.post(
             ask, lambda books, now: rules.reserve(books, asked, reservation, epoch, now)
         )
