@@ -56,6 +56,8 @@ MAX_CLAIM = 500
 POLL_FLOOR = 1.0
 MAX_EXPIRED_PAGE = 10_000
 MAX_HELD = 10_000
+MAX_REFUSED = 100
+"""How often one claim takes again when budgets refuse all it took."""
 
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
 
@@ -293,9 +295,16 @@ class Claims(Noun):
             raise
 
     async def _checked(self, call: ClaimCall) -> list[Taken]:
-        """What the call takes and its budgets admit."""
-        taken = await self._parts.store.claim(call, self._now())
-        return await self._door.check(taken) if taken else []
+        """What the call takes and its budgets admit. When they refuse all of it there may be others
+        behind, who must not wait for the next poll because of those in front."""
+        for _ in range(MAX_REFUSED):
+            taken = await self._parts.store.claim(call, self._now())
+            admitted = await self._door.check(taken) if taken else []
+            if admitted or not taken:
+                return admitted
+            call = replace(call, id=self._fresh())
+        self._parts.store.hint(frozenset(call.lanes))  # whoever waits for work asks again at once
+        return []
 
     def _rescue(self, work: Coroutine[None, None, None]) -> None:
         rescue = asyncio.ensure_future(work)
