@@ -52,6 +52,9 @@ PER_PAGE = 3
 class Mortal(Wrapper):
     """A store of a process that dies when its fuse has burnt down."""
 
+    writes = WRITES
+    reads = READS
+
     def __init__(self, inner: Store, chance: random.Random) -> None:
         super().__init__(inner)
         self.fuse = 0
@@ -61,7 +64,9 @@ class Mortal(Wrapper):
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
-        return partial(self._call, found, name in WRITES) if name in WRITES | READS else found
+        if name in self.writes or name in self.reads:
+            return partial(self._call, found, name in self.writes)
+        return found
 
     async def _call(
         self, call: Callable[..., Awaitable[Any]], writes: bool, *args: Any, **named: Any

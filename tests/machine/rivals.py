@@ -14,11 +14,17 @@ from msgspec.structs import replace
 from flowfabric.core.change import Change
 from flowfabric.core.errors import Unavailable
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lane import Lane
+from flowfabric.core.quota import Quota
+from flowfabric.core.release import Release
+from flowfabric.core.spending import Books
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
+from flowfabric.store.limits import Through
 
 Rival = Callable[[UUID], Awaitable[None]]
+Meanwhile = Callable[[], Awaitable[None]]
 T = TypeVar("T")
 
 
@@ -42,6 +48,8 @@ class Rivals(Wrapper):
 
     rival: Rival | None = None
     """Who will be faster at the next write."""
+    meanwhile: Meanwhile | None = None
+    """What happens before the next write, whatever it is about."""
 
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         await self._interfere([renewal.uuid for renewal in renewals])
@@ -59,7 +67,28 @@ class Rivals(Wrapper):
         await self._interfere(_decided_on(changes))
         return await self.inner.apply(changes)
 
+    async def release(self, release: Release) -> Through | None:
+        await self._interfere([candidate.uuid for candidate in release.moves])
+        return await self.inner.release(release)
+
+    async def post(self, books: Books) -> bool:
+        await self._interfere([])
+        return await self.inner.post(books)
+
+    async def put_lane(self, lane: Lane, expected: int) -> bool:
+        await self._interfere([])
+        return await self.inner.put_lane(lane, expected)
+
+    async def put_quota(self, quota: Quota, expected: int) -> bool:
+        await self._interfere([])
+        return await self.inner.put_quota(quota, expected)
+
     async def _interfere(self, uuids: Sequence[UUID]) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        if not uuids:
+            return
         rival, self.rival = self.rival, None
         if rival is not None:
             for uuid in uuids:
@@ -92,6 +121,18 @@ class LostReplies(Wrapper):
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         return self._lose(await self.inner.apply(changes))
+
+    async def release(self, release: Release) -> Through | None:
+        return self._lose(await self.inner.release(release))
+
+    async def post(self, books: Books) -> bool:
+        return self._lose(await self.inner.post(books))
+
+    async def put_lane(self, lane: Lane, expected: int) -> bool:
+        return self._lose(await self.inner.put_lane(lane, expected))
+
+    async def put_quota(self, quota: Quota, expected: int) -> bool:
+        return self._lose(await self.inner.put_quota(quota, expected))
 
     async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
         return self._lose(await self.inner.trim(ended_before, now, limit))

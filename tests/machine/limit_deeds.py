@@ -1,0 +1,406 @@
+"""What can be done with limits: each deed takes two numbers that say to what, and how.
+
+A deed that finds nothing to act on does nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from flowfabric.core.admission import STARTS
+from flowfabric.core.budget import Budget, Limit, OnHard, Scope, chain, exhausted
+from flowfabric.core.condition import Single
+from flowfabric.core.errors import FlowFabricError, Invalid, NotFound
+from flowfabric.core.execution import Ended, Failure, Lost, Ready, Snapshot, Start, Suspended
+from flowfabric.core.execution import Waiting, Worker
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lane import LaneState
+from flowfabric.core.quota import Quota, Rate, Use
+from flowfabric.core.signal import Delivery
+from flowfabric.core.spending import Reserved
+from flowfabric.core.submission import Submission
+from flowfabric.core.suspend import Binding, Suspend, Wait
+from flowfabric.core.time import Millis
+from flowfabric.engine.claims import Claim
+from flowfabric.engine.suspensions import SuspendAnswer
+from tests.machine.limit_play import Holding, LimitPlay
+
+T = TypeVar("T")
+Deed = Callable[[LimitPlay, int, int, bool], Awaitable[None]]
+
+MOST_EXECUTIONS = 14
+WORKER = Worker("w", "w-1")
+LANES = ("a", "b")
+QUOTAS = ("q", "r")
+TREE = (("top", None), ("mid", "top"), ("low", "mid"))
+LOOSE = "loose"
+USES: tuple[tuple[tuple[str, str], ...], ...] = (
+    (),
+    (("q", ""),),
+    (("q", "x"),),
+    (("q", "y"),),
+    (("r", "x"),),
+    (("q", "x"), ("r", "")),
+    (("q", ""), ("r", "x")),
+)
+NAMED = ((), (), ("low",), ("mid",), ("low", "top"))
+CAPS = ((1, None), (2, None), (None, 1), (3, 1), (None, None), (None, None))
+RATES = (None, None, Rate(1, Millis(700)), Rate(2, Millis(1000)), Rate(3, Millis(1000)))
+HARDS = (2, 5, 9, 5, None)
+ACTIONS = (OnHard.REFUSE, OnHard.REFUSE, OnHard.SUSPEND, OnHard.WARN)
+SPANS = (50, 350, 700, 1000, 3100, 31_000)
+
+
+# -- definitions
+
+
+async def define_quota(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    cap, per_key = _pick(CAPS, a)
+    quota = Quota(
+        name=_pick(QUOTAS, b),
+        concurrency=cap,
+        concurrency_per_key=per_key,
+        rate=_pick(RATES, a // 3),
+        rate_per_key=_pick(RATES, b // 3),
+    )
+    if any(quota.limits):
+        await play.ask(lambda engine: engine.quotas.define(quota), other=other)
+
+
+async def delete_quota(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    await play.ask(lambda engine: engine.quotas.delete(_pick(QUOTAS, a)), other=other)
+
+
+async def define_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    """A new budget, or other limits for one that is there."""
+    name, parent = _pick((*TREE, (LOOSE, None)), a)
+    wide = name == "top" and b % 5 == 0
+    budget = Budget(
+        name=name,
+        parent=parent,
+        limits={"tokens": Limit(hard=_pick(HARDS, b)), "cents": Limit(hard=20, soft=4)},
+        on_hard=_pick(ACTIONS, a + b),
+        every=Millis(3000) if name == "low" and b % 2 else None,
+        scope=Scope.NAMESPACE if wide else None,
+        scope_id="default" if wide else "",
+    )
+    answer = await play.ask(lambda engine: engine.budgets.define(budget), other=other)
+    assert not isinstance(answer, FlowFabricError) or isinstance(answer, NotFound), answer
+
+
+async def reset_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    name = _pick((*TREE, (LOOSE, None)), a)[0]
+    await play.ask(lambda engine: engine.budgets.reset(name), other=other)
+
+
+async def delete_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    """One that others are part of stays."""
+    play.clock.advance(1)
+    name = _pick(TREE, a)[0]
+    answer = await play.ask(lambda engine: engine.budgets.delete(name), other=other)
+    assert not isinstance(answer, FlowFabricError) or isinstance(answer, Invalid), answer
+    play.clock.advance(1)
+
+
+async def steer_lane(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    lane, word = _pick(LANES, a), b % 6
+    if word < 3:
+        state = ("pause", "drain", "resume")[word]
+        await play.ask(lambda engine: getattr(engine.lanes, state)(lane), other=other)
+    else:
+        await play.ask(lambda engine: engine.lanes.set(lane, concurrency=word - 3), other=other)
+
+
+# -- submitting and claiming
+
+
+async def submit(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if len(play.seen) >= MOST_EXECUTIONS:
+        return
+    uses, budgets = _pick(USES, a), _pick(NAMED, b)
+    lane = _pick(LANES, a + b)
+    policy = {
+        "quotas": [{"quota": quota, "key": key} for quota, key in uses],
+        "budget_ids": list(budgets),
+        "retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_ms": 600}},
+        "max_replay_count": 1000,
+        "max_reclaim_count": 1000,
+    }
+    given = Submission(
+        kind="job",
+        id=ExecutionId.solo(lane, play.fresh()),
+        lane=lane,
+        policy=policy,
+        priority=b % 3,
+        delay_until=Millis(play.clock.now() + 400) if a % 5 == 0 else None,
+    )
+    missing = _missing(play, uses, budgets)
+    answer = await play.ask(lambda engine: engine.executions.submit(given), other=other)
+    if isinstance(answer, FlowFabricError):
+        assert isinstance(answer, NotFound), answer
+        assert missing or not play.calm, f"{answer}: it is there"
+
+
+async def claim(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    lanes = _pick(((), (), ("a",), ("a", "b")), b)
+    ttl = Millis(_pick((30_000, 30_000, 600), a))
+    limit = 1 + a % 4
+    settings = dict(play.book.lanes)
+    budgets = {one.name: one for one in await play.plain.budget_page("", 100)}
+    found = await play.ask(
+        lambda engine: engine.claims.claim(WORKER, lanes=lanes, limit=limit, ttl=ttl), other=other
+    )
+    assert isinstance(found, list), found
+    for one in found:
+        play.holdings.append(Holding(one))
+        if play.calm:
+            await _may_run(play, one, settings, budgets)
+
+
+async def _may_run(
+    play: LimitPlay, claim: Claim, lanes: dict[str, Any], budgets: dict[str, Budget]
+) -> None:
+    """Nobody interfered: lanes and budgets are as they were before the claim."""
+    start, lane = claim.lease.start, lanes.get(claim.snapshot.execution.route.lane)
+    if lane is not None:
+        assert lane.state is not LaneState.PAUSED, f"{claim.id} of a paused lane was taken"
+        draining = lane.state is LaneState.DRAINING
+        assert not draining or start is not Start.INITIAL, f"{claim.id} begins in a draining lane"
+    if start in STARTS:
+        names = await play.other.budgets.attached_to(claim.id)
+        for budget in chain(budgets, [name for name in names if name in budgets]):
+            assert exhausted(budget) is None, f"{claim.id} begins without {budget.name}"
+
+
+# -- working
+
+
+async def complete(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if held := _held(play, a):
+        await play.ask(lambda engine: engine.attempts.complete(held.claim), other=other)
+
+
+async def fail(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    failure = Failure("boom", "permanent") if b % 3 == 0 else Failure("boom")
+    if held := _held(play, a):
+        await play.ask(lambda engine: engine.attempts.fail(held.claim, failure), other=other)
+
+
+async def delay(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    until = Millis(play.clock.now() + _pick((0, 500), b))
+    if held := _held(play, a):
+        await play.ask(lambda engine: engine.attempts.delay(held.claim, until), other=other)
+
+
+async def hand_back(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if held := _held(play, a):
+        await play.ask(lambda engine: engine.attempts.hand_back(held.claim), other=other)
+
+
+async def suspend(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    held = _held(play, a)
+    if held is None:
+        return
+    until = Millis(play.clock.now() + 800) if b % 3 == 0 else None
+    wait = Wait(condition=Single("go"), bindings=(Binding(id=play.fresh(), key="go"),))
+    asked = Suspend(id=play.fresh(), waits=(wait,), until=until)
+    answer = await play.ask(
+        lambda engine: engine.suspensions.suspend(held.claim, asked), other=other
+    )
+    if isinstance(answer, SuspendAnswer):
+        play.tokens[held.claim.uuid] = answer.primary
+
+
+# -- spending
+
+
+async def report(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    held = _held(play, a, keep=True)
+    if held is None:
+        return
+    names = await play.other.budgets.attached_to(held.claim.id)
+    amounts, key = _amounts(b), str(play.fresh())
+    play.book.want(key, names, amounts)
+    await play.ask(
+        lambda engine: engine.budgets.report(held.claim, amounts, budgets=names or None, key=key),
+        other=other,
+    )
+
+
+async def spend(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    """Of a budget of its own for nobody, or for an execution; now and then with a key again."""
+    names, amounts, key = ("low",) if a % 2 else (LOOSE,), _amounts(b), str(play.fresh())
+    if b % 4 == 0 and play.book.wanted:
+        key = _pick(list(play.book.wanted), a)
+        names, amounts = play.book.wanted[key]
+    execution = None
+    if names != (LOOSE,):
+        if not names or not play.seen:
+            return
+        execution = _pick(list(play.seen.values()), a).execution.id
+    play.book.want(key, names, amounts)
+    await play.ask(
+        lambda engine: engine.budgets.spend(names, amounts, execution=execution, key=key),
+        other=other,
+    )
+
+
+async def reserve(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    held = _held(play, a, keep=True)
+    if held is None:
+        return
+    id, amounts = play.fresh(), _amounts(b)
+    named = ("low",) if b % 3 == 0 else None
+    answer = await play.ask(
+        lambda engine: engine.budgets.reserve(held.claim, amounts, budgets=named, id=id),
+        other=other,
+    )
+    if isinstance(answer, Reserved):
+        held.reservations[id] = named
+
+
+async def settle(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    """Now and then once more, and when it is gone."""
+    found = _reserving(play, a)
+    if found is None:
+        return
+    held, id = found
+    named = held.reservations[id]
+    stored = play.book.aside.get(id)
+    names = named or await play.other.budgets.attached_to(held.claim.id)
+    amounts, key = _amounts(b), f"settle:{id}"
+    play.book.want(key, names if stored is None else tuple(sorted(stored.budgets)), amounts)
+    await play.ask(
+        lambda engine: engine.budgets.settle(held.claim, id, amounts, budgets=named), other=other
+    )
+    if b % 2:
+        del held.reservations[id]
+
+
+async def cancel_reservation(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if found := _reserving(play, a):
+        held, id = found
+        await play.ask(
+            lambda engine: engine.budgets.cancel_reservation(held.claim, id), other=other
+        )
+
+
+async def release(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if not play.seen:
+        return
+    id, name = _pick(list(play.seen.values()), b).execution.id, _pick(TREE, a)[0]
+    play.book.releasing += 1
+    await play.ask(lambda engine: engine.budgets.release(name, id), other=other)
+    play.book.releasing -= 1
+
+
+# -- steering
+
+
+async def cancel(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if id := _one(play, a, Waiting, Ready, Lost, Suspended):
+        await play.ask(lambda engine: engine.executions.cancel(id, reason="no"), other=other)
+
+
+async def revoke(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if held := _held(play, a, keep=True):
+        id = held.claim.id
+        await play.ask(lambda engine: engine.claims.revoke(id, reason="slow"), other=other)
+
+
+async def block(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if id := _one(play, a, Waiting, Ready):
+        reason = _pick(("paused_by_operator", "waiting_for_quota", "waiting_for_budget"), b)
+        await play.ask(lambda engine: engine.executions.block(id, reason), other=other)
+
+
+async def unblock(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    blocked = [one for one in play.seen.values() if one.life.blocked is not None]
+    if blocked:
+        id = _pick(blocked, a).execution.id
+        await play.ask(lambda engine: engine.executions.unblock(id), other=other)
+
+
+async def replay(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if id := _one(play, a, Ended):
+        await play.ask(lambda engine: engine.executions.replay(id), other=other)
+
+
+async def hurry(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    if id := _one(play, a, Waiting, Ready):
+        await play.ask(
+            lambda engine: engine.executions.change_priority(id, b % 5, anywhere=True), other=other
+        )
+
+
+async def wake(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    """A signal, or an operator."""
+    id = _one(play, a, Suspended)
+    if id is None:
+        return
+    door = play.tokens.get(id.uuid)
+    if door is None or b % 3 == 0:
+        await play.ask(lambda engine: engine.executions.resume(id), other=other)
+        return
+    delivery = Delivery(id=play.fresh(), waitpoint=door.id, name="go")
+    await play.ask(lambda engine: engine.signals.deliver(id, delivery, door.token), other=other)
+
+
+# -- time
+
+
+async def wait(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    play.clock.advance(_pick(SPANS, a))
+
+
+async def sweep(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    await play.ask(lambda engine: engine.sweep.once(), other=other)
+
+
+async def trim(play: LimitPlay, a: int, b: int, other: bool) -> None:
+    """Forgets queues nobody stands in, and what no window reaches."""
+    await play.ask(lambda engine: engine.sweep._limits.trim(), other=other)
+
+
+# -- whom
+
+
+def _held(play: LimitPlay, pick: int, *, keep: bool = False) -> Holding | None:
+    if not play.holdings:
+        return None
+    number = pick % len(play.holdings)
+    return play.holdings[number] if keep else play.holdings.pop(number)
+
+
+def _reserving(play: LimitPlay, pick: int) -> tuple[Holding, UUID] | None:
+    found = [(held, id) for held in play.holdings for id in held.reservations]
+    return _pick(found, pick) if found else None
+
+
+def _one(play: LimitPlay, pick: int, *states: type) -> ExecutionId | None:
+    fit: list[Snapshot] = [one for one in play.seen.values() if isinstance(one.state, states)]
+    return _pick(fit, pick).execution.id if fit else None
+
+
+def _missing(
+    play: LimitPlay, uses: Sequence[tuple[str, str]], budgets: Sequence[str]
+) -> bool:
+    known = all(Use(quota=quota).quota in play.book.quotas for quota, _ in uses)
+    return not known or not all(name in play.book.accounts for name in budgets)
+
+
+def _amounts(number: int) -> dict[str, int]:
+    return {"tokens": 1 + number % 4, "cents": number % 3}
+
+
+def _pick(things: Sequence[T], number: int) -> T:
+    return things[number % len(things)]
+
+
+DEFINING: list[Deed] = [define_quota, define_quota, delete_quota, define_budget, define_budget]
+DEFINING += [reset_budget, delete_budget, steer_lane, steer_lane]
+WORKING: list[Deed] = [complete, complete, fail, fail, delay, hand_back, suspend]
+SPENDING: list[Deed] = [report, spend, reserve, reserve, settle, cancel_reservation, release]
+STEERING: list[Deed] = [cancel, revoke, block, unblock, replay, hurry, wake, wake]
+TIMELY: list[Deed] = [wait, wait, sweep, trim]
+EVERY: list[Deed] = [submit, claim, *DEFINING, *WORKING, *SPENDING, *STEERING, *TIMELY]

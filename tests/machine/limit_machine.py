@@ -1,0 +1,192 @@
+"""Random limits, random work, deaths and rivals between any two writes: no limit is ever passed,
+nobody waits who could go, and in the end nothing is left over.
+
+A rule that finds nothing to act on does nothing, so that what is drawn does not depend on how races
+end.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from flowfabric.core.execution import Ended
+from tests.machine import limit_deeds as deeds
+from tests.machine.limit_checks import BUDGETS, Checks
+from tests.machine.limit_deeds import Deed
+from tests.machine.limit_play import LimitPlay, small
+from tests.machine.play import Bench
+
+STEP_SECONDS = 30
+MOST_ROUNDS = 60
+
+numbers = st.integers(0, 29)
+rivals = st.tuples(st.sampled_from(deeds.EVERY), numbers, numbers)
+fuses = st.tuples(st.integers(1, 6), st.booleans())
+troubles = st.one_of(st.none(), st.none(), st.none(), st.just("lost"), fuses, rivals)
+
+
+class LimitMachine(RuleBasedStateMachine):
+    """Subclassed with a bench, which says where the databases come from."""
+
+    bench: ClassVar[Bench]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.patches = ExitStack()
+        self.broken = False
+
+    @initialize(
+        seed=st.integers(0, 999),
+        limits=st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6),
+        work=st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8),
+    )
+    def begin(
+        self, seed: int, limits: list[tuple[int, int]], work: list[tuple[int, int]]
+    ) -> None:
+        self.play = LimitPlay(self.bench, seed)
+        self.checks = Checks(self.play)
+        self.patches.enter_context(small())
+        self._run(self._prepare(limits, work))
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "play") and not self.broken:
+                self._run(self._play_to_the_end())
+        finally:
+            if hasattr(self, "play"):
+                self.runner.run(self.play.end())
+            self.runner.close()
+            self.patches.close()
+
+    @invariant()
+    def no_limit_is_passed(self) -> None:
+        if hasattr(self, "play"):
+            self._run(self.checks.step())
+
+    # -- what is done
+
+    @rule(many=st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4), trouble=troubles)
+    def submit(self, many: list[tuple[int, int]], trouble: object) -> None:
+        for a, b in many:
+            self._do(deeds.submit, a, b, trouble)
+
+    @rule(a=numbers, b=numbers, trouble=troubles)
+    def claim(self, a: int, b: int, trouble: object) -> None:
+        self._do(deeds.claim, a, b, trouble)
+
+    @rule(deed=st.sampled_from(deeds.WORKING), a=numbers, b=numbers, trouble=troubles)
+    def work(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+        self._do(deeds.claim, b, a, None)
+        self._do(deed, a, b, trouble)
+
+    @rule(deed=st.sampled_from(deeds.SPENDING), a=numbers, b=numbers, trouble=troubles)
+    def spend(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+        self._do(deed, a, b, trouble)
+
+    @rule(deed=st.sampled_from(deeds.DEFINING), a=numbers, b=numbers, trouble=troubles)
+    def define(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+        self._do(deed, a, b, trouble)
+
+    @rule(deed=st.sampled_from(deeds.STEERING), a=numbers, b=numbers, trouble=troubles)
+    def steer(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+        self._do(deed, a, b, trouble)
+
+    @rule(deed=st.sampled_from(deeds.TIMELY), a=numbers, b=numbers, trouble=troubles)
+    def pass_time(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+        self._do(deed, a, b, trouble)
+
+    @rule(many=st.lists(st.tuples(rivals, st.booleans()), min_size=2, max_size=4))
+    def several_at_once(self, many: list[tuple[tuple[Deed, int, int], bool]]) -> None:
+        self._run(self._together(many))
+
+    @rule(idle=st.booleans())
+    def leave_it_to_the_sweep(self, idle: bool) -> None:
+        self.play.tune(idle=idle)
+
+    @rule()
+    def rest(self) -> None:
+        self._run(self._rest())
+
+    # -- how it is done
+
+    def _do(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+        self._run(self._troubled(deed, a, b, trouble))
+
+    async def _troubled(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+        play = self.play
+        match trouble:
+            case "lost":
+                play.lose_a_reply()
+            case (int() as fuse, bool() as heard):
+                play.light(fuse, heard=heard)
+            case (rival, int() as one, int() as two):
+                play.calm = False
+                play.meanwhile(lambda: rival(play, one, two, True))
+            case _:
+                pass
+        await deed(play, a, b, False)
+        await play.calm_down()
+        play.calm = True
+
+    async def _together(self, many: list[tuple[tuple[Deed, int, int], bool]]) -> None:
+        play = self.play
+        play.calm = False
+        await asyncio.gather(*(deed(play, a, b, other) for (deed, a, b), other in many))
+        await play.calm_down()
+        play.calm = True
+
+    async def _prepare(self, limits: list[tuple[int, int]], work: list[tuple[int, int]]) -> None:
+        play = self.play
+        await play.begin()
+        for a, b in limits:
+            await deeds.define_quota(play, a, b, False)
+        for number, (_, b) in enumerate(limits[:4]):
+            await deeds.define_budget(play, number, b, False)
+        for a, b in work:
+            await deeds.submit(play, a, b, False)
+        await play.calm_down()
+
+    async def _rest(self) -> None:
+        """One sweep lets everybody through there is room for."""
+        await self.play.calm_down()
+        await deeds.sweep(self.play, 0, 0, True)
+        await self.play.calm_down()
+        await self.checks.rest()
+
+    async def _play_to_the_end(self) -> None:
+        """Opens what operators closed and works until every execution has ended."""
+        play = self.play
+        for lane in deeds.LANES:
+            await play.other.lanes.resume(lane)
+        for number in range(MOST_ROUNDS):
+            for name in BUDGETS:
+                await play.ask(lambda engine, name=name: engine.budgets.reset(name), other=True)
+            await self._rest()
+            if all(isinstance(one.state, Ended) for one in play.seen.values()):
+                break
+            await deeds.wake(play, number, 0, True)
+            await deeds.unblock(play, number, 0, True)
+            await deeds.claim(play, 1 + number % 3, 0, True)
+            while play.holdings:
+                await deeds.complete(play, 0, 0, True)
+            play.clock.advance(1000 if number % 4 else 31_000)
+        else:
+            raise AssertionError(f"some never end: {play.seen.values()}")
+        await self.checks.end()
+
+    def _run(self, step: Coroutine[Any, Any, object]) -> None:
+        try:
+            self.runner.run(_in_time(step))
+        except BaseException:
+            self.broken = True
+            raise
+
+
+async def _in_time(step: Coroutine[Any, Any, object]) -> None:
+    async with asyncio.timeout(STEP_SECONDS):
+        await step

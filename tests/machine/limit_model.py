@@ -1,0 +1,224 @@
+"""What the model knows of limits: what was defined last, who started when, what was charged.
+
+It hears of every write in the order of commits and keeps its own accounts. A limit that is lowered
+stops only newcomers: what is above it at that moment may stay, and may only become less.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from flowfabric.core.budget import Amounts, Budget, chain
+from flowfabric.core.execution import Active, Lost, Ready, Snapshot, Start, Waiting
+from flowfabric.core.lane import Lane
+from flowfabric.core.quota import Quota, Rate, Use, Uses
+from flowfabric.core.spending import Books
+
+ALL = None
+Part = tuple[str, str | None]
+"""A quota, and a key of it or all of them."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """One that was let through to begin an attempt."""
+
+    at: int
+    uses: Uses
+
+
+@dataclass
+class Account:
+    """What a budget must show: what was charged since its period began."""
+
+    period: int
+    charged: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Aside:
+    """What was set aside, and of which budgets."""
+
+    budgets: set[str]
+    amounts: Amounts
+
+
+@dataclass
+class Book:
+    quotas: dict[str, Quota] = field(default_factory=dict)
+    bounds: dict[Part, int] = field(default_factory=dict)
+    begun: list[Begun] = field(default_factory=list)
+    since: dict[tuple[str, bool], int] = field(default_factory=dict)
+    """From which start on a rate is to hold; `True` for the one per key."""
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    lane_bounds: dict[str, int] = field(default_factory=dict)
+    accounts: dict[str, Account] = field(default_factory=dict)
+    aside: dict[UUID, Aside] = field(default_factory=dict)
+    wanted: dict[str, tuple[tuple[str, ...], Amounts]] = field(default_factory=dict)
+    """What was asked for under a key."""
+    counted: dict[str, set[str]] = field(default_factory=dict)
+    """The budgets that remember a key."""
+    releasing: int = 0
+    """How many calls are under way that take back what was spent."""
+
+    # -- quotas
+
+    def define(self, quota: Quota, held: Mapping[Part, int]) -> None:
+        old = self.quotas.get(quota.name)
+        for per_key, rate in _rates(quota):
+            if old is None or dict(_rates(old))[per_key] != rate:
+                self.since[quota.name, per_key] = len(self.begun)
+        self.quotas[quota.name] = quota
+        self._forget(quota.name)
+        for part, number in held.items():
+            if part[0] == quota.name:
+                self.bounds[part] = number
+
+    def drop(self, name: str) -> None:
+        self.quotas.pop(name, None)
+        self._forget(name)
+
+    def let_through(self, before: Iterable[Snapshot], at: int) -> None:
+        """An attempt that goes on after a wait is no start."""
+        for snapshot in before:
+            state = snapshot.state
+            if isinstance(state, Waiting) and state.next.start is not Start.CONTINUE:
+                self.begun.append(Begun(at, snapshot.execution.uses))
+
+    def check_slots(self, held: Mapping[Part, int]) -> None:
+        for part, number in held.items():
+            quota = self.quotas.get(part[0])
+            if quota is None:
+                continue
+            cap = quota.concurrency if part[1] is ALL else quota.concurrency_per_key
+            if cap is None:
+                continue
+            bound = max(cap, self.bounds.get(part, 0))
+            assert number <= bound, f"{number} hold slots of {part}, at most {bound} may"
+        for part in self.bounds:
+            self.bounds[part] = min(self.bounds[part], held.get(part, 0))
+
+    def check_rates(self) -> None:
+        for quota in self.quotas.values():
+            for per_key, rate in _rates(quota):
+                if rate is not None:
+                    first = self.since.get((quota.name, per_key), 0)
+                    self._check_rate(quota.name, rate, per_key, self.begun[first:])
+
+    def _check_rate(self, name: str, rate: Rate, per_key: bool, begun: list[Begun]) -> None:
+        times: dict[str | None, list[int]] = {}
+        for start in begun:
+            for use in start.uses:
+                if use.quota == name:
+                    times.setdefault(use.key if per_key else ALL, []).append(start.at)
+        for key, moments in times.items():
+            for end in moments:
+                within = [at for at in moments if end - rate.window < at <= end]
+                assert len(within) <= rate.count, f"{len(within)} starts of {name} {key!r}: {rate}"
+
+    def _forget(self, name: str) -> None:
+        self.bounds = {part: bound for part, bound in self.bounds.items() if part[0] != name}
+
+    # -- lanes
+
+    def decide(self, lane: Lane, running: int) -> None:
+        self.lanes[lane.name] = lane
+        self.lane_bounds[lane.name] = running
+
+    def check_lanes(self, running: Mapping[str, int]) -> None:
+        for name, lane in self.lanes.items():
+            number = running.get(name, 0)
+            if lane.concurrency is not None:
+                bound = max(lane.concurrency, self.lane_bounds[name])
+                assert number <= bound, f"{number} of lane {name} run, at most {bound} may"
+            self.lane_bounds[name] = min(self.lane_bounds[name], number)
+
+    # -- budgets
+
+    def want(self, key: str, names: tuple[str, ...], amounts: Amounts) -> None:
+        """Somebody is about to charge this, perhaps not for the first time."""
+        if not self.counted.get(key):
+            self.wanted[key] = (names, amounts)
+
+    def post(self, books: Books) -> None:
+        """What was written: new periods begin with nothing, keys are counted once."""
+        for name in books.removed:
+            self._remove(name)
+        known = {name: books.budgets[name] for name in books.changed if name in books.budgets}
+        for budget in known.values():
+            account = self.accounts.get(budget.name)
+            if account is None or account.period != budget.period:
+                self.accounts[budget.name] = Account(budget.period)
+        for key in dict.fromkeys(key for _, key in books.new_charges):
+            if key in self.wanted:
+                self._charge(key, books)
+        for id, reservation in books.new_reservations.items():
+            if reservation is None:
+                del self.aside[id]
+            else:
+                names = {budget.name for budget in chain(books.budgets, reservation.budgets)}
+                self.aside[id] = Aside(names, reservation.amounts)
+        if self.releasing:
+            for budget in known.values():
+                self._give_back(budget)
+
+    def _give_back(self, now: Budget) -> None:
+        """The account is what is left, which must not be more than before."""
+        charged = self.accounts[now.name].charged
+        left = _total(now)
+        assert all(left[word] <= charged[word] for word in left), f"a release adds to {now.name}"
+        self.accounts[now.name].charged = left
+
+    def check_budget(self, budget: Budget) -> None:
+        name = budget.name
+        total = _total(budget)
+        wanted = self.accounts[name].charged
+        assert total == +wanted, f"{name} counts {dict(total)}, not {dict(wanted)}"
+        aside: Counter[str] = Counter()
+        for kept in self.aside.values():
+            if name in kept.budgets:
+                aside.update(kept.amounts)
+        assert Counter(budget.reserved) == +aside, f"{name}: {budget.reserved} set aside: {aside}"
+
+    def _charge(self, key: str, books: Books) -> None:
+        assert not self.counted.get(key), f"{key} is counted again"
+        names, amounts = self.wanted[key]
+        self.counted[key] = set(names)
+        for budget in chain(books.budgets, names):
+            self.accounts[budget.name].charged.update(amounts)
+
+    def _remove(self, name: str) -> None:
+        self.accounts.pop(name, None)
+        for names in self.counted.values():
+            names.discard(name)
+        for kept in self.aside.values():
+            kept.budgets.discard(name)
+
+
+def held_by(snapshots: Iterable[Snapshot]) -> Counter[Part]:
+    """How many hold a slot: whoever is ready, lost or running."""
+    held: Counter[Part] = Counter()
+    for snapshot in snapshots:
+        if isinstance(snapshot.state, Ready | Lost | Active):
+            for use in snapshot.execution.uses:
+                held.update(_parts(use))
+    return held
+
+
+def running_by_lane(snapshots: Iterable[Snapshot]) -> Counter[str]:
+    return Counter(
+        one.execution.route.lane for one in snapshots if isinstance(one.state, Active)
+    )
+
+
+def _parts(use: Use) -> tuple[Part, Part]:
+    return (use.quota, ALL), (use.quota, use.key)
+
+
+def _rates(quota: Quota) -> list[tuple[bool, Rate | None]]:
+    return [(False, quota.rate), (True, quota.rate_per_key)]
+
+
+def _total(budget: Budget) -> Counter[str]:
+    return +(Counter(budget.used) + Counter(budget.overrun))
