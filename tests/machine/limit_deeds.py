@@ -11,8 +11,17 @@ from flowfabric.core.admission import STARTS
 from flowfabric.core.budget import Budget, Limit, OnHard, Scope, chain, exhausted
 from flowfabric.core.condition import Single
 from flowfabric.core.errors import FlowFabricError, Invalid, NotFound
-from flowfabric.core.execution import Ended, Failure, Lost, Ready, Snapshot, Start, Suspended
-from flowfabric.core.execution import Waiting, Worker
+from flowfabric.core.execution import (
+    Ended,
+    Failure,
+    Lost,
+    Ready,
+    Snapshot,
+    Start,
+    Suspended,
+    Waiting,
+    Worker,
+)
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lane import LaneState
 from flowfabric.core.quota import Quota, Rate, Use
@@ -43,10 +52,10 @@ USES: tuple[tuple[tuple[str, str], ...], ...] = (
     (("q", "x"), ("r", "")),
     (("q", ""), ("r", "x")),
 )
-NAMED = ((), (), ("low",), ("mid",), ("low", "top"))
+NAMED = ((), ("low",), ("mid",), ("low", "top"), ("low",))
 CAPS = ((1, None), (2, None), (None, 1), (3, 1), (None, None), (None, None))
 RATES = (None, None, Rate(1, Millis(700)), Rate(2, Millis(1000)), Rate(3, Millis(1000)))
-HARDS = (2, 5, 9, 5, None)
+HARDS = (4, 2, 9, 1, None)
 ACTIONS = (OnHard.REFUSE, OnHard.REFUSE, OnHard.SUSPEND, OnHard.WARN)
 SPANS = (50, 350, 700, 1000, 3100, 31_000)
 
@@ -74,7 +83,7 @@ async def delete_quota(play: LimitPlay, a: int, b: int, other: bool) -> None:
 async def define_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
     """A new budget, or other limits for one that is there."""
     name, parent = _pick((*TREE, (LOOSE, None)), a)
-    wide = name == "top" and b % 5 == 0
+    wide = name == "top" and b % 5 == 4
     budget = Budget(
         name=name,
         parent=parent,
@@ -94,12 +103,16 @@ async def reset_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 
 async def delete_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    """One that others are part of stays."""
+    """One that others are part of stays. Now and then it is made anew at once."""
+    if b % 3:
+        return
     play.clock.advance(1)
-    name = _pick(TREE, a)[0]
+    name = _pick(TREE[::-1], a)[0]
     answer = await play.ask(lambda engine: engine.budgets.delete(name), other=other)
     assert not isinstance(answer, FlowFabricError) or isinstance(answer, Invalid), answer
     play.clock.advance(1)
+    if b % 2:
+        await define_budget(play, 2 - a % 3, b, other)
 
 
 async def steer_lane(play: LimitPlay, a: int, b: int, other: bool) -> None:
@@ -132,7 +145,7 @@ async def submit(play: LimitPlay, a: int, b: int, other: bool) -> None:
         lane=lane,
         policy=policy,
         priority=b % 3,
-        delay_until=Millis(play.clock.now() + 400) if a % 5 == 0 else None,
+        delay_until=Millis(play.clock.now() + 400) if a % 7 == 6 else None,
     )
     missing = _missing(play, uses, budgets)
     answer = await play.ask(lambda engine: engine.executions.submit(given), other=other)
@@ -221,15 +234,13 @@ async def report(play: LimitPlay, a: int, b: int, other: bool) -> None:
     names = await play.other.budgets.attached_to(held.claim.id)
     amounts, key = _amounts(b), str(play.fresh())
     play.book.want(key, names, amounts)
-    await play.ask(
-        lambda engine: engine.budgets.report(held.claim, amounts, budgets=names or None, key=key),
-        other=other,
-    )
+    await play.ask(lambda engine: engine.budgets.report(held.claim, amounts, key=key), other=other)
 
 
 async def spend(play: LimitPlay, a: int, b: int, other: bool) -> None:
     """Of a budget of its own for nobody, or for an execution; now and then with a key again."""
-    names, amounts, key = ("low",) if a % 2 else (LOOSE,), _amounts(b), str(play.fresh())
+    names: tuple[str, ...] = ("low",) if a % 2 else (LOOSE,)
+    amounts, key = _amounts(b), str(play.fresh())
     if b % 4 == 0 and play.book.wanted:
         key = _pick(list(play.book.wanted), a)
         names, amounts = play.book.wanted[key]
@@ -269,7 +280,7 @@ async def settle(play: LimitPlay, a: int, b: int, other: bool) -> None:
     stored = play.book.aside.get(id)
     names = named or await play.other.budgets.attached_to(held.claim.id)
     amounts, key = _amounts(b), f"settle:{id}"
-    play.book.want(key, names if stored is None else tuple(sorted(stored.budgets)), amounts)
+    play.book.want(key, names if stored is None else stored.names, amounts)
     await play.ask(
         lambda engine: engine.budgets.settle(held.claim, id, amounts, budgets=named), other=other
     )
@@ -382,15 +393,13 @@ def _one(play: LimitPlay, pick: int, *states: type) -> ExecutionId | None:
     return _pick(fit, pick).execution.id if fit else None
 
 
-def _missing(
-    play: LimitPlay, uses: Sequence[tuple[str, str]], budgets: Sequence[str]
-) -> bool:
+def _missing(play: LimitPlay, uses: Sequence[tuple[str, str]], budgets: Sequence[str]) -> bool:
     known = all(Use(quota=quota).quota in play.book.quotas for quota, _ in uses)
     return not known or not all(name in play.book.accounts for name in budgets)
 
 
 def _amounts(number: int) -> dict[str, int]:
-    return {"tokens": 1 + number % 4, "cents": number % 3}
+    return {"tokens": (1, 2, 1, 3, 1)[number % 5], "cents": number % 3}
 
 
 def _pick(things: Sequence[T], number: int) -> T:
@@ -400,7 +409,21 @@ def _pick(things: Sequence[T], number: int) -> T:
 DEFINING: list[Deed] = [define_quota, define_quota, delete_quota, define_budget, define_budget]
 DEFINING += [reset_budget, delete_budget, steer_lane, steer_lane]
 WORKING: list[Deed] = [complete, complete, fail, fail, delay, hand_back, suspend]
-SPENDING: list[Deed] = [report, spend, reserve, reserve, settle, cancel_reservation, release]
+SPENDING: list[Deed] = [report, spend, spend, reserve, reserve, reserve, settle, settle]
+SPENDING += [cancel_reservation, release, delete_budget, define_budget]
 STEERING: list[Deed] = [cancel, revoke, block, unblock, replay, hurry, wake, wake]
 TIMELY: list[Deed] = [wait, wait, sweep, trim]
-EVERY: list[Deed] = [submit, claim, *DEFINING, *WORKING, *SPENDING, *STEERING, *TIMELY]
+EVERY: list[Deed] = [
+    submit,
+    submit,
+    claim,
+    claim,
+    claim,
+    claim,
+    claim,
+    *DEFINING,
+    *WORKING,
+    *SPENDING,
+    *STEERING,
+    *TIMELY,
+]

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from flowfabric.core.execution import Ended
 from tests.machine import limit_deeds as deeds
@@ -28,6 +28,13 @@ rivals = st.tuples(st.sampled_from(deeds.EVERY), numbers, numbers)
 fuses = st.tuples(st.integers(1, 6), st.booleans())
 troubles = st.one_of(st.none(), st.none(), st.none(), st.just("lost"), fuses, rivals)
 
+Trouble = None | str | tuple[int, bool] | tuple[Deed, int, int]
+Day = tuple[Deed, int, int, Trouble]
+
+
+def _day(some: list[Deed]) -> st.SearchStrategy[Day]:
+    return st.tuples(st.sampled_from(some), numbers, numbers, troubles)
+
 
 class LimitMachine(RuleBasedStateMachine):
     """Subclassed with a bench, which says where the databases come from."""
@@ -42,12 +49,10 @@ class LimitMachine(RuleBasedStateMachine):
 
     @initialize(
         seed=st.integers(0, 999),
-        limits=st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6),
-        work=st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8),
+        limits=st.lists(st.tuples(numbers, numbers), min_size=4, max_size=6),
+        work=st.lists(st.tuples(numbers, numbers), min_size=3, max_size=8),
     )
-    def begin(
-        self, seed: int, limits: list[tuple[int, int]], work: list[tuple[int, int]]
-    ) -> None:
+    def begin(self, seed: int, limits: list[tuple[int, int]], work: list[tuple[int, int]]) -> None:
         self.play = LimitPlay(self.bench, seed)
         self.checks = Checks(self.play)
         self.patches.enter_context(small())
@@ -63,42 +68,39 @@ class LimitMachine(RuleBasedStateMachine):
             self.runner.close()
             self.patches.close()
 
-    @invariant()
-    def no_limit_is_passed(self) -> None:
-        if hasattr(self, "play"):
-            self._run(self.checks.step())
-
     # -- what is done
 
     @rule(many=st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4), trouble=troubles)
-    def submit(self, many: list[tuple[int, int]], trouble: object) -> None:
+    def submit(self, many: list[tuple[int, int]], trouble: Trouble) -> None:
         for a, b in many:
             self._do(deeds.submit, a, b, trouble)
 
-    @rule(a=numbers, b=numbers, trouble=troubles)
-    def claim(self, a: int, b: int, trouble: object) -> None:
-        self._do(deeds.claim, a, b, trouble)
+    @rule(days=st.lists(_day(deeds.WORKING), min_size=3, max_size=6))
+    def work(self, days: list[Day]) -> None:
+        for deed, a, b, trouble in days:
+            self._do(deeds.claim, a, b, None if a % 2 else trouble)
+            self._do(deed, a, b, trouble)
 
-    @rule(deed=st.sampled_from(deeds.WORKING), a=numbers, b=numbers, trouble=troubles)
-    def work(self, deed: Deed, a: int, b: int, trouble: object) -> None:
-        self._do(deeds.claim, b, a, None)
-        self._do(deed, a, b, trouble)
+    @rule(days=st.lists(_day(deeds.SPENDING), min_size=4, max_size=8))
+    def spend(self, days: list[Day]) -> None:
+        self._do(deeds.claim, 3, 0, None)
+        self._all(days)
 
-    @rule(deed=st.sampled_from(deeds.SPENDING), a=numbers, b=numbers, trouble=troubles)
-    def spend(self, deed: Deed, a: int, b: int, trouble: object) -> None:
-        self._do(deed, a, b, trouble)
+    @rule(days=st.lists(_day(deeds.DEFINING), min_size=1, max_size=3))
+    def define(self, days: list[Day]) -> None:
+        self._all(days)
 
-    @rule(deed=st.sampled_from(deeds.DEFINING), a=numbers, b=numbers, trouble=troubles)
-    def define(self, deed: Deed, a: int, b: int, trouble: object) -> None:
-        self._do(deed, a, b, trouble)
+    @rule(days=st.lists(_day(deeds.STEERING), min_size=1, max_size=4))
+    def steer(self, days: list[Day]) -> None:
+        self._all(days)
 
-    @rule(deed=st.sampled_from(deeds.STEERING), a=numbers, b=numbers, trouble=troubles)
-    def steer(self, deed: Deed, a: int, b: int, trouble: object) -> None:
-        self._do(deed, a, b, trouble)
+    @rule(days=st.lists(_day(deeds.EVERY), min_size=8, max_size=20))
+    def live(self, days: list[Day]) -> None:
+        self._all(days)
 
-    @rule(deed=st.sampled_from(deeds.TIMELY), a=numbers, b=numbers, trouble=troubles)
-    def pass_time(self, deed: Deed, a: int, b: int, trouble: object) -> None:
-        self._do(deed, a, b, trouble)
+    @rule(days=st.lists(_day(deeds.TIMELY), min_size=1, max_size=2))
+    def pass_time(self, days: list[Day]) -> None:
+        self._all(days)
 
     @rule(many=st.lists(st.tuples(rivals, st.booleans()), min_size=2, max_size=4))
     def several_at_once(self, many: list[tuple[tuple[Deed, int, int], bool]]) -> None:
@@ -114,10 +116,15 @@ class LimitMachine(RuleBasedStateMachine):
 
     # -- how it is done
 
-    def _do(self, deed: Deed, a: int, b: int, trouble: object) -> None:
-        self._run(self._troubled(deed, a, b, trouble))
+    def _all(self, days: list[Day]) -> None:
+        for deed, a, b, trouble in days:
+            self._do(deed, a, b, trouble)
 
-    async def _troubled(self, deed: Deed, a: int, b: int, trouble: object) -> None:
+    def _do(self, deed: Deed, a: int, b: int, trouble: Trouble) -> None:
+        self._run(self._troubled(deed, a, b, trouble))
+        self._run(self.checks.step())
+
+    async def _troubled(self, deed: Deed, a: int, b: int, trouble: Trouble) -> None:
         play = self.play
         match trouble:
             case "lost":
@@ -139,6 +146,7 @@ class LimitMachine(RuleBasedStateMachine):
         await asyncio.gather(*(deed(play, a, b, other) for (deed, a, b), other in many))
         await play.calm_down()
         play.calm = True
+        await self.checks.step()
 
     async def _prepare(self, limits: list[tuple[int, int]], work: list[tuple[int, int]]) -> None:
         play = self.play
@@ -164,8 +172,8 @@ class LimitMachine(RuleBasedStateMachine):
         for lane in deeds.LANES:
             await play.other.lanes.resume(lane)
         for number in range(MOST_ROUNDS):
-            for name in BUDGETS:
-                await play.ask(lambda engine, name=name: engine.budgets.reset(name), other=True)
+            for pick in range(len(BUDGETS)):
+                await deeds.reset_budget(play, pick, 0, True)
             await self._rest()
             if all(isinstance(one.state, Ended) for one in play.seen.values()):
                 break

@@ -38,10 +38,11 @@ class Account:
 
 @dataclass
 class Aside:
-    """What was set aside, and of which budgets."""
+    """What was set aside, and of which budgets that still exist. `names` are all it was made of."""
 
     budgets: set[str]
     amounts: Amounts
+    names: tuple[str, ...]
 
 
 @dataclass
@@ -153,15 +154,18 @@ class Book:
         for key in dict.fromkeys(key for _, key in books.new_charges):
             if key in self.wanted:
                 self._charge(key, books)
+        self._set_aside(books)
+        if self.releasing:
+            for budget in known.values():
+                self._give_back(budget)
+
+    def _set_aside(self, books: Books) -> None:
         for id, reservation in books.new_reservations.items():
             if reservation is None:
                 del self.aside[id]
             else:
-                names = {budget.name for budget in chain(books.budgets, reservation.budgets)}
-                self.aside[id] = Aside(names, reservation.amounts)
-        if self.releasing:
-            for budget in known.values():
-                self._give_back(budget)
+                found = {budget.name for budget in chain(books.budgets, reservation.budgets)}
+                self.aside[id] = Aside(found, reservation.amounts, reservation.budgets)
 
     def _give_back(self, now: Budget) -> None:
         """The account is what is left, which must not be more than before."""
@@ -184,8 +188,8 @@ class Book:
     def _charge(self, key: str, books: Books) -> None:
         assert not self.counted.get(key), f"{key} is counted again"
         names, amounts = self.wanted[key]
-        self.counted[key] = set(names)
-        for budget in chain(books.budgets, names):
+        self.counted[key] = {name for name, word in books.new_charges if word == key}
+        for budget in chain(books.budgets, [name for name in names if name in books.budgets]):
             self.accounts[budget.name].charged.update(amounts)
 
     def _remove(self, name: str) -> None:
@@ -207,9 +211,7 @@ def held_by(snapshots: Iterable[Snapshot]) -> Counter[Part]:
 
 
 def running_by_lane(snapshots: Iterable[Snapshot]) -> Counter[str]:
-    return Counter(
-        one.execution.route.lane for one in snapshots if isinstance(one.state, Active)
-    )
+    return Counter(one.execution.route.lane for one in snapshots if isinstance(one.state, Active))
 
 
 def _parts(use: Use) -> tuple[Part, Part]:

@@ -1,4 +1,4 @@
-"""The machine of limits on every store. `FLOWFABRIC_MACHINE_EXAMPLES` scales it as the other one."""
+"""The machine of limits on every store. `FLOWFABRIC_MACHINE_EXAMPLES` scales it too."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +11,14 @@ from tests.machine.limit_machine import LimitMachine
 from tests.machine.play import Bench
 from tests.machine.test_machine import ASKED, PostgresBench, SqliteBench
 
-USUAL = {"sqlite": 60, "postgres": 20}
+USUAL = {"sqlite": 60, "postgres": 15}
 
 
 def play(bench: Bench, examples: int) -> None:
     machine = type("LimitMachineOnThisBench", (LimitMachine,), {"bench": bench})
     profile = settings.get_profile("machine")
     asked = examples if ASKED is None else int(ASKED)
-    steps = 20 if ASKED is None else 40
+    steps = 8 if ASKED is None else 20
     run_state_machine_as_test(
         machine, settings=settings(profile, max_examples=asked, stateful_step_count=steps)
     )

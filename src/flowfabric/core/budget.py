@@ -149,7 +149,7 @@ class Ledger(Struct, frozen=True):
 
 class Reservation(Struct, frozen=True):
     """An estimate that is set aside until it is settled, or until the lease that made it is gone:
-    the one of this epoch."""
+    the one of this epoch. `budgets` are those that were named, and all they are part of."""
 
     id: UUID
     budgets: tuple[str, ...]

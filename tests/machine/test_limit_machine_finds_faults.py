@@ -1,0 +1,155 @@
+"""Faults of limits put in on purpose: the machine must find every one of them."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace
+
+from flowfabric.core import release as release_rules
+from flowfabric.core import spending
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.execution import Lost
+from flowfabric.core.quota import Uses, queue_of
+from flowfabric.core.release import Candidate, Release, Room, Standing
+from flowfabric.core.spending import AlreadyApplied, Books, Counted, Spending
+from flowfabric.core.time import Millis
+from flowfabric.engine import doorkeeper
+from flowfabric.store.limits import Crowd, StandingAsk, Through
+from tests.machine.limit_machine import LimitMachine
+from tests.machine.limit_play import everything
+from tests.machine.test_machine import SqliteBench
+from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench
+
+LIMIT_BUDGET = settings(BUDGET, stateful_step_count=12, max_examples=300)
+
+
+class ReleasesUnderAnyVersion(Fault):
+    """Writes what was decided on quotas that have moved since."""
+
+    async def release(self, release: Release) -> Through | None:
+        now = await self.inner.quotas(list(release.versions))
+        versions = {name: quota.version for name, quota in now.items()}
+        return await self.inner.release(replace(release, versions=versions))
+
+
+class ForgetsTheLost(Fault):
+    """Does not count slots of executions whose owner was lost."""
+
+    async def standing(self, ask: StandingAsk) -> Standing:
+        standing = await self.inner.standing(ask)
+        lost = Counter(
+            queue_of(one.execution.uses)
+            for one in await everything(self.inner)
+            if isinstance(one.state, Lost)
+        )
+        held = [(uses, count - lost[queue_of(uses)]) for uses, count in standing.held]
+        return replace(standing, held=held)
+
+
+class ForgetsAdmissions(Fault):
+    """Does not note who was let through a rate."""
+
+    async def release(self, release: Release) -> Through | None:
+        return await self.inner.release(replace(release, admissions={}))
+
+
+class HidesCrowds(Fault):
+    """Does not find who waits for limits since a crash."""
+
+    async def crowds(self, after: int, limit: int) -> list[Crowd]:
+        return []
+
+
+class PostsOverOthers(Fault):
+    """Writes books that were decided on budgets as they were before."""
+
+    async def post(self, books: Books) -> bool:
+        return await self.inner.post(await _rebased(self, books))
+
+
+STORE_FAULTS: list[type[Fault]] = [
+    ReleasesUnderAnyVersion,
+    ForgetsTheLost,
+    ForgetsAdmissions,
+    HidesCrowds,
+    PostsOverOthers,
+]
+
+
+def settle_twice(
+    books: Books, asked: Spending, reservation: UUID, now: Millis
+) -> Counted | AlreadyApplied:
+    """Counts again when the reservation was settled before."""
+    known = dict(books.charges)
+    if reservation not in books.reservations:
+        books.charges.clear()
+    answer = SETTLE(books, asked, reservation, now)
+    books.charges.update(known)
+    return answer
+
+
+def drop_again(books: Books, reservation: UUID, now: Millis) -> bool:
+    """Leaves the reservation behind, so that it is given back once more."""
+    dropped = DROP(books, reservation, now)
+    if dropped:
+        del books.new_reservations[reservation]
+    return dropped
+
+
+def take_slots_only(room: Room, uses: Uses, candidate: Candidate) -> None:
+    """A rate that does not count whom it lets through."""
+    TAKE(room, uses, replace(candidate, starts=False))
+
+
+def admits_always(*_: object) -> None:
+    """Budgets that nobody asks at the door."""
+
+
+SETTLE, DROP, TAKE = spending.settle, spending.drop, Room.take
+RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
+    (spending, "settle", settle_twice),
+    (spending, "drop", drop_again),
+    (release_rules.Room, "take", take_slots_only),
+    (doorkeeper, "_spent", admits_always),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", STORE_FAULTS)
+def test_the_machine_of_limits_finds_a_fault_of_the_store(
+    fault: type[Fault], tmp_path: Path
+) -> None:
+    assert_found(FaultyBench(tmp_path, fault))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("module", "rule", "fault"), RULE_FAULTS)
+def test_the_machine_of_limits_finds_a_fault_of_a_rule(
+    module: Any,
+    rule: str,
+    fault: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, rule, fault)
+    assert_found(SqliteBench(tmp_path))
+
+
+def assert_found(bench: SqliteBench) -> None:
+    machine = type("FaultyMachine", (LimitMachine,), {"bench": bench})
+    with pytest.raises((AssertionError, FlowFabricError)):
+        run_state_machine_as_test(machine, settings=LIMIT_BUDGET)
+
+
+async def _rebased(fault: Fault, books: Books) -> Books:
+    """The same books, as if nobody had written since they were read."""
+    page = await fault.inner.budget_page("", 100)
+    versions = {budget.name: budget.version for budget in page}
+    changed = {name: versions.get(name, 0) for name in books.changed}
+    return replace(books, changed=changed)
