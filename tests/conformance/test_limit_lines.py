@@ -52,3 +52,29 @@ async def test_queues_that_are_new_at_once_are_all_seen(
     assert "looked" in order
     assert all(after == "noted" for before, after in pairwise(order) if before == "noting")
     assert len(await lab.claim(limit=10)) == len(names)
+
+
+async def test_a_quota_made_anew_serves_old_lines_too(lab: Lab) -> None:
+    """I-28: lines that were served often before their quota was deleted are not kept behind those
+    that are new with it."""
+    await lab.engine.quotas.create(Quota(name="q", concurrency=1))
+    for _ in range(9):
+        await lab.submit(policy=using(q="old"))
+    await settled(lab)
+    for _ in range(8):
+        await lab.complete(await lab.claim_one())
+        await settled(lab)
+    last = await lab.claim_one()
+    await lab.pass_time(1000)
+    await lab.engine.quotas.delete("q")
+    await lab.engine.quotas.create(Quota(name="q", concurrency=1))
+    for key in ("old", "old", "old", "new", "new", "new"):
+        await lab.submit(policy=using(q=key))
+    await lab.complete(last)
+    served = []
+    for _ in range(6):
+        await settled(lab)
+        claim = await lab.claim_one()
+        served.append(claim.policy.quotas[0].key)
+        await lab.complete(claim)
+    assert sorted(served[:2]) == sorted(served[2:4]) == ["new", "old"]

@@ -108,7 +108,7 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
         moves.append(candidate)
         served.order = len(moves)
         for quota in room.of(served.line.uses):
-            turns[quota.name, served.line.id] = (quota.version + 1) * TURNS + len(moves)
+            turns[quota.name, served.line.id] = _turn(quota, len(moves))
         heapq.heapreplace(queue, served)
     return Release(
         versions={name: standing.quotas[name].version for name, _ in turns},
@@ -121,6 +121,12 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
         at=now,
         next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
     )
+
+
+def _turn(quota: Quota, order: int) -> int:
+    """Later than every turn before. A quota that is made anew counts its versions from the start
+    while its lines remember their turns; but it is made later than the one before."""
+    return (quota.created_at + quota.version + 1) * TURNS + order
 
 
 class _Served:
