@@ -146,6 +146,27 @@ def test_what_was_spent_before_a_reset_is_never_taken_back() -> None:
     assert used(books) == {"org": {}, "team": {}}
 
 
+def test_what_was_spent_before_the_whole_was_reset_is_not_taken_back_from_it() -> None:
+    """F-38: one level up"""
+    books = books_of(Budget(name="org"), team(None, parent="org"))
+    spend(books, asked(tokens=5), NOW)
+    budgeting.reset(books, "org", NOW)
+    spend(books, asked("org", tokens=9, execution=Y), NOW)
+    assert release(books, "team", X, NOW) == {"tokens": 5}
+    assert used(books) == {"org": {"tokens": 9}, "team": {}}
+    assert ("org", X) not in books.ledgers
+
+
+def test_settling_more_leaves_what_others_have_set_aside() -> None:
+    """F-42, I-23"""
+    books = books_of(team(10))
+    reserve(books, asked(tokens=2), X, 1, NOW)
+    reserve(books, asked(tokens=5, execution=Y), Y, 1, NOW)
+    answer = settle(books, asked(tokens=9, key="k"), X, NOW)
+    assert answer == Overrun("team", "tokens", 10, 10, 4)
+    assert books.budgets["team"].used == {"tokens": 5}
+
+
 def test_settling_counts_in_place_of_what_was_set_aside() -> None:
     """F-42: less, as much, more"""
     books = books_of(team(10))

@@ -146,10 +146,15 @@ class Reference:
             item.counted.pop(name, None)
 
 
-AMOUNTS = st.dictionaries(
-    st.sampled_from(DIMENSIONS), st.integers(min_value=0, max_value=6), min_size=1
+NUMBERS = st.integers(min_value=0, max_value=7)
+AMOUNTS = st.one_of(
+    NUMBERS.map(lambda number: {"tokens": number}),
+    st.tuples(NUMBERS, NUMBERS).map(lambda pair: dict(zip(DIMENSIONS, pair, strict=True))),
 )
-NAMES = st.lists(st.sampled_from(list(PARENTS)), min_size=1, max_size=2).map(tuple)
+NAMES = st.one_of(
+    st.sampled_from(list(PARENTS)).map(lambda name: (name,)),
+    st.lists(st.sampled_from(list(PARENTS)), min_size=2, max_size=2).map(tuple),
+)
 EXECUTIONS = st.sampled_from([X, Y, None])
 IDS = st.integers(min_value=1, max_value=4).map(lambda number: UUID(int=number))
 HARD = st.none() | st.integers(min_value=1, max_value=20)
@@ -161,6 +166,7 @@ STORY = st.lists(
         st.tuples(st.just("drop"), IDS),
         st.tuples(st.just("release"), st.sampled_from(list(PARENTS)), st.sampled_from([X, Y])),
         st.tuples(st.just("reset"), st.sampled_from(list(PARENTS))),
+        st.tuples(st.just("turn"), *[st.sampled_from(list(PARENTS))] * 2, st.sampled_from([X, Y])),
         st.tuples(st.just("grant"), st.sampled_from(list(PARENTS))),
         st.tuples(st.just("redefine"), st.sampled_from(list(PARENTS)), HARD, HARD, st.booleans()),
         st.just(("commit",)),
@@ -184,7 +190,11 @@ class Walk(Struct):
         for name, parent in PARENTS.items():
             budgeting.create(books, Budget(name=name, parent=parent), NOW)
         shelf = Shelf(Books())
-        return cls(shelf, shelf.commit(books), Reference())
+        walk = cls(shelf, shelf.commit(books), Reference())
+        for name, hard in (("org", 20), ("team", 12), ("run", 8)):
+            walk.redefine(name, hard, hard, True)
+        walk.commit()
+        return walk
 
     def step(self, word: str, *given: Any) -> None:
         self.steps += 1
@@ -247,6 +257,12 @@ class Walk(Struct):
         budgeting.reset(self.books, name, NOW)
         self.known.reset(name)
 
+    def turn(self, level: str, name: str, execution: UUID) -> None:
+        """F-38: a new period, something spent in it, and an old ledger released."""
+        self.reset(level)
+        self.spend((level,), {"tokens": 4}, None)
+        self.release(name, execution)
+
     def grant(self, name: str) -> None:
         before = used(self.books)
         try:
@@ -300,7 +316,7 @@ class Walk(Struct):
                 assert noted == self.known.noted(name, word)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=400)
 @given(STORY)
 def test_any_story_ends_where_plain_addition_does(story: list[Any]) -> None:
     """I-23, I-25, I-26, F-38"""
