@@ -136,6 +136,36 @@ async def test_edges_that_are_not_settled_are_found_alone(bench: Bench) -> None:
     assert await bench.edges(flow, ids=ids, unsettled=True) == [open_ones[1]]
 
 
+async def test_unsettled_edges_come_with_their_downstream(bench: Bench) -> None:
+    """Of several flows, by id, in pages; a downstream that is not there yet is None."""
+    flow, other = await bench.flow(), await bench.flow()
+    one, two = await bench.members(flow, 2)
+    (third,) = await bench.members(other, 1)
+    missing = bench.fresh()
+    edges = [
+        edge(flow, 1, A, uuid_of(one)),
+        edge(flow, 2, B, uuid_of(one)),
+        edge(flow, 3, A, uuid_of(two)),
+        edge(flow, 4, A, missing),
+        edge(flow, 5, C, uuid_of(two)),
+        edge(flow, 6, A, uuid_of(one)),
+    ]
+    assert await bench.apply(flow, edges=tuple(edges))
+    assert await bench.apply(other, edges=(edge(other, 7, A, uuid_of(third)),))
+    moved = touch(two, settled=((UUID(int=3), Outcome.SUCCESS),))
+    await bench.write(moved, cancelled(third, bench.now))
+    ends = (await bench.store.load([uuid_of(third)]))[uuid_of(third)]
+    asked = [(flow.id, A), (flow.id, B), (flow.id, A), (other.id, A), (other.id, B), (A, A)]
+    found = await bench.store.unsettled(list(dict.fromkeys(asked)), None, 9)
+    expected = [(1, one), (2, one), (4, None), (6, one), (7, ends)]
+    assert [(each.state.edge.id.int, each.downstream) for each in found] == expected
+    assert {each.state.outcome for each in found} == {None}
+    assert [each.state.edge for each in found[:2]] == edges[:2]
+    page = await bench.store.unsettled([(flow.id, A), (flow.id, B)], UUID(int=1), 2)
+    assert [(each.state.edge.id.int, each.downstream) for each in page] == [(2, one), (4, None)]
+    assert await bench.store.unsettled([], None, 9) == []
+
+
 async def test_very_many_edges_are_read_in_pages(bench: Bench) -> None:
     flow = await bench.flow()
     hubs = (A, B, C)

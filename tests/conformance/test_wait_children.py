@@ -199,7 +199,7 @@ async def test_a_parent_that_waits_sees_the_last_child_that_ends_meanwhile(
     await went_on(lab, claim)
 
 
-@pytest.mark.parametrize("method", ["unsettled", "load", "recall", "apply", "count_flows"])
+@pytest.mark.parametrize("method", ["unsettled", "apply", "count_flows"])
 async def test_the_last_child_finds_a_parent_that_waits_meanwhile(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -19,7 +19,7 @@ from flowfabric.core.join import EdgeState, Join, On
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 from flowfabric.engine import settler, settling
-from flowfabric.store.contract import EdgeQuery
+from flowfabric.store.contract import EdgeQuery, Unsettled
 from tests.machine.flow_machine import FlowMachine
 from tests.machine.test_machine import SqliteBench
 from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench
@@ -32,7 +32,7 @@ class ForgetsTheLastPage(Fault):
 
     async def unsettled(
         self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
-    ) -> list[EdgeState]:
+    ) -> list[Unsettled]:
         return [] if after is not None else await self.inner.unsettled(endings, after, limit)
 
     async def edges(self, query: EdgeQuery) -> list[EdgeState]:

@@ -34,12 +34,14 @@ MAX_ROUNDS = 10
 
 class Decision(Struct):
     """A rule waiting to be decided. `held` is a value the caller already has: the first round
-    decides on it without a load. With `ask` the rule is given what it says it must remember."""
+    decides on it without a load. With `ask` the rule is given what it says it must remember;
+    `memory` is just that, seen at the same moment as `held`: the first round does not ask."""
 
     uuid: UUID
     rule: Rule[Any] | Recalling[Any]
     held: Snapshot | None = None
     ask: Asking | None = None
+    memory: Memory | None = None
     outcome: Any = None
 
     def asking(self, snapshot: Snapshot | None) -> Ask | None:
@@ -100,7 +102,7 @@ class Decisions:
         # renewal moves no version that `apply` could compare.
         now = self._store.clock.now()
         snapshots = await self._snapshots(groups, first=first)
-        memories = await self._recall(groups, snapshots)
+        memories = await self._recall(groups, snapshots, first=first)
         changes, unsure = {}, {}
         for uuid, group in groups.items():
             memory = memories.get(uuid) or Memory({}, {}, [])
@@ -121,8 +123,8 @@ class Decisions:
         held = {}
         if first:
             for uuid, group in groups.items():
-                if len(group) == 1 and group[0].held is not None:
-                    held[uuid] = group[0].held
+                if (known := _held(group)) is not None:
+                    held[uuid] = known
         missing = [uuid for uuid in groups if uuid not in held]
         loaded = await self._load(missing) if missing else {}
         return {**held, **loaded}
@@ -131,18 +133,23 @@ class Decisions:
         self,
         groups: dict[UUID, list[Decision]],
         snapshots: Mapping[UUID, Snapshot | Corruption],
+        *,
+        first: bool,
     ) -> dict[UUID, Memory]:
         """What the rules must remember. Read after the load, so never older than it: what was
         written since moved the version, and then the change is not applied."""
         asks: list[Ask] = []
+        memories: dict[UUID, Memory] = {}
         for uuid, group in groups.items():
-            found = snapshots.get(uuid)
+            found, known = snapshots.get(uuid), group[0].memory
             if isinstance(found, Corruption):
+                continue
+            if first and known is not None and _held(group) is not None:
+                memories[uuid] = known
                 continue
             asks += [ask for decision in group if (ask := decision.asking(found)) is not None]
         if not asks:
-            return {}
-        memories: dict[UUID, Memory] = {}
+            return memories
         for ask, memory in zip(asks, await self._store.recall(asks), strict=True):
             known = memories.setdefault(ask.execution, memory)
             if known is not memory:
@@ -169,10 +176,14 @@ def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:
     return groups
 
 
+def _held(group: list[Decision]) -> Snapshot | None:
+    """The value a group is decided on without a load, if there is one: that of its only rule."""
+    return group[0].held if len(group) == 1 else None
+
+
 def _refused_unseen(group: list[Decision]) -> bool:
     """Whether a held value refused: its lease may have been renewed, only a loaded one can tell."""
-    held = len(group) == 1 and group[0].held is not None
-    return held and isinstance(group[0].outcome, FlowFabricError)
+    return _held(group) is not None and isinstance(group[0].outcome, FlowFabricError)
 
 
 def _absorb(memory: Memory, more: Memory) -> None:

@@ -30,7 +30,7 @@ from flowfabric.core.waits import Memory
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.decisions import Decision
 from flowfabric.engine.signals import Signals
-from flowfabric.store.contract import EdgeQuery
+from flowfabric.store.contract import EdgeQuery, Unsettled
 
 PAGE = 500
 MAX_FLOWS = 64
@@ -106,7 +106,7 @@ class Settling(Noun):
         query = EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
         async for page in self._pages(query):
             told = {state.edge.id: endings[state.edge.upstream] for state in page}
-            await self._settle_page(page, told)
+            await self._settle_page([Unsettled(state, None) for state in page], told)
 
     async def _catch_up(self, flow: UUID, chores: Sequence[Chore]) -> None:
         """A member that waits again after a replay counts upstreams that were replayed before it
@@ -206,7 +206,7 @@ class Settling(Noun):
         """Settles the edges that leave members (flow, execution) with how these have ended."""
         after, settled = None, 0
         while page := await self._parts.store.unsettled(list(endings), after, PAGE):
-            edges = [state.edge for state in page]
+            edges = [found.state.edge for found in page]
             told = {edge.id: endings[edge.flow, edge.upstream] for edge in edges}
             await self._settle_page(page, told)
             settled += len(page)
@@ -215,12 +215,11 @@ class Settling(Noun):
             after = edges[-1].id
         return settled
 
-    async def _settle_page(self, page: Sequence[EdgeState], told: dict[UUID, Ending]) -> None:
-        by_child: dict[UUID, list[Settlement]] = {}
-        for state in page:
-            settlement = Settlement(state.edge.id, *told[state.edge.id])
-            by_child.setdefault(state.edge.downstream, []).append(settlement)
-        await self._all([_settling(child, found) for child, found in by_child.items()])
+    async def _settle_page(self, page: Sequence[Unsettled], told: dict[UUID, Ending]) -> None:
+        by_child: dict[UUID, list[Unsettled]] = {}
+        for found in page:
+            by_child.setdefault(found.state.edge.downstream, []).append(found)
+        await self._all([_bringing(child, found, told) for child, found in by_child.items()])
 
 
 def _is_second_chance(chore: Chore) -> bool:
@@ -236,6 +235,15 @@ def endings_of(chores: Iterable[Chore]) -> dict[UUID, Ending]:
         elif chore.kind is ChoreKind.REPLAYED:
             found.pop(chore.id, None)
     return found
+
+
+def _bringing(child: UUID, edges: Sequence[Unsettled], told: dict[UUID, Ending]) -> Decision:
+    """The endings of upstreams are brought to a downstream, which need not be read again: what it
+    and its edges are was seen at one moment, and whoever settles one of these moves its version."""
+    states = {found.state.edge.id: found.state for found in edges}
+    settling = _settling(child, [Settlement(id, *told[id]) for id in states])
+    settling.held, settling.memory = edges[0].downstream, Memory({}, {}, [], states)
+    return settling
 
 
 def _settling(child: UUID, settlements: list[Settlement]) -> Decision:

@@ -232,6 +232,14 @@ class EdgeQuery(Struct, frozen=True, kw_only=True):
     limit: int = 500
 
 
+class Unsettled(Struct, frozen=True):
+    """An edge that is not settled, and its downstream as the same moment saw it; None when that is
+    not there or cannot be read."""
+
+    state: EdgeState
+    downstream: Snapshot | None
+
+
 class FlowQuery(Struct, frozen=True, kw_only=True):
     """Flows by (created_at, id)."""
 
@@ -280,8 +288,9 @@ class FlowStore(Protocol):
 
     async def unsettled(
         self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
-    ) -> list[EdgeState]:
-        """Edges that leave the given members (flow, execution) and are not settled, by id."""
+    ) -> list[Unsettled]:
+        """Edges that leave the given members (flow, execution) and are not settled, by id, each
+        with its downstream: an edge that is settled meanwhile moves the version of that."""
 
     async def chores(self, flows: Sequence[UUID], limit: int) -> list[Chore]:
         """What is owed to flows, of each at most `limit`."""

@@ -1,19 +1,19 @@
 """The general way to write: lock every row decided on, compare, move, commit."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from msgspec import Struct
-
 from flowfabric.core.change import Change
 from flowfabric.core.execution import Active, Lost, Ready, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store import flow_rows
-from flowfabric.store.postgres.faults import divide
+from flowfabric.store.postgres.direct import statement_for, values_of
+from flowfabric.store.postgres.faults import divide, each_of
 from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.moves import Move, moves_of
 from flowfabric.store.postgres.session import Part, Session, columns
 from flowfabric.store.postgres.waits import unproven
 from flowfabric.store.rows import (
@@ -48,27 +48,26 @@ _ROWS = {
 }
 
 
-class Move(Struct, frozen=True):
-    """A change with where its row is and where it goes."""
-
-    change: Change[object]
-    before: Snapshot
-    after: Snapshot
-    origin: Place
-    target: Place
-
-    @property
-    def uuid(self) -> UUID:
-        return self.before.execution.uuid
-
-
 class Applying(Part):
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
-        moves = await prepare(self._session, changes)
-        return set[UUID]().union(*await divide(moves, self._send))
+        kinds: dict[str | None, list[Move]] = {}
+        for move in await prepare(self._session, changes):
+            kinds.setdefault(statement_for(move), []).append(move)
+        # Each kind by itself: what is refused of one must not hide that another was written.
+        sends = (partial(divide, moves, partial(self._send, k)) for k, moves in kinds.items())
+        return {uuid for answers in await each_of(sends) for some in answers for uuid in some}
 
-    async def _send(self, moves: Sequence[Move]) -> set[UUID]:
-        return await self._session.apply.run(partial(self._apply, moves))
+    async def _send(self, statement: str | None, moves: Sequence[Move]) -> set[UUID]:
+        if statement is None:
+            return await self._session.apply.run(partial(self._apply, moves))
+        return await self._session.apply.run(partial(self._write_directly, statement, moves))
+
+    async def _write_directly(
+        self, statement: str, moves: Sequence[Move], connection: Connection, repeated: bool
+    ) -> set[UUID]:
+        values = values_of(moves, self._session.book.names)
+        rows = await connection.fetch(self._session.queries[statement], *values)
+        return await self._seen(moves, {uuid for (uuid,) in rows}, connection, repeated)
 
     async def _apply(
         self, moves: Sequence[Move], connection: Connection, repeated: bool
@@ -78,7 +77,12 @@ class Applying(Part):
             written = [move for move, stands in zip(moves, stand, strict=True) if stands]
             if written:
                 await Writer(self._session, connection).write(written)
-        applied = {move.uuid for move in written}
+        return await self._seen(moves, {move.uuid for move in written}, connection, repeated)
+
+    async def _seen(
+        self, moves: Sequence[Move], applied: set[UUID], connection: Connection, repeated: bool
+    ) -> set[UUID]:
+        """What was written, now or before its reply was lost."""
         if repeated and len(applied) < len(moves):
             changes = [move.change for move in moves]
             applied |= await recognise(self._session, connection, changes, applied)
@@ -186,14 +190,6 @@ class Writer:
         if not rows:
             return []
         return await self._connection.fetch(self._queries[name], *columns(rows, len(rows[0])))
-
-
-def moves_of(changes: Iterable[Change[object]]) -> list[Move]:
-    return [
-        Move(change, before, after, place_of(before.state), place_of(after.state))
-        for change in changes
-        if (before := change.before) is not None and (after := change.after) is not None
-    ]
 
 
 async def recognise(

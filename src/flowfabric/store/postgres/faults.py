@@ -1,6 +1,6 @@
 """What went wrong, in the words of the engine: broken, lost against a rival, or refused."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from textwrap import shorten
 from typing import TypeVar
 
@@ -87,4 +87,18 @@ async def divide(
                 waiting += [batch[middle:], batch[:middle]]
     if refused:
         raise refused[0]
+    return answers
+
+
+async def each_of(sending: Iterable[Callable[[], Awaitable[Answer]]]) -> list[Answer]:
+    """One after the other, also when one fails; that is raised at the end."""
+    answers: list[Answer] = []
+    failed: list[FlowFabricError] = []
+    for send in sending:
+        try:
+            answers.append(await send())
+        except FlowFabricError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
     return answers

@@ -4,20 +4,26 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 from flowfabric.core.chore import Chore
+from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import Flow, FlowChange
 from flowfabric.core.join import EdgeState
 from flowfabric.core.vector import PublicState
 from flowfabric.store import flow_rows
-from flowfabric.store.contract import EdgeQuery, FlowQuery
+from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.flow_rows import EdgeSearch, Turn, read_chore, read_flow
-from flowfabric.store.postgres.apply import Move, Writer, prepare, standing
+from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.moves import Move
 from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.postgres.standing import state_of
+from flowfabric.store.rows import SNAPSHOT, read_snapshot
+
+_WIDTH = len(SNAPSHOT)
 
 _FIRST = UUID(int=0)
 """Before every id that is given to anything."""
@@ -78,15 +84,29 @@ class Flowing(Part):
 
     async def unsettled(
         self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
-    ) -> list[EdgeState]:
+    ) -> list[Unsettled]:
         flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
         values = (flows, upstreams, after or _FIRST, limit)
-        rows = await self._session.fetch(self._session.load, "unsettled_edges", *values)
-        return [flow_rows.read_edge(doc, outcome) for doc, outcome in rows]
+        return await self._session.load.run(partial(self._unsettled, values))
 
     async def chores(self, flows: Sequence[UUID], limit: int) -> list[Chore]:
         rows = await self._session.fetch(self._session.load, "chores", list(flows), limit)
         return [read_chore(row, same) for row in rows]
+
+    async def _unsettled(
+        self, values: tuple[Any, ...], connection: Connection, repeated: bool
+    ) -> list[Unsettled]:
+        session = self._session
+        rows = await connection.fetch(session.queries["unsettled_edges"], *values)
+        await session.learn(connection, rows)
+        seen: dict[UUID, Snapshot | None] = {}
+        found = []
+        for row in rows:
+            downstream, doc = row[_WIDTH:]
+            if downstream not in seen:
+                seen[downstream] = _readable(row, session)
+            found.append(Unsettled(flow_rows.read_edge(doc, None), seen[downstream]))
+        return found
 
     async def _count(
         self, changes: Sequence[FlowChange], connection: Connection, repeated: bool
@@ -189,6 +209,16 @@ class Flush:
         compared = [*(move.before for move in self._moves), *self._change.guards]
         if compared:
             _check(all(await standing(self._session, self._connection, compared)))
+
+
+def _readable(row: Any, session: Session) -> Snapshot | None:
+    """None for one that is not there, or cannot be read: it must not hide the others."""
+    if row[0] is None:
+        return None
+    try:
+        return read_snapshot(row, session.book.names, same)
+    except Corruption:
+        return None
 
 
 def _check(stands: object) -> None:

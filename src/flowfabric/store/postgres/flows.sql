@@ -143,14 +143,30 @@ where t.id = g.id and t.version = g.expected
 returning t.id
 
 -- name: unsettled_edges
-select e.doc, e.outcome
-from unnest($1::uuid[], $2::uuid[]) as a (flow, upstream)
-cross join lateral (
-    select * from {schema}.edge t
-    where t.flow = a.flow and t.upstream = a.upstream and t.id > $3 and t.outcome is null
-    order by t.id limit $4
-) e
-order by e.id limit $4
+-- Each with its downstream, as one moment saw both; a downstream with several edges comes with the
+-- first of them only, because it may be large. Equality as in edges_out.
+select s.*, o.downstream, o.doc
+from (
+    select
+        e.id, e.downstream, e.doc,
+        row_number() over (partition by e.downstream order by e.id) as nth
+    from (
+        select t.id, t.downstream, t.doc
+        from unnest($1::uuid[], $2::uuid[]) as a (flow, upstream)
+        cross join lateral (
+            select * from {schema}.edge t
+            where t.flow = a.flow and (t.upstream, t.id) > (a.upstream, $3)
+                and t.upstream <= a.upstream and t.outcome is null
+            order by t.upstream, t.id limit $4
+        ) t
+        order by t.id limit $4
+    ) e
+) o
+left join lateral (
+    select * from {schema}.snapshot v
+    where v.id = case o.nth when 1 then o.downstream end offset 0
+) s on true
+order by o.id
 
 -- name: owing_flows
 -- From one flow to the next, however much is owed to each.

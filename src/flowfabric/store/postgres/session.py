@@ -64,11 +64,15 @@ class Session:
 
     async def read(self, connection: Connection, rows: Sequence[Any]) -> list[Snapshot]:
         """Rows that begin with the columns of the view `snapshot`, as values."""
-        newest = max((row[_ROUTE] for row in rows), default=0)
-        worker = max((row[_WORKER] or 0 for row in rows), default=0)
-        await self.book.know(connection, newest, worker)
+        await self.learn(connection, rows)
         names = self.book.names
         return [read_snapshot(row, names, same) for row in rows]
+
+    async def learn(self, connection: Connection, rows: Sequence[Any]) -> None:
+        """Knows every name that such rows have a number of; a row may be empty."""
+        newest = max((row[_ROUTE] or 0 for row in rows), default=0)
+        worker = max((row[_WORKER] or 0 for row in rows), default=0)
+        await self.book.know(connection, newest, worker)
 
 
 class Part:

@@ -6,18 +6,19 @@ from uuid import UUID
 
 from flowfabric.core.change import Change
 from flowfabric.core.chore import Chore
+from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import Flow, FlowChange
 from flowfabric.core.join import EdgeState
 from flowfabric.core.time import MAX_MILLIS
 from flowfabric.core.vector import PublicState
 from flowfabric.store import flow_rows
-from flowfabric.store.contract import EdgeQuery, FlowQuery
+from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.flow_rows import EdgeSearch, read_chore, read_flow
 from flowfabric.store.sqlite import changes
 from flowfabric.store.sqlite.changes import Decided
 from flowfabric.store.sqlite.lists import public_of
-from flowfabric.store.sqlite.reads import snapshots
+from flowfabric.store.sqlite.reads import load, snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 _LISTED = {False: "listed_flows", True: "listed_flows_newest_first"}
@@ -103,7 +104,7 @@ def count_flows(session: Session, counts: Sequence[FlowChange]) -> set[UUID]:
 
 def unsettled(
     session: Session, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
-) -> list[EdgeState]:
+) -> list[Unsettled]:
     """By id over all of them, as many as are wanted."""
     found: list[EdgeState] = []
     for flow, upstream in endings:
@@ -111,7 +112,10 @@ def unsettled(
             flow=flow, upstreams=(upstream,), unsettled=True, after=after, limit=limit
         )
         found += edges(session, query)
-    return sorted(found, key=lambda state: state.edge.id)[:limit]
+    found.sort(key=lambda state: state.edge.id)
+    del found[limit:]
+    downstreams = _readable(session, list({state.edge.downstream for state in found}))
+    return [Unsettled(state, downstreams.get(state.edge.downstream)) for state in found]
 
 
 def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[Chore]:
@@ -126,6 +130,16 @@ def owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:
     """Those after a flow, by id."""
     values = {"after": b"" if after is None else after.bytes, "limit": limit}
     return [read_uuid(id) for (id,) in session.rows("owing_flows", values)]
+
+
+def _readable(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+    """Executions as they stand; one that cannot be read does not hide the others."""
+    try:
+        return load(session, uuids)
+    except Corruption:
+        if len(uuids) == 1:
+            return {}
+    return {uuid: found for each in uuids for uuid, found in _readable(session, [each]).items()}
 
 
 def _looked_at(guard: Snapshot) -> Decided:

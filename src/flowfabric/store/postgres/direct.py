@@ -1,0 +1,53 @@
+"""Changes that one statement writes: what waits becomes ready or ends, with its events, edges and
+chores. Nothing else may be touched, so that there is nothing to lock beforehand."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flowfabric.store import flow_rows
+from flowfabric.store.flow_rows import CHORE
+from flowfabric.store.postgres.moves import Move
+from flowfabric.store.postgres.session import columns
+from flowfabric.store.rows import COLUMNS, EVENT, Names, Place, Row, event_row, state_row
+from flowfabric.store.wait_rows import writes_waits
+
+_DIRECT = {
+    (Place.PARKED, Place.READY): "readied_directly",
+    (Place.PARKED, Place.DONE): "ended_directly",
+    (Place.READY, Place.DONE): "ended_directly",
+}
+_EDGE = ("downstream", "flow", "id", "outcome")
+
+
+def statement_for(move: Move) -> str | None:
+    """The query that writes this change and many of its kind, None if it takes more than one."""
+    change = move.change
+    more = change.attempts or change.steps or writes_waits(change)
+    if more or change.alarm != move.before.alarm_at:
+        return None
+    return _DIRECT.get((move.origin, move.target))
+
+
+def values_of(moves: Sequence[Move], names: Names) -> list[Any]:
+    """What that query is given for changes of the same target, in the order of ids."""
+    rows: list[Row] = []
+    events: list[Row] = []
+    edges: list[Row] = []
+    chores: list[Row] = []
+    for move in moves:
+        rows.append((*state_row(move.after, names), move.before.head.version))
+        events += [event_row(event, names) for event in move.change.events]
+        beside = flow_rows.written_by([move.change])
+        edges += _of(move, beside.settled)
+        chores += _of(move, beside.chores)
+    return [
+        *columns(rows, len(COLUMNS[moves[0].target]) + 1),
+        *columns(events, len(EVENT)),
+        *columns(edges, len(_EDGE)),
+        *columns(chores, len(CHORE) + 1),
+    ]
+
+
+def _of(move: Move, rows: Iterable[Row]) -> list[Row]:
+    """Each row says whose change writes it: only with that one."""
+    return [(move.uuid, *row) for row in rows]

@@ -1,0 +1,32 @@
+"""Changes with where their rows are and where they go."""
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.change import Change
+from flowfabric.core.execution import Snapshot
+from flowfabric.store.rows import Place, place_of
+
+
+class Move(Struct, frozen=True):
+    """A change with where its row is and where it goes."""
+
+    change: Change[object]
+    before: Snapshot
+    after: Snapshot
+    origin: Place
+    target: Place
+
+    @property
+    def uuid(self) -> UUID:
+        return self.before.execution.uuid
+
+
+def moves_of(changes: Iterable[Change[object]]) -> list[Move]:
+    return [
+        Move(change, before, after, place_of(before.state), place_of(after.state))
+        for change in changes
+        if (before := change.before) is not None and (after := change.after) is not None
+    ]

@@ -1,0 +1,280 @@
+"""Changes that one statement writes: what waits becomes ready or ends. Rivals, locks, lost replies,
+batches of several kinds, and the plans."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from msgspec.structs import replace
+
+from flowfabric.core.change import Change
+from flowfabric.core.chore import Chore, ChoreKind
+from flowfabric.core.errors import Invalid
+from flowfabric.core.event import EventKind
+from flowfabric.core.execution import Flags, Gate, Next, Outcome, Ready, Snapshot, Start, Waiting
+from flowfabric.core.flow import Flow
+from flowfabric.core.time import Millis
+from flowfabric.store.contract import EventQuery
+from flowfabric.store.postgres.link import PINNED, Connection
+from flowfabric.store.sql import load_queries
+from tests.postgres import Databases
+from tests.store import postgres_bench
+from tests.store.flow_bench import A, Bench, after, cancelled, edge, touch, uuid_of
+from tests.store.postgres_bench import lose_reply, migrated_template, opened, until_waiting
+
+FIRST = Next(Start.INITIAL, 0)
+WAITING = Waiting(Gate.DEPENDENCIES, FIRST)
+READY = Ready(FIRST)
+
+
+@pytest.fixture
+def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
+    return fresh_database(template=migrated_template(databases))
+
+
+@pytest.fixture
+async def server(database: str) -> AsyncIterator[postgres_bench.Bench]:
+    async with opened(database) as bench:
+        yield bench
+
+
+@pytest.fixture
+def bench(server: postgres_bench.Bench) -> Bench:
+    return Bench(server.store, server.clock)
+
+
+class Parked:
+    """Members that wait, each for one edge."""
+
+    def __init__(self, bench: Bench, flow: Flow, members: list[Snapshot]) -> None:
+        self.bench = bench
+        self.flow = flow
+        self.members = members
+
+    def promoted(self, n: int) -> Change[None]:
+        """Becomes ready: settles its edge and owes something."""
+        member = self.members[n]
+        owed = Chore(self.flow.id, uuid_of(member), member.head.version + 1, ChoreKind.SIBLINGS)
+        settled = ((UUID(int=n + 1), Outcome.SUCCESS),)
+        return touch(member, READY, settled=settled, owed=(owed,))
+
+    def skipped(self, n: int) -> Change[Any]:
+        change = self.bench.ending(self.members[n], Outcome.SKIPPED)
+        return replace(change, settled=((UUID(int=n + 1), Outcome.FAILED),))
+
+    async def outcomes(self) -> list[Outcome | None]:
+        return [found.outcome for found in await self.bench.edges(self.flow)]
+
+    async def owing(self) -> list[tuple[UUID, ChoreKind]]:
+        return [(chore.id, chore.kind) for chore in await self.bench.chores(self.flow)]
+
+    async def told(self, n: int) -> list[EventKind]:
+        uuid = uuid_of(self.members[n])
+        return [e.kind for e in (await self.bench.store.events(EventQuery(uuid=uuid))).events]
+
+    async def is_untouched(self, n: int) -> bool:
+        """Nothing that a change of this member would have written is there."""
+        owing = {id for id, _ in await self.owing()}
+        edges = await self.outcomes()
+        return (
+            edges[n] is None and uuid_of(self.members[n]) not in owing and await self.told(n) == []
+        )
+
+
+async def parked(bench: Bench, count: int) -> Parked:
+    flow = await bench.flow()
+    members = await bench.members(flow, count)
+    edges = [edge(flow, n + 1, A, uuid_of(member)) for n, member in enumerate(members)]
+    assert await bench.apply(flow, edges=tuple(edges))
+    changes = [touch(member, WAITING) for member in members]
+    await bench.write(*changes)
+    return Parked(bench, flow, [after(change) for change in changes])
+
+
+async def listen(server: postgres_bench.Bench, sent: list[str]) -> None:
+    """Notes the names of the queries that changes send."""
+    names = {query: name for name, query in load_queries("postgres").items()}
+
+    async def add(connection: Connection) -> None:
+        connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
+
+    server.store.session.apply.seam = add
+    await server.store.apply([touch(await server.submit())])
+    server.store.session.apply.seam = None
+
+
+async def test_what_waits_becomes_ready_or_ends_in_one_statement(
+    server: postgres_bench.Bench, bench: Bench
+) -> None:
+    """With everything that the general way writes, and nothing is left where it was."""
+    there = await parked(bench, 3)
+    (idle,) = await bench.members(there.flow, 1)
+    changes = [there.promoted(0), there.skipped(1), cancelled(idle, bench.now)]
+    sent: list[str] = []
+    await listen(server, sent)
+    await bench.write(*changes)
+    await asyncio.sleep(0)  # the driver tells of a query a little later
+    assert [name for name in sent if name] == ["readied_directly", "ended_directly"]
+    for change in changes:
+        uuid = uuid_of(after(change))
+        assert (await bench.store.load([uuid]))[uuid] == after(change)
+    assert await there.outcomes() == [Outcome.SUCCESS, Outcome.FAILED, None]
+    assert set(await there.owing()) == {
+        (uuid_of(there.members[0]), ChoreKind.SIBLINGS),
+        (uuid_of(there.members[1]), ChoreKind.ENDED),
+        (uuid_of(idle), ChoreKind.ENDED),
+    }
+    assert [await there.told(n) for n in range(3)] == [[], [EventKind.SKIPPED], []]
+    claimed = await bench.claim()
+    assert claimed.execution == there.members[0].execution
+
+
+async def test_what_takes_more_goes_the_general_way(
+    server: postgres_bench.Bench, bench: Bench
+) -> None:
+    """One with a deadline, and one that comes to wait, beside one that becomes ready."""
+    there = await parked(bench, 1)
+    (timed,) = await bench.members(there.flow, 1, deadline_at=bench.now + 500)
+    assert timed.head.flags & Flags.DEADLINE
+    (other,) = await bench.members(there.flow, 1)
+    sent: list[str] = []
+    await listen(server, sent)
+    changes = [cancelled(timed, bench.now), there.promoted(0), touch(other, WAITING)]
+    await bench.write(*changes)
+    await asyncio.sleep(0)
+    assert sent.count("readied_directly") == sent.count("state_versions") == 1
+    assert "ended_directly" not in sent
+    assert await bench.store.due(Millis(bench.now + 1000), 9) == []
+    loaded = await bench.store.load([uuid_of(after(change)) for change in changes])
+    assert [loaded[uuid_of(after(change))] for change in changes] == [*map(after, changes)]
+
+
+async def test_one_that_moved_is_refused_and_its_neighbours_are_written(bench: Bench) -> None:
+    """A rival between the load and the change: nothing of the change is written, in any kind."""
+    there = await parked(bench, 4)
+    await bench.write(*(touch(there.members[n]) for n in (0, 2)))
+    changes = [there.promoted(0), there.promoted(1), there.skipped(2), there.skipped(3)]
+    written = {uuid_of(there.members[n]) for n in (1, 3)}
+    assert await bench.store.apply(changes) == written
+    assert await there.is_untouched(0)
+    assert await there.is_untouched(2)
+    assert await there.outcomes() == [None, Outcome.SUCCESS, None, Outcome.FAILED]
+    assert {id for id, _ in await there.owing()} == written
+    assert await bench.store.apply(changes) == set()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_whoever_waited_for_a_rival_writes_only_if_that_wrote_nothing(
+    server: postgres_bench.Bench, bench: Bench, commits: bool
+) -> None:
+    """The rival settles the same edges; those who wait for it have old eyes."""
+    there = await parked(bench, 2)
+    raw, watcher, other = await server.raw(), await server.raw(), await server.other_store()
+    transaction = raw.transaction()
+    await transaction.start()
+    for table in ("parked", "edge"):
+        column = "id" if table == "parked" else "downstream"
+        action = "delete from" if table == "parked" else "update"
+        change = "" if table == "parked" else " set outcome = 1"
+        await raw.execute(
+            f"{action} flowfabric.{table}{change} where {column} = any($1)",
+            [uuid_of(member) for member in there.members],
+        )
+    tasks = [
+        asyncio.create_task(server.store.apply([there.promoted(0)])),
+        asyncio.create_task(other.apply([there.skipped(1)])),
+    ]
+    await until_waiting(watcher, 2)
+    await (transaction.commit() if commits else transaction.rollback())
+    answers = [await task for task in tasks]
+    if commits:
+        assert answers == [set(), set()]
+        assert await there.outcomes() == [Outcome(1), Outcome(1)]
+        assert await there.owing() == []
+    else:
+        assert answers == [{uuid_of(member)} for member in there.members]
+        assert await there.outcomes() == [Outcome.SUCCESS, Outcome.FAILED]
+
+
+async def test_lost_replies_are_recognised_and_rivals_are_not(
+    server: postgres_bench.Bench, bench: Bench
+) -> None:
+    there = await parked(bench, 4)
+    link = server.store.session.apply
+    lose_reply(link)
+    first = {uuid_of(there.members[0])}
+    assert await bench.store.apply([there.promoted(0)]) == first
+    lose_reply(link)
+    assert await bench.store.apply([there.skipped(1)]) == {uuid_of(there.members[1])}
+    assert await there.told(1) == [EventKind.SKIPPED], "once"
+    assert len(await there.owing()) == 2
+    # A rival has left the very same state row, but settled another edge.
+    second = edge(there.flow, 9, A, uuid_of(there.members[2]))
+    assert await bench.apply(await bench.load(there.flow), edges=(second,))
+    rival = replace(there.promoted(2), settled=((second.id, Outcome.SUCCESS),))
+    await bench.write(rival)
+    lose_reply(link)
+    mine = [there.promoted(2), there.promoted(3)]
+    assert await bench.store.apply(mine) == {uuid_of(there.members[3])}
+    assert (await there.outcomes())[2] is None
+
+
+async def test_a_guilty_one_keeps_no_neighbour_of_any_kind_from_being_written(
+    bench: Bench,
+) -> None:
+    there = await parked(bench, 5)
+    changes = [there.promoted(0), there.promoted(1), there.skipped(2), there.skipped(3)]
+    for n in (1, 2):
+        broken = after(changes[n])
+        changes[n] = replace(changes[n], after=replace(broken, head=replace(broken.head, epoch=-1)))
+    changes.append(touch(there.members[4]))
+    with pytest.raises(Invalid, match="epoch"):
+        await bench.store.apply(changes)
+    loaded = await bench.store.load([uuid_of(member) for member in there.members])
+    for n, member in enumerate(there.members):
+        expected = member if n in (1, 2) else after(changes[n])
+        assert loaded[uuid_of(member)] == expected
+    assert await there.is_untouched(1)
+    assert await there.is_untouched(2)
+
+
+async def test_rivals_in_any_order_and_way_do_not_block_each_other(
+    server: postgres_bench.Bench, bench: Bench
+) -> None:
+    """One promotes, one ends, one changes the same fifty in the general way: each is written by
+    exactly one of them."""
+    other, third = await server.other_store(), await server.other_store()
+    for _ in range(3):
+        there = await parked(bench, 50)
+        back = range(49, -1, -1)
+        answers = await asyncio.gather(
+            server.store.apply([there.promoted(n) for n in range(50)]),
+            other.apply([there.skipped(n) for n in back]),
+            third.apply([touch(there.members[n]) for n in back]),
+        )
+        assert sum(map(len, answers)) == 50
+        assert set().union(*answers) == {uuid_of(member) for member in there.members}
+        settled = [outcome for outcome in await there.outcomes() if outcome is not None]
+        assert len(settled) == len(answers[0]) + len(answers[1]) == len(await there.owing())
+
+
+async def test_both_find_everything_by_key_and_compare_no_list_with_another(
+    server: postgres_bench.Bench,
+) -> None:
+    """Plans as they are made while the tables are empty: they stay."""
+    for name, tables in (("readied_directly", ["parked"]), ("ended_directly", ["ready", "parked"])):
+        connection = await server.store.session.dialer.dial(PINNED)
+        query = load_queries("postgres")[name]
+        await connection.execute(f"prepare probe as {query}")
+        highest = 33 if name == "readied_directly" else 35
+        given = ", ".join(["'{}'"] * highest)
+        rows = await connection.fetch(f"explain (costs off) execute probe ({given})")
+        await connection.close()
+        steps = "\n".join(line for (line,) in rows)
+        for table in (*tables, "edge"):
+            assert f"Tid Scan on {table}" in steps
+        assert "Index Cond: ((flow = c.flow) AND (id = c.id))" in steps
+        assert steps.count("hashed SubPlan") == 3
+        assert "Seq Scan" not in steps
