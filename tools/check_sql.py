@@ -109,6 +109,7 @@ ONLY: dict[str, set[str]] = {
         "new_progress",
         "new_reservations",
         "new_tags",
+        "missing_queues",
         "quota_versions",
         "refused_fences",
         "released_ready",

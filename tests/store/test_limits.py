@@ -158,7 +158,7 @@ async def test_lines_are_those_where_somebody_waits_the_longest_unserved_first(
     for key in ("x", "y", "z", "gone"):
         waiting = await bench.submit(2, {"a": key})
     await bench.write(*(bench.cancelling(snapshot) for snapshot in waiting))
-    turns = {("a", queue(a="x")): 7, ("a", queue(a="y")): 5, ("a", queue(a="never")): 1}
+    turns = {("a", queue(a="x")): 7, ("a", queue(a="y")): 5}
     await bench.through(turns=turns)
     lines = (await bench.standing("a")).lines
     assert [(line.uses[0].key, line.turn) for line in lines] == [("z", 0), ("y", 5), ("x", 7)]
@@ -281,6 +281,17 @@ async def test_a_release_that_lost_the_race_writes_nothing(bench: Bench) -> None
         "b": 1,
     }
     assert await bench.load(snapshot) == freed(snapshot)
+
+
+async def test_a_release_of_a_queue_that_was_trimmed_writes_nothing(bench: Bench) -> None:
+    """A slot of a queue without rows would not be counted."""
+    await bench.quota("a", concurrency=3)
+    waiting = await bench.submit(2, {"a": "k"})
+    turns = {("a", queue(a="k")): 9, ("a", queue(a="trimmed")): 9}
+    assert await bench.through(*waiting, turns=turns, versions={"a": 1}) is None
+    assert await bench.slots(a="k") == 0
+    standing = await bench.standing("a")
+    assert ([line.turn for line in standing.lines], standing.quotas["a"].version) == ([0], 1)
 
 
 async def test_who_has_gone_elsewhere_is_not_let_through(bench: Bench) -> None:

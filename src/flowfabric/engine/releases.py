@@ -213,6 +213,8 @@ class Releases(Noun):
             if len(through.moved) == len(decided.moves) < MAX_MOVES and not _more(standing, ask):
                 return True
             depth = _depth(len(standing.lines))
+        # Rivals, or a queue that is known in part: then it is known after this.
+        await self._parts.store.put_queues([(line.id, line.uses) for line in standing.lines])
         return True
 
     def _moved(self, quota: str, through: Through) -> None:

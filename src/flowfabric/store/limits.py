@@ -113,11 +113,12 @@ class QuotaStore(Protocol):
 
     async def release(self, release: Release) -> Through | None:
         """Writes a release, if every quota in `versions` still has that version (each becomes one
-        more); None, and nothing is written, otherwise. Moves the rows of `moves` from `parked` to
-        `ready` (next version, as `core.gate.admit` would with the limits gate open) that still have
-        their version there at the limits gate; the others have gone elsewhere meanwhile. Writes the
-        turns of queues, adds the admissions at `at`, deletes the admissions of quotas in `forget`
-        up to that moment. The third statement that may repeat a core rule."""
+        more) and every queue in `turns` has its row; None, and nothing is written, otherwise. Moves
+        the rows of `moves` from `parked` to `ready` (next version, as `core.gate.admit` would with
+        the limits gate open) that still have their version there at the limits gate; the others
+        have gone elsewhere meanwhile. Writes the turns of queues, adds the admissions at `at`,
+        deletes the admissions of quotas in `forget` up to that moment. The third statement that may
+        repeat a core rule."""
 
     async def crowds(self, after: int, limit: int) -> list[Crowd]:
         """Queues in which somebody waits, by number above `after`. Must not read every row that

@@ -160,18 +160,31 @@ cross join lateral (
 -- name: released
 -- Compared under lock, in the order of names; whoever waited for a lock finds another version, and
 -- everything else depends on the versions. Parked rows are never changed in place, so that one
--- found by its place is the one that was compared, or gone. The first column tells whether the
--- versions stood.
+-- found by its place is the one that was compared, or gone. Queues are kept from being trimmed: a
+-- slot of one without rows would not be counted. The first column tells whether all that stood.
 with locked as materialized (
     select q.name, q.version from {schema}.quota q
     where q.name = any($1::text[])
     order by q.name
     for no key update
 ),
-compared as materialized (
-    select count(*) = cardinality($1) as stands
+same as materialized (
+    select count(*) = cardinality($1) as stand
     from unnest($1::text[], $2::bigint[]) as g (name, version)
     join locked on locked.name = g.name and locked.version = g.version
+),
+kept as materialized (
+    select f.id
+    from unnest($5::text[], $6::bigint[]) as s (quota, id)
+    cross join lateral (
+        select q.id from {schema}.queue q
+        where q.quota = s.quota and q.id = s.id offset 0
+        for key share
+    ) f
+    where (select same.stand from same)
+),
+compared as materialized (
+    select same.stand and (select count(*) from kept) = cardinality($5) as stands from same
 ),
 counted as (
     update {schema}.quota set version = version + 1

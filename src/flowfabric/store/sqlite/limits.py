@@ -64,6 +64,8 @@ def release(session: Session, release: Release) -> Through | None:
     versions = list(release.versions.items())
     if versions and session.given("quota_versions", versions).fetchall():
         return None
+    if release.turns and session.given("missing_queues", list(release.turns)).fetchall():
+        return None
     moved = _move(session, release.moves)
     if versions:
         session.execute("counted_quotas", {"names": encode(list(release.versions)).decode()})

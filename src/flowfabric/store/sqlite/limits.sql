@@ -87,6 +87,12 @@ select g.name from given as g
 left join quota as q on q.name = g.name and q.version = g.version
 where q.name is null
 
+-- name: missing_queues
+with given (quota, id) as (values (?, ?))
+select g.id from given as g
+left join queue as q on q.quota = g.quota and q.id = g.id
+where q.id is null
+
 -- name: counted_quotas
 update quota set version = version + 1 where name in (select value from json_each(:names))
 

@@ -1,0 +1,32 @@
+"""Queues forgotten on Postgres while somebody comes to wait in them."""
+
+import asyncio
+from collections.abc import Callable
+
+from flowfabric.core.release import release
+from tests.postgres import Databases
+from tests.store import limit_bench, postgres_bench
+from tests.store.limit_bench import queue
+from tests.store.postgres_bench import migrated_template, until_waiting
+
+
+async def test_a_queue_trimmed_while_somebody_comes_gives_no_slot_away(
+    databases: Databases, fresh_database: Callable[..., str]
+) -> None:
+    """I-27: who trims has seen nobody, who releases has seen the row: one of them must notice"""
+    async with postgres_bench.opened(
+        fresh_database(template=migrated_template(databases))
+    ) as inner:
+        bench = limit_bench.Bench(inner.store, inner.clock)
+        await bench.quota("a", concurrency=3)
+        await bench.submit(1, {"a": "k"})
+        decided = release(await bench.standing("a"), bench.now, 9)
+        raw = await inner.raw()
+        transaction = raw.transaction()
+        await transaction.start()
+        await raw.execute("delete from flowfabric.queue")
+        racing = asyncio.ensure_future(bench.store.release(decided))
+        await until_waiting(await inner.raw())
+        await transaction.commit()
+        assert await racing is None
+        assert len(await bench.store.waiting_in(queue(a="k"), 9)) == 1
