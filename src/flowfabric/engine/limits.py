@@ -1,5 +1,6 @@
 """What the sweep does for limits: whoever waits at one is looked at, whoever put them there."""
 
+import asyncio
 import logging
 
 from flowfabric.core.errors import FlowFabricError
@@ -11,6 +12,9 @@ from flowfabric.engine.releases import Releases
 from flowfabric.store.limits import Crowd
 
 PAGE = 500
+REST = 9.0
+"""How many times as long as it took to look at everybody who waits nobody is looked at again."""
+MAX_REST = 10.0
 
 log = logging.getLogger("flowfabric.limits")
 
@@ -20,18 +24,22 @@ class Limits(Noun):
         super().__init__(parts)
         self._releases = releases
         self._door = doorkeeper
+        self._rests_until = 0.0
 
-    async def sweep(self) -> None:
-        """Resets budgets that are due, then lets in and through everybody there is room for."""
+    async def sweep(self, *, everybody: bool = True) -> None:
+        """Resets budgets that are due, then lets in and through everybody there is room for.
+        Without `everybody` only now and then, if that takes long: room is given away when it
+        comes to be, and what is due meanwhile must not wait for those who can only wait."""
+        loop = asyncio.get_running_loop()
         try:
             await self._door.sweep()
-            after = -1
-            self._releases.next_at = None
-            while crowds := await self._parts.store.crowds(after, PAGE):
-                await self._look_at(crowds)
-                after = crowds[-1].queue
-                if len(crowds) < PAGE:
-                    break
+            begun_at = loop.time()
+            if not everybody and begun_at < self._rests_until:
+                self._releases.reopen(self._now())
+                return
+            await self._look_at_all()
+            ended_at = loop.time()
+            self._rests_until = ended_at + min(MAX_REST, REST * (ended_at - begun_at))
         except FlowFabricError as error:
             log.warning("limits are left for the next round: %s", error)
 
@@ -63,6 +71,15 @@ class Limits(Noun):
     async def resets_at(self) -> Millis | None:
         """When the next budget begins a new period."""
         return await self._door.next_at()
+
+    async def _look_at_all(self) -> None:
+        after = -1
+        self._releases.forget_rates()
+        while crowds := await self._parts.store.crowds(after, PAGE):
+            await self._look_at(crowds)
+            after = crowds[-1].queue
+            if len(crowds) < PAGE:
+                break
 
     async def _look_at(self, crowds: list[Crowd]) -> None:
         found = await self._parts.store.load([crowd.first for crowd in crowds])

@@ -41,7 +41,7 @@ class Shape(Enum):
 
 
 class Releases(Noun):
-    """Lets executions through quotas. `next_at` is when a rate has room for somebody who waits."""
+    """Lets executions through quotas."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -56,7 +56,7 @@ class Releases(Noun):
         self._looked_at: dict[str, float] = {}
         self._moved_at: dict[str, int] = {}
         self._moves = count(1)
-        self.next_at: Millis | None = None
+        self._opens_at: dict[str, Millis] = {}
         parts.after.limited = self.kick
 
     def kick(self, executions: Iterable[Execution]) -> None:
@@ -74,6 +74,22 @@ class Releases(Noun):
     def gone(self, name: str) -> None:
         """Told that a quota was deleted: nobody has to wait for it any more."""
         self._dirty[name] = None
+        self._start()
+
+    @property
+    def next_at(self) -> Millis | None:
+        """When a rate has room for somebody who waits."""
+        return min(self._opens_at.values(), default=None)
+
+    def forget_rates(self) -> None:
+        """Told that everybody is looked at anew."""
+        self._opens_at.clear()
+
+    def reopen(self, now: Millis) -> None:
+        """Looks at the quotas whose rate has room again."""
+        for quota in [name for name, at in self._opens_at.items() if at <= now]:
+            del self._opens_at[quota]
+            self._dirty[quota] = None
         self._start()
 
     def forget_queues(self) -> None:
@@ -200,7 +216,7 @@ class Releases(Noun):
             standing = await self._parts.store.standing(ask)
             self._learn(standing)
             decided = release(standing, now, MAX_MOVES)
-            self._wake_at(decided.next_at)
+            self._wake_at(quota, decided.next_at)
             if not decided.moves:
                 return len(standing.lines) < lines
             through = await self._parts.store.release(decided)
@@ -232,10 +248,10 @@ class Releases(Noun):
         if len(uses) > 1:
             self._shared.update(use.quota for use in uses)
 
-    def _wake_at(self, at: Millis | None) -> None:
+    def _wake_at(self, quota: str, at: Millis | None) -> None:
         if at is None:
             return
-        self.next_at = at if self.next_at is None else min(self.next_at, at)
+        self._opens_at[quota] = min(at, self._opens_at.get(quota, at))
         self._parts.after.due(at)
 
 

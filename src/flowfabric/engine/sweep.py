@@ -80,6 +80,10 @@ class Sweep(Noun):
     async def once(self) -> int:
         """Does everything that is due now, whoever has the duty; returns how many executions
         were looked at."""
+        return await self._round(everybody=True)
+
+    async def _round(self, *, everybody: bool) -> int:
+        """`everybody`: all who wait for limits are looked at, however long that takes."""
         try:
             await self._schedules.fire_due()
         except FlowFabricError as trouble:  # such as a schedule that cannot be read
@@ -97,7 +101,7 @@ class Sweep(Noun):
                 if isinstance(error, Exception):
                     log.error("an execution could not be swept: %s", error)
         await self._settler.sweep()
-        await self._limits.sweep()
+        await self._limits.sweep(everybody=everybody)
         await self._workers.finish()
         return len(looked_at)
 
@@ -161,7 +165,7 @@ class Sweep(Noun):
         self._has_duty = await store.take_duty(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
         if not self._has_duty:
             return MAX_PAUSE
-        await self.once()
+        await self._round(everybody=False)
         if now - self._trimmed_at >= TRIM_EVERY:
             if await self._trim_page() == PAGE:
                 return 0.0  # the rest page by page: what becomes due meanwhile does not wait
