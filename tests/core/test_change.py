@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from flowfabric.core import attempt, control
+from flowfabric.core import attempt, control, subflow
+from flowfabric.core.attempt import Chance
 from flowfabric.core.change import Change, fold, refused, unchanged
+from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import LeaseExpired, NotFound
-from flowfabric.core.execution import Flags
+from flowfabric.core.execution import Failure, Flags
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from tests.lab import TTL
@@ -73,6 +75,33 @@ def test_the_end_of_a_member_is_plain_and_owes_its_flow() -> None:
     change = attempt.complete(member, owner(member), NOW)
     assert change.plain_end
     assert [chore.flow for chore in change.chores] == [SOME]
+
+
+CHILD = UUID(int=8)
+
+
+def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() -> None:
+    """I-19: also where it is folded with the replay that follows"""
+    held = running()
+    parent = held.to(held.state, life=replace(held.life, flows=(CHILD,)))
+    assert attempt.complete(parent, owner(parent), NOW).chores == ()
+    failed = attempt.fail(parent, owner(parent), NOW, Failure("no", "permanent"), Chance(0.0))
+    assert failed.plain_end
+    assert failed.after is not None
+    owed = Chore(CHILD, held.execution.uuid, failed.after.head.version, ChoreKind.ORPHANED)
+    assert failed.chores == (owed,)
+    again = control.replay(failed.after, NOW)
+    assert again.after is not None
+    assert (again.after.life.flows, again.after.life.orphans) == ((), (CHILD,))
+    assert again.chores == ()
+    assert fold(failed, again).chores == (owed,)
+    heard = subflow.forget(failed.after, CHILD, orphan=False)
+    assert heard.after is not None
+    assert heard.after.life.flows == ()
+    assert heard.chores == ()
+    listed = subflow.start(held, CHILD)
+    cancelled = control.cancel(listed.after, OPERATOR, NOW, "enough")
+    assert [chore.kind for chore in fold(listed, cancelled).chores] == [ChoreKind.ORPHANED]
 
 
 def test_only_an_ending_by_its_owner_that_writes_nothing_else_is_plain() -> None:

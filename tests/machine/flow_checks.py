@@ -63,6 +63,7 @@ class Checks:
             self._member(member, found[uuid], states)
         self._siblings(found, states)
         self._flow(flow, found)
+        await self._children(found)
 
     async def _members(self) -> dict[UUID, Snapshot]:
         page = await self.store.members(self.flow, limit=MANY)
@@ -175,6 +176,20 @@ class Checks:
         over = flow.state != "open" and counts.total() >= size
         assert (flow.ended_at is not None) == over, "when it ended"
         self._cancels(found)
+
+    async def _children(self, found: dict[UUID, Snapshot]) -> None:
+        """A flow that a member started lives unless the member ended without success."""
+        flows = await self.store.flows(list(self.book.children))
+        for id, child in self.book.children.items():
+            parts = await self.store.members(id, limit=MANY)
+            living = [one for one in parts if not isinstance(one.state, Ended)]
+            word, orphan = child.left_by, child.left_by not in (None, "success")
+            assert flows[id].state == ("cancelled" if orphan else "running"), f"{word}: {flows[id]}"
+            assert bool(living) != orphan, f"left by a member that {word}: {parts}"
+            assert not orphan or flows[id].ended_at is not None, "nobody is left of it"
+            if child.parent.ended is None:
+                life = found[child.parent.uuid].life
+                assert (id in life.flows) == (word is None), f"{word}: {life.flows}"
 
     def _cancels(self, found: dict[UUID, Snapshot]) -> None:
         """A cancelled flow has taken along whom it takes along."""

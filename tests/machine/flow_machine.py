@@ -160,6 +160,11 @@ class FlowMachine(RuleBasedStateMachine):
         self._run(_all([*steps, *(play.other_sweeps() for _ in range(sweeps))]))
 
     @rule(pick=picks)
+    def start_a_flow(self, pick: int) -> None:
+        self._run(self.play.claim(1, 30_000))
+        self._run(self.play.start_flow(pick))
+
+    @rule(pick=picks)
     def revoke(self, pick: int) -> None:
         self._run(self.play.revoke(pick))
 

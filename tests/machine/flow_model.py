@@ -95,11 +95,25 @@ class Member:
 
 
 @dataclass
+class Child:
+    """A flow that a member has started, when it had ended and was replayed `since` times in all."""
+
+    parent: Member
+    since: int
+
+    @property
+    def left_by(self) -> str | None:
+        """How the member ended first after that; later ends are not about this flow."""
+        return next((word for word in self.parent.tale[self.since :] if word in ENDINGS), None)
+
+
+@dataclass
 class Book:
     """One flow. `cancel` is the policy it was cancelled with."""
 
     members: dict[UUID, Member] = field(default_factory=dict)
     wires: dict[UUID, Wire] = field(default_factory=dict)
+    children: dict[UUID, Child] = field(default_factory=dict)
     sealed: bool = False
     cancel: str | None = None
 

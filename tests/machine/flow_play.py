@@ -20,11 +20,12 @@ from flowfabric.core.errors import (
     FlowFabricError,
     FlowTerminal,
     InvalidGraph,
+    NotActive,
     RetryExhausted,
     Unavailable,
 )
 from flowfabric.core.execution import Ended, Failure, Worker
-from flowfabric.core.flow import CancelPolicy
+from flowfabric.core.flow import CancelPolicy, Parent
 from flowfabric.core.graph import Graph, Link, Node, member_id
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
@@ -36,7 +37,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import EdgeQuery, Store
 from tests.machine.flow_checks import Checks
-from tests.machine.flow_model import Book, Member, Rule
+from tests.machine.flow_model import Book, Child, Member, Rule
 from tests.machine.play import Bench
 from tests.machine.rivals import Wrapper
 
@@ -47,6 +48,7 @@ WORKER = Worker("w", "w-1")
 ALL = AllOf()
 MOST_SWEEPS = 30
 PER_PAGE = 3
+NEVER = 10**9
 
 
 class Mortal(Wrapper):
@@ -321,6 +323,24 @@ class FlowPlay:
             return
         claim = self.holdings.pop(pick % len(self.holdings))
         await self.insist(partial(_deed, claim, how, Millis(self.clock.now() + 700)))
+
+    async def start_flow(self, pick: int) -> None:
+        """A member that runs starts a flow of its own, whose part waits for longer than we play."""
+        claim = self.holdings[pick % len(self.holdings)] if self.holdings else None
+        member = None if claim is None else self.book.members.get(claim.uuid)
+        if claim is None or member is None:
+            return
+        await self.checks.hear()
+        flow, since = uuid5(claim.uuid, f"flow {len(self.book.children)}"), len(member.tale)
+        later = Submission(kind="part", delay_until=Millis(self.clock.now() + NEVER))
+        graph, parent = Graph((Node("part", later),)), Parent(str(claim.id), "flow")
+        answer = await self.insist(
+            lambda engine: engine.flows.declare("child", graph, id=flow, parent=parent)
+        )
+        if isinstance(answer, FlowFabricError):
+            assert isinstance(answer, NotActive), answer
+        else:
+            self.book.children[flow] = Child(member, since)
 
     async def revoke(self, pick: int) -> None:
         if self.holdings:

@@ -56,12 +56,12 @@ def count_twice(found: Join, on: On, outcome: Outcome) -> Join:
     return join.count(once, on, outcome) if once.failed > found.failed else once
 
 
-def no_chore(before: Snapshot | None, after: Snapshot | None) -> Chore | None:
+def no_chore(before: Snapshot | None, after: Snapshot | None) -> tuple[Chore, ...]:
     """An ending whose chore is not written, if it is a cancel."""
     cancelled = after is not None and isinstance(after.state, Ended)
     if cancelled and after is not None and after.life.cancel_reason is not None:
-        return None
-    return chore.chore_of(before, after)
+        return ()
+    return chore.chores_of(before, after)
 
 
 def no_cancel_of_the_rest(*_: object) -> tuple[Chore, ...]:
@@ -83,9 +83,15 @@ def no_taking_back(
     return FlowChange(honest.before, honest.after, owed=honest.owed, done=chores)
 
 
+def no_orphans(after: Snapshot) -> tuple[Chore, ...]:
+    """Runs that leave their flows behind."""
+    return ()
+
+
 RULE_FAULTS: list[tuple[list[Any], str, Callable[..., Any]]] = [
     ([rules, membership], "count", count_twice),
-    ([change], "chore_of", no_chore),
+    ([change], "chores_of", no_chore),
+    ([chore], "_orphaned", no_orphans),
     ([rules, membership], "siblings", no_cancel_of_the_rest),
     ([membership], "held", no_hold),
     ([settling, settler], "count_chores", no_taking_back),

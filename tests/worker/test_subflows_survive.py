@@ -9,7 +9,6 @@ from flowfabric import (
     Context,
     Fabric,
     Fail,
-    FlowState,
     PublicState,
     RunFailed,
 )
@@ -203,18 +202,3 @@ async def test_a_run_that_succeeded_and_is_replayed_makes_a_new_flow(
     await work(bench)
     assert await run.result(5) == ["a"]
     assert (log, len(await flows(bench))) == (["a", "a"], 2)
-
-
-async def test_a_flow_goes_on_when_its_run_is_cancelled(
-    bench: Bench, tasks: Tasks, log: Log
-) -> None:
-    """Nobody is told then; whoever wants it to stop cancels the flow"""
-    run, flow = await parent_of(bench, tasks)
-    await run.cancel()
-    await bench.pass_time(3_600_000)
-    await work(bench)
-    assert sorted(log) == ["a", "b"]
-    assert await run.state() is PublicState.CANCELLED
-    (ended,) = await flows(bench)
-    assert (ended.id, ended.state) == (flow.id, FlowState.COMPLETED)
-    assert not await bench.engine.store.owing(1)

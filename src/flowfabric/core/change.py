@@ -6,7 +6,7 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.chore import Chore, chore_of
+from flowfabric.core.chore import Chore, chores_of, turned
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.event import Event
 from flowfabric.core.execution import Active, Attempt, Ended, Flags, Outcome, Snapshot
@@ -14,7 +14,7 @@ from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Heard, Mark, Waitpoint
 
-# What an execution may own although its end is written unseen: the flow is told by a chore, a
+# What an execution may own although its end is written unseen: flows are told by chores, a
 # slot is given back by the very row that goes, reservations are let go after the commit.
 _PLAIN = Flags.FLOW | Flags.LIMITS | Flags.BUDGETS
 
@@ -50,9 +50,8 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
 
     @property
     def chores(self) -> tuple[Chore, ...]:
-        """All that is owed to the flow after this change."""
-        ended = chore_of(self.before, self.after)
-        return self.owed if ended is None else (*self.owed, ended)
+        """All that is owed to flows after this change."""
+        return self.owed + chores_of(self.before, self.after)
 
     @property
     def alarm(self) -> Millis | None:
@@ -113,6 +112,6 @@ def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
 
 def _between(first: "Change[object]", second: "Change[object]") -> tuple[Chore, ...]:
     """What only shows between the two: one that ended and was replayed owes both."""
-    halves = [chore_of(first.before, first.after), chore_of(second.before, second.after)]
-    owed = [chore for chore in halves if chore is not None]
-    return tuple(owed) if len(owed) > 1 else ()
+    if not (turned(first.before, first.after) and turned(second.before, second.after)):
+        return ()
+    return chores_of(first.before, first.after) + chores_of(second.before, second.after)

@@ -17,7 +17,8 @@ class ChoreKind(IntEnum):
     """ENDED: settle the edges of a member that ended, and count it. REPLAYED: it did not end after
     all. SIBLINGS: cancel the upstreams of a join that has fired. CANCEL: cancel members of a
     cancelled flow. TELL: tell the run that waits for the flow. RELEASE: let members of a sealed
-    flow go. Numbers are stored."""
+    flow go. ORPHANED: cancel the flow, since the run that started it ended without success.
+    Numbers are stored."""
 
     ENDED = 1
     REPLAYED = 2
@@ -25,11 +26,13 @@ class ChoreKind(IntEnum):
     CANCEL = 4
     TELL = 5
     RELEASE = 6
+    ORPHANED = 7
 
 
 class Chore(Struct, frozen=True):
-    """`id` is a member, or the flow itself; `number` (a version) tells repetitions apart. `spared`
-    marks an ending that is no failure of the flow: a loser of a race that was cancelled."""
+    """`id` is a member, the flow itself or the run that started it; `number` (a version) tells
+    repetitions apart. `spared` marks an ending that is no failure of the flow: a loser of a race
+    that was cancelled."""
 
     flow: UUID
     id: UUID
@@ -39,23 +42,46 @@ class Chore(Struct, frozen=True):
     spared: bool = False
 
 
-def chore_of(before: Snapshot | None, after: Snapshot | None) -> Chore | None:
-    """What a change of a member owes to its flow: an ending is settled, a replay takes it back."""
-    if before is None or after is None or not after.head.flags & Flags.FLOW:
-        return None
+def chores_of(before: Snapshot | None, after: Snapshot | None) -> tuple[Chore, ...]:
+    """What a change of an execution owes to flows, because it ended or was replayed."""
+    if before is None or after is None or not turned(before, after):
+        return ()
+    own = _owed_to_own(before, after)
+    orphans = _orphaned(after) if after.life.flows else ()
+    return orphans if own is None else (own, *orphans)
+
+
+def turned(before: Snapshot | None, after: Snapshot | None) -> bool:
+    """Whether a change is an ending or a replay."""
+    if before is None or after is None:
+        return False
+    return isinstance(before.state, Ended) is not isinstance(after.state, Ended)
+
+
+def _owed_to_own(before: Snapshot, after: Snapshot) -> Chore | None:
+    """What a member owes to its flow: an ending is settled, a replay takes it back."""
     flow = after.execution.flow
-    if flow is None:
+    if flow is None or not after.head.flags & Flags.FLOW:
         return None
     id, number = after.execution.uuid, after.head.version
     match before.state, after.state:
-        case (Ended(), Ended()):
-            return None
         case (_, Ended(outcome=outcome)):
             return Chore(flow, id, number, ChoreKind.ENDED, outcome, is_spared(after))
         case (Ended(outcome=outcome), _):
             return Chore(flow, id, number, ChoreKind.REPLAYED, outcome, is_spared(before))
         case _:
             return None
+
+
+def _orphaned(after: Snapshot) -> tuple[Chore, ...]:
+    """Flows go on after the success of the run that started them, and only then."""
+    match after.state:
+        case Ended(outcome=outcome) if outcome is not Outcome.SUCCESS:
+            id, number = after.execution.uuid, after.head.version
+            kind = ChoreKind.ORPHANED
+            return tuple(Chore(flow, id, number, kind) for flow in after.life.flows)
+        case _:
+            return ()
 
 
 def is_spared(snapshot: Snapshot) -> bool:

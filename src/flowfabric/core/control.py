@@ -315,6 +315,7 @@ def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
         waits=waits,
         join=old.join,
         unsealed=old.unsealed,
+        orphans=() if fresh_steps else (*old.orphans, *old.flows),
         unknown=old.unknown,
     )
     return life, flags

@@ -146,7 +146,11 @@ class Released(Struct, frozen=True, omit_defaults=True):
 
 
 class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """What happened to the execution so far. Empty for one that just runs once."""
+    """What happened to the execution so far. Empty for one that just runs once.
+
+    `flows` are those it has started and not heard of since. They are cancelled when it ends other
+    than in success, and a replay remembers them as `orphans`.
+    """
 
     priority: int | None = None
     started_at: Millis | None = None
@@ -169,6 +173,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     join: Join | None = None
     unsealed: bool = False
     budget: str | None = None
+    flows: tuple[UUID, ...] = ()
+    orphans: tuple[UUID, ...] = ()
 
 
 EMPTY_LIFE = Life()

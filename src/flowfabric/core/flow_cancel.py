@@ -1,13 +1,18 @@
 """Cancelling a flow: which members it takes along, and what it owes them."""
 
+from msgspec.structs import replace
+
 from flowfabric.core.change import Change
 from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.ending import event_of
 from flowfabric.core.errors import Invalid
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Snapshot
-from flowfabric.core.flow import CancelPolicy, Flow
+from flowfabric.core.flow import Cancellation, CancelPolicy, Flow, FlowChange, FlowState
 from flowfabric.core.time import Millis
+
+PARENT_ENDED = "parent_ended"
+"""Why a flow is cancelled whose run ended without success."""
 
 
 def check_cancel_policy(policy: object) -> CancelPolicy:
@@ -39,3 +44,17 @@ def announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:
     }
     event = event_of(member, EventKind.FLOW_CANCEL_REQUESTED, now, detail)
     return Change(None, member, member.to(member.state), (event,))
+
+
+def orphaned(change: FlowChange, now: Millis) -> FlowChange:
+    """The same change of a flow whose run ended without success: unless the flow is over it is
+    cancelled, and its members are owed that."""
+    if change.after.terminal:
+        return change
+    cancel = Cancellation(now, PARENT_ENDED, CancelPolicy.ALL)
+    after = replace(change.after, state=FlowState.CANCELLED, cancel=cancel)
+    return replace(change, after=after, owed=change.owed + cancel_chores(after, held=False))
+
+
+def is_orphan(flow: Flow) -> bool:
+    return flow.cancel is not None and flow.cancel.reason == PARENT_ENDED

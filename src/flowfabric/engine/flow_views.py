@@ -21,6 +21,7 @@ from flowfabric.core.execution import (
     Waiting,
 )
 from flowfabric.core.flow import Flow, FlowState, count_chores, known
+from flowfabric.core.flow_cancel import is_orphan
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.join import AllOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.outcome import Outcome
@@ -99,6 +100,14 @@ class FlowViews(Noun):
             if flow.ended_at is None:
                 raise TimeoutError(f"flow {id} is {flow.state}") from None
             return flow
+
+    async def is_orphan(self, flow: UUID) -> bool:
+        """Whether a flow was cancelled since the run that started it ended without success, or is
+        gone by now; what is owed to it is done first."""
+        key = parse_uuid(flow, "flow")
+        await self._parts.after.settle(key)
+        found = (await self._parts.store.flows([key])).get(key)
+        return found is None or is_orphan(found)
 
     async def page(
         self,

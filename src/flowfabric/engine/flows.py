@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core import membership
+from flowfabric.core import membership, subflow
+from flowfabric.core.change import Change
 from flowfabric.core.check import check_kind_of, check_seconds
 from flowfabric.core.chore import Chore, ChoreKind, is_spared
 from flowfabric.core.control import Replayed, check_replay
@@ -385,7 +386,7 @@ class Flows(Noun):
             if found is None:
                 for creation in (*laid.roots, *laid.rest):
                     await self._parts.known.check(creation.snapshot.execution.rules)
-                return FlowChange(None, flow, edges=pages[0])
+                return FlowChange(None, flow, pages[0], await self._started_by(flow))
             same = (flow.graph, flow.kind, flow.namespace)
             if (found.graph, found.kind, found.namespace) != same:
                 raise FlowConflict(f"flow {flow.id} was declared with another graph")
@@ -402,6 +403,12 @@ class Flows(Noun):
 
             await self._change(flow.id, more)
         return created
+
+    async def _started_by(self, flow: Flow) -> tuple[Change[object], ...]:
+        """The run that starts the flow remembers it, by the very change that creates it."""
+        if flow.parent is None:
+            return ()
+        return (subflow.start(await self._load(flow.parent.execution), flow.id),)
 
     async def _change(self, id: UUID, decide: Decided, *, kick: bool = True) -> FlowChange | None:
         """Load, decide, apply; calls of this process for one flow one after the other."""

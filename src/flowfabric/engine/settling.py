@@ -15,13 +15,15 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
-from flowfabric.core import control, membership
+from flowfabric.core import control, membership, subflow
 from flowfabric.core import settling as rules
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import LeaseLost, NotFound, NotSignalable
 from flowfabric.core.execution import Ended, Outcome, Snapshot, Source
-from flowfabric.core.flow import CancelPolicy, Flow, count_chores
+from flowfabric.core.flow import CancelPolicy, Flow, Parent, count_chores
+from flowfabric.core.flow_cancel import is_orphan, orphaned
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import EdgeState, JoinState, satisfies
 from flowfabric.core.lease import Owner
 from flowfabric.core.settling import Settlement
@@ -73,6 +75,9 @@ class Settling(Noun):
         if found is None:
             raise NotFound("flow", flow)
         kinds = {chore.kind for chore in chores}
+        if len(chores) >= PAGE:
+            # There may be more endings: a flow that is over already cannot be cancelled.
+            chores = [each for each in chores if each.kind is not ChoreKind.ORPHANED] or chores
         if found.cancel is not None:
             # Before anything is settled: members are to be cancelled, not skipped. The cancel
             # may be on a later page of chores, and a replay may not have seen it.
@@ -85,7 +90,10 @@ class Settling(Noun):
         if ChoreKind.TELL in kinds:
             await self._tell(found)
         missing = await self._missing(found) if ChoreKind.CANCEL in kinds else None
-        change = count_chores(found, tuple(chores), self._now(), missing)
+        now = self._now()
+        change = count_chores(found, tuple(chores), now, missing)
+        if any(chore.kind is ChoreKind.ORPHANED for chore in chores):
+            change = orphaned(change, now)
         counted = await self._parts.store.apply_flow(change)
         if counted and change.after.ended_at is not None:
             self._parts.store.hint(frozenset())  # whoever waits for the flow
@@ -172,18 +180,25 @@ class Settling(Noun):
             after = page[-1].execution.uuid
 
     async def _tell(self, flow: Flow) -> None:
-        """Wakes the run that waits for the flow; telling twice is harmless."""
+        """Wakes the run that waits for the flow, which need not cancel it any more; telling twice
+        is harmless."""
         if flow.parent is None or flow.ended_at is None:
             return
+        rule = partial(_forget, flow.id, is_orphan(flow))
+        run = ExecutionId(flow.parent.execution).uuid
+        # At the same time: the run hears of it and forgets it by one write, if it can hear.
+        await asyncio.gather(self._wake(flow, flow.parent), self._all([Decision(run, rule)]))
+
+    async def _wake(self, flow: Flow, parent: Parent) -> None:
         delivery = self._signals.delivery()(
-            name=flow.parent.signal,
+            name=parent.signal,
             payload=msgspec.json.encode({"flow": str(flow.id), "state": str(flow.state)}),
             source_type="flow",
             source=str(flow.id),
             idempotency_key=f"flow:{flow.id}:{flow.ended_at}",
         )
         try:
-            await self._signals.send(flow.parent.execution, flow.parent.signal, delivery)
+            await self._signals.send(parent.execution, parent.signal, delivery)
         except (NotFound, NotSignalable) as error:
             log.info("nobody waits for flow %s any more: %s", flow.id, error)
 
@@ -253,6 +268,10 @@ def _settling(child: UUID, settlements: list[Settlement]) -> Decision:
         return rules.settle(snapshot, now, found, memory)
 
     return Decision(child, rule, ask=lambda snapshot: rules.ask_to_settle(snapshot, found))
+
+
+def _forget(flow: UUID, orphan: bool, run: Snapshot | None, now: Millis) -> Change[None]:
+    return subflow.forget(run, flow, orphan=orphan)
 
 
 def _cancelling(uuid: UUID, reason: str) -> Decision:

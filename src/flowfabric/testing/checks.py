@@ -15,7 +15,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.views import Description
 from flowfabric.testing.stuck import tell
 from flowfabric.testing.watch import is_step, plain_name
-from flowfabric.worker.journal import is_limit
+from flowfabric.worker.journal import is_beside
 from flowfabric.worker.run import Run
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Checks(ABC):
         (found,) = at_once(engine.store.steps([(uuid, snapshot.life.generation)]))
         branches = [msgspec.json.decode(step.doc, type=Recorded).branch for step in found]
         ordered = sorted(zip(branches, found, strict=True), key=lambda p: (p[0], p[1].position))
-        return [plain_name(step.name) for _, step in ordered if not is_limit(step.name)]
+        return [plain_name(step.name) for _, step in ordered if not is_beside(step.name)]
 
     def waits_for(self, run: Run[Any] | str) -> list[str]:
         """The names of the signals, approvals and callbacks that a suspended run waits for."""

@@ -397,8 +397,14 @@ def _beside(place: Place) -> Place:
     return Place(f"{place.branch}{_LOOSE}", place.position, name, place.occurrence)
 
 
-def is_limit(name: str) -> bool:
-    """Whether a recorded name is that of the end of a wait's time."""
+def anew(place: Place, number: int) -> Place:
+    """Where it is recorded that something was done once more: beside the order of calls as well."""
+    branch, name = f"{place.branch}{_LOOSE}/{number}", f"{_LOOSE}/{number}/{place.name}"
+    return Place(branch, place.position, name, place.occurrence)
+
+
+def is_beside(name: str) -> bool:
+    """Whether a recorded name is that of no call: the end of a wait's time, or something anew."""
     return name.startswith(f"{_LOOSE}/")
 
 

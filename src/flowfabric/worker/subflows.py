@@ -8,13 +8,14 @@ from uuid import UUID
 import msgspec
 
 from flowfabric.core.condition import Single
+from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import Flow, FlowState, Parent
 from flowfabric.core.sending import waitpoint_id
 from flowfabric.core.step import Recorded
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.control import WaitTimeout
 from flowfabric.worker.flow import FlowBuilder, Node, as_result, decoded, failed
-from flowfabric.worker.journal import Place
+from flowfabric.worker.journal import Place, anew
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Client
 from flowfabric.worker.steps import perform
@@ -33,13 +34,18 @@ class SubFlow(FlowBuilder):
     no worker."""
 
     def __init__(
-        self, context: "Subflows", client: Client, name: str, places: tuple[Place, Place], id: UUID
+        self, context: "Subflows", client: Client, name: str, places: tuple[Place, Place]
     ) -> None:
-        run = context._claim.snapshot.execution
-        budgets = run.rules.budget_ids
-        super().__init__(client, name, id=id, namespace=run.route.namespace, budgets=budgets)
+        run, (self._at, self._after) = context._claim.snapshot, places
+        super().__init__(
+            client,
+            name,
+            id=_flow_id(run, self._at, 0),
+            namespace=run.execution.route.namespace,
+            budgets=run.execution.rules.budget_ids,
+        )
         self._context = context
-        self._at, self._after = places
+        self._life = run.life
         self._told = False
 
     async def declare(self) -> None:
@@ -47,7 +53,26 @@ class SubFlow(FlowBuilder):
             await patiently(super(SubFlow, self).declare, self._context._journal.stopped)
             return str(self.id)
 
-        await perform(self._context._journal, self._at, once, str)
+        place = self._at
+        if number := await self._orphans():
+            await self._context._journal.recorded(place)  # or the code has changed
+            place = anew(place, number)
+        await perform(self._context._journal, place, once, str)
+
+    async def _orphans(self) -> int:
+        """How many flows of this place were cancelled because the run ended. One that is replayed
+        has another one then; a flow that had ended by itself is used as it is."""
+        context, number = self._context, 0
+        while self.id in self._life.orphans and await self._is_orphan():
+            number += 1
+            self.id = _flow_id(context._claim.snapshot, self._at, number)
+        return number
+
+    async def _is_orphan(self) -> bool:
+        context = self._context
+        return await patiently(
+            lambda: context._engine.flow_views.is_orphan(self.id), context._journal.stopped
+        )
 
     async def result(self, timeout: float | None = None) -> Any:
         """The result of the last node, or of those that nothing follows as a dict by name. The
@@ -96,12 +121,22 @@ class SubFlow(FlowBuilder):
 
     async def _wait(self, timeout: float | None) -> None:
         context = self._context
+        if self._life.replays and await self._is_over():
+            self._told = True  # perhaps while the run had ended, and could not hear it
+            return
         try:
             await context._wait_for_flow(self._after, self._signal, timeout)
         except WaitTimeout:  # whoever asks again waits again
             self._after = context._journal.place(f"flow-end:{self.name}")
             raise
         self._told = True
+
+    async def _is_over(self) -> bool:
+        context = self._context
+        flow = await patiently(
+            lambda: context._engine.flow_views.get(self.id), context._journal.stopped
+        )
+        return flow is not None and flow.ended_at is not None
 
     async def _ended(self, timeout: float | None = None) -> Flow:
         """The flow, as it is now: one that was replayed since it told the run is waited for."""
@@ -111,6 +146,12 @@ class SubFlow(FlowBuilder):
         return await patiently(
             lambda: context._engine.flow_views.wait(self.id), context._journal.stopped
         )
+
+
+def _flow_id(run: Snapshot, at: Place, number: int) -> UUID:
+    """The id of the flow of a place, or of the one that takes the place of so many orphans."""
+    parts = ("flow", at.branch, at.name, str(at.occurrence), *([str(number)] if number else []))
+    return waitpoint_id(run.execution.uuid, run.life.generation, *parts)
 
 
 def _result(raw: msgspec.Raw, node: Node[Any]) -> Any:
@@ -147,10 +188,7 @@ class Subflows(Waits):
         """A flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
         `await flow.result()`."""
         places = self._journal.place(f"flow:{name}"), self._journal.place(f"flow-end:{name}")
-        snapshot = self._claim.snapshot
-        parts = ("flow", places[0].branch, places[0].name, str(places[0].occurrence))
-        id = waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, *parts)
-        return SubFlow(self, self._client(), name, places, id)
+        return SubFlow(self, self._client(), name, places)
 
     def map(
         self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
