@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from flowfabric.core.release import release
 from tests.postgres import Databases
 from tests.store import limit_bench, postgres_bench
@@ -10,13 +12,14 @@ from tests.store.limit_bench import queue
 from tests.store.postgres_bench import migrated_template, until_waiting
 
 
-async def test_a_queue_trimmed_while_somebody_comes_gives_no_slot_away(
-    databases: Databases, fresh_database: Callable[..., str]
-) -> None:
+@pytest.fixture
+def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
+    return fresh_database(template=migrated_template(databases))
+
+
+async def test_a_queue_trimmed_while_somebody_comes_gives_no_slot_away(database: str) -> None:
     """I-27: who trims has seen nobody, who releases has seen the row: one of them must notice"""
-    async with postgres_bench.opened(
-        fresh_database(template=migrated_template(databases))
-    ) as inner:
+    async with postgres_bench.opened(database) as inner:
         bench = limit_bench.Bench(inner.store, inner.clock)
         await bench.quota("a", concurrency=3)
         await bench.submit(1, {"a": "k"})
