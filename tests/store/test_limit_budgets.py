@@ -193,7 +193,6 @@ async def test_a_removed_budget_takes_its_ledgers_and_charges_along(bench: Bench
     assert found.budgets.keys() == {"org"}
     assert found.ledgers.keys() == {("org", X)}
     assert found.charges.keys() == {("org", "k")}
-    assert not await store.has_parts("org")
     assert await store.next_reset() is None
     assert not await store.post(books)
     await put(store, Budget(name="team"))
@@ -260,11 +259,6 @@ async def test_budgets_are_found_by_what_is_asked_of_them(bench: Bench) -> None:
     assert [budget.name for budget in await store.budget_page("", 9)] == ["a", "b", "c", "d", "e"]
     assert [(b.name, b.version) for b in await store.budget_page("b", 2)] == [("c", 1), ("d", 1)]
     assert await store.budget_page("e", 9) == []
-    assert [await store.has_parts(name) for name in ("c", "a", "unheard of")] == [
-        True,
-        False,
-        False,
-    ]
     assert await store.next_reset() == 5
     assert await store.due_budgets(Millis(4), 9) == []
     assert await store.due_budgets(Millis(7), 9) == ["a", "b"]
@@ -307,6 +301,7 @@ async def test_charges_are_forgotten_when_their_time_has_passed(bench: Bench) ->
 
 
 async def test_what_an_execution_spent_goes_when_it_is_deleted(bench: Bench) -> None:
+    """What it has set aside stays, so that it is given back"""
     gone, stays = await bench.running(), await bench.running()
     books = Books()
     for number, snapshot in enumerate((gone, stays)):
@@ -319,4 +314,5 @@ async def test_what_an_execution_spent_goes_when_it_is_deleted(bench: Bench) -> 
     assert await bench.store.trim(bench.now, bench.now, 9) == 1
     found = await bench.store.books(BookAsk(executions=(uuid_of(gone), uuid_of(stays))))
     assert found.ledgers.keys() == {("team", uuid_of(stays))}
-    assert found.reservations.keys() == {UUID(int=1)}
+    assert found.reservations.keys() == {UUID(int=0), UUID(int=1)}
+    assert [stale.id for stale in await bench.store.stale_reservations(9)] == [UUID(int=0)]

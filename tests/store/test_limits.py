@@ -64,12 +64,12 @@ async def test_a_quota_is_kept_whole_and_changed_only_by_who_knows_it(bench: Ben
     )
     assert not await store.put_quota(full, 1)
     assert await store.put_quota(full, 0)
-    assert await store.quotas([full.name, "b"]) == {full.name: replace(full, version=1)}
+    assert await store.quotas([full.name, "b"]) == {full.name: replace(full, version=5)}
     assert not await store.put_quota(replace(full, concurrency=9), 0)
     assert not await store.put_quota(replace(full, concurrency=9), 2)
     less = Quota(name=full.name, concurrency=4)
-    assert await store.put_quota(less, 1)
-    assert await store.quotas([full.name]) == {full.name: replace(less, version=2)}
+    assert await store.put_quota(less, 5)
+    assert await store.quotas([full.name]) == {full.name: replace(less, version=6)}
     assert await store.quotas([]) == {}
 
 

@@ -113,13 +113,11 @@ async def test_every_question_has_its_index(bench: Bench, path: str) -> None:
     assert text.count("ready_begun (route=?)") == 2
     text += plan(path, "due_budgets", now=1, limit=9)
     assert "budget_next_reset_at (next_reset_at<?)" in text
-    text += plan(path, "budget_parts", name="a")
-    assert "budget_parent (parent=?)" in text
     text += plan(path, "attached_budgets")
     text += plan(path, "forgotten_admissions", "a", 5)
     assert "admission_at (quota=? AND at<?)" in text
     text += plan(path, "admissions", quota="a", key="", since=5)
-    text += plan(path, "trimmed_reservations", b"") + plan(path, "trimmed_ledgers", b"")
+    text += plan(path, "trimmed_ledgers", b"")
     text += plan(path, "gone_budget_ledgers", "a")
     text += plan(path, "trimmed_charges", now=5, limit=9)
     assert "TEMP B-TREE" not in text

@@ -98,6 +98,7 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
     heapq.heapify(queue)
     moves: list[Candidate] = []
     turns: dict[tuple[str, int], int] = {}
+    versions: dict[str, int] = {}
     while queue and len(moves) < most:
         served = queue[0]
         candidate = served.next(room)
@@ -107,11 +108,12 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
         room.take(served.line.uses, candidate)
         moves.append(candidate)
         served.order = len(moves)
+        versions |= room.versions(served.line.uses)
         for quota in room.of(served.line.uses):
             turns[quota.name, served.line.id] = _turn(quota, len(moves))
         heapq.heapreplace(queue, served)
     return Release(
-        versions={name: standing.quotas[name].version for name, _ in turns},
+        versions=versions,
         moves=moves,
         turns=turns,
         admissions=room.admissions,
@@ -180,6 +182,11 @@ class Room:
     def of(self, uses: Uses) -> list[Quota]:
         """The quotas there are; one that was deleted limits nothing."""
         return [self._quotas[use.quota] for use in uses if use.quota in self._quotas]
+
+    def versions(self, uses: Uses) -> dict[str, int]:
+        """What must stand for a decision about these uses; 0 is a quota that must not be there."""
+        known = self._quotas
+        return {u.quota: known[u.quota].version if u.quota in known else 0 for u in uses}
 
     def fits(self, uses: Uses, candidate: Candidate) -> bool:
         return not self.full(uses) and not (candidate.starts and self.used_up(uses))

@@ -15,6 +15,7 @@ from flowfabric.core.budget import ATTACHED, Budget, Ledger, Reservation
 from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.quota import Quota, Use, Uses
 from flowfabric.core.spending import Charge
+from flowfabric.core.time import Millis
 
 Row = tuple[Any, ...]
 
@@ -27,6 +28,12 @@ LEDGER = ("budget", "execution", "doc")
 CHARGE = ("budget", "key", "until", "doc")
 RESERVATION = ("id", "execution", "epoch", "doc")
 LANE = ("name", "version", "state", "concurrency", "doc")
+
+
+def next_version(expected: int, made_at: Millis) -> int:
+    """One more than the expected one. What is new begins with the moment it was made: one that is
+    made anew must not look like the one before to a decision about that."""
+    return expected + 1 if expected else max(1, made_at)
 
 
 def quota_row(quota: Quota, version: int) -> Row:

@@ -94,7 +94,7 @@ class QuotaStore(Protocol):
 
     async def put_quota(self, quota: Quota, expected: int) -> bool:
         """Writes a quota if the stored version is the expected one (0: there is none); the new one
-        is one more."""
+        is `limit_rows.next_version`."""
 
     async def drop_quota(self, name: str) -> bool:
         """Deletes a quota and its admissions; False when there was none. The rows of its queues
@@ -112,13 +112,13 @@ class QuotaStore(Protocol):
         keys of the lines, oldest first. The versions are never newer than the rest."""
 
     async def release(self, release: Release) -> Through | None:
-        """Writes a release, if every quota in `versions` still has that version (each becomes one
-        more) and every queue in `turns` has its row; None, and nothing is written, otherwise. Moves
-        the rows of `moves` from `parked` to `ready` (next version, as `core.gate.admit` would with
-        the limits gate open) that still have their version there at the limits gate; the others
-        have gone elsewhere meanwhile. Writes the turns of queues, adds the admissions at `at`,
-        deletes the admissions of quotas in `forget` up to that moment. The third statement that may
-        repeat a core rule."""
+        """Writes a release, if every quota in `versions` still has that version (0: is not there;
+        of the others each becomes one more) and every queue in `turns` has its row; None, and
+        nothing is written, otherwise. Moves the rows of `moves` from `parked` to `ready` (next
+        version, as `core.gate.admit` would with the limits gate open) that still have their
+        version there at the limits gate; the others have gone elsewhere meanwhile. Writes the
+        turns of queues, adds the admissions at `at`, deletes the admissions of quotas in
+        `forget` up to that moment. The third statement that may repeat a core rule."""
 
     async def crowds(self, after: int, limit: int) -> list[Crowd]:
         """Queues in which somebody waits, by number above `after`. Must not read every row that
@@ -164,9 +164,6 @@ class BudgetStore(Protocol):
 
     async def attached(self) -> list[tuple[str, str, str]]:
         """The budgets of a namespace, a flow or a run: (scope, its id, name)."""
-
-    async def has_parts(self, name: str) -> bool:
-        """Whether any budget is part of this one."""
 
     async def due_budgets(self, now: Millis, limit: int) -> list[str]:
         """Budgets whose reset has come, earliest first."""

@@ -61,9 +61,6 @@ class Budgeting(Part):
         rows = await self._session.fetch(self._session.load, "attached_budgets")
         return [(scope, id, name) for scope, id, name in rows]
 
-    async def has_parts(self, name: str) -> bool:
-        return bool(await self._session.fetch(self._session.load, "budget_parts", name))
-
     async def due_budgets(self, now: Millis, limit: int) -> list[str]:
         rows = await self._session.fetch(self._session.sweep, "due_budgets", now, limit)
         return [name for (name,) in rows]
@@ -104,10 +101,14 @@ class Budgeting(Part):
 
 def _new_budgets(books: Books) -> list[Row]:
     return [
-        limit_rows.budget_row(books.budgets[name], 1)
+        _new_budget(books.budgets[name])
         for name, version in sorted(books.changed.items())
         if not version and name not in books.removed
     ]
+
+
+def _new_budget(budget: Budget) -> Row:
+    return limit_rows.budget_row(budget, limit_rows.next_version(0, budget.created_at))
 
 
 def _values(books: Books) -> list[Any]:

@@ -143,9 +143,6 @@ select name, version, doc from {schema}.budget where name > $1 order by name lim
 select scope, scope_id, name from {schema}.budget
 where scope is not null order by scope, scope_id, name
 
--- name: budget_parts
-select from {schema}.budget where parent = $1 limit 1
-
 -- name: due_budgets
 select name from {schema}.budget where next_reset_at <= $1 order by next_reset_at, name limit $2
 

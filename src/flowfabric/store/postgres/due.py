@@ -18,7 +18,6 @@ _TRIMMED = (
     "trimmed_signals",
     "trimmed_marks",
     "trimmed_ledgers",
-    "trimmed_reservations",
     "trimmed_events",
     "trimmed_done",
     "trimmed_executions",

@@ -74,9 +74,6 @@ delete from {schema}.mark where id = any($1::uuid[])
 -- name: trimmed_ledgers
 delete from {schema}.ledger where execution = any($1::uuid[])
 
--- name: trimmed_reservations
-delete from {schema}.reservation where execution = any($1::uuid[])
-
 -- name: trimmed_events
 delete from {schema}.event where id = any($1::uuid[])
 

@@ -14,6 +14,7 @@ from flowfabric.store.limit_rows import (
     QUEUE,
     QUOTA,
     Row,
+    next_version,
     queue_rows,
     quota_row,
     read_quota,
@@ -40,7 +41,7 @@ class Limiting(Part):
         return [read_quota(row) for row in rows]
 
     async def put_quota(self, quota: Quota, expected: int) -> bool:
-        row = quota_row(quota, expected + 1)
+        row = quota_row(quota, next_version(expected, quota.created_at))
         return await self._session.limit.run(partial(self._put_quota, row, expected))
 
     async def drop_quota(self, name: str) -> bool:

@@ -171,7 +171,8 @@ with locked as materialized (
 same as materialized (
     select count(*) = cardinality($1) as stand
     from unnest($1::text[], $2::bigint[]) as g (name, version)
-    join locked on locked.name = g.name and locked.version = g.version
+    left join locked on locked.name = g.name
+    where coalesce(locked.version, 0) = g.version
 ),
 kept as materialized (
     select f.id
@@ -256,7 +257,9 @@ from (
     select count(*) = cardinality($1::text[]) as stands
     from unnest($1::text[], $2::bigint[]) as g (name, version)
     cross join lateral (
-        select from {schema}.quota q where q.name = g.name and q.version = g.version + 1 offset 0
+        select from {schema}.quota q where q.name = g.name and q.version = g.version + 1
+        union all
+        select where g.version = 0
     ) q
 ) compared
 left join lateral (

@@ -111,7 +111,7 @@ class PostgresStore:
         budgeting = Budgeting(session)
         self.books, self.post = budgeting.books, budgeting.post
         self.budget_page, self.attached = budgeting.budget_page, budgeting.attached
-        self.has_parts, self.due_budgets = budgeting.has_parts, budgeting.due_budgets
+        self.due_budgets = budgeting.due_budgets
         self.next_reset, self.trim_charges = budgeting.next_reset, budgeting.trim_charges
         self.stale_reservations = budgeting.stale_reservations
 

@@ -9,6 +9,7 @@ from flowfabric.store.limit_rows import (
     budget_row,
     charge_row,
     ledger_row,
+    next_version,
     read_budget,
     read_charge,
     read_ledger,
@@ -60,10 +61,6 @@ def attached(session: Session) -> list[tuple[str, str, str]]:
     return [(scope, id, name) for scope, id, name in session.rows("attached_budgets")]
 
 
-def has_parts(session: Session, name: str) -> bool:
-    return session.row("budget_parts", {"name": name}) is not None
-
-
 def due_budgets(session: Session, now: Millis, limit: int) -> list[str]:
     return [name for (name,) in session.rows("due_budgets", {"now": now, "limit": limit})]
 
@@ -104,7 +101,7 @@ def _write_budgets(session: Session, books: Books) -> None:
         for name in ("gone_budgets", "gone_budget_ledgers", "gone_budget_charges"):
             session.among(name, removed)
     rows = [
-        budget_row(books.budgets[name], version + 1)
+        budget_row(books.budgets[name], next_version(version, books.budgets[name].created_at))
         for name, version in books.changed.items()
         if name in books.budgets
     ]

@@ -72,9 +72,6 @@ delete from reservation where id in (?)
 -- name: attached_budgets
 select scope, scope_id, name from budget where scope is not null order by scope, scope_id, name
 
--- name: budget_parts
-select 1 from budget where parent = :name limit 1
-
 -- name: due_budgets
 select name from budget where next_reset_at <= :now order by next_reset_at, name limit :limit
 

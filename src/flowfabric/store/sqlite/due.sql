@@ -84,5 +84,3 @@ delete from progress where id in (?)
 -- name: trimmed_ledgers
 delete from ledger where execution in (?)
 
--- name: trimmed_reservations
-delete from reservation where execution in (?)

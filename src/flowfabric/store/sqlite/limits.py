@@ -10,7 +10,14 @@ from flowfabric.core.quota import Quota, Uses
 from flowfabric.core.release import ALL, Candidate, Key, Line, Release, Standing, Window, one_key
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.limit_rows import QUOTA, queue_rows, quota_row, read_quota, read_uses
+from flowfabric.store.limit_rows import (
+    QUOTA,
+    next_version,
+    queue_rows,
+    quota_row,
+    read_quota,
+    read_uses,
+)
 from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
 from flowfabric.store.sqlite.claims import routes_for
 from flowfabric.store.sqlite.reads import numbers
@@ -31,7 +38,8 @@ def quota_page(session: Session, after: str, limit: int) -> list[Quota]:
 
 
 def put_quota(session: Session, quota: Quota, expected: int) -> bool:
-    values = dict(zip(QUOTA, quota_row(quota, expected + 1), strict=True))
+    version = next_version(expected, quota.created_at)
+    values = dict(zip(QUOTA, quota_row(quota, version), strict=True))
     if expected:
         return session.row("changed_quota", {**values, "expected": expected}) is not None
     return session.row("new_quota", values) is not None

@@ -81,11 +81,11 @@ where quota = :quota and key = :key and at > :since
 order by at
 
 -- name: quota_versions
--- Those whose version does not stand.
+-- Those whose version does not stand; one that is not there has none.
 with given (name, version) as (values (?, ?))
 select g.name from given as g
-left join quota as q on q.name = g.name and q.version = g.version
-where q.name is null
+left join quota as q on q.name = g.name
+where coalesce(q.version, 0) <> g.version
 
 -- name: missing_queues
 with given (quota, id) as (values (?, ?))

@@ -325,7 +325,6 @@ CREATE TABLE budget (
     check ((scope is null) = (scope_id is null))
 ) strict, without rowid;
 
-CREATE INDEX budget_parent on budget (parent) where parent is not null;
 
 CREATE INDEX budget_next_reset_at on budget (next_reset_at, name) where next_reset_at is not null;
 

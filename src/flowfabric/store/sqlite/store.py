@@ -167,7 +167,6 @@ class SqliteStore:
     post = _writing(budgets.post)
     budget_page = _reading(budgets.budget_page)
     attached = _reading(budgets.attached)
-    has_parts = _reading(budgets.has_parts)
     due_budgets = _reading(budgets.due_budgets)
     next_reset = _reading(budgets.next_reset)
     stale_reservations = _reading(budgets.stale_reservations)

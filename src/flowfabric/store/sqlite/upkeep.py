@@ -18,7 +18,6 @@ _BELONGINGS = (
     "trimmed_tags",
     "trimmed_progress",
     "trimmed_ledgers",
-    "trimmed_reservations",
     "trimmed_executions",
 )
 

@@ -55,7 +55,6 @@ create table {schema}.budget (
     constraint budget_scope check ((scope is null) = (scope_id is null))
 ) with (fillfactor = 50);
 
-create index budget_parent on {schema}.budget (parent) where parent is not null;
 create index budget_next_reset_at on {schema}.budget (next_reset_at, name)
     where next_reset_at is not null;
 create index budget_attached on {schema}.budget (scope, scope_id, name) where scope is not null;

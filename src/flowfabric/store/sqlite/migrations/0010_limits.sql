@@ -40,7 +40,6 @@ create table budget (
     check ((scope is null) = (scope_id is null))
 ) strict, without rowid;
 
-create index budget_parent on budget (parent) where parent is not null;
 create index budget_next_reset_at on budget (next_reset_at, name) where next_reset_at is not null;
 create index budget_scope on budget (scope, scope_id, name) where scope is not null;
 
