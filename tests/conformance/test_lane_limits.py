@@ -182,6 +182,7 @@ async def test_weights_of_operators_are_used_by_workers_that_give_none(
     singles = [await second_lab.claim_one(lanes=["a", "b"]) for _ in range(8)]
     assert lanes_of(singles) == {"a": 6, "b": 2}
     assert lanes_of(await lab.claim(limit=8, lanes={"a": 1, "b": 3})) == {"a": 2, "b": 6}
+    assert lanes_of(await lab.claim(limit=4)) == {"a": 3, "b": 1}, "no lane named: all of them"
     await lab.engine.lanes.set("a", weight=1)
     for _ in range(2):
         await lab.submit(lane="b", priority=5)

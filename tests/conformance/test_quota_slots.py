@@ -292,3 +292,15 @@ async def test_a_delayed_one_has_no_slot_until_its_time(lab: Lab) -> None:
     assert await waits(lab, late)
     await finish(lab, claim)
     assert (await lab.claim_one()).id == late
+
+
+async def test_whoever_goes_on_does_not_wait_behind_starts(lab: Lab) -> None:
+    """A rate that is used up keeps starts, however many of better rank stand in front"""
+    await define(lab, concurrency=5, rate=Rate(1, MINUTE))
+    first = await began(lab)
+    await suspends(lab, first)
+    await crowd(lab, 1_200, priority=9)
+    assert (await slots(lab))[0] == 0
+    await lab.engine.executions.resume(first.id)
+    assert (await slots(lab))[0] == 1
+    assert (await lab.claim_one(W2)).id == first.id

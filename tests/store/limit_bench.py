@@ -70,7 +70,8 @@ class Bench:
     async def through(self, *snapshots: Snapshot, **members: Any) -> Through | None:
         """Lets these through their limits."""
         moves = [candidate(snapshot) for snapshot in snapshots]
-        return await self.store.release(Release(moves=moves, **{"at": self.now, **members}))
+        noted = {(*key, self.now): n for key, n in members.pop("admissions", {}).items()}
+        return await self.store.release(Release(moves=moves, admissions=noted, **members))
 
     async def running(self, uses: Mapping[str, str] | None = None, **members: Any) -> Snapshot:
         """A fresh execution, let through and claimed; nothing else may be ready."""

@@ -308,7 +308,7 @@ async def test_who_has_gone_elsewhere_is_not_let_through(bench: Bench) -> None:
     newer = replace(late, head=replace(late.head, version=late.head.version + 1))
     unknown = Candidate(bench.fresh(), 1, 0)
     others = [candidate(s) for s in (ended, changed, gone_on, newer, unlimited, delayed, poor)]
-    release = Release(moves=[*others, unknown, candidate(here), candidate(here)], at=bench.now)
+    release = Release(moves=[*others, unknown, candidate(here), candidate(here)])
     through = await bench.store.release(release)
     assert through == Through(frozenset({uuid_of(here)}), frozenset({"default"}))
     assert await bench.load(poor) == poor

@@ -170,8 +170,8 @@ async def test_a_release_reads_by_key(crowded: Bench) -> None:
     values = (
         ["each"], [1], *zip(*moves, strict=True),
         *zip(*((*place, turn) for place, turn in decided.turns.items()), strict=True),
-        *zip(*((*key, count) for key, count in decided.admissions.items()), strict=True),
-        crowded.now, ["each"], [0],
+        *zip(*((*noted, count) for noted, count in decided.admissions.items()), strict=True),
+        ["each"], [0],
     )  # fmt: skip
     steps = await plan(crowded, PINNED, "released", *map(_sendable, values))
     assert "Seq Scan" not in steps

@@ -24,6 +24,9 @@ Key = tuple[str, str]
 
 ALL = ""
 
+LONG = 3_600_000
+"""Windows from here on are not told to the millisecond."""
+
 
 class Candidate(Struct, frozen=True, gc=False):
     """One that waits. `starts`: letting it go on is the start of an attempt, which a rate counts;
@@ -61,7 +64,7 @@ class Release(Struct, frozen=True):
     versions: dict[str, int] = field(default_factory=dict)
     moves: Sequence[Candidate] = ()
     turns: dict[tuple[str, int], int] = field(default_factory=dict)
-    admissions: dict[Key, int] = field(default_factory=dict)
+    admissions: dict[tuple[str, str, Millis], int] = field(default_factory=dict)
     forget: dict[str, Millis] = field(default_factory=dict)
     at: Millis = Millis(0)
     next_at: Millis | None = None
@@ -116,7 +119,7 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
         versions=versions,
         moves=moves,
         turns=turns,
-        admissions=room.admissions,
+        admissions={(*key, room.noted_at(key)): count for key, count in room.admissions.items()},
         forget={
             name: Millis(now - standing.quotas[name].longest_window) for name, _ in room.admissions
         },
@@ -174,6 +177,7 @@ class Room:
         self._used: dict[Key, int] = {}
         self._starts: dict[Key, int] = {}
         self.admissions: dict[Key, int] = {}
+        self._windows: dict[Key, Millis] = {}
         for uses, count in standing.held:
             for use in uses:
                 for key in _keys(use):
@@ -224,6 +228,17 @@ class Room:
                     key = (use.quota, name)
                     self._starts[key] = self._left(rate, key) - 1
                     self.admissions[key] = self.admissions.get(key, 0) + 1
+                    self._windows[key] = rate.window
+
+    def noted_at(self, key: Key) -> Millis:
+        """When an admission of now is said to have been. Of long windows a thousandth is the
+        finest that is told apart, always later than it was: the log stays short, and nobody
+        starts too early."""
+        window = self._windows[key]
+        if window < LONG:
+            return self._now
+        grain = window // 1000
+        return Millis(-(-self._now // grain) * grain)
 
     def _left(self, rate: Rate, key: Key) -> int:
         """How many more may start now."""

@@ -268,7 +268,7 @@ class Claims(Noun):
         if not weights:
             return await self._claim(call)
         taken: list[Taken] = []
-        for lanes, share in self._shares(weights, call.limit):
+        for lanes, share in self._shares(weights, call):
             room = call.limit - len(taken)
             if room <= 0:
                 break
@@ -322,12 +322,14 @@ class Claims(Noun):
                 [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
             )
 
-    def _shares(self, weights: dict[str, int], limit: int) -> list[tuple[tuple[str, ...], int]]:
+    def _shares(
+        self, weights: dict[str, int], call: ClaimCall
+    ) -> list[tuple[tuple[str, ...], int]]:
         """Each lane's share of this claim, then whatever is left from all lanes together."""
         lanes = tuple(weights)
         turns = self._turns.setdefault(lanes, dict.fromkeys(lanes, 0.0))
-        shares = share_out(weights, limit, turns)
-        return [((lane,), share) for lane, share in shares if share] + [(lanes, limit)]
+        shares = share_out(weights, call.limit, turns)
+        return [((lane,), share) for lane, share in shares if share] + [(call.lanes, call.limit)]
 
     async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
         extended = await self._parts.store.renew(renewals, self._now())

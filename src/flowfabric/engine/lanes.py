@@ -23,6 +23,7 @@ class Lanes(Noun):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._weights: dict[str, int] = {}
+        self._names: tuple[str, ...] = ()
         self._refreshed_at: float | None = None
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> list[str]:
@@ -72,11 +73,12 @@ class Lanes(Noun):
         return await self._write(lane, settle)
 
     async def weights(self, lanes: Sequence[str]) -> dict[str, int]:
-        """The weights of these lanes; nothing when all have the same."""
-        if len(lanes) < 2:
+        """The weights of these lanes (none given: of all there are); nothing when all have the
+        same."""
+        if len(lanes) == 1:
             return {}
         await self._refresh()
-        found = {lane: self._weights.get(lane, 1) for lane in lanes}
+        found = {lane: self._weights.get(lane, 1) for lane in lanes or self._names}
         return found if len(set(found.values())) > 1 else {}
 
     async def _set_state(self, lane: str, state: LaneState, by: str, reason: str) -> Lane:
@@ -104,7 +106,10 @@ class Lanes(Noun):
             return
         self._refreshed_at = now
         settings = await self._parts.store.lane_settings(None)
-        self._weights = {name: lane.weight for name, lane in settings.items()}
+        weights = {name: lane.weight for name, lane in settings.items() if lane.weight != 1}
+        # Without weights nobody need know the lanes: claims take from all in one order.
+        names = await self._parts.store.lanes(None, MAX_PAGE) if weights else []
+        self._weights, self._names = weights, tuple(names)
 
 
 def share_out(

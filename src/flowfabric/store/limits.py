@@ -117,7 +117,7 @@ class QuotaStore(Protocol):
         nothing is written, otherwise. Moves the rows of `moves` from `parked` to `ready` (next
         version, as `core.gate.admit` would with the limits gate open) that still have their
         version there at the limits gate; the others have gone elsewhere meanwhile. Writes the
-        turns of queues, adds the admissions at `at`, deletes the admissions of quotas in
+        turns of queues, adds the admissions, deletes the admissions of quotas in
         `forget` up to that moment. The third statement that may repeat a core rule."""
 
     async def crowds(self, after: int, limit: int) -> list[Crowd]:

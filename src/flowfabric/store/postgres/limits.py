@@ -120,8 +120,7 @@ class Limiting(Part):
         compared = (*versions, *columns(moves, 2))
         values = (
             *columns(sorted((*place, turn) for place, turn in release.turns.items()), 3),
-            *columns(sorted((*key, count) for key, count in release.admissions.items()), 3),
-            release.at,
+            *columns(sorted((*noted, count) for noted, count in release.admissions.items()), 4),
             *columns(sorted(release.forget.items()), 2),
         )
         rows = await connection.fetch(self._session.queries["released"], *compared, *values)

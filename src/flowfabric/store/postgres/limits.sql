@@ -135,10 +135,20 @@ union all
 select 2, null, null, line.id, w.version, w.rank, w.start, w.id, null
 from line
 cross join lateral (
-    select p.id, p.version, p.rank, p.start from {schema}.parked p
-    where p.queue = line.id and p.gate = 8
-    order by p.rank, p.id
-    limit $4
+    (
+        select p.id, p.version, p.rank, p.start from {schema}.parked p
+        where p.queue = line.id and p.gate = 8
+        order by p.rank, p.id
+        limit $4
+    )
+    union
+    (
+        select p.id, p.version, p.rank, p.start from {schema}.parked p
+        where p.queue = line.id and p.gate = 8 and p.start = 4
+        order by p.rank, p.id
+        limit $4
+    )
+    order by rank, id
 ) w
 union all
 select 3, null, null, counted.id, counted.number, null, null, null, counted.uses from counted
@@ -229,8 +239,8 @@ served as (
 ),
 admitted as (
     insert into {schema}.admission (quota, key, at, count)
-    select a.quota, a.key, $11::bigint, a.count
-    from unnest($8::text[], $9::text[], $10::integer[]) as a (quota, key, count)
+    select a.quota, a.key, a.at, a.count
+    from unnest($8::text[], $9::text[], $10::bigint[], $11::integer[]) as a (quota, key, at, count)
     where (select compared.stands from compared)
     on conflict (quota, key, at) do update set count = admission.count + excluded.count
 ),

@@ -79,7 +79,7 @@ def release(session: Session, release: Release) -> Through | None:
         session.execute("counted_quotas", {"names": encode(list(release.versions)).decode()})
     session.each("served_queues", [(turn, *key) for key, turn in release.turns.items()])
     session.each("forgotten_admissions", release.forget.items())
-    admissions = [(*key, release.at, count) for key, count in release.admissions.items()]
+    admissions = [(*noted, count) for noted, count in release.admissions.items()]
     session.insert("new_admissions", admissions)
     routes = session.names.routes
     if not all(route in routes for route in moved.values()):
@@ -153,11 +153,18 @@ def _lines(session: Session, ask: StandingAsk) -> list[Line]:
 
 
 def _candidates(session: Session, queue: int, limit: int) -> list[Candidate]:
-    rows = session.rows("line_candidates", {"queue": queue, "limit": limit})
+    values = {"queue": queue, "limit": limit}
+    rows = session.rows("line_candidates", values)
+    if len(rows) == limit:
+        rows = sorted({*rows, *session.rows("line_continuing", values)}, key=_place_in_line)
     return [
         Candidate(read_uuid(id), version, rank, start != Start.CONTINUE)
         for id, version, rank, start in rows
     ]
+
+
+def _place_in_line(row: tuple[bytes, int, int, int]) -> tuple[int, bytes]:
+    return row[2], row[0]
 
 
 def _held(

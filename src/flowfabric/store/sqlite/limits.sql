@@ -48,6 +48,13 @@ where queue = :queue and gate = 8
 order by rank, id
 limit :limit
 
+-- name: line_continuing
+-- Those whose attempt goes on: a rate that is used up does not keep them.
+select id, version, rank, start from parked
+where queue = :queue and start = 4 and gate = 8
+order by rank, id
+limit :limit
+
 -- name: held_queues
 -- The queues of these quotas that somebody holds a slot of, found from one to the next: only who
 -- holds a slot is looked at, however many wait.

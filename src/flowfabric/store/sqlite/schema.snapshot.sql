@@ -325,7 +325,6 @@ CREATE TABLE budget (
     check ((scope is null) = (scope_id is null))
 ) strict, without rowid;
 
-
 CREATE INDEX budget_next_reset_at on budget (next_reset_at, name) where next_reset_at is not null;
 
 CREATE INDEX budget_scope on budget (scope, scope_id, name) where scope is not null;
@@ -374,6 +373,8 @@ CREATE INDEX ready_queue on ready (queue) where queue is not null;
 CREATE INDEX ready_begun on ready (route, rank, id) where start <> 0;
 
 CREATE INDEX parked_queue on parked (queue, rank, id) where queue is not null;
+
+CREATE INDEX parked_continuing on parked (queue, rank, id) where queue is not null and start = 4;
 
 CREATE TABLE lease (
     id blob primary key,

@@ -116,5 +116,7 @@ alter table {schema}.lease alter column route set not null;
 create index ready_queue on {schema}.ready (queue) where queue is not null;
 create index lease_queue on {schema}.lease (queue) where queue is not null;
 create index parked_queue on {schema}.parked (queue, rank, id) where queue is not null;
+-- Those whose attempt goes on: a rate that is used up does not keep them.
+create index parked_continuing on {schema}.parked (queue, rank, id) where queue is not null and start = 4;
 -- What has begun, for lanes that drain.
 create index ready_begun on {schema}.ready (route, rank, id) where start <> 0;

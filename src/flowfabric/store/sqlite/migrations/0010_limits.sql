@@ -103,6 +103,8 @@ create index ready_begun on ready (route, rank, id) where start <> 0;
 
 alter table parked add column queue integer check (queue >= 0);
 create index parked_queue on parked (queue, rank, id) where queue is not null;
+-- Those whose attempt goes on: a rate that is used up does not keep them.
+create index parked_continuing on parked (queue, rank, id) where queue is not null and start = 4;
 
 -- The view stands in the way of a new table of the same name.
 drop view snapshot;
