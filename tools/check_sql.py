@@ -93,6 +93,7 @@ ONLY: dict[str, set[str]] = {
         "ledgers",
         "limited_lanes",
         "line_candidates",
+        "line_continuing",
         "lines",
         "lines_among",
         "live_key",
