@@ -31,6 +31,7 @@ ONLY: dict[str, set[str]] = {
         "has_schema",
         "has_version",
         "hint",
+        "laid_flow",
         "lease_rows",
         "locked_lanes",
         "moment",

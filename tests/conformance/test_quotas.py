@@ -6,6 +6,7 @@ import pytest
 
 from flowfabric.core.errors import FlowFabricError, Invalid, InvalidPolicy, NotFound
 from flowfabric.core.flow import FlowState
+from flowfabric.core.graph import Graph, Node
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.quota import Quota, Rate, name_uses, queue_of
 from flowfabric.core.release import Release
@@ -405,3 +406,15 @@ async def test_members_of_flows_use_quotas_as_everybody(lab: Lab) -> None:
     await doomed.settled()
     assert not await waits(lab, outsider)
     assert await slots(lab) == (1, 0)
+
+
+async def test_a_flow_is_declared_again_although_its_quota_is_gone(lab: Lab) -> None:
+    """What would be refused as new was accepted then; another one is refused."""
+    await define(lab, concurrency=1)
+    graph = Graph((Node("a", Submission(kind="job", policy=using("q"))),))
+    made = await lab.engine.flows.declare("nightly", graph)
+    await lab.engine.quotas.delete("q")
+    again = await lab.engine.flows.declare("nightly", graph, id=made.id)
+    assert (again.created, again.members) == (False, made.members)
+    with pytest.raises(NotFound, match="q"):
+        await lab.engine.flows.declare("nightly", graph)

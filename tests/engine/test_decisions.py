@@ -24,6 +24,7 @@ from flowfabric.core.ids import new_uuid7
 from flowfabric.core.lease import Owner, Taking, fence_of, renew, take
 from flowfabric.core.submission import Submission, create
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import Ask, Memory
 from flowfabric.engine import decisions as module
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
@@ -382,3 +383,38 @@ async def test_draining_waits_for_what_was_asked() -> None:
     await engine.drain()
     assert rows.rows[uuid_of(row)].priority == 1
     await answer
+
+
+async def test_a_held_value_with_its_memory_is_neither_loaded_nor_recalled() -> None:
+    """Against a rival both are read: what was seen together is out of date together."""
+    first, second = fresh(1), fresh(2)
+    rows = Rows(first, second)
+    recalls: list[list[UUID]] = []
+    seen: list[object] = []
+
+    async def recall(asks: Sequence[Ask]) -> list[Memory]:
+        recalls.append([ask.execution for ask in asks])
+        return [Memory({}, {}, []) for _ in asks]
+
+    def rule(snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[None]:
+        seen.append(memory)
+        assert snapshot is not None
+        return Change(None, snapshot, snapshot.to(snapshot.state))
+
+    rows.recall = recall  # type: ignore[attr-defined]
+    known = Memory({}, {}, [])
+    decisions = [
+        Decision(
+            each.execution.uuid,
+            rule,
+            each,
+            lambda snapshot: None if snapshot is None else Ask(snapshot.execution.uuid),
+            known,
+        )
+        for each in (first, second)
+    ]
+    rows.rivals.append(lambda: rows.move(second.execution.uuid))
+    assert await decisions_on(rows).decide_all(decisions) == [None, None]
+    assert rows.loads == recalls == [[second.execution.uuid]]
+    assert [memory is known for memory in seen] == [True, True, False]
+    assert rows.rows[second.execution.uuid].head.version == second.head.version + 2

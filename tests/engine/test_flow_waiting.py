@@ -5,13 +5,16 @@ from collections.abc import AsyncIterator, Sequence
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.errors import NotFound, Unavailable
 from flowfabric.core.flow import Flow
 from flowfabric.core.graph import Graph, Node
 from flowfabric.core.submission import Submission
+from flowfabric.core.time import Millis
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_waiting import FlowWaiting
+from flowfabric.engine.settler import MAX_PASSES
 from flowfabric.store.sqlite.store import open_sqlite
 
 GRAPH = Graph((Node("only", Submission(kind="noop")),))
@@ -49,6 +52,46 @@ async def test_two_hundred_waiters_cost_one_query_per_hint(engine: Engine) -> No
         await engine.flows.cancel(flow)
     ended = await asyncio.wait_for(asyncio.gather(*tasks), 20)
     assert {flow.id for flow in ended} == set(flows)
+
+
+async def test_what_this_process_ends_is_told_without_a_query(engine: Engine) -> None:
+    (flow,) = await declare(engine, 1)
+    found = (await engine.store.flows([flow]))[flow]
+    waiting = FlowWaiting(engine.store)
+    task = asyncio.create_task(waiting.end_of(flow))
+    looked = asyncio.Event()
+
+    async def unwanted(ids: Sequence[UUID]) -> dict[UUID, Flow]:
+        looked.set()
+        return {flow: found}
+
+    engine.store.flows = unwanted  # type: ignore[method-assign]
+    await looked.wait()
+    looked.clear()
+    ended = replace(found, ended_at=Millis(5))
+    waiting.ended(ended)
+    assert await task == ended
+    assert not looked.is_set()
+
+
+async def test_a_sweep_ends_although_flows_never_stop_owing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy flow owes something again whenever it was looked at."""
+    flows = await declare(engine, 2)
+    passes: list[Sequence[UUID]] = []
+
+    async def owing(limit: int) -> list[UUID]:
+        return flows
+
+    async def settle(some: Sequence[UUID], *, counting: bool) -> int:
+        passes.append(some)
+        return len(some)
+
+    monkeypatch.setattr(engine.store, "owing", owing)
+    monkeypatch.setattr(engine._settler, "_settle_many", settle)
+    assert await engine._settler.sweep() == 2
+    assert passes == [flows] * (1 + MAX_PASSES)
 
 
 async def test_a_flow_that_has_ended_is_told_at_once(engine: Engine) -> None:

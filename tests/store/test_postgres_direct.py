@@ -14,14 +14,14 @@ from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.errors import Invalid
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import Flags, Gate, Next, Outcome, Ready, Snapshot, Start, Waiting
-from flowfabric.core.flow import Flow
+from flowfabric.core.flow import Flow, FlowChange, changed
 from flowfabric.core.time import Millis
-from flowfabric.store.contract import EventQuery
+from flowfabric.store.contract import EventQuery, FlowQuery
 from flowfabric.store.postgres.link import PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.postgres import Databases
 from tests.store import postgres_bench
-from tests.store.flow_bench import A, Bench, after, cancelled, edge, touch, uuid_of
+from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
 from tests.store.postgres_bench import lose_reply, migrated_template, opened, until_waiting
 
 FIRST = Next(Start.INITIAL, 0)
@@ -98,11 +98,14 @@ async def listen(server: postgres_bench.Bench, sent: list[str]) -> None:
     names = {query: name for name, query in load_queries("postgres").items()}
 
     async def add(connection: Connection) -> None:
+        link.seam = None
         connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
 
-    server.store.session.apply.seam = add
+    link = server.store.session.apply
+    link.seam = add
     await server.store.apply([touch(await server.submit())])
-    server.store.session.apply.seam = None
+    await asyncio.sleep(0)  # the driver tells of a query a little later
+    sent.clear()
 
 
 async def test_what_waits_becomes_ready_or_ends_in_one_statement(
@@ -115,7 +118,7 @@ async def test_what_waits_becomes_ready_or_ends_in_one_statement(
     sent: list[str] = []
     await listen(server, sent)
     await bench.write(*changes)
-    await asyncio.sleep(0)  # the driver tells of a query a little later
+    await asyncio.sleep(0)
     assert [name for name in sent if name] == ["readied_directly", "ended_directly"]
     for change in changes:
         uuid = uuid_of(after(change))
@@ -278,3 +281,71 @@ async def test_both_find_everything_by_key_and_compare_no_list_with_another(
         assert "Index Cond: ((flow = c.flow) AND (id = c.id))" in steps
         assert steps.count("hashed SubPlan") == 3
         assert "Seq Scan" not in steps
+
+
+# -- flows
+
+
+async def test_a_new_flow_is_one_statement_with_its_edges_and_tags(
+    server: postgres_bench.Bench, bench: Bench
+) -> None:
+    """Refused as a whole when there is one of that id; a lost reply is recognised, a rival's is
+    not, even if it is equal."""
+    sent: list[str] = []
+    await listen(server, sent)
+    flow = Flow(id=bench.fresh(), kind="graph", created_at=bench.now, tags={"a.b": "1", "a.c": "2"})
+    first = FlowChange(None, flow, edges=(edge(flow, 1, A, B), edge(flow, 2, A, B)))
+    lose_reply(server.store.session.apply)
+    assert await bench.store.apply_flow(first)
+    assert await bench.load(flow) == flow
+    assert await bench.store.flow_page(FlowQuery(tag=("a.c", "2"))) == [flow]
+    assert len(await bench.edges(flow)) == 2
+    assert not await bench.store.apply_flow(replace(first, edges=(edge(flow, 3, A, B),)))
+    lose_reply(server.store.session.apply)
+    assert not await bench.store.apply_flow(replace(first, edges=(edge(flow, 3, A, B),)))
+    assert len(await bench.edges(flow)) == 2
+    await asyncio.sleep(0)
+    assert [name for name in sent if name] == ["laid_flow"], "until its connection was lost"
+
+
+async def test_endings_are_counted_in_one_statement_and_once(
+    server: postgres_bench.Bench, bench: Bench
+) -> None:
+    """Of a flow that moved nothing is counted: its chores stay, and none comes."""
+    flows = [await bench.flow() for _ in range(3)]
+    for flow in flows:
+        assert await bench.apply(flow, owed=(chore(flow, 1), chore(flow, 2)))
+    counts = [_counting(await bench.load(flow), bench.now) for flow in flows]
+    assert await bench.apply(await bench.load(flows[1]))
+    sent: list[str] = []
+    await listen(server, sent)
+    assert await bench.store.count_flows(counts) == {flows[0].id, flows[2].id}
+    await asyncio.sleep(0)
+    assert [name for name in sent if name] == ["counted_flows"]
+    kinds = [[one.kind for one in await bench.chores(flow)] for flow in flows]
+    assert kinds == [[ChoreKind.TELL], [ChoreKind.CANCEL] * 2, [ChoreKind.TELL]]
+    assert await bench.load(flows[0]) == counts[0].after
+    assert await bench.store.count_flows(counts) == set()
+
+
+async def test_of_two_who_count_the_same_endings_one_does(
+    server: postgres_bench.Bench, bench: Bench
+) -> None:
+    """The second waits for the first, and finds another version with old eyes."""
+    flow = await bench.flow()
+    assert await bench.apply(flow, owed=(chore(flow, 1),))
+    counting = [_counting(await bench.load(flow), bench.now)]
+    raw, watcher, other = await server.raw(), await server.raw(), await server.other_store()
+    transaction = raw.transaction()
+    await transaction.start()
+    await raw.execute("select from flowfabric.flow for update")
+    tasks = [asyncio.create_task(store.count_flows(counting)) for store in (server.store, other)]
+    await until_waiting(watcher, 2)
+    await transaction.rollback()
+    assert sorted([len(await task) for task in tasks]) == [0, 1]
+    assert [one.kind for one in await bench.chores(flow)] == [ChoreKind.TELL]
+
+
+def _counting(flow: Flow, now: Millis) -> FlowChange:
+    done = (chore(flow, 1), chore(flow, 2))
+    return FlowChange(flow, changed(flow, now), done=done, owed=(chore(flow, 3, ChoreKind.TELL),))

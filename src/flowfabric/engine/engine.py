@@ -62,7 +62,7 @@ class Engine:
         self.schedules = Schedules(parts, self.executions)
         self._settler = Settler(parts, self.signals)
         self.flows = Flows(parts, self.executions, self._settler)
-        self.flow_views = FlowViews(parts)
+        self.flow_views = FlowViews(parts, self._settler.work)
         self._releases = Releases(parts)
         self.quotas = Quotas(parts, self._releases)
         self.budgets = Budgets(parts, self.attempts, self.flows, self._door)

@@ -30,6 +30,7 @@ from flowfabric.core.time import Millis, check_moment
 from flowfabric.core.vector import PublicState, public_state
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.flow_waiting import FlowWaiting
+from flowfabric.engine.settling import Settling
 from flowfabric.store.contract import EdgeQuery, FlowQuery
 
 PAGE = 500
@@ -65,9 +66,10 @@ class FlowDescription(Struct, frozen=True):
 class FlowViews(Noun):
     """`engine.flow_views`"""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, settling: Settling) -> None:
         super().__init__(parts)
         self._waiting = FlowWaiting(parts.store)
+        settling.ended = self._waiting.ended
 
     async def close(self) -> None:
         await self._waiting.close()

@@ -1,6 +1,8 @@
-"""Waiting for flows to end: however many callers wait, one query per hint answers all."""
+"""Waiting for flows to end: however many callers wait, one query per hint answers all. What this
+process ends itself is told without any."""
 
 import asyncio
+import time
 from uuid import UUID
 
 from flowfabric.core.errors import NotFound, Unavailable
@@ -8,14 +10,15 @@ from flowfabric.core.flow import Flow
 from flowfabric.store.contract import MAX_BATCH, Store
 
 POLL_FLOOR = 1.0
-REST = 0.005
-"""Hints come with every ending of anything; flows end more seldom."""
+REST = 0.02
+"""Hints come with every ending of anything; flows end more seldom, and most in this process."""
 
 
 class FlowWaiting:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiters: dict[UUID, set[asyncio.Future[Flow]]] = {}
+        self._fresh: set[UUID] = set()
         self._came = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -23,6 +26,7 @@ class FlowWaiting:
         """The flow once it has ended. NotFound if there is none."""
         future: asyncio.Future[Flow] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(id, set()).add(future)
+        self._fresh.add(id)
         self._came.set()
         if self._task is None:
             self._task = asyncio.create_task(self._watch(), name="flowfabric-flow-waiting")
@@ -30,6 +34,10 @@ class FlowWaiting:
             return await future
         finally:
             self._forget(id, future)
+
+    def ended(self, flow: Flow) -> None:
+        """This process has written that it ended."""
+        self._tell(flow.id, flow)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -39,13 +47,19 @@ class FlowWaiting:
 
     async def _watch(self) -> None:
         try:
+            seen, rested = self._store.hints(), 0.0
             while self._waiters:
-                self._came.clear()
-                seen = self._store.hints()
-                await self._look(list(self._waiters))
-                if self._waiters:
-                    await asyncio.sleep(REST)
-                    await self._pause(seen)
+                if self._fresh:
+                    fresh, self._fresh = self._fresh, set()
+                    await self._look([id for id in fresh if id in self._waiters])
+                    continue
+                await self._pause(rested - time.monotonic(), None)
+                if not self._fresh:
+                    await self._pause(POLL_FLOOR, seen)
+                if not self._fresh:
+                    seen = self._store.hints()
+                    await self._look(list(self._waiters))
+                    rested = time.monotonic() + REST
         finally:
             self._task = None
 
@@ -60,15 +74,19 @@ class FlowWaiting:
             for id in page:
                 self._tell(id, found.get(id))
 
-    async def _pause(self, seen: int) -> None:
-        """Until somebody else begins to wait, something happens, or the poll floor."""
-        came = asyncio.ensure_future(self._came.wait())
-        hint = asyncio.ensure_future(self._store.wait_hint(POLL_FLOOR, seen))
+    async def _pause(self, seconds: float, seen: int | None) -> None:
+        """Until somebody else begins to wait, or `seconds`; with `seen` also until a hint."""
+        if seconds <= 0:
+            return
+        self._came.clear()
+        waits: list[asyncio.Future[bool]] = [asyncio.ensure_future(self._came.wait())]
+        if seen is not None:
+            waits.append(asyncio.ensure_future(self._store.wait_hint(seconds, seen)))
         try:
-            await asyncio.wait({came, hint}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            came.cancel()
-            hint.cancel()
+            for wait in waits:
+                wait.cancel()
 
     def _tell(self, id: UUID, flow: Flow | None) -> None:
         for future in self._waiters.get(id, ()):

@@ -17,6 +17,7 @@ from flowfabric.core.control import Replayed, check_replay
 from flowfabric.core.errors import (
     CycleDetected,
     FlowConflict,
+    FlowFabricError,
     FlowTerminal,
     NotFound,
     NotTerminal,
@@ -392,7 +393,9 @@ class Flows(Noun):
                 raise FlowConflict(f"flow {flow.id} was declared with another graph")
             return None
 
-        created = await self._change(flow.id, decide) is not None
+        # One that a run starts is declared again when the run goes on.
+        new = flow.parent is None
+        created = await self._change(flow.id, decide, new=new) is not None
         for page in pages[1:]:
 
             async def more(
@@ -410,14 +413,23 @@ class Flows(Noun):
             return ()
         return (subflow.start(await self._load(flow.parent.execution), flow.id),)
 
-    async def _change(self, id: UUID, decide: Decided, *, kick: bool = True) -> FlowChange | None:
-        """Load, decide, apply; calls of this process for one flow one after the other."""
+    async def _change(
+        self, id: UUID, decide: Decided, *, kick: bool = True, new: bool = False
+    ) -> FlowChange | None:
+        """Load, decide, apply; calls of this process for one flow one after the other. One that is
+        `new` most likely is looked for only if it turns out to be there."""
         lock = self._locks.setdefault(id, asyncio.Lock())
         async with lock:
-            for _ in range(MAX_ROUNDS):
+            for round in range(MAX_ROUNDS):
                 now = self._now()
-                found = (await self._parts.store.flows([id])).get(id)
-                change = await decide(found, now)
+                unseen = new and not round
+                found = None if unseen else (await self._parts.store.flows([id])).get(id)
+                try:
+                    change = await decide(found, now)
+                except FlowFabricError:
+                    if unseen:
+                        continue  # what would be refused today may be there since yesterday
+                    raise
                 if change is None:
                     return None
                 if await self._parts.store.apply_flow(change):
@@ -425,6 +437,8 @@ class Flows(Noun):
                     if change.owed and kick:
                         self._settler.kick([id])
                     return change
+                if unseen:
+                    continue
                 await asyncio.sleep(self._luck() * MAX_PAUSE)  # only jitter
         raise RetryExhausted(f"lost against rivals {MAX_ROUNDS} times in a row")
 

@@ -17,6 +17,8 @@ from flowfabric.engine.signals import Signals
 MAX_FLOWS = 64
 COUNT_AT = 50
 MAX_TROUBLE = 3
+MAX_PASSES = 5
+"""How often a sweep looks again at flows it has looked at."""
 
 log = logging.getLogger("flowfabric.flows")
 
@@ -131,9 +133,12 @@ class Settler(Noun):
 
     async def sweep(self) -> int:
         """Settles and counts whatever was left behind, and what comes of it; returns how many
-        flows were looked at."""
+        flows were looked at. Flows that are busy always owe something: it ends after a few passes,
+        and what is owed then is settled as after any other commit, or by the next sweep."""
         looked_at: set[UUID] = set()
-        while flows := await self._parts.store.owing(PAGE):
+        passes = 0
+        while passes < MAX_PASSES and (flows := await self._parts.store.owing(PAGE)):
+            passes += looked_at.issuperset(flows)
             looked_at.update(flows)
             if not await self._together(flows, partial(self._settle_many, counting=True)):
                 break  # only what cannot be done now is left
@@ -236,8 +241,8 @@ class Settler(Noun):
             id = change.after.id
             if id not in written or change.owed:
                 self.kick([id])
-            elif change.after.ended_at is not None:
-                self._parts.store.hint(frozenset())  # whoever waits for the flow
+            else:
+                self.work.counted(change.after)
         return len(written)
 
 

@@ -7,7 +7,7 @@ loses any; an edge that was settled before is left alone. Two processes may sett
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
@@ -59,6 +59,15 @@ class Settling(Noun):
         self.cancelling: set[UUID] = set()
         """Flows whose members are being cancelled: nothing may be settled, or they are skipped."""
 
+        self.ended: Callable[[Flow], None] = lambda flow: None
+        """Told which flow has ended, as it was written."""
+
+    def counted(self, flow: Flow) -> None:
+        """Tells whoever waits for the flow if it has ended with what was counted."""
+        if flow.ended_at is not None:
+            self.ended(flow)
+            self._parts.store.hint(frozenset())
+
     async def settle(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""
         for _ in range(MAX_ROUNDS):
@@ -95,8 +104,8 @@ class Settling(Noun):
         if any(chore.kind is ChoreKind.ORPHANED for chore in chores):
             change = orphaned(change, now)
         counted = await self._parts.store.apply_flow(change)
-        if counted and change.after.ended_at is not None:
-            self._parts.store.hint(frozenset())  # whoever waits for the flow
+        if counted:
+            self.counted(change.after)
         return counted
 
     async def _missing(self, flow: Flow) -> int | None:

@@ -211,7 +211,7 @@ class Driver(Checks):
         engine = await Engine.open(store, options=self.fabric._options, chance=chance)
         engine.attempts = WatchedAttempts(engine._parts, engine.claims, self._watch)
         engine.views = WatchedViews(engine._parts, self._watch, self._drive_to_end)
-        engine.flow_views = WatchedFlowViews(engine._parts, self._drive_flow)
+        engine.flow_views = WatchedFlowViews(engine._parts, engine._settler.work, self._drive_flow)
         self._engine = engine
         return engine
 

@@ -14,6 +14,7 @@ from flowfabric.engine.attempts import Attempts, Owned
 from flowfabric.engine.base import Parts
 from flowfabric.engine.claims import Claim, Claims
 from flowfabric.engine.flow_views import FlowViews
+from flowfabric.engine.settling import Settling
 from flowfabric.engine.views import Ending, Views
 from flowfabric.worker.control import Unwind
 
@@ -120,9 +121,12 @@ class WatchedFlowViews(FlowViews):
     """Waiting for a flow on the bench: the test itself drives it."""
 
     def __init__(
-        self, parts: Parts, drive: Callable[[UUID, float | None], Awaitable[None]]
+        self,
+        parts: Parts,
+        settling: Settling,
+        drive: Callable[[UUID, float | None], Awaitable[None]],
     ) -> None:
-        super().__init__(parts)
+        super().__init__(parts, settling)
         self._drive = drive
 
     async def wait(self, id: UUID, timeout: float | None = None) -> Flow:

@@ -15,7 +15,7 @@ from flowfabric.core.join import EdgeState
 from flowfabric.core.vector import PublicState
 from flowfabric.store import flow_rows
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
-from flowfabric.store.flow_rows import EdgeSearch, Turn, read_chore, read_flow
+from flowfabric.store.flow_rows import EDGE, EdgeSearch, Turn, read_chore, read_flow
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.moves import Move
@@ -52,9 +52,11 @@ class Flowing(Part):
         return [read_flow(doc) for (doc,) in rows]
 
     async def apply_flow(self, change: FlowChange) -> bool:
+        stamp = UUID(bytes=secrets.token_bytes(16))
+        if _is_only_laid(change):
+            return await self._session.apply.run(partial(self._lay, change, stamp))
         moves = await prepare(self._session, change.changes)
-        work = partial(self._apply, change, moves, UUID(bytes=secrets.token_bytes(16)))
-        return await self._session.apply.run(work)
+        return await self._session.apply.run(partial(self._apply, change, moves, stamp))
 
     async def edges(self, query: EdgeQuery) -> list[EdgeState]:
         search = EdgeSearch(query)
@@ -113,21 +115,16 @@ class Flowing(Part):
     ) -> set[UUID]:
         """Whoever moves a flow on has its chores for itself: they go with its version. A repeat
         after a lost reply finds every version moved, and its chores gone with them."""
-        queries, writer = self._session.queries, Writer(self._session, connection)
         rows = [
             (*flow_rows.flow_row(change.after), change.before.version)
             for change in changes
             if change.before is not None
         ]
-        async with connection.transaction():
-            found = await connection.fetch(queries["counted_flows"], *columns(rows, len(rows[0])))
-            written = {id for (id,) in found}
-            counted = [change for change in changes if change.after.id in written]
-            done = [key for change in counted for key in flow_rows.chore_keys(change.done)]
-            await writer.send("gone_chores", done)
-            owed = [row for change in counted for row in flow_rows.chore_rows(change.owed)]
-            await writer.send("new_chores", owed)
-        return written
+        done = [key for change in changes for key in flow_rows.chore_keys(change.done)]
+        owed = [row for change in changes for row in flow_rows.chore_rows(change.owed)]
+        values = (*columns(rows, 9), *columns(done, 4), *columns(owed, 6))
+        found = await connection.fetch(self._session.queries["counted_flows"], *values)
+        return {id for (id,) in found}
 
     async def owing(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owing, limit)
@@ -149,12 +146,27 @@ class Flowing(Part):
             async with connection.transaction():
                 await Flush(self._session, connection, change, moves, stamp).write()
         except _Moved:
-            if not repeated:
-                return False
-            # Refused, unless it was written before the reply was lost.
-            found = await connection.fetchval(self._session.queries["flow_stamp"], change.after.id)
-            return bool(found == stamp)
+            return repeated and await self._is_mine(change, stamp, connection)
         return True
+
+    async def _lay(
+        self, change: FlowChange, stamp: UUID, connection: Connection, repeated: bool
+    ) -> bool:
+        """A new flow and its edges: one statement."""
+        flow = change.after
+        values = (
+            *flow_rows.flow_row(flow),
+            stamp,
+            *columns(sorted(flow.tags.items()), 2),
+            *columns(flow_rows.edge_rows(change.edges), len(EDGE)),
+        )
+        rows = await connection.fetch(self._session.queries["laid_flow"], *values)
+        return bool(rows) or (repeated and await self._is_mine(change, stamp, connection))
+
+    async def _is_mine(self, change: FlowChange, stamp: UUID, connection: Connection) -> bool:
+        """Whether a change that looks refused was written before its reply was lost."""
+        found = await connection.fetchval(self._session.queries["flow_stamp"], change.after.id)
+        return bool(found == stamp)
 
 
 class _Moved(Exception):
@@ -209,6 +221,12 @@ class Flush:
         compared = [*(move.before for move in self._moves), *self._change.guards]
         if compared:
             _check(all(await standing(self._session, self._connection, compared)))
+
+
+def _is_only_laid(change: FlowChange) -> bool:
+    """Whether there is nothing to compare or to move, only a new flow with its edges."""
+    more = change.changes or change.guards or change.done or change.owed
+    return change.before is None and not more
 
 
 def _readable(row: Any, session: Session) -> Snapshot | None:

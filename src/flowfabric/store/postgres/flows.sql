@@ -38,6 +38,31 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 on conflict (id) do nothing
 returning id
 
+-- name: laid_flow
+-- A new flow with its edges, if there is none of that id; an edge that is there stays.
+with made as (
+    insert into {schema}.flow (
+        id, version, namespace, kind, state, created_at, ended_at, doc, stamp
+    )
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    on conflict (id) do nothing
+    returning id
+),
+tagged as (
+    insert into {schema}.flow_tag (id, key, value)
+    select made.id, t.key, t.value
+    from made cross join unnest($10::text[], $11::text[]) as t (key, value)
+),
+joined as (
+    insert into {schema}.edge (flow, id, upstream, downstream, doc)
+    select e.flow, e.id, e.upstream, e.downstream, e.doc
+    from made
+    cross join unnest($12::uuid[], $13::uuid[], $14::uuid[], $15::uuid[], $16::bytea[])
+        as e (flow, id, upstream, downstream, doc)
+    on conflict (flow, id) do nothing
+)
+select made.id from made
+
 -- name: changed_flow
 update {schema}.flow
 set version = $2, namespace = $3, kind = $4, state = $5, created_at = $6, ended_at = $7, doc = $8,
@@ -132,15 +157,52 @@ cross join lateral (
 ) c
 
 -- name: counted_flows
-update {schema}.flow t
-set version = g.version, namespace = g.namespace, kind = g.kind, state = g.state,
-    created_at = g.created_at, ended_at = g.ended_at, doc = g.doc
-from unnest(
-    $1::uuid[], $2::integer[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[],
-    $8::bytea[], $9::integer[]
-) as g (id, version, namespace, kind, state, created_at, ended_at, doc, expected)
-where t.id = g.id and t.version = g.expected
-returning t.id
+-- Flows whose version stands, and their chores: those that are done go, new ones come. Whoever had
+-- to wait for a flow finds another version. While that stands nobody else has counted its chores, so
+-- they are where they were seen.
+with counted as (
+    update {schema}.flow t
+    set version = g.version, namespace = g.namespace, kind = g.kind, state = g.state,
+        created_at = g.created_at, ended_at = g.ended_at, doc = g.doc
+    from (
+        select f.ctid as place, m.*
+        from unnest(
+            $1::uuid[], $2::integer[], $3::text[], $4::text[], $5::text[], $6::bigint[],
+            $7::bigint[], $8::bytea[], $9::integer[]
+        ) as m (id, version, namespace, kind, state, created_at, ended_at, doc, expected)
+        cross join lateral (
+            select s.ctid from {schema}.flow s
+            where s.id = m.id and s.version = m.expected offset 0
+        ) f
+    ) g
+    where t.ctid = g.place and t.version = g.expected
+    returning t.id
+),
+gone as (
+    delete from {schema}.chore t
+    using (
+        select f.ctid as place
+        from unnest($10::uuid[], $11::uuid[], $12::integer[], $13::smallint[])
+            as c (flow, id, number, kind)
+        cross join lateral (
+            select s.ctid from {schema}.chore s
+            where s.flow = c.flow and s.id = c.id and s.number = c.number and s.kind = c.kind
+            offset 0
+        ) f
+        where (c.flow in (select counted.id from counted)) is true
+    ) g
+    where t.ctid = g.place
+),
+owed as (
+    insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+    select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
+    from unnest(
+        $14::uuid[], $15::uuid[], $16::integer[], $17::smallint[], $18::smallint[], $19::boolean[]
+    ) as c (flow, id, number, kind, outcome, spared)
+    where (c.flow in (select counted.id from counted)) is true
+    on conflict (flow, id, number, kind) do nothing
+)
+select counted.id from counted
 
 -- name: unsettled_edges
 -- Each with its downstream, as one moment saw both; a downstream with several edges comes with the
