@@ -2,10 +2,10 @@
 
     python -m bench.limits [--store sqlite|postgres] [--runs 5000] [--rounds 3] [--waiting 100000]
 
-One process submits, claims and completes. "Pipeline" counts from the first submission until
-everything is completed; "drain" only claims and completes what was submitted before. Every figure
-stands beside the unlimited one of the same round, because the machine is noisy. Nothing is kept
-waiting by a limit that is full for long: what is measured is the way through it.
+"Claims" takes and completes what was submitted before: how fast a worker gets limited work. Behind
+a concurrency everything it takes must first be let through, which happens meanwhile. "Pipeline"
+counts from the first submission to the last completion, all in one process. Every figure stands
+beside the unlimited one of the same round, because the machine is noisy.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -42,6 +43,7 @@ class Case(Struct):
     quota: Quota | None = None
 
 
+@lru_cache(maxsize=10_000)
 def submission(lane: str, quota: str = "", key: str = "") -> Submission:
     uses = [{"quota": quota, "key": key}] if quota else []
     policy = parse_policy({"quotas": uses}) if uses else None
@@ -58,7 +60,7 @@ CASES = [
     Case(
         "one concurrency for all",
         lambda n: submission("capped", "capped"),
-        Quota(name="capped", concurrency=4 * BATCH),
+        Quota(name="capped", concurrency=10 * BATCH),
     ),
     Case(
         f"{KEYS:,} concurrency keys",
@@ -68,13 +70,20 @@ CASES = [
 ]
 
 
+DEEP = Case(
+    "of them, behind one concurrency",
+    lambda n: submission("deep", "deep"),
+    Quota(name="deep", concurrency=10 * BATCH),
+)
+
+
 async def take(engine: Engine, lane: str, count: int) -> None:
     """Claims and completes so many, a few batches at a time."""
     left = [count]
 
     async def work() -> None:
         while left[0] > 0:
-            claims = await engine.claims.claim(WORKER, lanes=[lane], limit=BATCH, max_wait=1.0)
+            claims = await engine.claims.claim(WORKER, lanes=[lane], limit=BATCH, max_wait=0.02)
             left[0] -= len(claims)
             await asyncio.gather(*(engine.attempts.complete(each, limit.RESULT) for each in claims))
 
@@ -94,49 +103,73 @@ async def pipeline(engine: Engine, case: Case, runs: int) -> float:
     return runs / (time.perf_counter() - began)
 
 
-async def drain(engine: Engine, case: Case, waiting: int, runs: int) -> float:
-    """Executions per second taken out of many that wait."""
-    lane = case.make(0).lane
+async def fill(engine: Engine, case: Case, waiting: int) -> None:
     for start in range(0, waiting, 5000):
         await engine.executions.submit_many(
             case.make(n) for n in range(start, min(waiting, start + 5000))
         )
+    await engine._releases.drain()
+
+
+async def claims(engine: Engine, case: Case, runs: int) -> float:
+    """Executions per second taken out of those that wait."""
     began = time.perf_counter()
-    await take(engine, lane, runs)
+    await take(engine, case.make(0).lane, runs)
     return runs / (time.perf_counter() - began)
 
 
-async def measure(url: str, runs: int, rounds: int, waiting: int) -> None:
+def report(title: str, figures: dict[str, list[float]]) -> None:
+    plain = next(iter(figures.values()))
+    print(f"| {title} | executions/s | of the unlimited |\n|---|---|---|")
+    for name, found in figures.items():
+        ratio = statistics.median(a / b for a, b in zip(found, plain, strict=True))
+        print(f"| {name} | {statistics.median(found):,.0f} | {ratio:.0%} |")
+    print()
+
+
+async def opened(url: str) -> Engine:
     engine = await Engine.open(await open_store(url))
-    for case in CASES:
+    for case in [*CASES, DEEP]:
         if case.quota is not None:
             await engine.quotas.define(case.quota)
-    print("| pipeline | executions/s | of the unlimited |")
-    print("|---|---|---|")
+    return engine
+
+
+async def measure_claims(url: str, runs: int, rounds: int, waiting: int) -> None:
+    engine = await opened(url)
+    figures: dict[str, list[float]] = {case.name: [] for case in CASES}
+    for case in CASES:
+        await fill(engine, case, (rounds + 1) * runs)
+    for _ in range(rounds):
+        for case in CASES:
+            figures[case.name].append(await claims(engine, case, runs))
+    report("claims", figures)
+    await _behind(engine, runs, rounds, waiting)
+    await engine.close()
+
+
+async def measure_pipeline(url: str, runs: int, rounds: int) -> None:
+    engine = await opened(url)
     figures: dict[str, list[float]] = {case.name: [] for case in CASES}
     for _ in range(rounds):
         for case in CASES:
             figures[case.name].append(await pipeline(engine, case, runs))
-    plain = figures["unlimited"]
-    for name, found in figures.items():
-        ratio = statistics.median(a / b for a, b in zip(found, plain, strict=True))
-        print(f"| {name} | {statistics.median(found):,.0f} | {ratio:.0%} |")
-    await _deep(engine, runs, waiting)
+    report("pipeline", figures)
     await engine.close()
 
 
-async def _deep(engine: Engine, runs: int, waiting: int) -> None:
-    plain = Case("plain", lambda n: submission("deep-plain"))
-    deep = Case("deep", lambda n: submission("deep", "deep"))
-    await engine.quotas.define(Quota(name="deep", concurrency=4 * BATCH))
-    print(f"\n| drain of {runs:,} out of {waiting:,} that wait | executions/s | of the unlimited |")
-    print("|---|---|---|")
-    free = await drain(engine, plain, waiting, runs)
-    print(f"| unlimited | {free:,.0f} | 100% |")
-    behind = await drain(engine, deep, waiting, runs)
-    print(f"| behind one concurrency | {behind:,.0f} | {behind / free:.0%} |")
-    beside = await drain(engine, Case("beside", lambda n: submission("beside")), runs, runs)
-    print(f"| unlimited, beside those | {beside:,.0f} | {beside / free:.0%} |")
+async def _behind(engine: Engine, runs: int, rounds: int, waiting: int) -> None:
+    """While very many wait: those behind the limit, and work beside them."""
+    plain = CASES[0]
+    beside = Case("unlimited, beside them", lambda n: submission("beside"))
+    figures: dict[str, list[float]] = {c.name: [] for c in (plain, DEEP, beside)}
+    await fill(engine, DEEP, waiting)
+    for case in (plain, beside):
+        await fill(engine, case, (rounds + 1) * runs)
+    for _ in range(rounds):
+        for case in (plain, DEEP, beside):
+            figures[case.name].append(await claims(engine, case, runs))
+    report(f"claims while {waiting:,} wait", figures)
 
 
 def main() -> None:
@@ -150,7 +183,9 @@ def main() -> None:
     for store in (options.store,) if options.store else ("sqlite", "postgres"):
         print(f"\n{store}")
         with stores.fresh(store) as url:
-            asyncio.run(measure(url, options.runs, options.rounds, options.waiting))
+            asyncio.run(measure_claims(url, options.runs, options.rounds, options.waiting))
+        with stores.fresh(store) as url:
+            asyncio.run(measure_pipeline(url, options.runs, options.rounds))
 
 
 if __name__ == "__main__":

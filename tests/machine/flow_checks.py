@@ -94,7 +94,9 @@ class Checks:
         if found.life.unsealed and member.ended is None:
             assert not self.book.sealed, f"{member.uuid} is held for ever"
             return
-        if join is not None and not found.life.unsealed:
+        # A member that has ended waits for nobody: an edge it is given later decides nothing.
+        idle = isinstance(found.state, Ended) and join is not None and not join.fired_at
+        if join is not None and not found.life.unsealed and not idle:
             assert join.state == verdict, f"{member.uuid}: {join} is to be {verdict}"
         self._place(member, found, verdict)
 

@@ -7,7 +7,7 @@ from flowfabric.core.budget import Budget, chain, exhausted
 from flowfabric.core.execution import Active, Ended, Gate, Snapshot, Start, Waiting
 from flowfabric.core.gate import DELAYS, closed
 from flowfabric.core.quota import queue_of
-from flowfabric.core.release import Candidate, Room
+from flowfabric.core.release import Room
 from flowfabric.core.time import Millis
 from flowfabric.store.limits import BookAsk, StandingAsk
 from tests.machine.limit_deeds import LOOSE, QUOTAS, TREE
@@ -91,8 +91,9 @@ class Checks:
         if state.gate is Gate.LIMIT:
             await self._has_no_room(found, state, now)
         elif state.gate is Gate.BUDGET:
-            books = await self.play.plain.books(BookAsk(budgets=(found.life.budget or "",)))
-            upper = chain(books.budgets, list(books.budgets)[:1]) if books.budgets else []
+            name = found.life.budget or ""
+            books = await self.play.plain.books(BookAsk(budgets=(name,)))
+            upper = chain(books.budgets, [name]) if name in books.budgets else []
             assert any(map(exhausted, upper)), f"{found} waits for a budget that admits"
         elif state.gate in DELAYS:
             assert state.due_at is not None, f"{found} waits for no moment"
@@ -101,12 +102,13 @@ class Checks:
     async def _has_no_room(self, found: Snapshot, state: Waiting, now: Millis) -> None:
         uses = found.execution.uses
         starts = state.next.start is not Start.CONTINUE
-        candidate = Candidate(found.execution.uuid, found.head.version, found.head.rank, starts)
         for use in uses:
             ask = StandingAsk(use.quota, (queue_of(uses),), MANY, MANY, now)
             standing = await self.play.plain.standing(ask)
             room = Room(standing, now)
-            assert not room.fits(uses, candidate), f"there is room for {found} in {use.quota}"
+            need = room.need(uses)
+            fits = room.has_slot(need) and (not starts or room.may_start(need))
+            assert not fits, f"there is room for {found} in {use.quota}"
 
     async def _reservations_are_alive(self) -> None:
         assert await self.play.plain.stale_reservations(MANY) == []

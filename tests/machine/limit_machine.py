@@ -160,10 +160,13 @@ class LimitMachine(RuleBasedStateMachine):
         await play.calm_down()
 
     async def _rest(self) -> None:
-        """One sweep lets everybody through there is room for."""
+        """One sweep lets everybody through there is room for; whoever waited for a budget that
+        admits again is let in page by page."""
         await self.play.calm_down()
-        await deeds.sweep(self.play, 0, 0, True)
-        await self.play.calm_down()
+        crowd = sum(one.life.budget is not None for one in self.play.seen.values())
+        for _ in range(1 + crowd):
+            await deeds.sweep(self.play, 0, 0, True)
+            await self.play.calm_down()
         await self.checks.rest()
 
     async def _play_to_the_end(self) -> None:

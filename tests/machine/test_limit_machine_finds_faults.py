@@ -15,8 +15,8 @@ from flowfabric.core import release as release_rules
 from flowfabric.core import spending
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Lost
-from flowfabric.core.quota import Uses, queue_of
-from flowfabric.core.release import Candidate, Release, Room, Standing
+from flowfabric.core.quota import queue_of
+from flowfabric.core.release import Candidate, Need, Release, Room, Standing
 from flowfabric.core.spending import AlreadyApplied, Books, Counted, Spending
 from flowfabric.core.time import Millis
 from flowfabric.engine import doorkeeper
@@ -102,9 +102,9 @@ def drop_again(books: Books, reservation: UUID, now: Millis) -> bool:
     return dropped
 
 
-def take_slots_only(room: Room, uses: Uses, candidate: Candidate) -> None:
+def take_slots_only(room: Room, need: Need, candidate: Candidate) -> None:
     """A rate that does not count whom it lets through."""
-    TAKE(room, uses, replace(candidate, starts=False))
+    TAKE(room, need, replace(candidate, starts=False))
 
 
 def admits_always(*_: object) -> None:

@@ -16,7 +16,8 @@ from flowfabric.core.waits import Heard, Mark, Waitpoint
 
 # What an execution may own although its end is written unseen: flows are told by chores, a
 # slot is given back by the very row that goes, reservations are let go after the commit.
-_PLAIN = Flags.FLOW | Flags.LIMITS | Flags.BUDGETS
+# Numbers, since flags are slow and every ending is asked.
+_MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -71,7 +72,7 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
             and self.after is not None
             and isinstance(self.before.state, Active)
             and isinstance(self.after.state, Ended)
-            and not self.before.head.flags & ~_PLAIN
+            and not int(self.before.head.flags) & _MORE
             and not self.attempts
             and not self.steps
             and not self.owed

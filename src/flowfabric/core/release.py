@@ -58,8 +58,9 @@ class Standing(Struct, frozen=True):
 
 
 class Release(Struct, frozen=True):
-    """What is to be written, if the quotas still have these versions. `next_at` is when a rate that
-    keeps somebody waiting has room again."""
+    """What is to be written, if the quotas still have these versions. `emptied`: of some line all
+    that were read may go, so that there may be room for more. `next_at` is when a rate that keeps
+    somebody waiting has room again."""
 
     versions: dict[str, int] = field(default_factory=dict)
     moves: Sequence[Candidate] = ()
@@ -67,6 +68,7 @@ class Release(Struct, frozen=True):
     admissions: dict[tuple[str, str, Millis], int] = field(default_factory=dict)
     forget: dict[str, Millis] = field(default_factory=dict)
     at: Millis = Millis(0)
+    emptied: bool = False
     next_at: Millis | None = None
 
 
@@ -96,34 +98,36 @@ def one_key(key: str) -> str:
 def release(standing: Standing, now: Millis, most: int) -> Release:
     """As many as there is room for, `most` at most, one of each line in turn."""
     room = Room(standing, now)
-    lines = [_Served(line) for line in standing.lines if line.waiting]
+    lines = [_Served(line, room.need(line.uses)) for line in standing.lines if line.waiting]
     queue = list(lines)
     heapq.heapify(queue)
     moves: list[Candidate] = []
-    turns: dict[tuple[str, int], int] = {}
-    versions: dict[str, int] = {}
     while queue and len(moves) < most:
         served = queue[0]
         candidate = served.next(room)
         if candidate is None:
             heapq.heappop(queue)
             continue
-        room.take(served.line.uses, candidate)
+        room.take(served.need, candidate)
         moves.append(candidate)
         served.order = len(moves)
-        versions |= room.versions(served.line.uses)
-        for quota in room.of(served.line.uses):
-            turns[quota.name, served.line.id] = _turn(quota, len(moves))
+        served.taken += 1
         heapq.heapreplace(queue, served)
     return Release(
-        versions=versions,
+        versions={n: v for each in lines if each.order for n, v in each.need.versions.items()},
         moves=moves,
-        turns=turns,
-        admissions={(*key, room.noted_at(key)): count for key, count in room.admissions.items()},
+        turns={
+            (quota.name, each.line.id): _turn(quota, each.order)
+            for each in lines
+            if each.order
+            for quota in each.need.quotas
+        },
+        admissions=(admissions := room.admissions),
         forget={
-            name: Millis(now - standing.quotas[name].longest_window) for name, _ in room.admissions
+            name: Millis(now - standing.quotas[name].longest_window) for name, _, _ in admissions
         },
         at=now,
+        emptied=any(each.taken == len(each.line.waiting) for each in lines),
         next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
     )
 
@@ -134,12 +138,25 @@ def _turn(quota: Quota, order: int) -> int:
     return (quota.created_at + quota.version + 1) * TURNS + order
 
 
+class Need(Struct, frozen=True):
+    """What a combination of uses asks for: slots below caps, starts within rates. `versions` must
+    stand for a decision about it; 0 is a quota that must not be there. One that was deleted limits
+    nothing."""
+
+    slots: tuple[tuple[Key, int], ...]
+    rates: tuple[tuple[Key, Rate], ...]
+    quotas: tuple[Quota, ...]
+    versions: dict[str, int]
+
+
 class _Served:
     """A line while it is served; the one that was served longest ago comes first."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, need: Need) -> None:
         self.line = line
+        self.need = need
         self.order = 0
+        self.taken = 0
         self._left = list(reversed(line.waiting))
         self._passed_over = False
 
@@ -153,13 +170,15 @@ class _Served:
 
     def next(self, room: "Room") -> Candidate | None:
         """The best candidate there is room for. A rate that is used up stops only starts."""
+        if not room.has_slot(self.need):
+            self._passed_over = bool(self._left)
+            return None  # nobody of this line can go
+        may_start = room.may_start(self.need)
         while self._left:
             candidate = self._left.pop()
-            if room.fits(self.line.uses, candidate):
+            if may_start or not candidate.starts:
                 return candidate
             self._passed_over = True
-            if not candidate.starts:
-                return None  # no slot: nobody of this line can go
         return None
 
     def opens_at(self, room: "Room") -> Millis | None:
@@ -176,24 +195,28 @@ class Room:
         self._now = now
         self._used: dict[Key, int] = {}
         self._starts: dict[Key, int] = {}
-        self.admissions: dict[Key, int] = {}
-        self._windows: dict[Key, Millis] = {}
+        self._admissions: dict[Key, tuple[int, Rate]] = {}
         for uses, count in standing.held:
             for use in uses:
                 for key in _keys(use):
                     self._used[key] = self._used.get(key, 0) + count
 
-    def of(self, uses: Uses) -> list[Quota]:
-        """The quotas there are; one that was deleted limits nothing."""
-        return [self._quotas[use.quota] for use in uses if use.quota in self._quotas]
+    def need(self, uses: Uses) -> Need:
+        known = [self._quotas.get(use.quota) for use in uses]
+        versions = {use.quota: q.version if q else 0 for use, q in zip(uses, known, strict=True)}
+        return Need(
+            slots=tuple(((u.quota, key), cap) for u in uses for cap, key in self._caps(u)),
+            rates=tuple(((u.quota, key), rate) for u in uses for rate, key in self._rates(u)),
+            quotas=tuple(quota for quota in known if quota is not None),
+            versions=versions,
+        )
 
-    def versions(self, uses: Uses) -> dict[str, int]:
-        """What must stand for a decision about these uses; 0 is a quota that must not be there."""
-        known = self._quotas
-        return {u.quota: known[u.quota].version if u.quota in known else 0 for u in uses}
+    def has_slot(self, need: Need) -> bool:
+        used = self._used
+        return all(used.get(key, 0) < cap for key, cap in need.slots)
 
-    def fits(self, uses: Uses, candidate: Candidate) -> bool:
-        return not self.full(uses) and not (candidate.starts and self.used_up(uses))
+    def may_start(self, need: Need) -> bool:
+        return all(self._left(rate, key) > 0 for key, rate in need.rates)
 
     def full(self, uses: Uses) -> list[Full]:
         """The limits of these uses that have no free slot."""
@@ -219,26 +242,21 @@ class Room:
             return None
         return max((wait.opens_at for wait in self.used_up(uses)), default=None)
 
-    def take(self, uses: Uses, candidate: Candidate) -> None:
-        for use in uses:
-            for key in _keys(use):
-                self._used[key] = self._used.get(key, 0) + 1
-            if candidate.starts:
-                for rate, name in self._rates(use):
-                    key = (use.quota, name)
-                    self._starts[key] = self._left(rate, key) - 1
-                    self.admissions[key] = self.admissions.get(key, 0) + 1
-                    self._windows[key] = rate.window
+    def take(self, need: Need, candidate: Candidate) -> None:
+        for key, _ in need.slots:
+            self._used[key] = self._used.get(key, 0) + 1
+        if candidate.starts:
+            for key, rate in need.rates:
+                self._starts[key] = self._left(rate, key) - 1
+                count, _ = self._admissions.get(key, (0, rate))
+                self._admissions[key] = count + 1, rate
 
-    def noted_at(self, key: Key) -> Millis:
-        """When an admission of now is said to have been. Of long windows a thousandth is the
-        finest that is told apart, always later than it was: the log stays short, and nobody
-        starts too early."""
-        window = self._windows[key]
-        if window < LONG:
-            return self._now
-        grain = window // 1000
-        return Millis(-(-self._now // grain) * grain)
+    @property
+    def admissions(self) -> dict[tuple[str, str, Millis], int]:
+        return {
+            (*key, _noted_at(rate, self._now)): count
+            for key, (count, rate) in self._admissions.items()
+        }
 
     def _left(self, rate: Rate, key: Key) -> int:
         """How many more may start now."""
@@ -252,8 +270,9 @@ class Room:
     def _opens_at(self, rate: Rate, key: Key) -> Millis:
         """When enough of the window has passed for one more to start."""
         count = 0
-        window = [*self._admitted.get(key, ()), (self._now, self.admissions.get(key, 0))]
-        for at, number in reversed(window):
+        mine, _ = self._admissions.get(key, (0, rate))
+        window = [*self._admitted.get(key, ()), (_noted_at(rate, self._now), mine)]
+        for at, number in sorted(window, reverse=True):
             count += number
             if count >= rate.count:
                 return Millis(at + rate.window)
@@ -276,3 +295,12 @@ class Room:
 
 def _keys(use: Use) -> tuple[Key, Key]:
     return (use.quota, ALL), (use.quota, one_key(use.key))
+
+
+def _noted_at(rate: Rate, now: Millis) -> Millis:
+    """When an admission of now is said to have been. Of long windows a thousandth is the finest
+    that is told apart, always later than it was: the log stays short, nobody starts too early."""
+    if rate.window < LONG:
+        return now
+    grain = rate.window // 1000
+    return Millis(-(-now // grain) * grain)

@@ -23,6 +23,8 @@ from flowfabric.core.time import Millis
 from flowfabric.engine.waiting import Waiting
 from flowfabric.store.contract import Store
 
+_LIMITS = int(Flags.LIMITS)
+
 
 async def _nothing(flow: UUID) -> None: ...
 
@@ -107,7 +109,7 @@ class After:
 
 def _makes_room(before: Snapshot, after: Snapshot) -> bool:
     """Whether a slot was given back, or somebody came to wait for one."""
-    if not before.head.flags & Flags.LIMITS or isinstance(after.state, Ready | Lost | Active):
+    if not int(before.head.flags) & _LIMITS or isinstance(after.state, Ready | Lost | Active):
         return False
     return isinstance(before.state, Ready | Lost | Active) or _waits_for_limits(after)
 

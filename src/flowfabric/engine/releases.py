@@ -15,12 +15,13 @@ from itertools import count
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Execution, Gate, Snapshot, Waiting
 from flowfabric.core.quota import Quota, Uses, queue_of
-from flowfabric.core.release import Standing, release
+from flowfabric.core.release import Release, Standing, release
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.store.limits import Crowd, StandingAsk, Through
 
 MAX_MOVES = 500
+LEAST = 32
 FIRST_LINES = 64
 MIXED_LINES = 500
 MAX_ROUNDS = 10
@@ -52,6 +53,7 @@ class Releases(Noun):
         self._new: dict[int, Uses] = {}
         self._introducing = asyncio.Lock()
         self._shapes: dict[str, Shape] = {}
+        self._paces: dict[str, int] = {}
         self._shared: set[str] = set()
         self._looked_at: dict[str, float] = {}
         self._moved_at: dict[str, int] = {}
@@ -208,7 +210,7 @@ class Releases(Noun):
         among = None if queues is None else tuple(sorted(queues))
         lines = MIXED_LINES if self._shapes.get(quota) is Shape.MIXED else FIRST_LINES
         lines = lines if among is None else len(among)
-        depth = _depth(lines)
+        depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
         lost = 0
         while lost < MAX_ROUNDS:
             now = self._now()
@@ -226,15 +228,17 @@ class Releases(Noun):
                 continue
             lost = 0
             self._moved(quota, through)
-            if len(through.moved) == len(decided.moves) < MAX_MOVES and not _more(standing, ask):
+            whole = len(through.moved) == len(decided.moves) < MAX_MOVES
+            if whole and not _more(standing, ask, decided):
                 return True
-            depth = _depth(len(standing.lines))
+            depth = _depth(len(standing.lines), MAX_MOVES)
         # Rivals, or a queue that is known in part: then it is known after this.
         await self._parts.store.put_queues([(line.id, line.uses) for line in standing.lines])
         return True
 
     def _moved(self, quota: str, through: Through) -> None:
         self._moved_at[quota] = next(self._moves)
+        self._paces[quota] = len(through.moved)
         if through.lanes:
             self._parts.store.hint(through.lanes)
 
@@ -271,12 +275,12 @@ def _shape(quota: Quota) -> Shape:
     return Shape.WHOLE if whole else Shape.PER_KEY
 
 
-def _depth(lines: int) -> int:
-    """How many of each line are read, so that a round reads about twice what it may move."""
-    return max(2, 2 * MAX_MOVES // max(1, lines))
+def _depth(lines: int, pace: int) -> int:
+    """How many of each line are read: in all about twice what the last release has moved."""
+    return max(2, 2 * max(pace, LEAST) // max(1, lines))
 
 
-def _more(standing: Standing, ask: StandingAsk) -> bool:
-    """Whether somebody waits who was not looked at."""
-    deep = any(len(line.waiting) >= ask.depth for line in standing.lines)
+def _more(standing: Standing, ask: StandingAsk, decided: Release) -> bool:
+    """Whether somebody may go who was not looked at."""
+    deep = decided.emptied and any(len(line.waiting) >= ask.depth for line in standing.lines)
     return deep or len(standing.lines) >= ask.lines

@@ -242,7 +242,7 @@ def queue_number(snapshot: Snapshot) -> int | None:
         case Waiting(gate=Gate.BUDGET):
             return budget_queue(snapshot.life.budget or "")
         case Ready() | Lost() | Active() | Waiting(gate=Gate.LIMIT):
-            limited = snapshot.head.flags & Flags.LIMITS
+            limited = int(snapshot.head.flags) & _LIMITS
             return queue_of(snapshot.execution.uses) if limited else None
         case _:
             return None
@@ -339,6 +339,8 @@ def read_attempt(doc: bytes) -> Attempt:
 def _read_facts(data: bytes) -> Facts:
     return document.read(Facts, data)
 
+
+_LIMITS = int(Flags.LIMITS)
 
 # Calling an enum costs more than everything else that is done for a row.
 _START_OF = {int(start): start for start in Start}
