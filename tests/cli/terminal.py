@@ -1,8 +1,9 @@
 """The command line as a test types on it."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import msgspec
@@ -20,6 +21,18 @@ Work = Callable[[], int]
 Worker = Callable[[], AbstractContextManager[None]]
 
 
+@contextmanager
+def _logging_kept() -> Iterator[None]:
+    """A command that sets logging up does so for its own process; here others live in it too."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
 class Cli:
     """`cli("run", "list")` as typed on a store; the answer's stdout and stderr are apart."""
 
@@ -33,7 +46,8 @@ class Cli:
 
     def typed(self, *words: str, code: int = 0, input: str | None = None) -> Result:
         """For the one command that may print a traceback: that of a task."""
-        result = CliRunner().invoke(app, list(words), input=input)
+        with _logging_kept():
+            result = CliRunner().invoke(app, list(words), input=input)
         assert result.exit_code == code, (result.output, result.exception)
         return result
 

@@ -29,6 +29,12 @@ class Process:
         assert self._process.stderr is not None
         return self._process.stderr.readline()
 
+    def read_until(self, word: str) -> str:
+        """The first line with this word; the registry has its say in between."""
+        while word not in (line := self.read_line()):
+            assert line, f"nothing was said of {word!r}"
+        return line
+
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 
@@ -64,7 +70,7 @@ def test_a_worker_lets_what_runs_finish_before_it_stops(
     assert f"works on {cli.url}: divide, greet, on_day, shout, wait_for; lanes: all" in first
     follow(cli.url, id, "claimed")
     process.terminate()
-    assert "stopping: 1 running" in process.read_line()
+    assert "stopping: 1 running" in process.read_until("stopping")
     (tmp_path / "gate").touch()
     code, words = process.end()
     assert code == 0
@@ -95,7 +101,7 @@ def test_a_worker_logs_documents_when_asked_to(cli: Cli, processes: list[Process
     process.terminate()
     code, words = process.end()
     assert code == 0
-    assert "stopped after 0 claims" in msgspec.json.decode(words)["message"]
+    assert "stopped after 0 claims" in msgspec.json.decode(words.splitlines()[-1])["message"]
 
 
 def test_a_worker_serves_only_its_lanes(cli: Cli, processes: list[Process], tmp_path: Path) -> None:

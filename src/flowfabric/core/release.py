@@ -25,7 +25,7 @@ Key = tuple[str, str]
 ALL = ""
 
 LONG = 3_600_000
-"""Windows from here on are not told to the millisecond."""
+"""Longer windows are not told to the millisecond."""
 
 
 class Candidate(Struct, frozen=True, gc=False):
@@ -300,7 +300,7 @@ def _keys(use: Use) -> tuple[Key, Key]:
 def _noted_at(rate: Rate, now: Millis) -> Millis:
     """When an admission of now is said to have been. Of long windows a thousandth is the finest
     that is told apart, always later than it was: the log stays short, nobody starts too early."""
-    if rate.window < LONG:
+    if rate.window <= LONG:
         return now
     grain = rate.window // 1000
     return Millis(-(-now // grain) * grain)
