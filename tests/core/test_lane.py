@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric.core.errors import Invalid
-from flowfabric.core.lane import MAX_WEIGHT, Lane, LaneState, check_lane_settings, set_state
+from flowfabric.core.execution import Start
+from flowfabric.core.lane import (
+    MAX_WEIGHT,
+    Lane,
+    LaneState,
+    begins,
+    check_lane_settings,
+    is_full,
+    set_state,
+)
 from flowfabric.core.time import Millis
 
 NOW = Millis(5_000)
@@ -72,3 +81,21 @@ def test_settings_at_their_bounds_are_accepted() -> None:
         for concurrency in (None, 1, 2**31 - 1):
             lane = Lane(name="z" * 64, weight=weight, concurrency=concurrency)
             assert check_lane_settings(lane) is lane
+
+
+@pytest.mark.parametrize("start", Start)
+def test_what_is_taken_of_a_lane(start: Start) -> None:
+    """F-47: what has begun goes on in a draining one, nothing does in a paused one"""
+    assert begins(Lane(name="a"), start)
+    assert not begins(Lane(name="a", state=LaneState.PAUSED), start)
+    assert begins(Lane(name="a", state=LaneState.DRAINING), start) == (start is not Start.INITIAL)
+
+
+def test_a_lane_is_full_when_as_many_run_as_may() -> None:
+    assert not is_full(Lane(name="a"), 10_000)
+    assert [is_full(Lane(name="a", concurrency=2), n) for n in (0, 1, 2, 3)] == [
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -13,11 +13,11 @@ from flowfabric.core.spending import (
     REMEMBERED,
     AlreadyApplied,
     Books,
+    Expense,
     HardBreach,
     Overrun,
     Reserved,
     SoftBreach,
-    Spending,
     Spent,
     drop,
     release,
@@ -34,8 +34,8 @@ PARENTS = {"org": None, "team": "org", "side": "org", "run": "team"}
 DIMENSIONS = ("cost", "tokens")
 
 
-def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: int) -> Spending:
-    return Spending(names or ("team",), n, execution, key=key)
+def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: int) -> Expense:
+    return Expense(names or ("team",), n, execution, key=key)
 
 
 def books_of(*budgets: Budget) -> Books:
@@ -126,7 +126,7 @@ def test_an_unknown_budget_counts_nothing_anywhere() -> None:
 
 def test_a_deleted_budget_that_nobody_names_limits_nothing() -> None:
     books = books_of(team())
-    given = Spending(("team", "gone"), {"tokens": 1}, X, key="k", attached=True)
+    given = Expense(("team", "gone"), {"tokens": 1}, X, key="k", attached=True)
     assert spend(books, given, NOW) == Spent()
     assert used(books) == {"team": {"tokens": 1}}
     assert books.new_charges.keys() == {("team", "k")}

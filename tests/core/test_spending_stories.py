@@ -18,9 +18,9 @@ from flowfabric.core.errors import Invalid
 from flowfabric.core.spending import (
     AlreadyApplied,
     Books,
+    Expense,
     HardBreach,
     Reserved,
-    Spending,
     drop,
     release,
     reserve,
@@ -36,8 +36,8 @@ PARENTS: dict[str, str | None] = {"org": None, "team": "org", "side": "org", "ru
 DIMENSIONS = ("cost", "tokens")
 
 
-def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: int) -> Spending:
-    return Spending(names or ("team",), n, execution, key=key)
+def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: int) -> Expense:
+    return Expense(names or ("team",), n, execution, key=key)
 
 
 def books_of(*budgets: Budget) -> Books:
@@ -206,14 +206,14 @@ class Walk(Struct):
 
     def spend(self, names: Any, amounts: Any, execution: UUID | None) -> None:
         self._charged(
-            spend(self.books, Spending(names, amounts, execution), NOW),
+            spend(self.books, Expense(names, amounts, execution), NOW),
             names,
             amounts,
             lambda levels: self.known.count(levels, amounts, execution),
         )
 
     def reserve(self, names: Any, amounts: Any, execution: UUID, id: UUID) -> None:
-        wanted = Spending(names, amounts, execution)
+        wanted = Expense(names, amounts, execution)
         if id in self.known.set_aside:
             before = self.books.budgets.copy()
             if self.owners[id] == execution:
@@ -235,10 +235,10 @@ class Walk(Struct):
         key = f"{self.steps}"
         known = self.books.reservations.get(id)
         chosen = names if known is None else known.budgets
-        answer = settle(self.books, Spending(chosen, amounts, execution, key=key), id, NOW)
+        answer = settle(self.books, Expense(chosen, amounts, execution, key=key), id, NOW)
         levels, _ = self.known.set_aside.pop(id, (self.known.covered(names), {}))
         self.known.count_bounded(levels, amounts, execution)
-        again = settle(self.books, Spending(chosen, amounts, execution, key=key), id, NOW)
+        again = settle(self.books, Expense(chosen, amounts, execution, key=key), id, NOW)
         assert again == AlreadyApplied(answer)  # type: ignore[arg-type]
 
     def drop(self, id: UUID) -> None:

@@ -28,8 +28,8 @@ from flowfabric.core.waits import Ask, Memory
 from flowfabric.engine import decisions as module
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
+from flowfabric.engine.catalogue import Catalogue
 from flowfabric.engine.decisions import Decision, Decisions
-from flowfabric.engine.known import Known
 from flowfabric.engine.waiting import Waiting
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Arrival, Store
@@ -106,7 +106,7 @@ def running(number: int = 1) -> Snapshot:
 
 def decisions_on(rows: Rows) -> Decisions:
     store = cast(Store, rows)
-    arrivals = Arrivals(store, Known(store))
+    arrivals = Arrivals(store, Catalogue(store))
     return Decisions(store, arrivals, After(store, Waiting(store, arrivals)))
 
 

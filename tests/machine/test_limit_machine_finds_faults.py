@@ -17,7 +17,7 @@ from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Lost
 from flowfabric.core.quota import queue_of
 from flowfabric.core.release import Candidate, Need, Release, Room, Standing
-from flowfabric.core.spending import AlreadyApplied, Books, Counted, Spending
+from flowfabric.core.spending import AlreadyApplied, Books, Counted, Expense
 from flowfabric.core.time import Millis
 from flowfabric.engine import doorkeeper
 from flowfabric.store.limits import Crowd, StandingAsk, Through
@@ -83,7 +83,7 @@ STORE_FAULTS: list[type[Fault]] = [
 
 
 def settle_twice(
-    books: Books, asked: Spending, reservation: UUID, now: Millis
+    books: Books, asked: Expense, reservation: UUID, now: Millis
 ) -> Counted | AlreadyApplied:
     """Counts again when the reservation was settled before."""
     known = dict(books.charges)

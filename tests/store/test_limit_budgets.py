@@ -225,7 +225,7 @@ async def test_of_two_who_spend_at_once_one_is_told_to_look_again(bench: Bench) 
     async def spend(key: str) -> None:
         while True:
             books = await store.books(BookAsk(("team",), (("team", key),), (X,)))
-            asked = spending.Spending(("team",), {"tokens": 3}, execution=X, key=key)
+            asked = spending.Expense(("team",), {"tokens": 3}, execution=X, key=key)
             spending.spend(books, asked, bench.now)
             if await store.post(books):
                 return

@@ -10,7 +10,7 @@ from flowfabric.core.budget import Budget
 from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.quota import Quota, Rate, Use, queue_of
 from flowfabric.core.release import release
-from flowfabric.core.spending import Books, Spending, spend
+from flowfabric.core.spending import Books, Expense, spend
 from flowfabric.core.time import Millis
 from flowfabric.store.limits import BookAsk
 from flowfabric.store.postgres import PostgresStore, open_postgres
@@ -359,11 +359,11 @@ async def test_a_spending_whose_reply_was_lost_counts_once(bench: Bench, again: 
 
     async def charge(store: PostgresStore) -> bool:
         found = await store.books(BookAsk(budgets=("b",)))
-        spend(found, Spending(("b",), {"t": 5}), bench.now)
+        spend(found, Expense(("b",), {"t": 5}), bench.now)
         return await store.post(found)
 
     found = await bench.store.books(BookAsk(budgets=("b",)))
-    spend(found, Spending(("b",), {"t": 5}), bench.now)
+    spend(found, Expense(("b",), {"t": 5}), bench.now)
 
     async def cut(connection: Connection) -> None:
         bench.store.session.limit.seam = None
@@ -384,7 +384,7 @@ async def test_an_equal_spending_of_somebody_else_is_not_taken_for_ones_own(benc
     books.put(Budget(name="b"))
     assert await bench.store.post(books)
     found = await bench.store.books(BookAsk(budgets=("b",)))
-    spend(found, Spending(("b",), {"t": 5}), bench.now)
+    spend(found, Expense(("b",), {"t": 5}), bench.now)
     assert await bench.store.post(found)
     lose_reply(bench.store.session.limit)
     assert not await bench.store.post(found)

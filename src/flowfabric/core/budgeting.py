@@ -15,9 +15,9 @@ from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.spending import (
     Books,
     Created,
+    Expense,
     Known,
     Reset,
-    Spending,
     Spent,
     plus,
     remember,
@@ -85,13 +85,13 @@ def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key
         raise NotFound("budget", name)
     if budget.soft(dimension) is None:
         raise Invalid(f"budget {name!r} has no soft limit of {dimension}")
-    if repeated(books, Spending((name,), {}, key=key), now) is None:
+    if repeated(books, Expense((name,), {}, key=key), now) is None:
         granted = plus(budget.granted, {dimension: amount})
         if granted[dimension] > MAX_AMOUNT:
             raise Invalid(f"budget {name!r} cannot grant that many {dimension}")
         budget = replace(budget, granted=granted, updated_at=now)
         books.put(budget)
-        remember(books, Spending((name,), {}, key=key), Spent(), now)
+        remember(books, Expense((name,), {}, key=key), Spent(), now)
     return budget.soft(dimension) or 0
 
 

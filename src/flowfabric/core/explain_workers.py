@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core.execution import Next, Route, Start
+from flowfabric.core.execution import Next, Route
 from flowfabric.core.explain_limits import taken_by
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lane import Lane, LaneState
+from flowfabric.core.lane import Lane, LaneState, begins, is_full
 from flowfabric.core.reason import Code, Reason, listed, number
 from flowfabric.core.registry import Presence
 from flowfabric.core.serving import Serving, serving
@@ -28,15 +28,13 @@ NOBODY = Running()
 
 def lane_reasons(lane: Lane, running: Running, next: Next) -> Iterator[Reason]:
     """Why nothing of the lane is taken that begins as `next` does."""
-    match lane.state:
-        case LaneState.PAUSED:
-            yield _decided(lane, Code.LANE_PAUSED, "is paused", "was paused")
-        case LaneState.DRAINING if next.start is Start.INITIAL:
+    if not begins(lane, next.start):
+        if lane.state is LaneState.DRAINING:
             text = "drains and begins nothing new"
             yield _decided(lane, Code.LANE_DRAINING, text, f"{text}, as decided")
-        case _:
-            pass
-    if lane.concurrency is not None and running.count >= lane.concurrency:
+        else:
+            yield _decided(lane, Code.LANE_PAUSED, "is paused", "was paused")
+    if lane.concurrency is not None and is_full(lane, running.count):
         ids = [str(id) for id in running.few]
         yield Reason(
             code=Code.LANE_FULL,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.check import check_whole
 from flowfabric.core.document import Document
+from flowfabric.core.execution import Start
 from flowfabric.core.text import MAX_REASON, check_lane, check_text
 from flowfabric.core.time import Millis
 
@@ -37,6 +38,19 @@ class Lane(Document, frozen=True, kw_only=True):
     reason: str = ""
     at: Millis | None = None
     version: int = 0
+
+
+def begins(lane: Lane, start: Start) -> bool:
+    """Whether anything of the lane is taken that begins like this. The claims of the stores repeat
+    this and `is_full` for many rows at once."""
+    if lane.state is LaneState.DRAINING:
+        return start is not Start.INITIAL
+    return lane.state is LaneState.OPEN
+
+
+def is_full(lane: Lane, running: int) -> bool:
+    """Whether as many of the lane run as may."""
+    return lane.concurrency is not None and running >= lane.concurrency
 
 
 def check_lane_settings(lane: Lane) -> Lane:

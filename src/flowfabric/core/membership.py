@@ -151,7 +151,7 @@ def check_seal(snapshot: Snapshot) -> None:
         check_policy(join.policy, join.n, str(snapshot.execution.id))
 
 
-def release(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
+def unseal(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
     """Lets a member of a sealed flow go: its join is judged, then the other gates are asked."""
     if snapshot is None or not snapshot.life.unsealed:
         return unchanged(Settled(0, None))

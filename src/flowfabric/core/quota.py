@@ -149,10 +149,6 @@ def _number(name: Any) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def same_limits(old: Quota, new: Quota) -> bool:
-    return old.limits == new.limits
-
-
 def name_uses(given: Mapping[str, str] | Iterable[str | Use]) -> Uses:
     """Uses as people write them: names, or names with their keys."""
     if isinstance(given, str):

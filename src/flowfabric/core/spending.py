@@ -163,7 +163,7 @@ class Books(Struct):
             self.new_reservations[id] = None
 
 
-class Spending(Struct, frozen=True):
+class Expense(Struct, frozen=True):
     """A request to charge budgets (and all they are part of) for an execution, if one is named.
     `stale`: whoever asks has lost its lease; what was consumed is counted all the same.
     `attached`: these budgets hold for the execution, nobody named them just now; one that was
@@ -179,13 +179,12 @@ class Spending(Struct, frozen=True):
     epoch: int | None = None
 
 
-def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplied:
+def spend(books: Books, asked: Expense, now: Millis) -> Charged | AlreadyApplied:
     """Counts an amount, or refuses it whole. A refusal is not remembered: nothing was applied, so
     the same key may try again later."""
     if (known := repeated(books, asked, now)) is not None:
         return known
     names = _wanted(books, asked)
-    chain(books.budgets, names)  # one that is unknown refuses before anything changes
     _drop_earlier(books, asked.execution, asked.epoch, now)
     budgets = chain(books.budgets, names)
     if (breach := _breach(budgets, asked.amounts)) is not None:
@@ -202,7 +201,7 @@ def spend(books: Books, asked: Spending, now: Millis) -> Charged | AlreadyApplie
 
 
 def reserve(
-    books: Books, asked: Spending, reservation: UUID, epoch: int, now: Millis
+    books: Books, asked: Expense, reservation: UUID, epoch: int, now: Millis
 ) -> Reserved | HardBreach:
     """Sets an estimate aside, so that nobody else spends it. Repeating it changes nothing, unless
     the first time was under a lease that is gone: then it is made anew."""
@@ -214,7 +213,6 @@ def reserve(
     if known is not None and known.epoch == epoch:
         return Reserved(known)
     names = _wanted(books, asked)
-    chain(books.budgets, names)  # one that is unknown refuses before anything changes
     drop(books, reservation, now)
     _drop_earlier(books, asked.execution, epoch, now)
     budgets = chain(books.budgets, names)
@@ -237,14 +235,13 @@ def reserve(
 
 
 def settle(
-    books: Books, asked: Spending, reservation: UUID, now: Millis
+    books: Books, asked: Expense, reservation: UUID, now: Millis
 ) -> Counted | AlreadyApplied:
     """Counts what was really consumed in place of what was set aside. What does not fit was
     consumed all the same: it is counted up to the limit, and kept apart beyond it."""
     if (known := repeated(books, asked, now)) is not None:
         return known
     names = _wanted(books, asked)
-    chain(books.budgets, names)  # one that is unknown refuses before anything changes
     drop(books, reservation, now)
     budgets = chain(books.budgets, names)
     outcome: Counted = Spent()
@@ -262,7 +259,7 @@ def drop(books: Books, reservation: UUID, now: Millis) -> bool:
     found = books.reservations.get(reservation)
     if found is None:
         return False
-    for name in budgets_of(found, books.budgets):
+    for name in budgets_left(found, books.budgets):
         budget = books.budgets[name]
         reserved = _minus(budget.reserved, found.amounts)
         books.put(replace(budget, reserved=reserved, updated_at=now))
@@ -294,7 +291,7 @@ def release(books: Books, name: str, execution: UUID, now: Millis) -> Amounts:
     return entry.amounts
 
 
-def budgets_of(reservation: Reservation, known: Mapping[str, Budget]) -> list[str]:
+def budgets_left(reservation: Reservation, known: Mapping[str, Budget]) -> list[str]:
     """The budgets a reservation was made of, as far as they still exist. One that was deleted and
     made anew since has nothing set aside for it."""
     return [
@@ -304,7 +301,7 @@ def budgets_of(reservation: Reservation, known: Mapping[str, Budget]) -> list[st
     ]
 
 
-def repeated(books: Books, asked: Spending, now: Millis) -> AlreadyApplied | None:
+def repeated(books: Books, asked: Expense, now: Millis) -> AlreadyApplied | None:
     if asked.key is None:
         return None
     for name in asked.budgets:
@@ -314,11 +311,13 @@ def repeated(books: Books, asked: Spending, now: Millis) -> AlreadyApplied | Non
     return None
 
 
-def _wanted(books: Books, asked: Spending) -> tuple[str, ...]:
-    """The budgets to charge."""
-    if not asked.attached:
-        return asked.budgets
-    return tuple(name for name in asked.budgets if name in books.budgets)
+def _wanted(books: Books, asked: Expense) -> tuple[str, ...]:
+    """The budgets to charge; NotFound for one that is unknown, before anything changes."""
+    names = asked.budgets
+    if asked.attached:
+        names = tuple(name for name in names if name in books.budgets)
+    chain(books.budgets, names)
+    return names
 
 
 def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
@@ -426,7 +425,7 @@ def _take_back(
     books.put_ledger(key, replace(entry, amounts=left) if left else None)
 
 
-def remember(books: Books, asked: Spending, outcome: Counted, now: Millis) -> None:
+def remember(books: Books, asked: Expense, outcome: Counted, now: Millis) -> None:
     if asked.key is None:
         return
     until = Millis(now + REMEMBERED)

@@ -14,7 +14,7 @@ from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import RANK_STEP, Snapshot
 from flowfabric.core.policy import parse_policy, write_policy
 from flowfabric.core.submission import Creation, Submission, create, ranked, refuse
-from flowfabric.engine.known import Known
+from flowfabric.engine.catalogue import Catalogue
 from flowfabric.store.contract import MAX_BATCH, Arrival, Store
 
 _OPTIONS = frozenset(
@@ -25,9 +25,9 @@ _OPTIONS = frozenset(
 class Arrivals:
     """`engine.arrivals`"""
 
-    def __init__(self, store: Store, known: Known) -> None:
+    def __init__(self, store: Store, catalogue: Catalogue) -> None:
         self._store = store
-        self._known = known
+        self._catalogue = catalogue
         self.rank_step = RANK_STEP
         self.admitted: Callable[[Iterable[Snapshot]], None] = lambda snapshots: None
         """Told what was let in."""
@@ -49,7 +49,7 @@ class Arrivals:
         creation = _creation(arrival)
         try:
             # What tasks declare for themselves may come with their first worker.
-            await self._known.check(creation.snapshot.execution.rules, declared=False)
+            await self._catalogue.check(creation.snapshot.execution.rules, declared=False)
         except NotFound as error:
             return _refused(arrival, creation.snapshot.execution.facts.key, str(error))
         return creation

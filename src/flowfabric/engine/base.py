@@ -14,10 +14,10 @@ from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
 from flowfabric.core.waits import Ask, Memory
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
+from flowfabric.engine.catalogue import Catalogue
 from flowfabric.engine.decisions import Asking, Decisions, Recalling, Rule
 from flowfabric.engine.ids import Ids
 from flowfabric.engine.keys import Ring
-from flowfabric.engine.known import Known
 from flowfabric.engine.waiting import Waiting
 from flowfabric.store.contract import Store
 
@@ -66,7 +66,7 @@ class Parts(Struct):
     secret: bytes
     chance: random.Random
     ring: Ring
-    known: Known
+    catalogue: Catalogue
 
 
 class Noun:

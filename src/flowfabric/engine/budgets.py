@@ -35,11 +35,11 @@ from flowfabric.core.spending import (
     Charged,
     Counted,
     Created,
+    Expense,
     HardBreach,
     Known,
     Reserved,
     Reset,
-    Spending,
     Spent,
 )
 from flowfabric.core.text import MAX_KEY, check_namespace, check_text
@@ -122,7 +122,7 @@ class Budgets(Noun):
         if execution is not None:
             found = present(await self._load(execution), execution).execution
         uuid = None if found is None else found.uuid
-        asked = Spending(_names(budgets), check_amounts(amounts), uuid, key=self._key(key))
+        asked = Expense(_names(budgets), check_amounts(amounts), uuid, key=self._key(key))
         return await self._spend(asked, found)
 
     async def report(
@@ -138,7 +138,7 @@ class Budgets(Noun):
         snapshot, owner = await self._owned(owned)
         names = await self._chosen(snapshot.execution, budgets)
         current = _is_current(snapshot, owner)
-        asked = Spending(
+        asked = Expense(
             names,
             check_amounts(amounts),
             snapshot.execution.uuid,
@@ -190,7 +190,7 @@ class Budgets(Noun):
             raise LeaseExpired("the lease ran out")
         names = await self._chosen(snapshot.execution, budgets)
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
-        asked = Spending(
+        asked = Expense(
             names, check_amounts(amounts), snapshot.execution.uuid, attached=budgets is None
         )
         epoch = snapshot.head.epoch
@@ -231,7 +231,7 @@ class Budgets(Noun):
         if not names:
             check_amounts(amounts)
             return Spent()
-        asked = Spending(
+        asked = Expense(
             names,
             check_amounts(amounts),
             snapshot.execution.uuid,
@@ -269,9 +269,7 @@ class Budgets(Noun):
         self._door.forget_attached()
         return answer
 
-    async def _spend(
-        self, asked: Spending, execution: Execution | None
-    ) -> Charged | AlreadyApplied:
+    async def _spend(self, asked: Expense, execution: Execution | None) -> Charged | AlreadyApplied:
         answer = await self._door.books.post(
             _ask(asked), lambda books, now: rules.spend(books, asked, now)
         )
@@ -313,7 +311,7 @@ class Budgets(Noun):
         return self._door.books.post(BookAsk(budgets=names), rule)
 
 
-def _ask(asked: Spending, reservations: tuple[UUID, ...] = ()) -> BookAsk:
+def _ask(asked: Expense, reservations: tuple[UUID, ...] = ()) -> BookAsk:
     return BookAsk(
         budgets=asked.budgets,
         charges=tuple((name, asked.key) for name in asked.budgets if asked.key is not None),
@@ -329,7 +327,7 @@ def _names(budgets: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _nothing_of(asked: Spending, id: UUID, epoch: int, now: Millis) -> Reservation:
+def _nothing_of(asked: Expense, id: UUID, epoch: int, now: Millis) -> Reservation:
     """Without any budget there is nothing to set aside."""
     execution = asked.execution or UUID(int=0)
     return Reservation(id, (), execution, epoch, asked.amounts, now)

@@ -102,8 +102,8 @@ class Doorkeeper(Noun):
     async def sweep(self) -> None:
         """Resets what is due, and gives back what dead leases have set aside."""
         while due := await self._parts.store.due_budgets(self._now(), PAGE):
-            for name in due:
-                await self.books.post(BookAsk(budgets=(name,)), partial(_reset_due, name=name))
+            resets = [self._reset_due(name) for name in due]
+            await asyncio.gather(*resets)
             if len(due) < PAGE:
                 break
         await self._give_back()
@@ -203,9 +203,15 @@ class Doorkeeper(Noun):
 
     async def _give_back(self) -> None:
         while stale := await self._parts.store.stale_reservations(PAGE):
-            given = [await self._drop(each.id, each.budgets) for each in stale]
+            given = await asyncio.gather(*(self._drop(each.id, each.budgets) for each in stale))
             if not any(given) or len(stale) < PAGE:
                 break
+
+    async def _reset_due(self, name: str) -> None:
+        ask = BookAsk(budgets=(name,))
+        await self.books.post(
+            ask, lambda books, now: budgeting.reset(books, name, now, due_only=True)
+        )
 
     async def _drop(self, id: UUID, budgets: tuple[str, ...]) -> bool:
         ask = BookAsk(budgets=budgets, reservations=(id,))
@@ -252,10 +258,6 @@ def _live_epoch(snapshot: Snapshot | None) -> int | None:
     if snapshot is None or not isinstance(snapshot.state, Active):
         return None
     return snapshot.head.epoch
-
-
-def _reset_due(books: rules.Books, now: Millis, *, name: str) -> rules.Reset:
-    return budgeting.reset(books, name, now, due_only=True)
 
 
 def _turned_away(

@@ -13,6 +13,7 @@ from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.attempts import Attempts
 from flowfabric.engine.base import Options, Parts
 from flowfabric.engine.budgets import Budgets
+from flowfabric.engine.catalogue import Catalogue
 from flowfabric.engine.claims import Claims
 from flowfabric.engine.decisions import Decisions
 from flowfabric.engine.doorkeeper import Doorkeeper
@@ -24,9 +25,8 @@ from flowfabric.engine.flows import Flows
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.ids import Ids
 from flowfabric.engine.keys import Keys, Ring
-from flowfabric.engine.known import Known
 from flowfabric.engine.lanes import Lanes
-from flowfabric.engine.limits import Limits
+from flowfabric.engine.limits import LimitSweep
 from flowfabric.engine.quotas import Quotas
 from flowfabric.engine.releases import Releases
 from flowfabric.engine.schedules import Schedules
@@ -67,7 +67,7 @@ class Engine:
         self.quotas = Quotas(parts, self._releases)
         self.budgets = Budgets(parts, self.attempts, self.flows, self._door)
         self.explain = Explain(parts, self._door)
-        self._limits = Limits(parts, self._releases, self._door)
+        self._limits = LimitSweep(parts, self._releases, self._door)
         self.sweep = Sweep(
             parts,
             self.schedules,
@@ -90,8 +90,8 @@ class Engine:
         if migrate:
             await store.migrate()
         chosen = options or Options()
-        known = Known(store)
-        arrivals = Arrivals(store, known)
+        catalogue = Catalogue(store)
+        arrivals = Arrivals(store, catalogue)
         waiting = Waiting(store, arrivals)
         after = After(store, waiting)
         arrivals.admitted = after.created
@@ -107,7 +107,7 @@ class Engine:
             secret=await store.secret(),
             chance=chance or random.SystemRandom(),
             ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
-            known=known,
+            catalogue=catalogue,
         )
         return cls(parts)
 

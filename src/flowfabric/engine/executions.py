@@ -50,7 +50,7 @@ class Executions(Noun):
     async def submit(self, submission: Submission) -> Submitted | Duplicate:
         """Creates an execution. A known key or id gives Duplicate and changes nothing."""
         creation = self._create(submission)
-        await self._parts.known.check(creation.snapshot.execution.rules)
+        await self._parts.catalogue.check(creation.snapshot.execution.rules)
         return await self.put(creation)
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
@@ -60,7 +60,7 @@ class Executions(Noun):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         creations = [self._create(submission) for submission in submissions]
         for creation in creations:
-            await self._parts.known.check(creation.snapshot.execution.rules)
+            await self._parts.catalogue.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
         for start in range(0, len(creations), _CHUNK):
             chunk = [self.put(item) for item in creations[start : start + _CHUNK]]

@@ -163,7 +163,7 @@ class Flows(Noun):
         wanted = check_kind_of(submission, Submission, "submission")
         found = open_flow((await self._parts.store.flows([key])).get(key), key)
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
-        await self._parts.known.check(creation.snapshot.execution.rules)
+        await self._parts.catalogue.check(creation.snapshot.execution.rules)
         if found.state is FlowState.OPEN:
             creation = membership.held(creation)
         # Two writes. Whoever dies in between leaves one that is held; the sweep ends it soon.
@@ -386,7 +386,7 @@ class Flows(Noun):
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
             if found is None:
                 for creation in (*laid.roots, *laid.rest):
-                    await self._parts.known.check(creation.snapshot.execution.rules)
+                    await self._parts.catalogue.check(creation.snapshot.execution.rules)
                 return FlowChange(None, flow, pages[0], await self._started_by(flow))
             same = (flow.graph, flow.kind, flow.namespace)
             if (found.graph, found.kind, found.namespace) != same:

@@ -19,7 +19,7 @@ MAX_REST = 10.0
 log = logging.getLogger("flowfabric.limits")
 
 
-class Limits(Noun):
+class LimitSweep(Noun):
     def __init__(self, parts: Parts, releases: Releases, doorkeeper: Doorkeeper) -> None:
         super().__init__(parts)
         self._releases = releases

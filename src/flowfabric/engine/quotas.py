@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from flowfabric.core.check import check_kind_of, check_limit
 from flowfabric.core.errors import NotFound, RetryExhausted
 from flowfabric.core.quota import Quota, Use, check_quota, check_quota_name
-from flowfabric.core.release import Full, Room, Standing, UsedUp
+from flowfabric.core.release import Room
 from flowfabric.core.text import check_text
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
@@ -64,7 +64,7 @@ class Quotas(Noun):
         """Deletes a quota; whoever waits for it no longer does. False when there was none."""
         asked = check_quota_name(name)
         gone = await self._parts.store.drop_quota(asked)
-        self._parts.known.quotas.discard(asked)
+        self._parts.catalogue.quotas.discard(asked)
         if gone:
             self._releases.gone(asked)
         return gone
@@ -75,7 +75,7 @@ class Quotas(Noun):
         counts = await self._parts.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
         standing = await self._parts.store.standing(StandingAsk(quota.name, None, 1, 1, now))
-        waits = rate_waits(standing, Use(quota=quota.name), now)
+        waits = Room(standing, now).used_up((Use(quota=quota.name),))
         return QuotaStatus(
             quota=quota,
             running=sum(count.held for count in counts),
@@ -94,16 +94,8 @@ class Quotas(Noun):
             created_at = now if old is None else old.created_at
             new = replace(checked, created_at=created_at, updated_at=now)
             if await store.put_quota(new, 0 if old is None else old.version):
-                self._parts.known.quotas.add(checked.name)
+                self._parts.catalogue.quotas.add(checked.name)
                 self._releases.changed(new)
                 return old is None
             await asyncio.sleep(0)
         raise RetryExhausted("lost against rivals ten times in a row")
-
-
-def rate_waits(standing: Standing, use: Use, now: Millis) -> list[UsedUp]:
-    return Room(standing, now).used_up((use,))
-
-
-def slot_waits(standing: Standing, use: Use, now: Millis) -> list[Full]:
-    return Room(standing, now).full((use,))

@@ -176,7 +176,7 @@ class Settling(Noun):
         """Also those that have ended: a replay must not find them held."""
         async for page in self._members(flow, living=False):
             held = [each.execution.uuid for each in page if each.life.unsealed]
-            await self._all([Decision(uuid, membership.release) for uuid in held])
+            await self._all([Decision(uuid, membership.unseal) for uuid in held])
 
     async def _members(self, flow: Flow, *, living: bool) -> AsyncIterator[list[Snapshot]]:
         """Members, or those that have not ended, page by page."""

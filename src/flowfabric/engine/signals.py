@@ -15,6 +15,7 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.ids import parse_uuid
 from flowfabric.core.signal import (
     APPROVAL,
+    DEDUP_TTL,
     MAX_SIGNAL_PAYLOAD,
     Accepted,
     Credential,
@@ -24,7 +25,7 @@ from flowfabric.core.signal import (
 from flowfabric.core.text import MAX_KEY, MAX_NAME, check_bytes, check_lane, check_text
 from flowfabric.core.time import MAX_SPAN, Millis, check_moment
 from flowfabric.core.token import Token, peek
-from flowfabric.core.waits import Heard, Memory
+from flowfabric.core.waits import MAX_SIGNALS, Heard, Memory
 from flowfabric.engine.base import Noun
 
 MAX_PAGE = 1000
@@ -49,7 +50,16 @@ class Signals(Noun):
         )
 
     async def approve(
-        self, id: str, lane: str, waitpoint: UUID, name: str, *, suffix: str, **more: Millis | int
+        self,
+        id: str,
+        lane: str,
+        waitpoint: UUID,
+        name: str,
+        *,
+        suffix: str,
+        delay: Millis | None = None,
+        dedup_ttl: Millis = DEDUP_TTL,
+        max_signals: int = MAX_SIGNALS,
     ) -> Answer:
         """An operator's decision at a waitpoint, without a token; `suffix` makes a repeat of it
         recognisable."""
@@ -63,7 +73,9 @@ class Signals(Noun):
                 source_type="operator",
                 idempotency_key=f"approval:{name}:{check_text(suffix, 'suffix', limit=MAX_NAME)}",
                 scope="execution",
-                **more,  # type: ignore[arg-type]
+                delay=delay,
+                dedup_ttl=dedup_ttl,
+                max_signals=max_signals,
             )
         )
 

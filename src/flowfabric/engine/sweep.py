@@ -19,7 +19,7 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.decisions import Decision
-from flowfabric.engine.limits import Limits
+from flowfabric.engine.limits import LimitSweep
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.settler import Settler
 from flowfabric.engine.workers import Workers
@@ -42,7 +42,7 @@ class Sweep(Noun):
         parts: Parts,
         schedules: Schedules,
         settler: Settler,
-        limits: Limits,
+        limits: LimitSweep,
         workers: Workers,
         holder: str,
     ) -> None:

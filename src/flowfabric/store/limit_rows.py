@@ -22,7 +22,6 @@ Row = tuple[Any, ...]
 QUOTA = ("name", "version", "doc")
 QUEUE = ("quota", "id", "uses")
 """And `turn`, 0 at first."""
-ADMISSION = ("quota", "key", "at", "count")
 BUDGET = ("name", "version", "parent", "scope", "scope_id", "next_reset_at", "doc")
 LEDGER = ("budget", "execution", "doc")
 CHARGE = ("budget", "key", "until", "doc")

@@ -180,9 +180,10 @@ class BudgetStore(Protocol):
 
 
 class LaneStore(Protocol):
-    """Lanes. A claim takes nothing of a paused lane; of a draining one only what has begun (a start
-    other than INITIAL); of one with a concurrency only so many that no more than that have a row in
-    `lease` (rivals included: the lane's row is locked first)."""
+    """Lanes. A claim repeats `core.lane.begins` and `is_full`: nothing of a paused lane; of a
+    draining one only what has begun (a start other than INITIAL); of one with a concurrency
+    only so many that no more than that have a row in `lease` (rivals included: the lane's row
+    is locked first)."""
 
     async def lanes(self, after: str | None, limit: int) -> list[str]:
         """Names of lanes anything was ever submitted to, or that have settings, ascending."""

@@ -15,7 +15,7 @@ from flowfabric.store.limits import BookAsk
 REMEMBERED = 10_000
 
 
-class Known:
+class Catalogue:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.quotas: set[str] = set()
