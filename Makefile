@@ -6,8 +6,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PYTEST_ARGS ?= -n 2 --dist loadgroup
+CHAOS_MINUTES ?= 5
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check chaos bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -27,6 +28,9 @@ check: $(INSTALLED)  ## lint, format, types, layers, sizes, SQL
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/check_sql.py
 	$(BIN)/python tools/scenarios.py --check
+
+chaos: $(INSTALLED)  ## kill, freeze and cut off real workers for five minutes
+	$(BIN)/python -m chaos --minutes $(CHAOS_MINUTES)
 
 bench: $(INSTALLED)  ## measure, as ratios within one run
 	$(BIN)/python -m bench

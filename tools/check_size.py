@@ -41,7 +41,7 @@ def check(root: Path, exceptions: dict[str, int]) -> list[str]:
 
 
 def measure_tree(root: Path) -> Iterator[Measure]:
-    for folder in ("src", "tests", "bench", "tools"):
+    for folder in ("src", "tests", "bench", "chaos", "tools"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in {".py", ".sql"}:
                 yield from measure_file(path, path.relative_to(root).as_posix())

@@ -1,0 +1,81 @@
+"""The stores under test: where they are, and the faults that only one of them can have."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+
+from chaos.proxy import Proxy
+from tests.postgres import start_server
+
+SETTINGS = """
+fsync = off
+synchronous_commit = on
+max_connections = 200
+log_min_messages = panic
+"""
+"""The server crashes, the machine does not: what was written to the kernel survives."""
+
+BACKENDS = """
+select pid from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()
+"""
+
+Fault = Callable[[random.Random], None]
+
+
+class Target(NamedTuple):
+    """Workers and the submitter use `url`, the checks use `direct`, past every lying proxy."""
+
+    name: str
+    url: str
+    direct: str
+    faults: Mapping[str, Fault]
+
+
+@contextmanager
+def sqlite_target(folder: Path) -> Iterator[Target]:
+    url = f"sqlite:///{folder / 'chaos.db'}"
+    yield Target("sqlite", url, url, {})
+
+
+@contextmanager
+def postgres_target(folder: Path) -> Iterator[Target]:
+    server = start_server(SETTINGS)
+    direct = server.get_uri()
+    proxy = Proxy(f"{parse_qs(urlsplit(direct).query)['host'][0]}/.s.PGSQL.5432")
+    try:
+        url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
+        yield Target("postgres", url, direct, _network(proxy) | _server(direct))
+    finally:
+        proxy.close()
+        server.cleanup()
+
+
+def _network(proxy: Proxy) -> dict[str, Fault]:
+    def outage(dice: random.Random) -> None:
+        proxy.refuse(True)
+        time.sleep(dice.uniform(0.2, 4))
+        proxy.refuse(False)
+
+    return {
+        "every connection is cut": lambda _: proxy.cut(),
+        "open connections fall silent": lambda _: proxy.silence(),
+        "the database cannot be reached": outage,
+    }
+
+
+def _server(direct: str) -> dict[str, Fault]:
+    def crash(dice: random.Random) -> None:
+        """One backend that is killed makes the server end all others and recover."""
+        with psycopg.connect(direct) as connection:
+            found = connection.execute(BACKENDS).fetchall()
+        os.kill(dice.choice(found)[0], signal.SIGKILL)
+
+    return {"the database server crashes": crash}
