@@ -11,13 +11,24 @@ from flowfabric.core import attempt, control, grant, lease
 from flowfabric.core.change import Change
 from flowfabric.core.errors import FlowFabricError, NotEligible
 from flowfabric.core.event import Event
-from flowfabric.core.execution import Active, Attempt, Failure, Lease, Lost, Ready, Snapshot, Source
+from flowfabric.core.execution import (
+    Active,
+    Attempt,
+    Failure,
+    Flags,
+    Lease,
+    Lost,
+    Ready,
+    Snapshot,
+    Source,
+)
 from flowfabric.core.grant import Grantee
 from flowfabric.core.history import inline_attempts
 from flowfabric.core.ids import new_uuid7
 from flowfabric.core.lease import Owner, Taking, fence_of
 from flowfabric.core.step import Step
 from flowfabric.core.submission import Submission, create
+from flowfabric.core.takeover import end_lost
 from flowfabric.core.time import NO_TIME, Millis
 from tests.lab import TTL, W1, W2
 
@@ -46,9 +57,11 @@ def running(snapshot: Snapshot | None = None, now: Millis = NOW, **members: Any)
     return after(take(snapshot or fresh(**members), now))
 
 
-def take(snapshot: Snapshot, now: Millis) -> Change[Snapshot]:
+def take(snapshot: Snapshot, now: Millis) -> Change[Any]:
     if not isinstance(snapshot.state, Ready | Lost):
         raise NotEligible
+    if snapshot.head.flags & Flags.SPENT:
+        return end_lost(snapshot, snapshot.state.next.attempt - 1, now)
     lease_id = UUID(int=snapshot.head.epoch + 1)
     return lease.take(snapshot, snapshot.state.next, Taking(lease_id, W1, TTL), now)
 

@@ -57,10 +57,12 @@ async def passes_its_deadline(lab: Lab, claim: Claim) -> None:
 
 async def is_lost_too_often(lab: Lab, claim: Claim) -> None:
     await lab.pass_time(TTL)
+    assert await lab.claim(W2) == []
 
 
 async def is_revoked_too_often(lab: Lab, claim: Claim) -> None:
     await lab.engine.claims.revoke(claim.id, reason="maintenance")
+    assert await lab.claim(W2) == []
 
 
 GIVES_BACK: dict[str, tuple[Act, dict[str, Any], str]] = {

@@ -293,7 +293,7 @@ async def test_the_claim_carries_the_lease_id_of_the_caller(lab: Lab) -> None:
 
 async def test_every_reclaim_raises_the_epoch(lab: Lab) -> None:
     """E-T122, INV-2: by grant and by pull alike"""
-    old = await lost(lab)
+    old = await lost(lab, policy={"max_reclaim_count": 4})
     claims = [old]
     for number in range(4):
         claims.append(await reclaim(lab, old.id, W1) if number % 2 else await lab.claim_one(W1))

@@ -54,7 +54,7 @@ def test_a_refusal_is_written_and_told_as_an_error() -> None:
     assert (change.events, change.attempts) == (write.events, write.attempts)
 
 
-PLAIN = Flags.FLOW | Flags.LIMITS | Flags.BUDGETS
+PLAIN = Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT
 
 
 @pytest.mark.parametrize("flag", [flag for flag in Flags if flag and flag not in PLAIN])

@@ -24,14 +24,13 @@ from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
     Active,
     Ended,
-    Failure,
     Fence,
+    Flags,
     Hold,
     Lapsed,
     Life,
     Lost,
     Next,
-    Outcome,
     Snapshot,
     Source,
     Start,
@@ -39,6 +38,7 @@ from flowfabric.core.execution import (
 from flowfabric.core.grant import Grantee, NotReclaimable, ReclaimCapExceeded
 from flowfabric.core.ids import derive_attempt_id
 from flowfabric.core.lease import AlreadySatisfied, Owner, Renewed, Taking
+from flowfabric.core.policy import DEFAULT_RECLAIM_CAP
 from flowfabric.core.time import Millis
 from tests.lab import TTL, W1, W2
 from tests.walk import NOW, OPERATOR, POLICY, after, fresh, lease_in, owner, running
@@ -186,26 +186,21 @@ def test_nobody_renews_without_a_fence() -> None:
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.booleans())
-def test_a_loss_is_counted_and_the_one_over_the_cap_ends_it(
+def test_a_loss_is_counted_and_never_ends_the_execution(
     losses: int, cap: int, revoked: bool
 ) -> None:
-    """§3.11, INV-11"""
+    """§3.11, §3.20: the one over the cap is marked for the claim that comes across it"""
     held = running(policy={"max_reclaim_count": cap})
     held = replace(held, head=replace(held.head, life=Life(losses=losses)))
     change = lease.lose(held, lease_in(held), NOW, revoked=revoked, reason="enough")
     state = after(change).state
     assert after(change).life.losses == losses + 1
     [event] = change.events
-    if losses < cap:
-        assert state == Lost(revoked, Next(Start.RECLAIM, 1))
-        assert event.kind is (EventKind.LEASE_REVOKED if revoked else EventKind.LEASE_EXPIRED)
-        assert after(change).reclaims == losses
-    else:
-        assert isinstance(state, Ended)
-        assert (state.outcome, state.attempt) == (Outcome.FAILED, 0)
-        assert event.kind is EventKind.RECLAIMS_EXCEEDED
-        assert after(change).life.failure == Failure("max_reclaims_exceeded", "infra_crash")
-        assert after(change).reclaims == losses + 1
+    assert state == Lost(revoked, Next(Start.RECLAIM, 1))
+    assert event.kind is (EventKind.LEASE_REVOKED if revoked else EventKind.LEASE_EXPIRED)
+    assert after(change).reclaims == losses
+    counted = losses + 1 - (revoked and cap == DEFAULT_RECLAIM_CAP)
+    assert bool(after(change).head.flags & Flags.SPENT) is (counted > cap)
 
 
 def test_a_loss_keeps_what_the_next_attempt_must_know() -> None:
@@ -304,12 +299,12 @@ def lost_again(losses: int, hold: Hold | None = None, **members: Any) -> Snapsho
     return replace(snapshot, head=replace(snapshot.head, life=life), state=state)
 
 
-def test_the_cap_without_a_policy_is_a_thousand() -> None:
+def test_the_cap_without_a_policy_is_three() -> None:
     """E-T112, D-8"""
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    change = grant.issue_reclaim_grant(lost_again(1001), grantee, NOW)
-    assert (change.outcome, change.after) == (ReclaimCapExceeded(1000), None)
-    change = grant.issue_reclaim_grant(lost_again(1000), grantee, NOW)
+    change = grant.issue_reclaim_grant(lost_again(4), grantee, NOW)
+    assert (change.outcome, change.after) == (ReclaimCapExceeded(3), None)
+    change = grant.issue_reclaim_grant(lost_again(3), grantee, NOW)
     assert isinstance(change.outcome, grant.Granted)
 
 
@@ -339,12 +334,13 @@ def test_a_redemption_is_good_up_to_the_cap_of_its_caller(losses: int, cap: int)
         assert after(change).reclaims == losses
 
 
-def test_a_grant_found_over_the_policy_s_cap_reports_what_was_attempted() -> None:
+def test_a_grant_over_the_cap_of_the_policy_reports_what_is_stored() -> None:
+    """§3.10, D-8: the lease found expired is marked, and that is all"""
     held = running(policy={"max_reclaim_count": 0})
     grantee = Grantee("w2", frozenset(), Millis(1000))
     change = grant.issue_reclaim_grant(held, grantee, EXPIRY)
-    assert change.outcome == ReclaimCapExceeded(1)
-    assert isinstance(after(change).state, Ended)
+    assert change.outcome == ReclaimCapExceeded(0)
+    assert isinstance(after(change).state, Lost)
 
 
 def test_a_lease_found_expired_is_marked_even_if_nothing_is_granted() -> None:

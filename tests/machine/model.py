@@ -87,10 +87,8 @@ class Life(Sleeper):
     def grant_reclaim(self, worker: str, offers: frozenset[str], ttl: int, now: int) -> Answers:
         if self.stage is Stage.RUNNING and self.expires_at <= now:
             self._lose(now, revoked=False)
-            if self.final:
-                return one("ReclaimCapExceeded", self.reclaims)
         self._must_be(Stage.LOST, "NotReclaimable")
-        if self.reclaims >= self.wish.reclaims:
+        if self.over_cap:
             return one("ReclaimCapExceeded", self.reclaims)
         self._not_held(now)
         if self.wish.needs - offers:
@@ -106,8 +104,8 @@ class Life(Sleeper):
             raise Refused("Invalid")
         if self.held_until <= now:
             raise Refused("GrantNotFound")
-        if most is not None and self.reclaims + 1 > most:
-            self._end_over_cap(now)
+        if self.over_cap if most is None else self.reclaims + 1 > most:
+            self.end_over_cap(now)
             return one("ReclaimCapExceeded", self.reclaims)
         self.take(worker, lease_id, ttl, now)
         return one("Claim", self.epoch)
@@ -212,7 +210,7 @@ class Life(Sleeper):
             self.close_all()
         self._move(Stage.WAITING, start="replay", time_left=self.wish.timeout)
         self.replays, self.retries = self.replays + 1, 0
-        self.reclaims = min(self.reclaims, self.wish.reclaims)
+        self.reclaims, self.blamed = min(self.reclaims, self.wish.reclaims), 0
         self.outcome, self.result, self.ended_at = "none", None, None
         relative = self.wish.deadline_in
         self.deadline_at = None if relative is None else now + relative

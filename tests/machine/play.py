@@ -15,7 +15,7 @@ from uuid import UUID, uuid5
 
 from flowfabric.core import lease as core
 from flowfabric.core.errors import Unavailable
-from flowfabric.core.execution import Lost, Ready, Snapshot, Worker
+from flowfabric.core.execution import Ended, Lost, Ready, Snapshot, Worker
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Taking
 from flowfabric.core.time import Millis
@@ -192,7 +192,7 @@ class Play:
 
     async def claim(self, demand: Demand, engine: Engine | None = None) -> None:
         """Must give exactly the best executions, exactly as the core takes each of them."""
-        wanted = self._best(demand)[: demand.limit]
+        wanted = self._give_up(self._best(demand), demand.limit)
         before = await self.plain.load([life.uuid for life in wanted])
         claims = await _claim(engine or self.engine, demand)
         assert [claim.id for claim in claims] == [life.id for life in wanted], "not the best ones"
@@ -212,6 +212,29 @@ class Play:
             assert {life.uuid for life in lives} <= fit, "claimed what the worker cannot run"
             for claim in claims:
                 self._took(claim, demand)
+        await self._see_given_up()
+
+    def _give_up(self, best: list[Life], limit: int) -> list[Life]:
+        """The first of the best. Those that were lost too often end instead of being taken; when
+        there are no others among the first, the next come to their turn."""
+        for start in range(0, len(best), limit):
+            page = best[start : start + limit]
+            spent = [life for life in page if life.stage is Stage.LOST and life.over_cap]
+            for life in spent:
+                life.end_over_cap(self.now)
+            if len(spent) < len(page):
+                return [life for life in page if life not in spent]
+        return []
+
+    async def _see_given_up(self) -> None:
+        """Which of several claims came across one that was lost too often is open."""
+        spent = [
+            life for life in self.book.lives.values() if life.stage is Stage.LOST and life.over_cap
+        ]
+        found = await self.plain.load([life.uuid for life in spent])
+        for life in spent:
+            if isinstance(found[life.uuid].state, Ended):
+                life.end_over_cap(self.now)
 
     async def find_and_grant(self, demand: Demand, lane: str) -> None:
         """Must grant the best execution of the lane that the worker can run."""

@@ -10,6 +10,7 @@ from tests.machine.waits import PENDING as OPEN
 from tests.machine.words import (
     BLOCKS,
     ENDS,
+    NO_POLICY_RECLAIMS,
     PENDING,
     Answer,
     Answers,
@@ -39,6 +40,7 @@ class Standing:
     epoch: int = 0
     retries: int = 0
     reclaims: int = 0
+    blamed: int = 0
     replays: int = 0
     generation: int = 0
     tries: list[Try] = field(default_factory=list)
@@ -229,16 +231,20 @@ class Standing:
         self.until, self.why = until, why
 
     def _lose(self, now: int, *, revoked: bool, grace: int = 0) -> None:
-        if self.reclaims + 1 > self.wish.reclaims:
-            fence = self.owner
-            self._end_over_cap(now)
-            self._could_answer(fence, ("TerminalFailed",))
-            return
+        self.blamed += not revoked
         self._move(Stage.LOST, start="reclaim", time_left=self.wish.timeout)
         self.revoked, self.held_until = revoked, now + grace if grace else 0
         self.told.append("revoked" if revoked else "expired")
 
-    def _end_over_cap(self, now: int) -> None:
+    @property
+    def over_cap(self) -> bool:
+        """Whether a lost one is given up by whoever takes it. Without a cap of its own an
+        operator's revokes are not held against it."""
+        if self.wish.reclaims == NO_POLICY_RECLAIMS:
+            return self.blamed > NO_POLICY_RECLAIMS
+        return self.reclaims + 1 > self.wish.reclaims
+
+    def end_over_cap(self, now: int) -> None:
         self.reclaims += 1
         self._end("failed", now, lease="revoked")
 

@@ -9,7 +9,7 @@ Answers = frozenset[Answer]
 Row = tuple[str, str, str, str, str, str]
 
 HIGHEST_PRIORITY = 9000
-NO_POLICY_RECLAIMS = 1000
+NO_POLICY_RECLAIMS = 3
 
 
 class Refused(Exception):

@@ -17,7 +17,7 @@ from flowfabric.core.waits import Heard, Mark, Waitpoint
 # What an execution may own although its end is written unseen: flows are told by chores, a
 # slot is given back by the very row that goes, reservations are let go after the commit.
 # Numbers, since flags are slow and every ending is asked.
-_MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS)
+_MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

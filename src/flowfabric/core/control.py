@@ -53,6 +53,7 @@ from flowfabric.core.lease import (
     present,
     required_fence,
 )
+from flowfabric.core.takeover import GIVEN_UP, losses_kept
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState, vector
 from flowfabric.core.waitpoint import expire_pending
@@ -298,9 +299,12 @@ def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
     """The life a replay starts with: counters of this run at zero, the deadline from now."""
     old = snapshot.life
     relative = snapshot.execution.rules.execution_deadline
-    flags = snapshot.head.flags & ~Flags.DEADLINE
+    flags = snapshot.head.flags & ~(Flags.DEADLINE | Flags.SPENT | Flags.SUSPECT)
+    if old.failure == GIVEN_UP:
+        flags |= Flags.SUSPECT
     if relative is not None:
         flags |= Flags.DEADLINE
+    losses, counted = losses_kept(snapshot)
     fresh_steps = ended.outcome is Outcome.SUCCESS
     waits = old.waits
     if waits is not None and fresh_steps:
@@ -309,7 +313,8 @@ def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
         priority=old.priority,
         started_at=snapshot.started_at,
         deadline_at=None if relative is None else Millis(now + relative),
-        losses=min(old.losses, snapshot.execution.reclaim_cap),
+        losses=losses,
+        excused=losses - counted,
         replays=old.replays + 1,
         generation=old.generation + fresh_steps,
         waits=waits,

@@ -19,13 +19,12 @@ from flowfabric.core.document import Document
 from flowfabric.core.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.join import Join
 from flowfabric.core.outcome import Outcome as Outcome
-from flowfabric.core.policy import DEFAULT_POLICY, Policy
+from flowfabric.core.policy import DEFAULT_POLICY, DEFAULT_RECLAIM_CAP, Policy
 from flowfabric.core.quota import Uses
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Waits
 
 MAX_PRIORITY = 9000
-DEFAULT_RECLAIM_CAP = 1000
 
 # Strictly more than any span between two creations: priority always beats age.
 RANK_STEP = 100_000_000_000_000
@@ -58,7 +57,11 @@ class Gate(IntEnum):
 
 
 class Flags(IntFlag):
-    """What else an execution owns. Only without any may an end be written unseen."""
+    """What else an execution owns. Only without any may an end be written unseen.
+
+    The last two are marks of a lost execution that a claim has to see (`takeover.py`): SUSPECT, it
+    may have ended its worker; SPENT, the next claim gives it up instead of taking it over.
+    """
 
     NONE = 0
     DEADLINE = 1
@@ -67,6 +70,8 @@ class Flags(IntFlag):
     LIMITS = 8
     WAITPOINTS = 16
     BUDGETS = 32
+    SUSPECT = 64
+    SPENT = 128
 
 
 class Source(StrEnum):
@@ -145,11 +150,22 @@ class Released(Struct, frozen=True, omit_defaults=True):
     until: Millis | None = None
 
 
+class Probation(StrEnum):
+    """How a worker runs a suspect: with nothing else in its process, or beside older runs that
+    would not end in time."""
+
+    ALONE = "alone"
+    BESIDE = "beside"
+
+
 class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     """What happened to the execution so far. Empty for one that just runs once.
 
     `flows` are those it has started and not heard of since. They are cancelled when it ends other
     than in success, and a replay remembers them as `orphans`.
+
+    `losses` are all leases it has lost. Of those `excused` are not its fault, and `revokes` were
+    an operator's doing since it was last excused. `max_reclaims` is the cap its grant brought.
     """
 
     priority: int | None = None
@@ -157,6 +173,10 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     deadline_at: Millis | None = None
     retries: int = 0
     losses: int = 0
+    excused: int = 0
+    revokes: int = 0
+    max_reclaims: int | None = None
+    probation: Probation | None = None
     replays: int = 0
     generation: int = 0
     not_before: Millis | None = None

@@ -4,6 +4,8 @@ A grant is a hold on the ready row, never a state: it hides the execution from o
 until it is redeemed or runs out, and one that ran out needs nobody to clean up.
 """
 
+from typing import Any
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,24 +23,19 @@ from flowfabric.core.errors import (
     StaleLease,
     UseClaimResumed,
 )
-from flowfabric.core.event import Event, EventKind
 from flowfabric.core.execution import (
     Active,
-    Ended,
-    Failure,
     Hold,
-    Lease,
     Lost,
     Next,
-    Outcome,
     Ready,
     Snapshot,
     Start,
 )
-from flowfabric.core.history import closing_attempts
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Taking, lose, present, take
 from flowfabric.core.routing import Capabilities, missing
+from flowfabric.core.takeover import end_lost, marked, over_cap
 from flowfabric.core.time import Millis
 
 OPERATOR = "operator"
@@ -130,8 +127,11 @@ def issue_reclaim_grant(
     snapshot = present(snapshot)
     match snapshot.state:
         case Active(lease=lease) if lease.expires_at <= now:
-            marked = lose(snapshot, lease, now, revoked=False)
-            return _grant_after(marked, grantee, now, cap)
+            expired = lose(snapshot, lease, now, revoked=False)
+            lost = present(expired.after)
+            grant = _grant_lost(lost, grantee, now, cap)
+            events, attempts = expired.events, expired.attempts
+            return Change(grant.outcome, snapshot, grant.after or lost, events, attempts)
         case Lost():
             return _grant_lost(snapshot, grantee, now, cap)
         case _:
@@ -153,8 +153,10 @@ def reclaim(
         return unchanged(GrantNotFound())
     if not isinstance(snapshot.state, Lost):
         return unchanged(NotReclaimable("the execution is not lost"))
-    if cap is not None and snapshot.life.losses > cap:
-        return _end_lost(snapshot, snapshot.state, now)
+    if _over(snapshot, snapshot.life.max_reclaims if cap is None else cap):
+        ended = end_lost(snapshot, snapshot.state.next.attempt - 1, now)
+        outcome = ReclaimCapExceeded(snapshot.life.losses)
+        return Change(outcome, snapshot, ended.after, ended.events)
     return take(snapshot, snapshot.state.next, taking, now)
 
 
@@ -181,26 +183,12 @@ def _check_grant(hold: Hold | None, worker: str, now: Millis) -> None:
 
 
 def _hold(
-    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis
+    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis, **head: Any
 ) -> "Change[Granted]":
     until = Millis(now + grantee.ttl)
-    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)))
+    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), **head)
     granted = Granted(snapshot.execution.id, grantee.worker, until)
     return Change(outcome=granted, before=snapshot, after=after)
-
-
-def _grant_after(
-    marked: "Change[Lease]", grantee: Grantee, now: Millis, cap: int | None
-) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
-    """The grant decided on the result of the expiry, written as one change with it."""
-    lost = marked.after
-    assert lost is not None  # noqa: S101 - losing a lease always writes
-    if not isinstance(lost.state, Lost):
-        outcome = ReclaimCapExceeded(lost.life.losses)
-        return Change(outcome, marked.before, lost, marked.events, marked.attempts)
-    grant = _grant_lost(lost, grantee, now, cap)
-    after = grant.after or lost
-    return Change(grant.outcome, marked.before, after, marked.events, marked.attempts)
 
 
 def _grant_lost(
@@ -208,33 +196,18 @@ def _grant_lost(
 ) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
     state = snapshot.state
     assert isinstance(state, Lost)  # noqa: S101 - narrowed by both callers
-    limit = snapshot.execution.reclaim_cap if cap is None else cap
-    if snapshot.reclaims >= limit:
+    if _over(snapshot, cap):
         return unchanged(ReclaimCapExceeded(snapshot.reclaims))
     _refuse_live_hold(state.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
-    return _hold(snapshot, state, grantee, now)
+    life = replace(snapshot.life, max_reclaims=cap)
+    flags = marked(snapshot.execution, snapshot.head.flags, life, suspect=not state.revoked)
+    return _hold(snapshot, state, grantee, now, life=life, flags=flags)
 
 
-def _end_lost(
-    snapshot: Snapshot, lost: Lost, now: Millis
-) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
-    failure = Failure(message="max_reclaims_exceeded", category="infra_crash")
-    ended = Ended(outcome=Outcome.FAILED, ended_at=now, attempt=lost.next.attempt - 1)
-    lapsed = snapshot.life.lapsed
-    event = Event(
-        uuid=snapshot.execution.uuid,
-        at=now,
-        kind=EventKind.RECLAIMS_EXCEEDED,
-        epoch=snapshot.head.epoch,
-        attempt=ended.attempt,
-        worker=lapsed.worker if lapsed else None,
-    )
-    return Change(
-        outcome=ReclaimCapExceeded(snapshot.life.losses),
-        before=snapshot,
-        after=snapshot.to(ended, life=replace(snapshot.life, failure=failure)),
-        events=(event,),
-        attempts=closing_attempts(snapshot),
-    )
+def _over(snapshot: Snapshot, cap: int | None) -> bool:
+    """Whether taking over would exceed the cap: the one given counts every loss."""
+    if cap is None:
+        return over_cap(snapshot.execution, snapshot.life)
+    return snapshot.life.losses > cap

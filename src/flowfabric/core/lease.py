@@ -24,15 +24,13 @@ from flowfabric.core.errors import (
 from flowfabric.core.event import Event, EventKind
 from flowfabric.core.execution import (
     Active,
-    Ended,
-    Failure,
     Fence,
+    Flags,
     Hold,
     Lapsed,
     Lease,
     Lost,
     Next,
-    Outcome,
     Snapshot,
     Source,
     Start,
@@ -40,6 +38,7 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.history import closing_attempts
 from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.takeover import lost_life, marked, put_back
 from flowfabric.core.text import MAX_NAME, check_text
 from flowfabric.core.time import NO_TIME, Millis
 from flowfabric.core.vector import vector
@@ -177,10 +176,9 @@ def lose(
     reason: str = "",
     grace: Millis = NO_TIME,
 ) -> "Change[Lease]":
-    """Takes the lease away. The execution can be reclaimed, unless it was too often already."""
-    life = snapshot.life
-    if life.losses + 1 > snapshot.execution.reclaim_cap:
-        return _end_over_cap(snapshot, lease, now)
+    """Takes the lease away. Whether somebody may take over is decided when somebody does."""
+    if snapshot.head.flags & Flags.SPENT:
+        return put_back(snapshot, lease)
     lapsed = Lapsed(
         index=lease.attempt,
         type=_type_of(snapshot, lease),
@@ -195,15 +193,19 @@ def lose(
     attempts = closing_attempts(snapshot)
     timeout = snapshot.execution.rules.attempt_timeout
     life = replace(
-        life, losses=life.losses + 1, lapsed=lapsed, paused=None, started_at=snapshot.started_at
+        lost_life(snapshot.life, revoked=revoked),
+        lapsed=lapsed,
+        paused=None,
+        started_at=snapshot.started_at,
     )
+    flags = marked(snapshot.execution, snapshot.head.flags, life, suspect=not revoked)
     hold = Hold(until=Millis(now + grace)) if grace else None
     next = Next(Start.RECLAIM, lease.attempt + 1, timeout)
     kind = EventKind.LEASE_REVOKED if revoked else EventKind.LEASE_EXPIRED
     return Change(
         outcome=lease,
         before=snapshot,
-        after=snapshot.to(Lost(revoked, next, hold), life=life),
+        after=snapshot.to(Lost(revoked, next, hold), life=life, flags=flags),
         events=(lease_event(snapshot, lease, kind, now, reason=reason or None),),
         attempts=attempts,
     )
@@ -276,7 +278,9 @@ def take(snapshot: Snapshot, next: Next, taking: Taking, now: Millis) -> "Change
         expires_at=Millis(now + taking.ttl),
         times_out_at=None if next.timeout is None else Millis(now + next.timeout),
     )
-    after = snapshot.to(Active(lease), epoch=snapshot.head.epoch + 1)
+    head = snapshot.head
+    flags = head.flags & ~Flags.SPENT
+    after = snapshot.to(Active(lease), epoch=head.epoch + 1, flags=flags)
     event = lease_event(after, lease, _TAKEN.get(next.start, EventKind.CLAIMED), now)
     return Change(outcome=after, before=snapshot, after=after, events=(event,))
 
@@ -320,16 +324,3 @@ def _attempt_started(snapshot: Snapshot, lease: Lease) -> Millis:
     if lease.start is Start.CONTINUE and paused is not None:
         return paused.started_at
     return lease.started_at
-
-
-def _end_over_cap(snapshot: Snapshot, lease: Lease, now: Millis) -> "Change[Lease]":
-    failure = Failure(message="max_reclaims_exceeded", category="infra_crash")
-    life = replace(snapshot.life, losses=snapshot.life.losses + 1, failure=failure, lapsed=None)
-    ended = Ended(outcome=Outcome.FAILED, ended_at=now, attempt=lease.attempt, lease=lease)
-    return Change(
-        outcome=lease,
-        before=snapshot,
-        after=snapshot.to(ended, life=life),
-        events=(lease_event(snapshot, lease, EventKind.RECLAIMS_EXCEEDED, now),),
-        attempts=closing_attempts(snapshot),
-    )

@@ -23,6 +23,8 @@ from flowfabric.core.text import check_size
 from flowfabric.core.time import MAX_MILLIS, MAX_SPAN, Millis
 
 MAX_POLICY = 1 << 16
+DEFAULT_RECLAIM_CAP = 3
+"""How often a lost execution is taken over when its submitter says nothing else."""
 
 # Longer documents are read anew each time, so that the caches stay within a few megabytes.
 _CACHED_SIZE = 2048
@@ -71,7 +73,7 @@ class Policy(Document, frozen=True, kw_only=True):
     delay_until: Moment | None = None
     retry_policy: RetryPolicy | None = None
     timeout_policy: TimeoutPolicy | None = None
-    max_reclaim_count: Count = 100
+    max_reclaim_count: Count = DEFAULT_RECLAIM_CAP
     suspension_policy: SuspensionPolicy | None = None
     fallback_policy: dict[str, Any] | None = None
     max_replay_count: Count = 10

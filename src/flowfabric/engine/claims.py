@@ -1,6 +1,7 @@
 """Taking leases: claiming what waits, renewing, revoking, finding what was lost."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -22,7 +23,7 @@ from flowfabric.core.check import (
     check_whole,
 )
 from flowfabric.core.errors import FlowFabricError, Invalid
-from flowfabric.core.execution import Active, Fence, Lease, Snapshot, Start, Worker
+from flowfabric.core.execution import Active, Fence, Flags, Lease, Snapshot, Start, Worker
 from flowfabric.core.handle import HandleKind
 from flowfabric.core.ids import ExecutionId, derive_attempt_id, parse_uuid
 from flowfabric.core.lease import (
@@ -35,6 +36,7 @@ from flowfabric.core.lease import (
 )
 from flowfabric.core.policy import Policy
 from flowfabric.core.routing import check_capabilities
+from flowfabric.core.takeover import give_up
 from flowfabric.core.text import (
     MAX_NAME,
     MAX_REASON,
@@ -51,6 +53,8 @@ from flowfabric.engine.decisions import Decision
 from flowfabric.engine.doorkeeper import Doorkeeper
 from flowfabric.engine.lanes import Lanes, share_out
 from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Taken
+
+log = logging.getLogger("flowfabric.claims")
 
 MAX_CLAIM = 500
 POLL_FLOOR = 1.0
@@ -299,12 +303,29 @@ class Claims(Noun):
         behind, who must not wait for the next poll because of those in front."""
         for _ in range(MAX_REFUSED):
             taken = await self._parts.store.claim(call, self._now())
-            admitted = await self._door.check(taken) if taken else []
+            kept = await self._give_up_spent(taken)
+            admitted = await self._door.check(kept) if kept else []
             if admitted or not taken:
                 return admitted
             call = replace(call, id=self._fresh())
         self._parts.store.hint(frozenset(call.lanes))  # whoever waits for work asks again at once
         return []
+
+    async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
+        """Ends what has been taken over too often. If that fails, the lease runs out and the next
+        claim tries again."""
+        spent = [item for item in taken if item.snapshot.head.flags & Flags.SPENT]
+        if not spent:
+            return taken
+        decisions = [
+            Decision(item.snapshot.execution.uuid, partial(_given_up, state.lease), item.snapshot)
+            for item in spent
+            if isinstance(state := item.snapshot.state, Active)
+        ]
+        for answer in await self._parts.decisions.decide_all(decisions):
+            if isinstance(answer, Exception):
+                log.warning("giving up a lost execution failed; the next claim tries: %s", answer)
+        return [item for item in taken if not item.snapshot.head.flags & Flags.SPENT]
 
     def _rescue(self, work: Coroutine[None, None, None]) -> None:
         rescue = asyncio.ensure_future(work)
@@ -338,6 +359,10 @@ class Claims(Noun):
 
 def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
     return hand_back(held, owner, now)
+
+
+def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
+    return give_up(held, lease, now)
 
 
 def check_ttl(ttl: Any) -> Millis:

@@ -24,7 +24,7 @@ from flowfabric.worker.codec import encode
 
 UNCOMMITTED = "the transaction that was to complete the run did not commit"
 
-_PLAIN = Flags.DEADLINE | Flags.RETENTION
+_PLAIN = Flags.DEADLINE | Flags.RETENTION | Flags.SUSPECT
 
 
 class Door:

@@ -87,16 +87,17 @@ leased as (
         claim, worker, started_at, expires_at, times_out_at, route, queue
     )
     select
-        t.id, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
-        $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
+        t.id, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags, t.attempt,
+        t.start, t.life, $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
     from taken t
 ),
 told as (
-    -- claimed, or resumed (continue), or reclaimed
+    -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
     insert into {schema}.event (id, at, kind, epoch, attempt, worker)
     select
         t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
     from taken t
+    where t.flags & 128 = 0
     order by t.rank, t.id
 )
 select s.*, head.newest, head.candidates, head.special
@@ -109,7 +110,8 @@ from (
 left join lateral (
     select
         e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-        'lease' as place, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
+        'lease' as place, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags,
+        t.attempt, t.start, t.life,
         null::bigint, null::bigint, null::text, null::smallint,
         $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
         null::bigint,
@@ -205,16 +207,17 @@ leased as (
         claim, worker, started_at, expires_at, times_out_at, route, queue
     )
     select
-        t.id, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
-        $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
+        t.id, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags, t.attempt,
+        t.start, t.life, $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
     from taken t
 ),
 told as (
-    -- claimed, or resumed (continue), or reclaimed
+    -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
     insert into {schema}.event (id, at, kind, epoch, attempt, worker)
     select
         t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
     from taken t
+    where t.flags & 128 = 0
     order by t.rank, t.id
 )
 select s.*, head.newest, head.candidates, head.special, head.locking
@@ -230,7 +233,8 @@ from (
 left join lateral (
     select
         e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-        'lease' as place, t.version + 1, t.epoch + 1, t.rank, t.flags, t.attempt, t.start, t.life,
+        'lease' as place, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags,
+        t.attempt, t.start, t.life,
         null::bigint, null::bigint, null::text, null::smallint,
         $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
         null::bigint,

@@ -231,7 +231,9 @@ def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
         Millis(now + call.ttl),
         None if timeout is None else Millis(now + timeout),
     )
-    head = Head(version + 1, epoch + 1, rank, _read_flags(flags), rows.read_life(life))
+    marks = _read_flags(flags)
+    issued = 0 if marks & Flags.SPENT else 1
+    head = Head(version + 1, epoch + issued, rank, marks, rows.read_life(life))
     execution = rows.read_execution(row, session.names, read_uuid)
     return Taken(Snapshot(execution, head, Active(lease)), payload)
 

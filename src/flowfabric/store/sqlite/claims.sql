@@ -46,17 +46,17 @@ insert or fail into lease (
     claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue
 )
 select
-    id, version + 1, epoch + 1, rank, flags, attempt, start, life,
+    id, version + 1, epoch + (flags & 128 = 0), rank, flags, attempt, start, life,
     ?, ?, ?, ?, ? + timeout, null, route, queue
 from ready where id in (?)
 
 -- name: taken_events
--- claimed, or resumed (continue), or reclaimed
+-- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
 insert or fail into event (id, at, kind, epoch, attempt, worker, detail)
 select
     id, started_at, case start when 4 then 2 when 3 then 3 else 1 end,
     epoch, attempt, worker, null
-from lease where id in (?)
+from lease where flags & 128 = 0 and id in (?)
 
 -- name: leases_by_claim
 -- What an earlier call with this id took and still holds.
