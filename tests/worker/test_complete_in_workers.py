@@ -15,6 +15,7 @@ from flowfabric.core.time import Millis
 from flowfabric.store.clock import ManualClock, SystemClock
 from flowfabric.store.contract import Query, Renewal
 from flowfabric.worker.heartbeat import Heartbeat
+from flowfabric.worker.lease import HeldLease, Loss
 from tests.connections import libraries
 from tests.worker.bench import AGAIN, TTL, Bench, until, working
 from tests.worker.test_transactions import double
@@ -86,17 +87,19 @@ async def test_a_lease_that_ends_in_a_transaction_is_not_renewed() -> None:
     async def opened() -> Any:
         return store
 
-    heartbeat = Heartbeat(opened, ttl=TTL, on_lost=lost.append, owns_store=False)
-    heartbeat.hold(claim, age=3.0)
+    heartbeat = Heartbeat(
+        opened, ttl=TTL, on_lost=lambda *loss: lost.append(loss), owns_store=False
+    )
+    heartbeat.hold(HeldLease(claim, age=3.0))
     heartbeat.rest((claim.uuid, claim.epoch))
     heartbeat.rest((claim.uuid, 99))
     await heartbeat._renew(store)
     await heartbeat._look(store)
     assert asked == []
-    heartbeat.hold(claim, age=TTL / 1000)
+    heartbeat.hold(HeldLease(claim, age=TTL / 1000))
     heartbeat._give_up_stale()  # its time runs nevertheless
     await asyncio.sleep(0)
-    assert lost == [(claim.uuid, claim.epoch)]
+    assert lost == [((claim.uuid, claim.epoch), Loss.UNRENEWED)]
     heartbeat._loop.close()
 
 

@@ -134,6 +134,35 @@ async def test_a_worker_that_claims_again_what_it_lost_runs_both_apart(
     ]
 
 
+@pytest.mark.parametrize("ttl", [600, 2_000, 30_000])
+async def test_a_worker_that_claims_again_what_it_lost_stops_the_old_handler(
+    fabric: Fabric, log: Log, ttl: int
+) -> None:
+    """The store renews the new lease of the same execution, which says nothing of the old one."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @fabric.task()
+    async def job(ctx: Context) -> str:
+        log.note(f"begun {ctx.info.attempt}")
+        begun.set()
+        try:
+            await go_on.wait()
+        except asyncio.CancelledError:
+            log.note(f"stopped {ctx.info.attempt}")
+            raise
+        return f"attempt {ctx.info.attempt}"
+
+    engine = await fabric.engine()
+    async with working(fabric, ttl=Millis(ttl)):
+        run = await job.submit()
+        await begun.wait()
+        await engine.claims.revoke(run.id, reason="by hand")
+        await until(lambda: {"stopped 0", "begun 1"} <= set(log), 5)
+        go_on.set()
+        assert await run.result(10) == "attempt 1"
+    assert "stopped 1" not in log
+
+
 async def test_without_a_store_a_worker_stops_its_handlers_before_the_lease_ends(
     fabric: Fabric, wire: Wire, log: Log
 ) -> None:
@@ -209,3 +238,60 @@ async def test_a_heartbeat_that_stumbles_goes_on(
         assert await run.result(10) == "done"
     assert (await run.describe()).epoch == 1
     assert "the heartbeat stumbled" in caplog.text
+
+
+@pytest.mark.parametrize("ending", ["complete", "fail", "delay"])
+async def test_a_lease_that_ended_with_its_run_is_not_called_lost(
+    fabric: Fabric,
+    wire: Wire,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+) -> None:
+    """The heartbeat asks for the lease after the report was written and before it was answered."""
+    engine = await fabric.engine()
+    report = getattr(engine.attempts, ending)
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        answer = await report(*args, **kwargs)
+        before = wire.made["renew"]
+        await until(lambda: wire.made["renew"] > before + 2)
+        return answer
+
+    monkeypatch.setattr(engine.attempts, ending, slow)
+
+    @fabric.task()
+    async def job(ctx: Context) -> None:
+        if ending == "delay":
+            await ctx.sleep("1h")
+        assert ending == "complete"
+
+    @fabric.task()
+    async def beside() -> None:
+        await asyncio.sleep(30)
+
+    async with working(fabric, ttl=Millis(600)) as worker:
+        await beside.submit()  # so that there is something to renew
+        run = await job.submit()
+        await until(lambda: len(worker.active) == 2)
+        await until(lambda: len(worker.active) == 1)
+    assert await run.state() in {PublicState.COMPLETED, PublicState.FAILED, PublicState.DELAYED}
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+async def test_a_cancelled_run_is_no_reason_to_warn(
+    fabric: Fabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    @fabric.task()
+    async def job() -> None:
+        await asyncio.sleep(30)
+
+    caplog.set_level("INFO")
+    for ttl in (600, 30_000):
+        async with working(fabric, ttl=Millis(ttl)) as worker:
+            run = await job.submit()
+            await until(lambda: worker.active)
+            await run.cancel()
+            await until(lambda: not worker.active)
+    assert caplog.text.count("has ended meanwhile; its handler is stopped") == 2
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -1,5 +1,6 @@
 """A worker that moves only when it is told to, without a heartbeat and without processes."""
 
+import time
 from typing import Any
 
 from msgspec.structs import replace
@@ -41,7 +42,8 @@ class Hand(Worker):
         """Keeps every lease and stops the handlers of those that are gone, as a heartbeat would."""
         for active in list(self.active.values()):
             try:
-                await self.engine.claims.renew(active.claim, ttl)
+                answer = await self.engine.claims.renew(active.claim, ttl)
+                active.lease.renewed(answer.expires_at, time.monotonic())
             except FlowFabricError:
                 active.stop(LOST)
 

@@ -15,7 +15,6 @@ from flowfabric.core.execution import Snapshot, Start
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.spending import SoftBreach, Spent
 from flowfabric.core.time import Millis, parse_span, to_datetime
-from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.store.foreign import run_sync
 from flowfabric.worker.control import LOST, OVER, Unwind
@@ -27,6 +26,7 @@ from flowfabric.worker.journal import (
     current_caller,
     inside_step,
 )
+from flowfabric.worker.lease import HeldLease
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Run
 from flowfabric.worker.spending import Spending, SyncReserve
@@ -72,7 +72,7 @@ class Context(Spending):
     def __init__(
         self,
         engine: Engine,
-        claim: Claim,
+        lease: HeldLease,
         threads: Threads,
         on_completed: Callable[[], None] = lambda: None,
         *,
@@ -84,7 +84,8 @@ class Context(Spending):
         self._again = again
         self._heard = {} if heard is None else heard
         self._engine = engine
-        self._claim = claim
+        self._lease = lease
+        self._claim = lease.claim
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._halt = Halt()
@@ -97,7 +98,7 @@ class Context(Spending):
         """Made when it is first needed: many runs never ask for anything."""
         if self._made is None:
             self._made = Journal(
-                self._engine, self._claim, self._halt, self._owner, again=self._again
+                self._engine, self._lease, self._halt, self._owner, again=self._again
             )
         return self._made
 
@@ -129,7 +130,10 @@ class Context(Spending):
         recorded value is returned instead. Plain functions run in a thread."""
         work = Work.of(function, args, kwargs)
         place = self._journal.place(work.name)
-        return perform(self._journal, place, lambda: attempt(work, self._threads), work.returns)
+        journal, threads = self._journal, self._threads
+        return perform(
+            journal, place, lambda: attempt(work, threads, journal.confirm), work.returns
+        )
 
     async def gather(self, *steps: Awaitable[Any]) -> list[Any]:
         """Runs steps at the same time; results in the order given. When one fails, the others
@@ -357,8 +361,13 @@ class SyncContext(SyncWaits):
         if record is not None:
             return read(place, record, work.returns)
         self.heartbeat()
-        result = attempt_here(work, self._context._threads, self.heartbeat)
+        result = attempt_here(work, self._context._threads, self._go_on)
         return self._block(keep(journal, place, result, work.returns))
+
+    def _go_on(self) -> None:
+        """Between two tries of a step."""
+        self.heartbeat()
+        self._block(self._context._journal.confirm())
 
     def _block(self, work: Coroutine[Any, Any, R]) -> R:
         loop = self._context._loop

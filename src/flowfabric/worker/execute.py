@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -19,6 +18,7 @@ from flowfabric.worker.codec import Undecodable, encode
 from flowfabric.worker.context import Context, SyncContext
 from flowfabric.worker.control import DRAIN, LOST, TIMED_OUT
 from flowfabric.worker.inputs import fill_in
+from flowfabric.worker.lease import HeldLease, Key
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.processes import ProcessDied, Processes
 from flowfabric.worker.report import (
@@ -49,13 +49,17 @@ def _nothing() -> None: ...
 class Active:
     """One execution in hand: its claim, and why it was stopped, if it was."""
 
-    def __init__(self, claim: Claim, handler: Task[Any, Any] | None) -> None:
+    def __init__(
+        self, claim: Claim, handler: Task[Any, Any] | None, lease: HeldLease | None = None
+    ) -> None:
         self.claim = claim
         self.handler = handler
+        self.lease = lease or HeldLease(claim)
         self.context: Context | None = None
         self.job: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
         self.handling = False
+        self.reporting = False
         self.stopped = ""
         self.again = False
         self.heard: Heard = {}
@@ -67,10 +71,8 @@ class Active:
         self.on_completed: Callable[[], None] = _nothing
 
     @property
-    def key(self) -> tuple[UUID, int]:
-        """Which lease: a worker may claim an execution again while it still stops the handler
-        whose lease of it was lost."""
-        return self.claim.uuid, self.claim.epoch
+    def key(self) -> Key:
+        return self.lease.key
 
     @property
     def parked(self) -> bool:
@@ -133,7 +135,11 @@ class Executor:
         report = await self._handle(active)
         if active.completed:
             report = settling(active.claim, report, active.raised)
-        return await self._deliver(active, report) is AGAIN
+        active.reporting = True
+        try:
+            return await self._deliver(active, report) is AGAIN
+        finally:
+            active.reporting = False
 
     async def _handle(self, active: Active) -> Report:
         """How the handler ended, as the report to make about it."""
@@ -157,6 +163,8 @@ class Executor:
         if handler is None:
             return self._unknown(claim)
         active.payload = await self._payload(active)
+        if not await self._is_ours(active):
+            return nothing
         try:
             args, kwargs = handler.signature.decode(active.payload)
         except Undecodable as error:
@@ -164,23 +172,37 @@ class Executor:
         if handler.mode is not Mode.PROCESS:
             active.context = Context(
                 self._engine,
-                claim,
+                active.lease,
                 self._steps,
                 active.complete,
                 again=active.again,
                 heard=active.heard,
             )
-        result = await self._timed(active, handler, args, kwargs)
+        return await self._returned(active, await self._timed(active, handler, args, kwargs))
+
+    async def _returned(self, active: Active, result: object) -> Report:
         if active.context is not None:
             if active.context.parked:
                 return delaying(active.context)
             await active.context.finish()
             if active.completed:
-                return uncommitted(claim)
+                return uncommitted(active.claim)
         try:
-            return completing(claim, encode(result))
+            return completing(active.claim, encode(result))
         except Invalid as error:
-            return failing(claim, f"what {handler.name} returned cannot be stored: {error.detail}")
+            reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
+            return failing(active.claim, reason)
+
+    async def _is_ours(self, active: Active) -> bool:
+        """Whether a handler may begin: the claim may have been answered after its lease was over,
+        and another worker may have done all the work since. One that is half over is renewed."""
+        pointless, half = partial(self._pointless, active), active.claim.ttl // 2
+        try:
+            await active.lease.confirm(self._engine, pointless, ahead=half)
+        except LeaseLost as error:
+            log.info("%s is not begun, its claim was answered too late: %s", active.claim.id, error)
+            return False
+        return True
 
     async def _payload(self, active: Active) -> bytes:
         """The arguments, with what the members it depends on have returned."""
@@ -260,7 +282,7 @@ class Executor:
     def _raised(self, active: Active, error: BaseException) -> Report:
         """The handler ended with an error, which a parked or stopped one may owe to just that."""
         claim, active.raised = active.claim, error
-        if active.stopped or active.parked:
+        if active.stopped or active.parked or self._cancelled():
             return self._stopped(active)
         if isinstance(error, _TimedOut):
             return timing_out(claim)

@@ -15,34 +15,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import UUID
 
-from msgspec import Struct
-
 from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Active, Snapshot
+from flowfabric.core.execution import Active, Ended, Snapshot
 from flowfabric.core.time import Millis
-from flowfabric.engine.claims import Claim
 from flowfabric.store.contract import MAX_BATCH, Renewal, Store
+from flowfabric.worker.lease import HeldLease, Key, Loss
 
 log = logging.getLogger("flowfabric.worker")
 
 BLOCKED_AFTER = 2.0
 LOOK_EVERY = 1.0
 """Seconds after which a lease is looked at, so that a cancelled run is stopped soon."""
-
-Key = tuple[UUID, int]
-
-
-class Held(Struct):
-    """A lease as the heartbeat knows it; moments of the steady clock."""
-
-    renewal: Renewal
-    renewed_at: float
-    seen_at: float
-    resting: bool = False
-
-    @property
-    def key(self) -> Key:
-        return self.renewal.uuid, self.renewal.epoch
 
 
 class Heartbeat:
@@ -54,7 +37,7 @@ class Heartbeat:
         store: Callable[[], Awaitable[Store]],
         *,
         ttl: Millis,
-        on_lost: Callable[[Key], None],
+        on_lost: Callable[[Key, Loss], None],
         owns_store: bool,
     ) -> None:
         self._open = store
@@ -62,7 +45,7 @@ class Heartbeat:
         self._ttl = ttl / 1000
         self._on_lost = on_lost
         self._store: Store | None = None
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, HeldLease] = {}
         self._lock = threading.Lock()
         self._worker_loop = asyncio.get_running_loop()
         self._worker_thread = threading.get_ident()
@@ -80,12 +63,9 @@ class Heartbeat:
             self._loop.call_soon_threadsafe(self._stopping.set)
         await asyncio.to_thread(self._thread.join, 5.0)
 
-    def hold(self, claim: Claim, age: float) -> None:
-        """Keeps a lease that began `age` seconds ago."""
-        renewal = Renewal(claim.uuid, claim.lease.id, claim.epoch, claim.ttl)
-        began = time.monotonic() - max(0.0, age)
+    def hold(self, lease: HeldLease) -> None:
         with self._lock:
-            self._held[claim.uuid, claim.epoch] = Held(renewal, began, began)
+            self._held[lease.key] = lease
 
     def rest(self, key: Key) -> None:
         """Neither renews nor looks any more. The application's transaction has ended the run and
@@ -136,36 +116,47 @@ class Heartbeat:
 
     async def _renew(self, store: Store) -> None:
         for page in _pages([held for held in self._all() if not held.resting]):
-            began = time.monotonic()
+            asked_at = time.monotonic()
             extended = await store.renew([held.renewal for held in page], store.clock.now())
+            refused = []
             for held in page:
-                if held.renewal.uuid in extended:
-                    held.renewed_at = held.seen_at = began
+                if (expires_at := extended.get(held.renewal.uuid)) is None:
+                    refused.append(held)
                 else:
-                    self._lose(held)
+                    held.renewed(expires_at, asked_at)
+            if refused:
+                await self._lose_refused(store, refused)
+
+    async def _lose_refused(self, store: Store, refused: list[HeldLease]) -> None:
+        """A run that has ended is no trouble; only the store knows which ones have."""
+        found: dict[UUID, Snapshot] = {}
+        with suppress(FlowFabricError):
+            found = await store.load([held.renewal.uuid for held in refused])
+        for held in refused:
+            self._lose(held, _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE)
 
     async def _look(self, store: Store) -> None:
-        """Asks for leases that nobody has asked for in a while: a run may have been cancelled."""
+        """Asks for leases that were not asked for in a while: a run may have been cancelled."""
         limit = time.monotonic() - LOOK_EVERY * 0.9
         due = [held for held in self._all() if held.seen_at < limit and not held.resting]
         for page in _pages(due):
-            began = time.monotonic()
+            asked_at = time.monotonic()
             found = await store.load([held.renewal.uuid for held in page])
             for held in page:
-                held.seen_at = began
-                if not _stands(found.get(held.renewal.uuid), held.renewal):
-                    self._lose(held)
+                held.seen_at = asked_at
+                if loss := _loss(found.get(held.renewal.uuid), held.renewal):
+                    self._lose(held, loss)
 
-    def _all(self) -> list[Held]:
+    def _all(self) -> list[HeldLease]:
         with self._lock:
             return list(self._held.values())
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: HeldLease, loss: Loss) -> None:
         with self._lock:
             gone = self._held.pop(held.key, None)
         if gone is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                self._worker_loop.call_soon_threadsafe(self._on_lost, held.key)
+            with suppress(RuntimeError):  # the loop is closed: no handler is left to stop
+                self._worker_loop.call_soon_threadsafe(self._on_lost, held.key, loss)
 
     # -- watching
 
@@ -182,7 +173,7 @@ class Heartbeat:
         limit = time.monotonic() - self._ttl * 5 / 6
         for held in self._all():
             if held.renewed_at < limit:
-                self._lose(held)
+                self._lose(held, Loss.UNRENEWED)
 
     def _watch_loop(self) -> None:
         blocked = time.monotonic() - self._ponged_at
@@ -207,13 +198,17 @@ class Heartbeat:
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
 
 
-def _pages(held: list[Held]) -> list[list[Held]]:
+def _pages(held: list[HeldLease]) -> list[list[HeldLease]]:
     return [held[start : start + MAX_BATCH] for start in range(0, len(held), MAX_BATCH)]
 
 
-def _stands(found: Snapshot | None, renewal: Renewal) -> bool:
+def _loss(found: Snapshot | None, renewal: Renewal) -> Loss | None:
+    """None while this very lease stands: another epoch of the same run says nothing of it."""
     match found:
         case Snapshot(state=Active(lease=lease), head=head):
-            return (lease.id, head.epoch) == (renewal.lease_id, renewal.epoch)
+            stands = (lease.id, head.epoch) == (renewal.lease_id, renewal.epoch)
+            return None if stands else Loss.GONE
+        case Snapshot(state=Ended()) | None:
+            return Loss.ENDED
         case _:
-            return False
+            return Loss.GONE

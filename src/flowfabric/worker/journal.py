@@ -21,9 +21,9 @@ from flowfabric.core.step import Recorded, Step
 from flowfabric.core.suspend import Suspend, Wait
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import StepRef
-from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.control import LOST, StepsChanged, Unwind
+from flowfabric.worker.lease import HeldLease
 from flowfabric.worker.patience import patiently
 
 _LOOSE = "~"
@@ -104,11 +104,13 @@ class Journal:
     further call is refused."""
 
     def __init__(
-        self, engine: Engine, claim: Claim, halt: Halt, owner: object, *, again: bool = False
+        self, engine: Engine, lease: HeldLease, halt: Halt, owner: object, *, again: bool = False
     ) -> None:
         """`owner` is the task or thread that runs the handler, `again` whether it did so before
         under the same lease."""
+        claim = lease.claim
         self._engine = engine
+        self._lease = lease
         self._claim = claim
         self._halt = halt
         self._generation = claim.snapshot.life.generation
@@ -171,7 +173,8 @@ class Journal:
     # -- records
 
     async def recorded(self, place: Place) -> Recorded | None:
-        """What is recorded at a place; StepsChanged if something else is."""
+        """What is recorded at a place; StepsChanged if something else is. None means that the
+        caller may do it now."""
         if not self._loaded:
             self.begin()  # whoever still looks may find that it has to go on
             try:
@@ -180,7 +183,13 @@ class Journal:
                 self.end()
         found = self._steps.get((place.branch, place.position))
         if found is None:
-            self._check_absent(place)
+            position = self._positions.get((place.name, place.occurrence))
+            if position is not None:
+                self._refuse(
+                    f"{place} was recorded as step {position} "
+                    f"but the code now asks for it as step {place.position}"
+                )
+            await self.confirm()
             return None
         step, record = found
         if (step.name, step.occurrence) != (place.name, place.occurrence):
@@ -189,6 +198,15 @@ class Journal:
                 f"but the code now asks for {place}"
             )
         return record
+
+    async def confirm(self) -> None:
+        """Nothing begins in a run that was stopped, or that another worker has taken over."""
+        try:
+            await self._lease.confirm(self._engine, give_up=self._halt.__bool__)
+        except LeaseLost:
+            self._halt.stop(LOST)
+        if self._halt:
+            raise Unwind(self._halt.reason)
 
     async def record(self, place: Place, value: Recorded) -> None:
         """Writes under the fence, however long the store is away; raises a LeaseLost when
@@ -220,14 +238,6 @@ class Journal:
     def _unasked(self, path: str, position: int) -> bool:
         branch = self._branches.get(path)
         return _LOOSE not in path and (branch is None or position >= branch.position)
-
-    def _check_absent(self, place: Place) -> None:
-        position = self._positions.get((place.name, place.occurrence))
-        if position is not None:
-            self._refuse(
-                f"{place} was recorded as step {position} "
-                f"but the code now asks for it as step {place.position}"
-            )
 
     def _refuse(self, message: str) -> NoReturn:
         self._changed = StepsChanged(message)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -23,7 +24,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import Store
 from flowfabric.worker.control import DRAIN, LOST
 from flowfabric.worker.execute import Active, Executor
-from flowfabric.worker.heartbeat import Heartbeat, Key
+from flowfabric.worker.heartbeat import Heartbeat
+from flowfabric.worker.lease import HeldLease, Key, Loss
 from flowfabric.worker.presence import PresenceKeeper
 from flowfabric.worker.processes import Processes
 from flowfabric.worker.room import Room, Wish
@@ -36,6 +38,12 @@ POLL_FLOOR = 1.0
 MAX_BACKOFF = 10.0
 LAST_MOMENT = 10.0
 """Seconds a stopping worker waits for the store to take back what it hands back."""
+
+
+_LOSSES = {
+    Loss.GONE: "the lease of %s was lost",
+    Loss.UNRENEWED: "the lease of %s was lost: it could not be renewed in time",
+}
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
@@ -75,6 +83,7 @@ class Worker:
         self.options = options
         self.identity = Identity(options.name, options.instance or _instance())
         self.active: dict[Key, Active] = {}
+        self._newest: dict[UUID, Active] = {}
         self.completed = 0
         self._ttl = check_ttl(options.ttl)
         self._drain_for = parse_span(options.drain, "drain") / 1000
@@ -89,7 +98,7 @@ class Worker:
         self._heartbeat_store = heartbeat_store
         self._heartbeat: Heartbeat | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._healthy = True
+        self._health = Health()
 
     async def run(self) -> None:
         """Works until stopped, then drains: waits for what runs, hands back what does not end.
@@ -178,11 +187,11 @@ class Worker:
             except Invalid:
                 raise  # it will not become valid by waiting
             except Exception as error:
-                self._unhealthy(error)
+                self._health.failed(error)
                 await self._pause(backoff)
                 backoff = min(MAX_BACKOFF, backoff * 2)
                 continue
-            self._healthy_again()
+            self._health.well()
             backoff = 0.1
             if count < MAX_CLAIM and self._room.left > 0:
                 await self._pause(None)
@@ -240,20 +249,32 @@ class Worker:
     # -- running
 
     def _launch(self, executor: Executor, claim: Claim) -> None:
-        active = Active(claim, self._tasks.get(claim.kind))
+        age = self.engine.now() - (claim.expires_at - claim.ttl)
+        active = Active(claim, self._tasks.get(claim.kind), HeldLease(claim, age / 1000))
+        self._supersede(active)
         self.active[active.key] = active
         self._room.take(claim.kind)
         if self._heartbeat is not None:
-            age = self.engine.now() - (claim.expires_at - claim.ttl)
-            self._heartbeat.hold(claim, age / 1000)
+            self._heartbeat.hold(active.lease)
             active.on_completed = partial(self._heartbeat.rest, active.key)
         active.job = asyncio.create_task(executor.run(active))
         active.job.add_done_callback(lambda job: self._done(active, job))
         if self._stopping.is_set():
             active.stop(DRAIN)
 
+    def _supersede(self, active: Active) -> None:
+        """A new claim of a run proves that the old lease is gone, before any heartbeat asks."""
+        old = self._newest.get(active.claim.uuid)
+        self._newest[active.claim.uuid] = active
+        if old is not None:
+            if self._heartbeat is not None:
+                self._heartbeat.drop(old.key)
+            self._lost(old.key, Loss.GONE)
+
     def _done(self, active: Active, job: "asyncio.Task[None]") -> None:
         self.active.pop(active.key, None)
+        if self._newest.get(active.claim.uuid) is active:
+            del self._newest[active.claim.uuid]
         if self._heartbeat is not None:
             self._heartbeat.drop(active.key)
         self.completed += 1
@@ -279,25 +300,19 @@ class Worker:
         with suppress(RuntimeError):  # the loop is closed: nobody needs the slot
             loop.call_soon_threadsafe(self._free, active)
 
-    def _lost(self, key: Key) -> None:
+    def _lost(self, key: Key, loss: Loss) -> None:
+        """Stops the handler. A report that is under way hears from the store itself what became of
+        the run: most often it is the very report that has ended the lease."""
         active = self.active.get(key)
-        if active is not None:
-            log.warning("the lease of %s was lost; its handler is stopped", active.claim.id)
-            active.stop(LOST)
-
-    # -- health
-
-    def _unhealthy(self, error: Exception) -> None:
-        if self._healthy and isinstance(error, FlowFabricError):
-            log.warning("the store does not answer, claiming pauses: %s", error)
-        elif self._healthy:
-            log.error("claiming stumbled and pauses", exc_info=error)
-        self._healthy = False
-
-    def _healthy_again(self) -> None:
-        if not self._healthy:
-            log.warning("the store answers again, claiming goes on")
-        self._healthy = True
+        if active is None or (active.reporting and loss is not Loss.UNRENEWED):
+            return
+        if loss is Loss.ENDED:
+            if active.completed:
+                return  # by its handler, in the application's transaction
+            log.info("%s has ended meanwhile; its handler is stopped", active.claim.id)
+        else:
+            log.warning("%s; its handler is stopped", _LOSSES[loss] % active.claim.id)
+        active.stop(LOST)
 
     # -- stopping
 
@@ -370,6 +385,25 @@ class Bench:
         self._processes.close()
         self._handlers.close()
         self._steps.close()
+
+
+class Health:
+    """Says once that the store does not answer, and once that it does again."""
+
+    def __init__(self) -> None:
+        self._well = True
+
+    def failed(self, error: Exception) -> None:
+        if self._well and isinstance(error, FlowFabricError):
+            log.warning("the store does not answer, claiming pauses: %s", error)
+        elif self._well:
+            log.error("claiming stumbled and pauses", exc_info=error)
+        self._well = False
+
+    def well(self) -> None:
+        if not self._well:
+            log.warning("the store answers again, claiming goes on")
+        self._well = True
 
 
 async def _settled(engine: Engine) -> None:

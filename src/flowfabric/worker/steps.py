@@ -207,8 +207,9 @@ async def keep(journal: Journal, place: Place, result: Any, returns: Any) -> Any
     return value
 
 
-async def attempt(work: Work, threads: Threads) -> Any:
-    """Calls a step's function with its own timeout and retries; a plain one in a thread."""
+async def attempt(work: Work, threads: Threads, check: Callable[[], Awaitable[None]]) -> Any:
+    """Calls a step's function with its own timeout and retries; a plain one in a thread. `check`
+    stops it between two tries."""
     for retry in range(work.options.retries):
         try:
             return await _once(work, threads)
@@ -216,6 +217,7 @@ async def attempt(work: Work, threads: Threads) -> Any:
             raise
         except Exception:
             await asyncio.sleep(work.pause_before(retry))
+            await check()
     return await _once(work, threads)
 
 

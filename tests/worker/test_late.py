@@ -1,0 +1,162 @@
+"""Workers that hear late from the store: nothing begins under a lease that may be over."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from flowfabric import Context, SyncContext, WorkerOptions
+from flowfabric.core.execution import Worker as Identity
+from flowfabric.core.time import Millis
+from flowfabric.worker.run import Run
+from tests.worker.bench import TTL, Bench, Log
+
+OTHER = Identity("other", "other-1")
+
+
+async def other_completes(bench: Bench, run: Run[Any]) -> None:
+    """Another worker takes the run over, its lease being over, and brings it to its end."""
+    await bench.pass_time(TTL)
+    (claim,) = await bench.engine.claims.claim(OTHER)
+    assert claim.id == run.id
+    await bench.engine.attempts.complete(claim, b'"other"')
+
+
+async def test_a_claim_answered_after_its_lease_begins_nothing(bench: Bench, log: Log) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        log.note("begun")
+        return "late"
+
+    run = await job.submit()
+    claim = bench.engine.claims.claim
+
+    async def late(*args: Any, **kwargs: Any) -> Any:
+        claims = await claim(*args, **kwargs)
+        bench.engine.claims.claim = claim  # type: ignore[method-assign]
+        if claims:
+            await other_completes(bench, run)
+        return claims
+
+    bench.engine.claims.claim = late  # type: ignore[method-assign]
+    await bench.work()
+    assert (log, await run.result(1)) == ([], "other")
+
+
+async def test_a_claim_answered_late_but_in_time_is_renewed_before_it_begins(
+    bench: Bench, log: Log
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> None:
+        found = (await bench.engine.store.load([ctx.info.id.uuid]))[ctx.info.id.uuid]
+        log.note(found.state.lease.expires_at)  # type: ignore[union-attr]
+
+    await job.submit()
+    claim = bench.engine.claims.claim
+
+    async def late(*args: Any, **kwargs: Any) -> Any:
+        claims = await claim(*args, **kwargs)
+        bench.clock.advance(TTL - 1 if claims else 0)
+        return claims
+
+    bench.engine.claims.claim = late  # type: ignore[method-assign]
+    await bench.work()
+    assert log == [bench.clock.now() + TTL]
+
+
+async def nothing_more(ctx: Context, log: Log) -> None:
+    await ctx.step(log.later, "stale")
+
+
+async def sleep(ctx: Context, log: Log) -> None:
+    await ctx.sleep("1h")
+
+
+async def submit(ctx: Context, log: Log) -> None:
+    (child,) = [task for task in log.tasks if task.name == "child"]  # type: ignore[attr-defined]
+    await ctx.submit(child)
+
+
+async def beside(ctx: Context, log: Log) -> None:
+    await ctx.gather(ctx.step(log.later, "stale"), ctx.step(log.note, "stale"))
+
+
+@pytest.mark.parametrize("begin", [nothing_more, sleep, submit, beside])
+async def test_a_worker_that_was_away_for_a_lease_begins_no_step(
+    bench: Bench, log: Log, begin: Callable[[Context, Log], Awaitable[None]]
+) -> None:
+    """The handler's own task goes on before anything could have stopped it."""
+
+    @bench.fabric.task()
+    async def child() -> None: ...
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        await ctx.step(log.later, "first")
+        await other_completes(bench, run)
+        try:
+            await begin(ctx, log)
+        except Exception as error:
+            log.note(error)  # no `except Exception` may take it for a failure of the step
+        return "late"
+
+    log.tasks = [child]  # type: ignore[attr-defined]
+    run = await job.submit()
+    await bench.work()
+    assert (log, await run.result(1)) == (["first"], "other")
+    assert sum((await bench.engine.views.counts()).by_state.values()) == 1
+
+
+async def test_a_plain_function_that_was_away_for_a_lease_begins_no_step(
+    bench: Bench, log: Log
+) -> None:
+    @bench.fabric.task()
+    def job(ctx: SyncContext) -> str:
+        ctx.step(log.note, "first")
+        bench.fabric.block_on(other_completes(bench, run))
+        ctx.step(log.note, "stale")
+        return "late"
+
+    run = await job.submit()
+    await bench.work()
+    assert (log, await run.result(1)) == (["first"], "other")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_step_is_not_tried_again_under_a_lease_that_is_over(
+    bench: Bench, log: Log, plain: bool
+) -> None:
+    @bench.fabric.step(retries=3)
+    def fails() -> None:
+        log.note("tried")
+        bench.fabric.block_on(other_completes(bench, run))
+        raise ValueError
+
+    async def coroutine(ctx: Context) -> Any:
+        await ctx.step(fails)
+
+    def function(ctx: SyncContext) -> Any:
+        ctx.step(fails)
+
+    job = bench.fabric.task()(function) if plain else bench.fabric.task()(coroutine)
+    run = await job.submit()
+    await bench.work()
+    assert (log, await run.result(1)) == (["tried"], "other")
+
+
+async def test_a_lease_that_stands_after_all_lets_the_step_begin(bench: Bench, log: Log) -> None:
+    """Only the worker's view was old: the lease had been renewed."""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        claims = await bench.engine.claims.held_by(worker.identity.instance)
+        assert claims == [run.id]
+        active = next(iter(worker.active.values()))
+        await bench.engine.claims.renew(active.claim, Millis(2 * TTL))
+        bench.clock.advance(TTL)
+        return str(await ctx.step(log.later, "done"))
+
+    worker = await bench.fabric.worker(WorkerOptions(ttl=TTL))
+    run = await job.submit()
+    await worker.run_until_idle()
+    assert (log, await run.result(1)) == (["done"], "done")
