@@ -76,7 +76,9 @@ class Fabric(Outside, FabricLimits):
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
-        self._client = Client(self.engine, self.block_on, Door(clock or SystemClock()))
+        self._client = Client(
+            self.engine, self.block_on, Door(clock or SystemClock(), self._identity)
+        )
         self.schedules = Schedules(self._client, self.tasks)
 
     # -- tasks
@@ -246,6 +248,10 @@ class Fabric(Outside, FabricLimits):
         except BaseException:
             await store.close()
             raise
+
+    def _identity(self) -> str | None:
+        """Names the database runs are kept in, if the engine is open."""
+        return None if self._engine is None else self._engine.identity
 
     async def close(self) -> None:
         """The store is let go; whatever is done next opens it again."""

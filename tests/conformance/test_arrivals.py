@@ -1,6 +1,6 @@
 """Submissions and endings inside the application's own transaction, whatever library it uses."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Outcome, Snapshot
 from flowfabric.core.ids import ExecutionId, new_uuid7
+from flowfabric.core.quota import Quota
 from flowfabric.core.submission import Duplicate, Submission
 from flowfabric.core.text import MAX_PAYLOAD
 from flowfabric.core.time import Millis
 from flowfabric.engine.arrivals import write_options
 from flowfabric.store import foreign
-from flowfabric.store.contract import Arrival
+from flowfabric.store.contract import Arrival, Query
 from tests.connections import libraries, rolled_back
 from tests.lab import Lab
 
@@ -242,3 +243,43 @@ async def test_the_key_of_a_refused_arrival_goes_with_its_run(lab: Lab, store_ur
     lab.clock.advance(7 * 86_400_000)
     assert await lab.engine.sweep.trim() == 1
     assert await lab.submit(key="k") != id_of(found)
+
+
+async def test_runs_show_before_any_worker_came(lab: Lab, store_url: str) -> None:
+    """Each of these is the first to look after the commit."""
+    engine = lab.engine
+    await engine.quotas.define(Quota(name="q", concurrency=1))
+    looks: tuple[Callable[[], Awaitable[object]], ...] = (
+        lambda: listed(lab),
+        lambda: counted(lab),
+        lambda: engine.lanes.list(),
+        lambda: engine.explain.lane("fresh"),
+        lambda: engine.quotas.status("q"),
+        lambda: engine.grants.find_and_issue("w9", lane="fresh"),
+    )
+    for number, look in enumerate(looks, 1):
+        policy = {"quotas": [{"quota": "q"}]} if number == 5 else None
+        item = arrival(lab, number, lane="fresh", policy=policy)
+        async with libraries(store_url)[0]() as connection:
+            await foreign.arrive(connection, item, None, Millis(0))
+        assert await look()
+        assert await engine.store.arrivals(None, 10) == []
+    assert await listed(lab) == len(looks)
+
+
+async def listed(lab: Lab) -> int:
+    return len((await lab.engine.views.list(Query(lane="fresh"))).items)
+
+
+async def counted(lab: Lab) -> int:
+    return (await lab.engine.views.counts(lane="fresh")).by_state["waiting"]
+
+
+async def test_a_new_run_is_explained_together_with_those_before_it(
+    lab: Lab, store_url: str
+) -> None:
+    async with libraries(store_url)[0]() as connection:
+        await foreign.arrive(connection, arrival(lab, 1, priority=9), None, Millis(0))
+        last = await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
+    assert (await lab.engine.explain(id_of(last))).reasons
+    assert await lab.engine.store.arrivals(None, 10) == []

@@ -2,18 +2,22 @@
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import psycopg
 import pytest
+import sqlalchemy as sa
 from psycopg.rows import dict_row
+from sqlalchemy.orm import sessionmaker
 
 from flowfabric import Context, Fabric, Invalid, NotFound
+from flowfabric.core.errors import Unavailable
 from flowfabric.worker.run import Run
-from tests.connections import NoSale, libraries, rolled_back
+from tests.connections import NoSale, libraries, rolled_back, sqlalchemy_url
 from tests.worker.bench import Bench, working
 
 
@@ -275,3 +279,75 @@ async def test_a_handler_submits_in_its_transaction_by_the_task_itself(
     run = await parent.submit()
     await bench.work()
     assert await (await bench.fabric.run(await run.result())).result() == 2
+
+
+# -- what is no connection to our database
+
+
+async def test_what_hands_out_connections_is_refused(bench: Bench, store_url: str) -> None:
+    task = bench.fabric.task()(double)
+    for make in MAKERS[store_url.partition(":")[0]]:
+        async with make(store_url) as maker:
+            with pytest.raises(Invalid, match=f"{type(maker).__name__}.*take one"):
+                await task.with_options(connection=maker).submit(1)
+            with pytest.raises(Invalid):
+                task.with_options(connection=maker).submit_sync(1)
+    assert await bench.work() == 0
+
+
+@asynccontextmanager
+async def asyncpg_pool(url: str) -> Any:
+    async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def sqlalchemy_engine(url: str) -> Any:
+    engine = sa.create_engine(sqlalchemy_url(url, "psycopg"))
+    yield engine
+    engine.dispose()
+
+
+@asynccontextmanager
+async def sqlalchemy_maker(url: str) -> Any:
+    engine = sa.create_engine(sqlalchemy_url(url, "psycopg"))
+    yield sessionmaker(engine)
+    engine.dispose()
+
+
+MAKERS = {
+    "sqlite": (sqlalchemy_engine, sqlalchemy_maker),
+    "postgresql": (asyncpg_pool, sqlalchemy_engine, sqlalchemy_maker),
+}
+
+
+async def test_a_database_without_our_tables_is_refused(
+    bench: Bench, store_url: str, tmp_path: Path, fresh_database: Callable[[], str]
+) -> None:
+    """And the application's transaction is none the worse."""
+    task = bench.fabric.task()(double)
+    await bench.work()
+    empty = f"sqlite:///{tmp_path}/empty.db"
+    for connect in libraries(fresh_database() if store_url.startswith("postgres") else empty):
+        async with connect() as connection:
+            with pytest.raises(Unavailable, match="no tables for runs; migrate it first"):
+                await task.with_options(connection=connection).submit(1)
+            with pytest.raises(Unavailable, match="migrate it first"):
+                await task.with_options(connection=connection).submit(1)
+
+
+async def test_another_database_is_refused(
+    bench: Bench, store_url: str, tmp_path: Path, fresh_database: Callable[[], str]
+) -> None:
+    task = bench.fabric.task()(double)
+    await bench.work()
+    for url in (f"sqlite:///{tmp_path}/other.db", fresh_database()):
+        async with Fabric(url) as theirs:
+            for connect in libraries(url):
+                async with connect() as connection:
+                    with pytest.raises(Invalid, match="not the one this fabric keeps"):
+                        await task.with_options(connection=connection, key="k").submit(1)
+            assert await theirs.task()(double).with_options(key="k").submit(1)
+    for connect in libraries(store_url):
+        async with connect() as connection:
+            await task.with_options(connection=connection).submit(1)

@@ -1,6 +1,7 @@
 """What every noun of the engine is made of."""
 
 import random
+from contextlib import suppress
 from typing import TypeVar
 from uuid import UUID
 
@@ -8,6 +9,7 @@ from msgspec import Struct
 
 from flowfabric.core.change import Change
 from flowfabric.core.check import check_whole
+from flowfabric.core.errors import StoreFull, StoreReadOnly
 from flowfabric.core.execution import RANK_STEP, Flags, Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
@@ -64,6 +66,7 @@ class Parts(Struct):
     ids: Ids
     options: Options
     secret: bytes
+    identity: str
     chance: random.Random
     ring: Ring
     catalogue: Catalogue
@@ -87,6 +90,13 @@ class Noun:
         key = ExecutionId(id)
         found = await self._parts.arrivals.load([key.uuid])
         return _exactly(found.get(key.uuid), key)
+
+    async def _let_in(self) -> None:
+        """Before many executions are looked at: those that the application's own transactions
+        have submitted since are shown like all others. A store that can only be read shows the
+        rest."""
+        with suppress(StoreReadOnly, StoreFull):
+            await self._parts.arrivals.admit()
 
     async def _decide(self, id: str, rule: Rule[T], held: Snapshot | None = None) -> T:
         key = ExecutionId(id)

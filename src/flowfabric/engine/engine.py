@@ -45,6 +45,7 @@ class Engine:
 
     def __init__(self, parts: Parts) -> None:
         self.store = parts.store
+        self.identity = parts.identity
         self._parts = parts
         self.arrivals = parts.arrivals
         self.executions = Executions(parts)
@@ -105,6 +106,7 @@ class Engine:
             ids=Ids(),
             options=chosen,
             secret=await store.secret(),
+            identity=await store.identity(),
             chance=chance or random.SystemRandom(),
             ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
             catalogue=catalogue,

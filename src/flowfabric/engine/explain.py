@@ -65,6 +65,7 @@ class Explain(Noun):
     async def __call__(self, id: str) -> Explanation:
         """Everything that keeps an execution from running, what keeps it first comes first. Also
         for one that runs or has ended: there is always something to say."""
+        await self._let_in()  # they may stand before it
         snapshot = await self._load(id)
         if snapshot is None:
             raise NotFound("execution", id)
@@ -74,6 +75,7 @@ class Explain(Noun):
         """What the executions of a lane wait for, by reason; each number is exact up to 100,000."""
         name = check_lane(lane)
         place = None if namespace is None else check_namespace(namespace)
+        await self._let_in()
         return await _LaneLook(self._parts.store, self._now()).explain(name, place)
 
 

@@ -85,8 +85,10 @@ class Grants(Noun):
         there is none or the lane is paused. What it cannot run hides nothing behind it."""
         grantee = _grantee(worker, capabilities, ttl)
         place = None if namespace is None else check_namespace(namespace)
+        name = check_lane(lane)
+        await self._let_in()
         candidates = await self._parts.store.candidates(
-            check_lane(lane), place, self._now(), EXAMINED, grantee.capabilities
+            name, place, self._now(), EXAMINED, grantee.capabilities
         )
         for candidate in candidates:
             try:

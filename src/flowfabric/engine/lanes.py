@@ -31,7 +31,10 @@ class Lanes(Noun):
         wanted = check_limit(limit, MAX_PAGE)
         if after is not None:
             check_text(after, "cursor")
-        return await self._parts.store.lanes(after, wanted) if wanted else []
+        if not wanted:
+            return []
+        await self._let_in()
+        return await self._parts.store.lanes(after, wanted)
 
     async def get(self, lane: str) -> Lane:
         """What was decided about a lane; an open one without limits if nothing ever was."""

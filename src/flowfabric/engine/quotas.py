@@ -72,6 +72,7 @@ class Quotas(Noun):
     async def status(self, name: str) -> QuotaStatus:
         """How full a quota is."""
         quota = await self.get(name)
+        await self._let_in()
         counts = await self._parts.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
         standing = await self._parts.store.standing(StandingAsk(quota.name, None, 1, 1, now))

@@ -187,13 +187,16 @@ class Views(Noun):
         bounded = _bounded(check_kind_of(query, Query, "query"), cursor)
         if not bounded.limit:
             return Infos((), None)
+        await self._let_in()
         page = await self._parts.store.page(bounded)
         items = tuple(_info(snapshot) for snapshot in page.items)
         return Infos(items, None if page.cursor is None else _write_cursor(page.cursor))
 
     async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
         """How many executions are in each public state, exact up to 100,000."""
-        return await self._parts.store.counts(_text(namespace, "namespace"), _text(lane, "lane"))
+        place, name = _text(namespace, "namespace"), _text(lane, "lane")
+        await self._let_in()
+        return await self._parts.store.counts(place, name)
 
     async def _detail(self, id: str) -> Detail | None:
         key = ExecutionId(id)

@@ -316,6 +316,10 @@ class Store(
     async def secret(self) -> bytes:
         """The key that signs handles: made once per database, the same for every process."""
 
+    async def identity(self) -> str:
+        """Names the database itself, however it is reached. `store.foreign` compares a connection
+        of the application with it."""
+
     async def close(self) -> None:
         """Finishes what is under way and lets go of every connection."""
 

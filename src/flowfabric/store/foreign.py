@@ -6,6 +6,7 @@ commits. A connection that commits every statement by itself is refused.
 """
 
 import inspect
+import os
 import re
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
@@ -13,12 +14,27 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.errors import Invalid
+from flowfabric.core.errors import Invalid, Unavailable
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import Arrival
 from flowfabric.store.sql import load_queries
 
 T = TypeVar("T")
+
+_MAKERS = frozenset(
+    {
+        "Pool",
+        "ConnectionPool",
+        "AsyncConnectionPool",
+        "Engine",
+        "AsyncEngine",
+        "sessionmaker",
+        "async_sessionmaker",
+    }
+)
+"""Classes of asyncpg, psycopg_pool and SQLAlchemy that hand out connections or sessions."""
+
+MEMORY = ":memory:"
 
 _NUMBERED = re.compile(r"\$(\d+)")
 
@@ -39,12 +55,29 @@ class Foreign:
     """One connection of the application, whatever library it comes from."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self._connection = _one_connection(connection)
         self._library = _library(connection)
         self.dialect = _dialect(connection, self._library)
         self._queries = load_queries(self.dialect)
         if _commits_by_itself(connection, self._library):
             raise Invalid("there is no transaction on this connection; begin one first")
+
+    async def check(self, expected: str | None) -> None:
+        """Refuses a database that cannot keep runs, or keeps them for another store than the one
+        `expected` names (None: any will do). Asks the catalog only, so that the application's
+        transaction survives the refusal."""
+        rows = await self.run("database_identity", {})
+        if self.dialect == "sqlite":
+            ((shown, migrated),) = rows
+            found = sqlite_identity(shown)
+        else:
+            ((_, migrated, shown),) = rows
+            found = postgres_identity(rows)
+        named = f"the {self.dialect} database {shown or MEMORY} of this connection"
+        if not migrated:
+            raise Unavailable(f"{named} has no tables for runs; migrate it first")
+        if expected is not None and found != expected:
+            raise Invalid(f"{named} is not the one this fabric keeps its runs in")
 
     async def run(self, name: str, values: Mapping[str, Any]) -> list[Any]:
         """The rows of a named query. On Postgres the values are p1, p2, …"""
@@ -64,6 +97,22 @@ class Foreign:
                 result = self._connection.execute(_text(query), dict(values))
         result = await result if inspect.isawaitable(result) else result
         return await _rows(result)
+
+
+def sqlite_identity(path: str) -> str:
+    """Names the database in a file, or one in memory that a connection has for itself."""
+    return f"sqlite {os.path.realpath(path)}" if path else f"sqlite {MEMORY}"
+
+
+def postgres_identity(rows: list[Any]) -> str:
+    """Names the database that answered `database_identity`."""
+    ((database, table, _),) = rows
+    return f"postgres {database} {table}"
+
+
+async def check_database(connection: Any, expected: str | None) -> None:
+    """As `Foreign.check`."""
+    await Foreign(connection).check(expected)
 
 
 async def arrive(
@@ -199,6 +248,17 @@ def _library(connection: Any) -> str:
     raise Invalid(
         f"{type(connection).__name__} is no connection of asyncpg, psycopg, SQLAlchemy or sqlite3"
     )
+
+
+def _one_connection(connection: Any) -> Any:
+    """Refuses what hands out connections: a transaction belongs to one of them."""
+    names = {base.__name__ for base in type(connection).__mro__}
+    if names & _MAKERS:
+        raise Invalid(
+            f"connection= got a {type(connection).__name__}, which hands out connections; take one"
+            " from it, begin a transaction there, and give that one"
+        )
+    return connection
 
 
 def _dialect(connection: Any, library: str) -> str:

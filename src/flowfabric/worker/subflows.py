@@ -211,7 +211,7 @@ class Subflows(Waits):
         def block_on(work: Coroutine[Any, Any, Any]) -> Any:
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-        return Client(lend, block_on, Door(engine.store.clock))
+        return Client(lend, block_on, Door(engine.store.clock, lambda: engine.identity))
 
     async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
         if not nodes:

@@ -29,10 +29,12 @@ _PLAIN = Flags.DEADLINE | Flags.RETENTION | Flags.SUSPECT
 
 class Door:
     """Submits on a connection of the application. Needs no engine: what is written there becomes
-    a run when it is committed."""
+    a run when it is committed. `identity` names the database of the engine, while one is open:
+    a connection to another one is refused."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, identity: Callable[[], str | None]) -> None:
         self._clock = clock
+        self._identity = identity
         self._ids = Ids()
 
     def fresh(self) -> UUID:
@@ -48,6 +50,7 @@ class Door:
         """The id of each run, and whether an earlier one holds its key. All are checked before
         the first one is written."""
         checked = [(submission, self._create(submission)) for submission in submissions]
+        await foreign.check_database(connection, self._identity())
         return [await _arrive(connection, *pair) for pair in checked]
 
     def _create(self, submission: Submission) -> Creation:
@@ -90,6 +93,7 @@ class Completion:
     ) -> None:
         """Raises a LeaseLost that says why, when the fence does not stand."""
         body = check_bytes(encode(result), "result", MAX_RESULT)
+        await foreign.check_database(connection, self._engine.identity)
         if not await foreign.complete(connection, self._ending(self._claim.snapshot, body)):
             snapshot = await (current or self.current)()
             if not await foreign.complete(connection, self._ending(snapshot, body)):

@@ -1,5 +1,12 @@
 -- Submissions made in the application's own transactions, and endings made there.
 
+-- name: database_identity
+-- Names this database by its number and that of the table of arrivals, NULL where there is none.
+-- Catalogs only: the role of an application may not read our tables.
+select
+    cast(d.oid as bigint), cast(cast(to_regclass('{schema}.arrival') as oid) as bigint), d.datname
+from pg_database d where d.datname = current_database()
+
 -- name: arrived
 -- Runs on the application's connection.
 select run_id, run_lane from {schema}.arrive(

@@ -5,6 +5,7 @@ import secrets
 from functools import partial
 
 from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew
+from flowfabric.store.foreign import postgres_identity
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part
 from flowfabric.store.sql import load_migrations
@@ -35,6 +36,10 @@ class Keeping(Part):
         if not rows:
             raise Corruption("the key that signs handles was deleted")
         return bytes(rows[0][0])
+
+    async def identity(self) -> str:
+        rows = await self._session.fetch(self._session.sweep, "database_identity")
+        return postgres_identity(rows)
 
     async def schema_text(self) -> str:
         """Every table, constraint, index and view, one line each."""

@@ -42,6 +42,7 @@ class PostgresStore:
         keeping = Keeping(session)
         self.migrate = keeping.migrate
         self.secret = keeping.secret
+        self.identity = keeping.identity
         self.schema_text = keeping.schema_text
 
         submitting = Submitting(session)

@@ -1,5 +1,10 @@
 -- Submissions made in the application's own transactions, and endings made there.
 
+-- name: database_identity
+-- The file behind a connection of the application, and whether it has a table of arrivals.
+select d.file, (select count(*) from sqlite_master m where m.type = 'table' and m.name = 'arrival')
+from pragma_database_list d where d.name = 'main'
+
 -- name: arrived_key
 -- Runs on the application's connection: takes the key if nobody holds it.
 insert into dedup (namespace, key, id, until) values (:namespace, :key, :id, :until)

@@ -10,6 +10,7 @@ from flowfabric.core.errors import Invalid
 from flowfabric.core.time import Millis
 from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.flow_rows import Turn
+from flowfabric.store.foreign import sqlite_identity
 from flowfabric.store.sqlite import (
     budgets,
     changes,
@@ -28,7 +29,7 @@ from flowfabric.store.sqlite import lanes as lane_rows
 from flowfabric.store.sqlite import presence as presence_rows
 from flowfabric.store.sqlite import schedules as schedule_rows
 from flowfabric.store.sqlite import waits as wait_rows
-from flowfabric.store.sqlite.connection import check_library, check_path
+from flowfabric.store.sqlite.connection import MEMORY, check_library, check_path
 from flowfabric.store.sqlite.runners import Runners, open_runners
 from flowfabric.store.sqlite.session import Session
 
@@ -193,6 +194,9 @@ class SqliteStore:
     set_tags = _writing(reads.set_tags)
     events = _reading(event_reads.events)
     last_event = _reading(event_reads.last_event)
+
+    async def identity(self) -> str:
+        return f"sqlite {MEMORY} {id(self)}" if self.path == MEMORY else sqlite_identity(self.path)
 
     async def owing(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owing_after, limit)
