@@ -33,6 +33,32 @@ def ids(claims: Iterable[Claim]) -> list[ExecutionId]:
     return [claim.id for claim in claims]
 
 
+# -- routes of other processes
+
+
+async def test_the_first_claim_takes_the_best_of_a_route_never_seen_before(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """The order is by priority over all routes, also those another process has just added."""
+    plain = [await lab.submit(kind="old") for _ in range(3)]
+    assert ids(await lab.claim()) == plain[:1]
+    kind = await second_lab.submit(kind="new", priority=5)
+    assert ids(await lab.claim()) == [kind]
+    lane = await second_lab.submit(lane="new", priority=5)
+    capable = await second_lab.submit(policy=needs("gpu"), priority=4)
+    space = await second_lab.submit(namespace="new", priority=3)
+    found = ids(await lab.claim(limit=4, capabilities=["gpu"]))
+    assert found == [lane, capable, space, plain[1]]
+
+
+async def test_a_new_route_is_seen_where_lanes_are_limited(lab: Lab, second_lab: Lab) -> None:
+    await lab.engine.lanes.set("narrow", concurrency=2)
+    plain = [await lab.submit(lane="narrow", kind="old") for _ in range(3)]
+    assert ids(await lab.claim(lanes=["narrow"])) == plain[:1]
+    kind = await second_lab.submit(lane="narrow", kind="new", priority=5)
+    assert ids(await lab.claim(lanes=["narrow"], limit=3)) == [kind]
+
+
 # -- capabilities
 
 

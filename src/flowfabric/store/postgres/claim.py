@@ -13,6 +13,9 @@ MERGED_ROUTES = 64
 """So many routes are merged as they are; of more, only those that can have one of the best."""
 
 MAX_ROUNDS = 4
+MAX_NUMBER = 2**31 - 1
+"""Above every route there can be."""
+
 MAX_REMEMBERED = 1000
 
 _PAYLOAD = len(SNAPSHOT)
@@ -37,13 +40,16 @@ class Claiming(Part):
         if repeated or call.repeated:
             query = self._session.queries["leases_by_claim"]
             taken = await self._read(connection, await connection.fetch(query, call.id, now))
-        for _ in range(MAX_ROUNDS):
+        for left in reversed(range(MAX_ROUNDS)):
             room = call.limit - len(taken)
             if room <= 0:
                 break
-            rows, newest, more = await self._take(connection, call, now, room)
+            # Work of a route that was just added may be better than all that is known; only the
+            # last round takes what it can.
+            known = book.newest_route if left else MAX_NUMBER
+            rows, newest, more = await self._take(connection, call, now, room, known)
             taken += await self._read(connection, rows)
-            if newest > book.newest_route:
+            if newest > known:
                 await book.know(connection, newest)
             elif len(rows) == room or not more:
                 break
@@ -51,7 +57,7 @@ class Claiming(Part):
         return taken
 
     async def _take(
-        self, connection: Connection, call: ClaimCall, now: Millis, room: int
+        self, connection: Connection, call: ClaimCall, now: Millis, room: int, known: int
     ) -> tuple[list[Any], int, bool]:
         """The rows taken, the newest route, and whether there were more candidates than looked
         at (others may have locked those in front)."""
@@ -65,6 +71,7 @@ class Claiming(Part):
             call.id,
             self._session.book.names.worker_numbers[call.worker],
             call.ttl,
+            known,
         )
         rows: list[Any] = []
         if call.lanes not in self._special:

@@ -44,7 +44,8 @@ limit $4
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or
 -- was held meanwhile is skipped. The last three columns come also when nothing was taken: the
 -- newest route there is, how many candidates there were, and whether any of the lanes drains or has
--- a concurrency. Then nothing is taken: `taken_leases_by_lane` can, and costs more.
+-- a concurrency. Then nothing is taken: `taken_leases_by_lane` can, and costs more. Nor is anything
+-- taken while there are routes above $9, the newest one the caller knows: better work may be there.
 with open as materialized (
     select r.number, (
         select case when l.concurrency is null then l.state else 2 end
@@ -56,6 +57,9 @@ with open as materialized (
 special as materialized (
     select count(*) > 0 as found from open where open.state = 2
 ),
+unknown as materialized (
+    select count(*) > 0 as found from {schema}.route r where r.number > $9
+),
 picked as materialized (
     select c.at
     from open
@@ -65,7 +69,8 @@ picked as materialized (
         order by q.rank, q.id
         limit $4
     ) c
-    where open.state is null and not (select special.found from special)
+    where open.state is null
+        and not (select special.found or unknown.found from special, unknown)
     order by c.rank, c.id
     limit $4
 ),
@@ -125,7 +130,7 @@ order by s.rank, s.id
 -- name: taken_leases_by_lane
 -- The same where lanes drain or have a concurrency. One that drains goes on with what has begun. Of
 -- one with a concurrency no more is picked than it has room for, and nothing is taken at all unless
--- it is locked: $9 are the lanes that are, NULL at first. The last column is then the lanes to lock.
+-- it is locked: $10 are the lanes that are, NULL at first. The last column is then the lanes to lock.
 -- Their leases are counted again in the statement after the lock: whoever waits for one has old
 -- eyes. All leases are counted, by place, which is the fastest way through a small table.
 with held as materialized (
@@ -137,7 +142,7 @@ capped as materialized (
         from {schema}.route t cross join held where t.lane = l.name and held.route = t.number
     ) as room
     from {schema}.lane l
-    where l.concurrency is not null and ($9::text[] is null or l.name = any($9))
+    where l.concurrency is not null and ($10::text[] is null or l.name = any($10))
 ),
 given as materialized (
     select r.number, d.name, d.state, d.concurrency, d.room
@@ -150,9 +155,13 @@ given as materialized (
         where t.number = r.number offset 0
     ) d on true
 ),
+unknown as materialized (
+    select count(*) > 0 as found from {schema}.route r where r.number > $9
+),
 open as materialized (
     select * from given
     where given.state is distinct from 1 and (given.concurrency is null or given.room > 0)
+        and not (select unknown.found from unknown)
 ),
 picked as materialized (
     select c.at, case when c.room is not null then c.name end as capped
@@ -187,7 +196,7 @@ picked as materialized (
 ),
 locking as materialized (
     select array_agg(distinct picked.capped) as lanes
-    from picked where picked.capped is not null and $9 is null
+    from picked where picked.capped is not null and $10 is null
 ),
 taken as (
     delete from {schema}.ready
