@@ -10,6 +10,7 @@ import pytest
 
 from flowfabric.core import control
 from flowfabric.core.attempt import hand_back
+from flowfabric.core.errors import Corruption
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
     EMPTY_LIFE,
@@ -35,6 +36,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import EventQuery, Note, Page, Progress, Query
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import lists, open_sqlite
+from flowfabric.store.sqlite.session import Session
 from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
 
 OPERATOR = Owner(source=Source.OPERATOR)
@@ -415,3 +417,24 @@ async def test_a_snapshot_is_loaded_by_its_key_from_every_table(bench: Bench) ->
     connection.close()
     assert text.count("SCAN") == text.count("SCAN snapshot") == 1
     assert text.count("(id=?)") == 8
+
+
+async def test_a_failed_read_does_not_keep_the_reader_in_the_past(tmp_path: Path) -> None:
+    """A cursor in the hands of an error would hold its transaction open."""
+    store = await open_sqlite(str(tmp_path / "a.db"))
+    await store.migrate()
+    await store.put_lane(Lane(name="a"), 0)
+    kept: list[object] = []
+
+    def stumble(session: Session) -> None:
+        for row in session.execute("lane_names", {"after": "", "limit": 10}):
+            raise Corruption(str(row))
+
+    await store.put_lane(Lane(name="b"), 0)
+    for _ in range(2):
+        with pytest.raises(Corruption) as raised:
+            await store.reader.run(stumble)
+        kept.append(raised)
+    await store.put_lane(Lane(name="c"), 0)
+    assert [*await store.lane_settings(None)] == ["a", "b", "c"]
+    await store.close()

@@ -1,6 +1,7 @@
 """Listing runs: filters in, pages out."""
 
 from datetime import datetime
+from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,6 +46,8 @@ async def list_runs(
         screen.table(RUN_COLUMNS, [run_row(info, now) for info in found.items])
     else:
         screen.note("no runs")
+    for uuid in found.unreadable:
+        screen.note(f"run {uuid} cannot be read and is left out")
     _tell_cursor(screen, found.cursor)
 
 
@@ -52,12 +55,14 @@ async def _collect(engine: Engine, wanted: Filter) -> Infos:
     """Pages may be short; goes on until enough was found or nothing is left."""
     query, cursor = _query(wanted, engine.now()), wanted.cursor
     items: list[Info] = []
+    unreadable: list[UUID] = []
     while True:
         page = await engine.views.list(replace(query, limit=wanted.limit - len(items)), cursor)
         items += page.items
+        unreadable += page.unreadable
         cursor = page.cursor
         if cursor is None or len(items) >= wanted.limit:
-            return Infos(tuple(items), cursor)
+            return Infos(tuple(items), cursor, tuple(unreadable))
 
 
 def _query(wanted: Filter, now: Millis) -> Query:

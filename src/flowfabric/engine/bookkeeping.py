@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from flowfabric.core.budget import Budget, exhausted
-from flowfabric.core.errors import RetryExhausted
+from flowfabric.core.errors import Corruption, RetryExhausted
 from flowfabric.core.spending import Books
 from flowfabric.core.time import Millis
 from flowfabric.engine.batch import Batcher
@@ -52,6 +52,15 @@ class Bookkeeping:
         await self._batcher.drain()
 
     async def _flush(self, postings: list[Posting]) -> list[Any]:
+        """One that needs something that cannot be read is refused alone."""
+        try:
+            return await self._post(postings)
+        except Corruption as error:
+            if len(postings) == 1:
+                return [error]
+        return [answer for posting in postings for answer in await self._flush([posting])]
+
+    async def _post(self, postings: list[Posting]) -> list[Any]:
         ask = merged(postings)
         for round in range(MAX_ROUNDS):
             now = self._store.clock.now()

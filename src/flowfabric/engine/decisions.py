@@ -7,7 +7,7 @@ a rival loads and decides again.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
 from flowfabric.engine.batch import Batcher
 from flowfabric.store.contract import Store
+from flowfabric.store.readable import load_each
 
 T = TypeVar("T")
 Rule = Callable[[Snapshot | None, Millis], Change[T]]
@@ -126,18 +127,19 @@ class Decisions:
                 if (known := _held(group)) is not None:
                     held[uuid] = known
         missing = [uuid for uuid in groups if uuid not in held]
-        loaded = await self._load(missing) if missing else {}
+        loaded = await load_each(self._arrivals.load, missing)
         return {**held, **loaded}
 
     async def _recall(
         self,
         groups: dict[UUID, list[Decision]],
-        snapshots: Mapping[UUID, Snapshot | Corruption],
+        snapshots: dict[UUID, Snapshot | Corruption],
         *,
         first: bool,
     ) -> dict[UUID, Memory]:
         """What the rules must remember. Read after the load, so never older than it: what was
-        written since moved the version, and then the change is not applied."""
+        written since moved the version, and then the change is not applied. An execution whose
+        memories cannot be read becomes one that cannot be read itself."""
         asks: list[Ask] = []
         memories: dict[UUID, Memory] = {}
         for uuid, group in groups.items():
@@ -150,23 +152,25 @@ class Decisions:
             asks += [ask for decision in group if (ask := decision.asking(found)) is not None]
         if not asks:
             return memories
-        for ask, memory in zip(asks, await self._store.recall(asks), strict=True):
+        for ask, memory in zip(asks, await self._remembered(asks), strict=True):
+            if isinstance(memory, Corruption):
+                snapshots[ask.execution] = memory
+                continue
             known = memories.setdefault(ask.execution, memory)
             if known is not memory:
                 _absorb(known, memory)
         return memories
 
-    async def _load(self, uuids: list[UUID]) -> Mapping[UUID, Snapshot | Corruption]:
-        """The executions as they stand; one that cannot be read does not hide the others."""
+    async def _remembered(self, asks: list[Ask]) -> "list[Memory | Corruption]":
+        """What each ask names; one that cannot be read does not hide the others."""
         try:
-            return await self._arrivals.load(uuids)
+            return [*await self._store.recall(asks)]
         except Corruption as error:
-            if len(uuids) == 1:
-                return {uuids[0]: error}
-        found: dict[UUID, Snapshot | Corruption] = {}
-        for uuid in uuids:
-            found.update(await self._load([uuid]))
-        return found
+            if len(asks) == 1:
+                return [error]
+        middle = len(asks) // 2
+        first = await self._remembered(asks[:middle])
+        return first + await self._remembered(asks[middle:])
 
 
 def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:

@@ -9,7 +9,9 @@ a storm.
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 from flowfabric.core import budgeting
@@ -17,7 +19,7 @@ from flowfabric.core import spending as rules
 from flowfabric.core.admission import is_start, let_in, take_back, turn_away
 from flowfabric.core.budget import Budget, Exhausted, Scope, chain, exhausted
 from flowfabric.core.change import Change
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.errors import Corruption, FlowFabricError
 from flowfabric.core.execution import Active, Execution, Flags, Gate, Lease, Snapshot, Waiting
 from flowfabric.core.quota import budget_queue
 from flowfabric.core.time import Millis
@@ -26,6 +28,9 @@ from flowfabric.engine.bookkeeping import Bookkeeping
 from flowfabric.engine.decisions import Decision
 from flowfabric.store.contract import Taken
 from flowfabric.store.limits import BookAsk
+from flowfabric.store.readable import SET_ASIDE
+
+T = TypeVar("T")
 
 PAGE = 200
 REFRESH = 1.0
@@ -64,13 +69,31 @@ class Doorkeeper(Noun):
         self._refreshed_at = None
 
     async def check(self, taken: Sequence[Taken]) -> list[Taken]:
-        """What may be worked on. The rest waits for its budget; a budget that cannot be read admits
-        nobody: the error is the caller's, and what was taken goes back."""
+        """What may be worked on. The rest waits for its budget. A budget that cannot be read admits
+        nobody: what was taken goes back. If that is all, the error is the caller's; otherwise it is
+        set aside, and the others go on."""
         try:
             return await self._check(taken)
+        except Corruption as error:
+            if len(taken) == 1:
+                await self._leave(taken[0], error)
+                raise
         except FlowFabricError:
             self._spawn(self._take_back(taken))
             raise
+        admitted: list[Taken] = []
+        for item in taken:
+            with suppress(Corruption):
+                admitted += await self.check([item])
+        return admitted
+
+    async def _leave(self, item: Taken, error: Corruption) -> None:
+        """Gives back what a budget that cannot be read holds for, and leaves it for a while: it
+        would be taken again at once, before all others."""
+        execution, now = item.snapshot.execution, self._now()
+        log.error("execution %s is set aside: %s", execution.id, error)
+        await self._take_back([item])
+        await self._parts.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
 
     async def _check(self, taken: Sequence[Taken]) -> list[Taken]:
         await self._refresh()
@@ -102,9 +125,8 @@ class Doorkeeper(Noun):
     async def sweep(self) -> None:
         """Resets what is due, and gives back what dead leases have set aside."""
         while due := await self._parts.store.due_budgets(self._now(), PAGE):
-            resets = [self._reset_due(name) for name in due]
-            await asyncio.gather(*resets)
-            if len(due) < PAGE:
+            resets = (self._tried(self._reset_due(name)) for name in due)
+            if not any(await asyncio.gather(*resets)) or len(due) < PAGE:
                 break
         await self._give_back()
 
@@ -203,15 +225,16 @@ class Doorkeeper(Noun):
 
     async def _give_back(self) -> None:
         while stale := await self._parts.store.stale_reservations(PAGE):
-            given = await asyncio.gather(*(self._drop(each.id, each.budgets) for each in stale))
-            if not any(given) or len(stale) < PAGE:
+            drops = (self._tried(self._drop(each.id, each.budgets)) for each in stale)
+            if not any(await asyncio.gather(*drops)) or len(stale) < PAGE:
                 break
 
-    async def _reset_due(self, name: str) -> None:
+    async def _reset_due(self, name: str) -> bool:
         ask = BookAsk(budgets=(name,))
         await self.books.post(
             ask, lambda books, now: budgeting.reset(books, name, now, due_only=True)
         )
+        return True
 
     async def _drop(self, id: UUID, budgets: tuple[str, ...]) -> bool:
         ask = BookAsk(budgets=budgets, reservations=(id,))
@@ -222,11 +245,13 @@ class Doorkeeper(Noun):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tried(self, work: Coroutine[None, None, None]) -> None:
+    async def _tried(self, work: Coroutine[None, None, T]) -> T | None:
+        """What comes of the work; None when it is left to the sweep, which costs no other work."""
         try:
-            await work
+            return await work
         except FlowFabricError as error:
-            log.warning("budgets are left to the sweep: %s", error)
+            log.warning("a budget is left to the sweep: %s", error)
+            return None
 
 
 def waited_for(snapshot: Snapshot) -> str | None:

@@ -37,6 +37,7 @@ from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.doorkeeper import Doorkeeper
 from flowfabric.store.contract import EdgeQuery, Store
 from flowfabric.store.limits import BookAsk, StandingAsk
+from flowfabric.store.readable import load_readable
 
 MAX_DEPTH = 5
 """How far upstreams of upstreams are followed."""
@@ -174,7 +175,9 @@ class _Look:
             limit=MAX_UPSTREAMS,
         )
         uuids = [state.edge.upstream for state in await self._store.edges(query)]
-        return await self._around_each((await self._store.load(uuids)).values(), depth)
+        return await self._around_each(
+            (await load_readable(self._store.load, uuids)).values(), depth
+        )
 
     async def _members(self, snapshot: Snapshot, depth: int) -> dict[str, Sequence[Upstream]]:
         """What is still to end in the flows it waits for."""
@@ -261,7 +264,7 @@ class _LaneLook:
                 continue
             looks += 1
             first = await self._store.waiting_in(queue, 1)
-            for snapshot in (await self._store.load(first)).values():
+            for snapshot in (await load_readable(self._store.load, first)).values():
                 await self._name_queue(queue, snapshot)
 
     async def _name_queue(self, queue: int, snapshot: Snapshot) -> None:
@@ -315,5 +318,5 @@ async def running_of(store: Store, lane: Lane) -> Running:
 
 async def _ids(store: Store, uuids: Sequence[UUID]) -> list[ExecutionId]:
     """The ids of those that are still there."""
-    found = await store.load(uuids) if uuids else {}
+    found = await load_readable(store.load, uuids)
     return [found[uuid].execution.id for uuid in uuids if uuid in found]

@@ -253,9 +253,7 @@ class FlowViews(Noun):
         while page := await self._parts.store.members(flow, after=after, limit=PAGE):
             for snapshot in page:
                 yield snapshot
-            if len(page) < PAGE:
-                return
-            after = page[-1].execution.uuid
+            after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
     async def _all_edges(self, query: EdgeQuery) -> AsyncIterator[EdgeState]:
         while page := await self._parts.store.edges(query):

@@ -15,6 +15,7 @@ from flowfabric.core.check import check_kind_of, check_seconds
 from flowfabric.core.chore import Chore, ChoreKind, is_spared
 from flowfabric.core.control import Replayed, check_replay
 from flowfabric.core.errors import (
+    Corruption,
     CycleDetected,
     FlowConflict,
     FlowFabricError,
@@ -300,7 +301,8 @@ class Flows(Noun):
         key = parse_uuid(flow, "flow")
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = check_cancel_policy(policy)
-        await self._settler.work.settle(key)  # one that is over already cannot be cancelled
+        with suppress(Corruption):  # of a member: cancelling the others does not need it
+            await self._settler.work.settle(key)  # one that is over already cannot be cancelled
 
         stands: list[Flow] = []
 
@@ -446,9 +448,7 @@ class Flows(Noun):
         after: UUID | None = None
         while page := await self._parts.store.members(flow, after=after, limit=PAGE):
             yield page
-            if len(page) < PAGE:
-                return
-            after = page[-1].execution.uuid
+            after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
     async def _unsuccessful(self, flow: UUID) -> list[Snapshot]:
         """Members a replay of the flow runs again."""

@@ -3,18 +3,21 @@
 import asyncio
 import logging
 
-from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Gate
+from flowfabric.core.errors import Corruption, FlowFabricError
+from flowfabric.core.execution import Gate, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.doorkeeper import Doorkeeper, waited_for
 from flowfabric.engine.releases import Releases
 from flowfabric.store.limits import Crowd
+from flowfabric.store.readable import load_each, load_readable, tell
 
 PAGE = 500
 REST = 9.0
 """How many times as long as it took to look at everybody who waits nobody is looked at again."""
 MAX_REST = 10.0
+BEHIND = 20
+"""How many of a queue are looked at when its first cannot be read."""
 
 log = logging.getLogger("flowfabric.limits")
 
@@ -81,11 +84,28 @@ class LimitSweep(Noun):
             if len(crowds) < PAGE:
                 break
 
+    async def _next_in(self, queue: int) -> Snapshot | None:
+        """Somebody of a queue whose first cannot be read."""
+        uuids = await self._parts.store.waiting_in(queue, BEHIND)
+        found = await load_readable(self._parts.store.load, uuids)
+        return next(iter(found.values()), None)
+
     async def _look_at(self, crowds: list[Crowd]) -> None:
-        found = await self._parts.store.load([crowd.first for crowd in crowds])
-        known = [(crowd, found[crowd.first]) for crowd in crowds if crowd.first in found]
+        store = self._parts.store
+        found = await load_each(store.load, [crowd.first for crowd in crowds])
+        known: list[tuple[Crowd, Snapshot]] = []
+        for crowd in crowds:
+            first = found.get(crowd.first)
+            if isinstance(first, Corruption):
+                tell(first)
+                first = await self._next_in(crowd.queue)
+            if first is not None:
+                known.append((crowd, first))
         for name in {waited_for(snapshot) for _, snapshot in known} - {None}:
-            await self._door.let_in(name or "")
+            try:
+                await self._door.let_in(name or "")
+            except Corruption as error:  # keeps nobody from the other budgets
+                log.warning("whoever waits for budget %s waits on: %s", name, error)
         await self._releases.look_at(
             [(crowd, snapshot) for crowd, snapshot in known if crowd.gate is Gate.LIMIT]
         )

@@ -184,9 +184,7 @@ class Settling(Noun):
         members = self._parts.store.members
         while page := await members(flow.id, after=after, limit=PAGE, living=living):
             yield page
-            if len(page) < PAGE:
-                return
-            after = page[-1].execution.uuid
+            after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
     async def _tell(self, flow: Flow) -> None:
         """Wakes the run that waits for the flow, which need not cancel it any more; telling twice

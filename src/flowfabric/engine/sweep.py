@@ -7,6 +7,7 @@ is harmless, because the rule decides on what is stored now.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from uuid import UUID
 
 from flowfabric.core import control
 from flowfabric.core.change import Change
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.errors import Corruption, FlowFabricError
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
@@ -23,6 +24,7 @@ from flowfabric.engine.limits import LimitSweep
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.settler import Settler
 from flowfabric.engine.workers import Workers
+from flowfabric.store.readable import SET_ASIDE
 
 DUTY = "sweep"
 DUTY_SPAN = Millis(2_500)
@@ -97,13 +99,24 @@ class Sweep(Noun):
             answers = await self._parts.decisions.decide_all(
                 [Decision(uuid, self._rule()) for uuid in fresh]
             )
-            for error in answers:
-                if isinstance(error, Exception):
-                    log.error("an execution could not be swept: %s", error)
+            await self._tell(fresh, answers)
         await self._settler.sweep()
         await self._limits.sweep(everybody=everybody)
         await self._workers.finish()
         return len(looked_at)
+
+    async def _tell(self, uuids: Sequence[UUID], answers: Sequence[object]) -> None:
+        """Logs what could not be swept. One that cannot be read is set aside: it must not take the
+        place of others in every page of what is due."""
+        damaged = []
+        for uuid, answer in zip(uuids, answers, strict=True):
+            if isinstance(answer, Corruption):
+                damaged.append(uuid)
+            if isinstance(answer, Exception):
+                log.error("execution %s could not be swept: %s", uuid, answer)
+        if damaged:
+            now = self._now()
+            await self._parts.store.set_aside(damaged, now, Millis(now + SET_ASIDE))
 
     async def trim(self) -> int:
         """Deletes what ended longer ago than the retention; returns how many executions."""

@@ -23,6 +23,7 @@ from flowfabric.core.vector import (
 )
 from flowfabric.engine.base import Noun
 from flowfabric.store.contract import Counts, Detail, Progress, Query
+from flowfabric.store.readable import readable
 
 MAX_PAGE = 1000
 
@@ -112,10 +113,12 @@ class Ending(Struct, frozen=True):
 
 
 class Infos(Struct, frozen=True):
-    """A page; `cursor` is None when there is nothing more, also after a short page."""
+    """A page; `cursor` is None when there is nothing more, also after a short page. `unreadable`
+    are the uuids of executions that belong here and cannot be read; the log says why."""
 
     items: tuple[Info, ...]
     cursor: str | None
+    unreadable: tuple[UUID, ...] = ()
 
 
 class Views(Noun):
@@ -189,8 +192,16 @@ class Views(Noun):
             return Infos((), None)
         await self._let_in()
         page = await self._parts.store.page(bounded)
-        items = tuple(_info(snapshot) for snapshot in page.items)
-        return Infos(items, None if page.cursor is None else _write_cursor(page.cursor))
+        damaged = list(page.unreadable)
+        items = readable(
+            page.items,
+            _info,
+            "execution",
+            lambda snapshot: snapshot.execution.uuid,
+            lambda snapshot: damaged.append(snapshot.execution.uuid),
+        )
+        cursor = None if page.cursor is None else _write_cursor(page.cursor)
+        return Infos(tuple(items), cursor, tuple(damaged))
 
     async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
         """How many executions are in each public state, exact up to 100,000."""

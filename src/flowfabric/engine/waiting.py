@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from itertools import islice
 from uuid import UUID
 
-from flowfabric.core.errors import NotFound, Unavailable
+from flowfabric.core.errors import Corruption, NotFound, Unavailable
 from flowfabric.core.execution import Ended, Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.engine.arrivals import Arrivals
 from flowfabric.store.contract import MAX_BATCH, Store
+from flowfabric.store.readable import load_each
 
 POLL_FLOOR = 1.0
 LONGEST_REST = 0.05
@@ -114,12 +115,16 @@ class Waiting:
         rest = iter(uuids)
         while page := list(islice(rest, MAX_BATCH)):
             try:
-                found = await self._arrivals.load(page)
+                found = await load_each(self._arrivals.load, page)
             except Exception as error:
                 self._fail(page, error)
                 continue
             for uuid in page:
-                self._tell(uuid, found.get(uuid))
+                answer = found.get(uuid)
+                if isinstance(answer, Corruption):
+                    self._fail([uuid], answer)
+                else:
+                    self._tell(uuid, answer)
 
     def _tell(self, uuid: UUID, snapshot: Snapshot | None) -> None:
         for future, id in self._waiters.get(uuid, {}).items():

@@ -188,14 +188,14 @@ class Workers(Noun):
         place = None if namespace is None else check_namespace(namespace)
         cursor = _cursor(after, place)
         found: list[Presence] = []
-        while len(found) < most:
-            page = await self._parts.store.presences(place, cursor, PAGE)
+        while len(found) < most and (page := await self._page(place, cursor)):
             now = self._now()
             found += [entry for entry in page if wanted.has(entry, now)]
-            if len(page) < PAGE:
-                break
-            cursor = page[-1].key
+            cursor = page[-1].key  # a page may be short without those it cannot read
         return found[:most]
+
+    async def _page(self, namespace: str | None, cursor: tuple[str, str]) -> "Sequence[Presence]":
+        return await self._parts.store.presences(namespace, cursor, PAGE)
 
     async def sweep(self) -> int:
         """Forgets workers whose time ran out; returns how many."""

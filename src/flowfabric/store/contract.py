@@ -9,6 +9,8 @@ Obligations that hold for every method:
 * A change is written whole or not at all, and only while the versions it was decided on stand;
   compared rows are locked (or the whole store is).
 * An item that cannot be written never keeps its neighbours from being written.
+* A row that cannot be read costs no other row anything: who asks for many gets the others, and the
+  log names it; who asks for it by name gets `Corruption` with that name (`store.readable`).
 * What a method returned as written is durable.
 * Connection trouble is raised as `Unavailable`, never as a refusal.
 """
@@ -129,10 +131,12 @@ class Query(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, frozen=True):
-    """`cursor` is None when there is nothing more. A short page may still have a cursor."""
+    """`cursor` is None when there is nothing more. A short page may still have a cursor.
+    `unreadable` are executions of this page that cannot be read."""
 
     items: tuple[Snapshot, ...]
     cursor: tuple[Millis, UUID] | None
+    unreadable: tuple[UUID, ...] = ()
 
 
 class EventQuery(Struct, frozen=True, kw_only=True):
@@ -338,7 +342,8 @@ class Store(
         lanes allow (`LaneStore`), by (rank, id) over all of them. Each moves to `lease` exactly as
         `core.lease.take` would do it, with its event. Rows locked by another claimer are skipped:
         a short result does not mean an empty queue. With `repeated` the executions this call took
-        before are returned first."""
+        before are returned first. One that cannot be read is set aside; the next best is taken in
+        its place."""
 
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         """Extends each lease whose id and epoch match and which has not expired; never shortens
@@ -376,6 +381,10 @@ class Store(
         """Executions with something due: parked until a moment that has come, a lease or an
         attempt that ran out, a deadline that passed."""
 
+    async def set_aside(self, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+        """Leaves executions that cannot be read alone until then: what is ready is not claimed,
+        what is due is due again at that moment."""
+
     async def next_due(self, now: Millis) -> Millis | None:
         """The earliest moment after `now` something known today becomes due."""
 
@@ -393,7 +402,8 @@ class Store(
     # -- reads
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
-        """The executions as they stand, in one statement, so that a moving row is seen once."""
+        """The executions as they stand, in one statement, so that a moving row is seen once.
+        Corruption names one that cannot be read; ask for the others without it."""
 
     async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
         """Which of these executions have ended: the cheap question of whoever waits."""

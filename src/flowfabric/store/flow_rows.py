@@ -5,6 +5,7 @@ an edge is never written again; the one of a flow keeps what a newer release put
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from flowfabric.core.flow import Flow
 from flowfabric.core.join import Edge, EdgeState
 from flowfabric.core.outcome import Outcome
 from flowfabric.store.contract import EdgeQuery
+from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import Row
 
 FLOW = ("id", "version", "namespace", "kind", "state", "created_at", "ended_at", "doc")
@@ -62,8 +64,8 @@ def flow_row(flow: Flow) -> Row:
     )
 
 
-def read_flow(doc: bytes) -> Flow:
-    return document.read(Flow, bytes(doc))
+def read_flow(id: object, doc: bytes) -> Flow:
+    return named("flow", id, lambda: document.read(Flow, bytes(doc)))
 
 
 def edge_row(edge: Edge) -> Row:
@@ -153,7 +155,11 @@ def chore_keys(chores: Iterable[Chore]) -> list[Row]:
     return sorted(_by_key(chores))
 
 
-def read_chore(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> Chore:
+def read_chores(rows: Iterable[Sequence[Any]], uuid: Callable[[Any], UUID]) -> list[Chore]:
+    return readable(rows, lambda row: _read_chore(row, uuid), "a chore of flow", itemgetter(0))
+
+
+def _read_chore(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> Chore:
     flow, id, number, kind, outcome, spared = row
     return Chore(
         flow=uuid(flow),

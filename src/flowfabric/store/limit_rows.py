@@ -4,6 +4,8 @@ Columns are in the order of the tuples here. A column exists only if something a
 is in the document.
 """
 
+from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -14,8 +16,10 @@ from flowfabric.core import document
 from flowfabric.core.budget import ATTACHED, Budget, Ledger, Reservation
 from flowfabric.core.lane import Lane, LaneState
 from flowfabric.core.quota import Quota, Use, Uses
+from flowfabric.core.release import Line
 from flowfabric.core.spending import Charge
 from flowfabric.core.time import Millis
+from flowfabric.store.readable import UNREADABLE, named, readable, unreadable
 
 Row = tuple[Any, ...]
 
@@ -41,7 +45,8 @@ def quota_row(quota: Quota, version: int) -> Row:
 
 def read_quota(row: Row) -> Quota:
     name, version, doc = row
-    return replace(document.read(Quota, bytes(doc)), name=name, version=version)
+    found = named("quota", name, lambda: document.read(Quota, bytes(doc)))
+    return replace(found, name=name, version=version)
 
 
 def queue_rows(queue: int, uses: Uses) -> list[Row]:
@@ -55,8 +60,16 @@ def write_uses(uses: Uses) -> bytes:
 
 
 def read_uses(doc: bytes) -> Uses:
-    pairs = msgspec.json.decode(bytes(doc), type=list[tuple[str, str]])
+    try:
+        pairs = msgspec.json.decode(bytes(doc), type=list[tuple[str, str]])
+    except UNREADABLE as error:
+        raise unreadable("a line", "before a quota", error) from None
     return tuple(Use(quota=quota, key=key) for quota, key in pairs)
+
+
+def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:
+    """The lines that need none of the quotas that cannot be read: nobody knows what those allow."""
+    return [line for line in lines if not any(use.quota in damaged for use in line.uses)]
 
 
 def budget_row(budget: Budget, version: int) -> Row:
@@ -74,7 +87,8 @@ def budget_row(budget: Budget, version: int) -> Row:
 
 
 def read_budget(name: str, version: int, doc: bytes) -> Budget:
-    return replace(document.read(Budget, bytes(doc)), name=name, version=version)
+    found = named("budget", name, lambda: document.read(Budget, bytes(doc)))
+    return replace(found, name=name, version=version)
 
 
 def ledger_row(ledger: Ledger) -> Row:
@@ -82,7 +96,11 @@ def ledger_row(ledger: Ledger) -> Row:
 
 
 def read_ledger(budget: str, execution: UUID, doc: bytes) -> Ledger:
-    period, amounts = msgspec.json.decode(bytes(doc), type=tuple[int, dict[str, int]])
+    period, amounts = named(
+        f"what {execution} spent of budget",
+        budget,
+        lambda: msgspec.json.decode(bytes(doc), type=tuple[int, dict[str, int]]),
+    )
     return Ledger(budget, execution, period, amounts)
 
 
@@ -92,7 +110,8 @@ def charge_row(charge: Charge) -> Row:
 
 
 def read_charge(budget: str, key: str, doc: bytes) -> Charge:
-    return replace(document.read(Charge, bytes(doc)), budget=budget, key=key)
+    found = named(f"charge {key} of budget", budget, lambda: document.read(Charge, bytes(doc)))
+    return replace(found, budget=budget, key=key)
 
 
 def reservation_row(reservation: Reservation) -> Row:
@@ -104,8 +123,8 @@ def reservation_row(reservation: Reservation) -> Row:
     )
 
 
-def read_reservation(doc: bytes) -> Reservation:
-    return msgspec.json.decode(bytes(doc), type=Reservation)
+def read_reservation(id: object, doc: bytes) -> Reservation:
+    return named("reservation", id, lambda: msgspec.json.decode(bytes(doc), type=Reservation))
 
 
 def lane_row(lane: Lane, version: int) -> Row:
@@ -113,8 +132,18 @@ def lane_row(lane: Lane, version: int) -> Row:
     return (lane.name, version, int(lane.state), lane.concurrency, doc)
 
 
+def read_lanes(rows: Iterable[Any], asked: Sequence[str] | None) -> dict[str, Lane]:
+    """The lanes of rows (name, version, doc). One that cannot be read is an error to who asks for
+    it alone, and left out for who asks for many: its state and limit are columns and hold on."""
+    if asked is not None and len(asked) == 1:
+        return {row[0]: read_lane(*row) for row in rows}
+    found = readable(rows, lambda row: read_lane(*row), "lane", itemgetter(0))
+    return {lane.name: lane for lane in found}
+
+
 def read_lane(name: str, version: int, doc: bytes | None) -> Lane:
     """A lane nothing was ever decided about has no document."""
     if doc is None:
         return Lane(name=name, state=LaneState.OPEN)
-    return replace(document.read(Lane, bytes(doc)), name=name, version=version)
+    found = named("lane", name, lambda: document.read(Lane, bytes(doc)))
+    return replace(found, name=name, version=version)

@@ -49,6 +49,7 @@ from flowfabric.core.quota import budget_queue, queue_of
 from flowfabric.core.step import Step
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
+from flowfabric.store.readable import UNREADABLE, unreadable
 
 
 class Place(StrEnum):
@@ -299,7 +300,15 @@ def read_execution(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]
 
 
 def read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> Snapshot:
-    """A row of the view `snapshot` as a value. The routes and workers it names are known."""
+    """A row of the view `snapshot` as a value. The routes and workers it names are known.
+    Raises Corruption with the id of one that cannot be read."""
+    try:
+        return _read_snapshot(row, names, uuid)
+    except UNREADABLE as error:
+        raise unreadable("execution", row[_ID], error) from None
+
+
+def _read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> Snapshot:
     head = Head(
         version=row[_VERSION],
         epoch=row[_EPOCH],

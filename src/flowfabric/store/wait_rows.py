@@ -16,6 +16,7 @@ from flowfabric.core.errors import Corruption
 from flowfabric.core.join import EdgeState
 from flowfabric.core.waits import Ask, Heard, Mark, Memory, Signal, Waitpoint
 from flowfabric.store.flow_rows import read_edge
+from flowfabric.store.readable import UNREADABLE, unreadable
 from flowfabric.store.rows import Row
 
 T = TypeVar("T")
@@ -93,6 +94,14 @@ class Recollection:
         """Keeps a row of the query `recalled`; the same one again changes nothing."""
         kind, key, mark, until, suspension, doc = row
         id = uuid(key)
+        try:
+            self._add(kind, id, mark, until, suspension and uuid(suspension), doc)
+        except UNREADABLE as error:
+            raise unreadable("what execution", f"{id} waits for", error) from None
+
+    def _add(
+        self, kind: int, id: UUID, mark: Any, until: Any, suspension: UUID | None, doc: Any
+    ) -> None:
         if kind == WAITPOINT:
             waitpoint = _read(_waitpoints, doc)
             self._waitpoints[id, waitpoint.id] = waitpoint
@@ -102,7 +111,7 @@ class Recollection:
             found = read_edge(doc, until)
             self._edges.setdefault(id, {})[found.edge.id] = found
         else:
-            heard = read_heard(doc, None if suspension is None else uuid(suspension))
+            heard = read_heard(doc, suspension)
             buffer = self._signals.setdefault((id, heard.signal.waitpoint), {})
             buffer[heard.signal.number] = heard
 

@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from uuid import UUID
 
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.errors import Corruption, FlowFabricError
 from flowfabric.core.execution import Active, Ended, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import MAX_BATCH, Renewal, Store
+from flowfabric.store.readable import load_each, load_readable
 from flowfabric.worker.lease import HeldLease, Key, Loss
 
 log = logging.getLogger("flowfabric.worker")
@@ -131,7 +132,7 @@ class Heartbeat:
         """A run that has ended is no trouble; only the store knows which ones have."""
         found: dict[UUID, Snapshot] = {}
         with suppress(FlowFabricError):
-            found = await store.load([held.renewal.uuid for held in refused])
+            found = await load_readable(store.load, [held.renewal.uuid for held in refused])
         for held in refused:
             self._lose(held, _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE)
 
@@ -141,10 +142,13 @@ class Heartbeat:
         due = [held for held in self._all() if held.seen_at < limit and not held.resting]
         for page in _pages(due):
             asked_at = time.monotonic()
-            found = await store.load([held.renewal.uuid for held in page])
+            found = await load_each(store.load, [held.renewal.uuid for held in page])
             for held in page:
                 held.seen_at = asked_at
-                if loss := _loss(found.get(held.renewal.uuid), held.renewal):
+                run = found.get(held.renewal.uuid)
+                if isinstance(run, Corruption):
+                    continue  # whether its lease stands is told by its next renewal
+                if loss := _loss(run, held.renewal):
                     self._lose(held, loss)
 
     def _all(self) -> list[HeldLease]:

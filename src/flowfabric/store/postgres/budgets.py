@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from msgspec import Struct, field
@@ -24,6 +25,7 @@ from flowfabric.store.limit_rows import (
 from flowfabric.store.limits import BookAsk
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Columns, Part, columns
+from flowfabric.store.readable import readable
 
 
 class _Post(Struct):
@@ -55,7 +57,7 @@ class Budgeting(Part):
 
     async def budget_page(self, after: str, limit: int) -> list[Budget]:
         rows = await self._session.fetch(self._session.report, "budget_page", after, limit)
-        return [read_budget(*row) for row in rows]
+        return readable(rows, lambda row: read_budget(*row), "budget", itemgetter(0))
 
     async def attached(self) -> list[tuple[str, str, str]]:
         rows = await self._session.fetch(self._session.load, "attached_budgets")
@@ -71,7 +73,7 @@ class Budgeting(Part):
 
     async def stale_reservations(self, limit: int) -> list[Reservation]:
         rows = await self._session.fetch(self._session.sweep, "stale_reservations", limit)
-        return [read_reservation(doc) for (doc,) in rows]
+        return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
 
     async def trim_charges(self, now: Millis, limit: int) -> int:
         return len(await self._session.fetch(self._session.sweep, "trimmed_charges", now, limit))
@@ -154,7 +156,7 @@ def _books(rows: Sequence[Any]) -> Books:
             case 2:
                 books.ledgers[name, id] = read_ledger(name, id, doc)
             case 3:
-                books.reservations[id] = read_reservation(doc)
+                books.reservations[id] = read_reservation(id, doc)
             case _:
                 raise AssertionError(kind)
     return books

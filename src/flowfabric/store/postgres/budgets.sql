@@ -150,7 +150,7 @@ select name from {schema}.budget where next_reset_at <= $1 order by next_reset_a
 select min(next_reset_at) from {schema}.budget where next_reset_at is not null
 
 -- name: stale_reservations
-select r.doc from {schema}.reservation r
+select r.id, r.doc from {schema}.reservation r
 where not exists (
     select from {schema}.lease l where l.id = r.execution and l.epoch = r.epoch
 )

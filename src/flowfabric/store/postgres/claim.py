@@ -2,11 +2,13 @@
 
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import ClaimCall, Taken
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, Session
+from flowfabric.store.readable import SET_ASIDE
 from flowfabric.store.rows import SNAPSHOT
 
 MERGED_ROUTES = 64
@@ -39,18 +41,21 @@ class Claiming(Part):
         taken: list[Taken] = []
         if repeated or call.repeated:
             query = self._session.queries["leases_by_claim"]
-            taken = await self._read(connection, await connection.fetch(query, call.id, now))
-        for left in reversed(range(MAX_ROUNDS)):
-            room = call.limit - len(taken)
-            if room <= 0:
-                break
+            rows = await connection.fetch(query, call.id, now)
+            taken, _ = await self._read(connection, call, now, rows)
+        left = MAX_ROUNDS
+        while left and (room := call.limit - len(taken)) > 0:
+            left -= 1
             # Work of a route that was just added may be better than all that is known; only the
             # last round takes what it can.
             known = book.newest_route if left else MAX_NUMBER
             rows, newest, more = await self._take(connection, call, now, room, known)
-            taken += await self._read(connection, rows)
+            found, damaged = await self._read(connection, call, now, rows)
+            taken += found
             if newest > known:
                 await book.know(connection, newest)
+            elif damaged:
+                left += 1  # each is set aside, so this comes to an end
             elif len(rows) == room or not more:
                 break
         taken.sort(key=_order)
@@ -113,11 +118,19 @@ class Claiming(Part):
         rows = await connection.fetch(self._session.queries["waiting_routes"], *values)
         return [number for (number,) in rows]
 
-    async def _read(self, connection: Connection, rows: list[Any]) -> list[Taken]:
-        snapshots = await self._session.read(connection, rows)
-        return [
-            Taken(snapshot, row[_PAYLOAD]) for snapshot, row in zip(snapshots, rows, strict=True)
-        ]
+    async def _read(
+        self, connection: Connection, call: ClaimCall, now: Millis, rows: list[Any]
+    ) -> tuple[list[Taken], bool]:
+        """What was taken, and whether some of it cannot be read: that goes back, set aside."""
+        damaged: list[UUID] = []
+        snapshots = await self._session.readable(
+            connection, rows, lambda row: damaged.append(row[0])
+        )
+        if damaged:
+            query = self._session.queries["returned_leases"]
+            await connection.fetch(query, damaged, call.id, now + SET_ASIDE)
+        payloads = {row[0]: row[_PAYLOAD] for row in rows}
+        return [Taken(each, payloads[each.execution.uuid]) for each in snapshots], bool(damaged)
 
 
 def _order(taken: Taken) -> tuple[int, int]:

@@ -260,3 +260,18 @@ select s.*, e.payload
 from {schema}.snapshot s join {schema}.execution e on e.id = s.id
 where s.place = 'lease' and s.claim = $1 and s.expires_at > $2
 order by s.rank, s.id
+
+-- name: returned_leases
+-- What a call took and cannot read goes back, kept for nobody until a moment: no worker has an empty
+-- name. The epoch stays spent; one that was reclaimed is lost again.
+with gone as (
+    delete from {schema}.lease where id = any($1::uuid[]) and claim = $2 returning *
+)
+insert into {schema}.ready (
+    id, version, epoch, rank, flags, attempt, start, life,
+    route, timeout, held_until, held_for, lost, queue
+)
+select
+    g.id, g.version + 1, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
+    g.route, g.times_out_at - g.started_at, $3, '', case when g.start = 3 then 0 end, g.queue
+from gone g

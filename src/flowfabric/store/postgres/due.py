@@ -1,5 +1,6 @@
 """What time has made due, who looks after it, and what is old enough to go."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -31,6 +32,9 @@ class Sweeping(Part):
         session = self._session
         rows = await session.fetch(session.sweep, "due_executions", now, limit)
         return [uuid for (uuid,) in rows]
+
+    async def set_aside(self, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+        await self._session.fetch(self._session.sweep, "set_aside", list(uuids), now, until)
 
     async def next_due(self, now: Millis) -> Millis | None:
         session = self._session

@@ -22,6 +22,23 @@ group by due.id
 order by min(due.at), due.id
 limit $2
 
+-- name: set_aside
+-- What cannot be read is left alone until $3: ready rows are kept for nobody, moments that have come
+-- come again then.
+with held as (
+    update {schema}.ready set held_until = $3, held_for = '' where id = any($1::uuid[])
+),
+later as (
+    update {schema}.parked set due_at = $3 where id = any($1::uuid[]) and due_at is not null
+),
+late as (
+    update {schema}.deadline set at = $3 where id = any($1::uuid[])
+)
+update {schema}.lease set
+    expires_at = case when expires_at <= $2 then $3 else expires_at end,
+    times_out_at = case when times_out_at <= $2 then $3 else times_out_at end
+where id = any($1::uuid[])
+
 -- name: next_due_moment
 select min(at) from (
     select min(at) as at from {schema}.deadline where at > $1
@@ -47,7 +64,7 @@ delete from {schema}.dedup d
 using {schema}.execution e join {schema}.route r on r.number = e.route
 where e.id = any($1::uuid[]) and e.facts is not null
     and d.namespace = r.namespace
-    and d.key = cast(convert_from(e.facts, 'UTF8') as json) ->> 'key'
+    and d.key = {schema}.readable_json(e.facts) ->> 'key'
     and d.id = e.id
 
 -- name: trimmed_tags

@@ -6,12 +6,14 @@ then reads up to that number.
 """
 
 import asyncio
+from operator import itemgetter
 from typing import Any
 
 from flowfabric.core.errors import Unavailable
 from flowfabric.store.contract import EventPage, EventQuery
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, same
+from flowfabric.store.readable import readable
 from flowfabric.store.rows import read_event
 
 PATIENCE_SECONDS = 1.0
@@ -73,5 +75,7 @@ class Telling(Part):
         newest = max((row[_ROUTE] for row in rows), default=0)
         worker = max((row[_WORKER] or 0 for row in rows), default=0)
         await book.know(connection, newest, worker)
-        events = tuple(read_event(row, book.names, same) for row in rows)
-        return EventPage(events, events[-1].seq if len(events) == query.limit else last)
+        events = readable(
+            rows, lambda row: read_event(row, book.names, same), "event", itemgetter(0)
+        )
+        return EventPage(tuple(events), rows[-1][0] if len(rows) == query.limit else last)

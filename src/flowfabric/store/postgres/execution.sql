@@ -164,7 +164,7 @@ from (
     union all
     select
         e.route, e.flow, q.id,
-        cast(cast(convert_from(q.life, 'UTF8') as json) -> 'lapsed' ->> 'expires_at' as bigint),
+        cast({schema}.readable_json(q.life) -> 'lapsed' ->> 'expires_at' as bigint),
         q.epoch, q.attempt - 1, null, null, q.life, q.lost
     from {schema}.ready q join {schema}.execution e on e.id = q.id
     where q.lost is not null
@@ -222,7 +222,7 @@ select 'parked', p.gate, p.blocked, count(*)
 from (
     select
         w.gate,
-        case w.gate when 2 then cast(convert_from(w.life, 'UTF8') as json) ->> 'blocked' end
+        case w.gate when 2 then {schema}.readable_json(w.life) ->> 'blocked' end
             as blocked
     from {schema}.parked w
     where ($1 is null and $2 is null) or (

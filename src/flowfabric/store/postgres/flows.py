@@ -4,6 +4,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -15,12 +16,13 @@ from flowfabric.core.join import EdgeState
 from flowfabric.core.vector import PublicState
 from flowfabric.store import flow_rows
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
-from flowfabric.store.flow_rows import EDGE, EdgeSearch, Turn, read_chore, read_flow
+from flowfabric.store.flow_rows import EDGE, EdgeSearch, Turn, read_chores, read_flow
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.moves import Move
 from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.postgres.standing import state_of
+from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows import SNAPSHOT, read_snapshot
 
 _WIDTH = len(SNAPSHOT)
@@ -36,7 +38,7 @@ class Flowing(Part):
 
     async def flows(self, ids: Sequence[UUID]) -> dict[UUID, Flow]:
         rows = await self._session.fetch(self._session.load, "flows", list(ids))
-        return {id: read_flow(doc) for id, doc in rows}
+        return {id: read_flow(id, doc) for id, doc in rows}
 
     async def flow_page(self, query: FlowQuery) -> list[Flow]:
         name = "listed_flows_newest_first" if query.newest_first else "listed_flows"
@@ -49,7 +51,7 @@ class Flowing(Part):
             query.limit,
         )
         rows = await self._session.fetch(self._session.report, name, *values)
-        return [read_flow(doc) for (doc,) in rows]
+        return readable(rows, lambda row: read_flow(*row), "flow", itemgetter(0))
 
     async def apply_flow(self, change: FlowChange) -> bool:
         stamp = UUID(bytes=secrets.token_bytes(16))
@@ -93,7 +95,7 @@ class Flowing(Part):
 
     async def chores(self, flows: Sequence[UUID], limit: int) -> list[Chore]:
         rows = await self._session.fetch(self._session.load, "chores", list(flows), limit)
-        return [read_chore(row, same) for row in rows]
+        return read_chores(rows, same)
 
     async def _unsettled(
         self, values: tuple[Any, ...], connection: Connection, repeated: bool
@@ -235,7 +237,8 @@ def _readable(row: Any, session: Session) -> Snapshot | None:
         return None
     try:
         return read_snapshot(row, session.book.names, same)
-    except Corruption:
+    except Corruption as error:
+        tell(error)
         return None
 
 

@@ -7,7 +7,7 @@ select id, doc from {schema}.flow where id = any($1::uuid[])
 select stamp from {schema}.flow where id = $1
 
 -- name: listed_flows
-select f.doc from {schema}.flow f
+select f.id, f.doc from {schema}.flow f
 where ($1::bigint is null or (f.created_at, f.id) > ($1, $2::uuid))
     and ($3::text is null or f.namespace = $3)
     and ($4::text is null or f.kind = $4)
@@ -20,7 +20,7 @@ order by f.created_at, f.id
 limit $8
 
 -- name: listed_flows_newest_first
-select f.doc from {schema}.flow f
+select f.id, f.doc from {schema}.flow f
 where ($1::bigint is null or (f.created_at, f.id) < ($1, $2::uuid))
     and ($3::text is null or f.namespace = $3)
     and ($4::text is null or f.kind = $4)
@@ -274,7 +274,7 @@ cross join lateral (
     union all
     select
         'parked', w.gate,
-        case w.gate when 2 then cast(convert_from(w.life, 'UTF8') as json) ->> 'blocked' end,
+        case w.gate when 2 then {schema}.readable_json(w.life) ->> 'blocked' end,
         w.flags
     from {schema}.parked w where w.id = e.id
     union all

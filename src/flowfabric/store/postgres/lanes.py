@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from flowfabric.core.lane import Lane
-from flowfabric.store.limit_rows import Row, lane_row, read_lane
+from flowfabric.store.limit_rows import Row, lane_row, read_lanes
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part
 
@@ -17,7 +17,7 @@ class Lanes(Part):
     async def lane_settings(self, names: Sequence[str] | None) -> dict[str, Lane]:
         asked = None if names is None else list(names)
         rows = await self._session.fetch(self._session.load, "lanes", asked)
-        return {row[0]: read_lane(*row) for row in rows}
+        return read_lanes(rows, names)
 
     async def put_lane(self, lane: Lane, expected: int) -> bool:
         row = lane_row(lane, expected + 1)

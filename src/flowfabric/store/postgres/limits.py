@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
+from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Gate, Start
 from flowfabric.core.quota import Quota, Uses
 from flowfabric.core.release import Candidate, Key, Line, Release, Standing
@@ -19,10 +21,12 @@ from flowfabric.store.limit_rows import (
     quota_row,
     read_quota,
     read_uses,
+    servable,
 )
 from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, columns
+from flowfabric.store.readable import readable, tell
 
 COUNTED = 100_000
 """Counting stops here."""
@@ -38,7 +42,7 @@ class Limiting(Part):
 
     async def quota_page(self, after: str, limit: int) -> list[Quota]:
         rows = await self._session.fetch(self._session.report, "quota_page", after, limit)
-        return [read_quota(row) for row in rows]
+        return readable(rows, read_quota, "quota", itemgetter(0))
 
     async def put_quota(self, quota: Quota, expected: int) -> bool:
         row = quota_row(quota, next_version(expected, quota.created_at))
@@ -58,7 +62,8 @@ class Limiting(Part):
     async def standing(self, ask: StandingAsk) -> Standing:
         queues = None if ask.queues is None else list(ask.queues)
         values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS)
-        return _standing(await self._session.fetch(self._session.limit, "standing", *values))
+        rows = await self._session.fetch(self._session.limit, "standing", *values)
+        return _standing(ask.quota, rows)
 
     async def release(self, release: Release) -> Through | None:
         if len(release.moves) > MAX_BATCH:
@@ -75,7 +80,12 @@ class Limiting(Part):
 
     async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
         rows = await self._session.fetch(self._session.report, "queue_counts", quota, limit)
-        return [QueueCount(read_uses(uses), waiting, held) for uses, waiting, held in rows]
+        return readable(
+            rows,
+            lambda row: QueueCount(read_uses(row[0]), *row[1:]),
+            "a line of quota",
+            lambda _: quota,
+        )
 
     async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
         values = (queue, rank, uuid, limit)
@@ -137,30 +147,36 @@ class Limiting(Part):
         return Through(frozenset(moved), frozenset(lanes))
 
 
-def _standing(rows: Sequence[Any]) -> Standing:
+def _standing(asked: str, rows: Sequence[Any]) -> Standing:
     quotas: dict[str, Quota] = {}
     lines: dict[int, tuple[int, Uses]] = {}
     waiting: dict[int, list[Candidate]] = {}
     held: dict[int, tuple[Uses, int]] = {}
     admitted: dict[Key, list[tuple[Millis, int]]] = {}
+    damaged: set[str] = set()
     for kind, name, key, a, b, c, d, id, doc in rows:
-        match kind:
-            case 0:
-                quotas[name] = read_quota((name, a, doc))
-            case 1:
-                lines[a] = (b, read_uses(doc))
-                waiting[a] = []
-            case 2:
-                waiting[a].append(Candidate(id, b, c, d != Start.CONTINUE))
-            case 3 if b:
-                held[a] = (read_uses(doc), b)
-            case 4:
-                admitted.setdefault((name, key), []).append((a, b))
-            case _:
-                pass
+        try:
+            match kind:
+                case 0:
+                    quotas[name] = read_quota((name, a, doc))
+                case 1:
+                    lines[a] = (b, read_uses(doc))
+                case 2:
+                    candidate = Candidate(id, b, c, d != Start.CONTINUE)
+                    waiting.setdefault(a, []).append(candidate)
+                case 3 if b:
+                    held[a] = (read_uses(doc), b)
+                case 4:
+                    admitted.setdefault((name, key), []).append((a, b))
+                case _:
+                    pass
+        except Corruption as error:
+            tell(error)
+            damaged.add(name)
+    found = [Line(id, uses, turn, waiting.get(id, [])) for id, (turn, uses) in lines.items()]
     return Standing(
         quotas=quotas,
-        lines=[Line(id, uses, turn, waiting[id]) for id, (turn, uses) in lines.items()],
+        lines=[] if asked in damaged else servable(found, damaged),
         held=list(held.values()),
         admitted={key: window for key, window in admitted.items()},
     )

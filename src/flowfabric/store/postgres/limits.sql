@@ -65,7 +65,7 @@ with line as materialized (
 used as materialized (
     select distinct u.pair ->> 0 as quota, u.pair ->> 1 as key
     from line
-    cross join lateral json_array_elements(cast(convert_from(line.uses, 'UTF8') as json)) as u (pair)
+    cross join lateral json_array_elements({schema}.readable_json(line.uses)) as u (pair)
 ),
 rule as materialized (
     select
@@ -80,7 +80,7 @@ rule as materialized (
     cross join lateral (
         select * from {schema}.quota t where t.name = n.quota offset 0
     ) q
-    cross join lateral (select cast(convert_from(q.doc, 'UTF8') as json) as doc offset 0) d
+    cross join lateral (select {schema}.readable_json(q.doc) as doc offset 0) d
 ),
 slot as materialized (
     select s.queue
@@ -359,12 +359,13 @@ where t.ctid = any(array(
     select f.ctid
     from named
     left join lateral (
-        select greatest(
+        -- Nothing is forgotten of one that cannot be read.
+        select case when d.doc is null then $1::bigint else greatest(
             cast(d.doc -> 'rate' ->> 'window' as bigint),
             cast(d.doc -> 'rate_per_key' ->> 'window' as bigint)
-        ) as longest
+        ) end as longest
         from (
-            select cast(convert_from(q.doc, 'UTF8') as json) as doc
+            select {schema}.readable_json(q.doc) as doc
             from {schema}.quota q where q.name = named.quota offset 0
         ) d
     ) r on true

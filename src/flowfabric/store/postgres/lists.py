@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -9,12 +10,15 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.routing import Capabilities
 from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState, vector
+from flowfabric.core.vector import PublicState
 from flowfabric.store.contract import Counts, ExpiredLease, Page, Query
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part
 from flowfabric.store.postgres.standing import OUTCOMES, filter_of, state_of
-from flowfabric.store.rows import Names, read_life
+from flowfabric.store.readable import readable, stands_in
+from flowfabric.store.rows import SNAPSHOT, Names, read_life
+
+_ID, _CREATED_AT = SNAPSHOT.index("id"), SNAPSHOT.index("created_at")
 
 EXAMINED = 10_000
 """Most executions one page looks at."""
@@ -89,12 +93,13 @@ class Listing(Part):
             *filter_of(query.states),
             query.limit + 1,
         )
-        found = await self._session.read(connection, rows[: query.limit])
+        shown, damaged = rows[: query.limit], list[UUID]()
+        found = await self._session.readable(connection, shown, lambda row: damaged.append(row[0]))
         cursor = None if end is None else (Millis(end[0]), end[1])
         if len(rows) > query.limit:
-            last = found[-1].execution
-            cursor = (last.created_at, last.uuid)
-        return Page(tuple(snapshot for snapshot in found if _is_wanted(snapshot, query)), cursor)
+            cursor = (Millis(shown[-1][_CREATED_AT]), shown[-1][_ID])
+        wanted = tuple(snapshot for snapshot in found if _is_wanted(snapshot, query))
+        return Page(wanted, cursor, tuple(damaged))
 
     async def _expired(
         self, values: tuple[Any, ...], connection: Connection, repeated: bool
@@ -103,7 +108,8 @@ class Listing(Part):
         newest = max((row[0] for row in rows), default=0)
         worker = max((row[7] or 0 for row in rows), default=0)
         await self._session.book.know(connection, newest, worker)
-        return [_expired_lease(row, self._session.book.names) for row in rows]
+        names = self._session.book.names
+        return readable(rows, lambda row: _expired_lease(row, names), "the lease of", itemgetter(2))
 
 
 def _filters(query: Query) -> bool:
@@ -113,7 +119,7 @@ def _filters(query: Query) -> bool:
 
 
 def _is_wanted(snapshot: Snapshot, query: Query) -> bool:
-    return not query.states or vector(snapshot).public in query.states
+    return not query.states or stands_in(snapshot, query.states)
 
 
 def _expired_lease(row: Any, names: Names) -> ExpiredLease:

@@ -9,12 +9,13 @@ from flowfabric.core.time import Millis
 from flowfabric.store.postgres.session import Part, same
 from flowfabric.store.presence import Holding
 from flowfabric.store.presence_rows import read_held, read_holding, stamp_of
+from flowfabric.store.readable import read_document, readable_documents
 
 
 class Registry(Part):
     async def presence(self, namespace: str, instance: str) -> Presence | None:
-        found = await self._read("presence", namespace, instance)
-        return found[0] if found else None
+        rows = await self._session.fetch(self._session.sweep, "presence", namespace, instance)
+        return read_document(Presence, "worker", rows[0]) if rows else None
 
     async def presences(
         self, namespace: str | None, after: tuple[str, str], limit: int
@@ -64,4 +65,4 @@ class Registry(Part):
     async def _read(self, name: str, *values: object) -> list[Presence]:
         session = self._session
         rows = await session.fetch(session.sweep, name, *values)
-        return [document.read(Presence, bytes(doc)) for (doc,) in rows]
+        return readable_documents(Presence, "worker", rows)

@@ -2,16 +2,16 @@
 -- compared byte by byte, so that lists have the same order on every server.
 
 -- name: presence
-select doc from {schema}.presence where namespace = $1 and instance = $2
+select instance, doc from {schema}.presence where namespace = $1 and instance = $2
 
 -- name: presences
-select doc from {schema}.presence
+select instance, doc from {schema}.presence
 where (namespace collate "C", instance collate "C") > ($2, $3)
     and ($1::text is null or namespace = $1)
 order by namespace collate "C", instance collate "C" limit $4
 
 -- name: marked_presences
-select doc from {schema}.presence where expires_at = $1
+select instance, doc from {schema}.presence where expires_at = $1
 order by namespace collate "C", instance collate "C" limit $2
 
 -- name: new_presence
@@ -22,13 +22,13 @@ returning instance
 -- name: changed_presence
 update {schema}.presence set expires_at = $3, doc = $4
 where namespace = $1 and instance = $2
-    and cast(convert_from(doc, 'UTF8') as json) ->> 'stamp' is not distinct from $5
+    and {schema}.readable_json(doc) ->> 'stamp' is not distinct from $5
 returning instance
 
 -- name: dropped_presence
 delete from {schema}.presence
 where namespace = $1 and instance = $2
-    and cast(convert_from(doc, 'UTF8') as json) ->> 'stamp' is not distinct from $3
+    and {schema}.readable_json(doc) ->> 'stamp' is not distinct from $3
 returning instance
 
 -- name: lapsed_presences

@@ -10,6 +10,7 @@ from flowfabric.core.time import Millis
 from flowfabric.store.contract import Detail, Progress
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part
+from flowfabric.store.readable import named
 from flowfabric.store.rows import SNAPSHOT, read_attempt
 
 _WIDTH = len(SNAPSHOT)
@@ -17,9 +18,7 @@ _WIDTH = len(SNAPSHOT)
 
 class Reading(Part):
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
-        session = self._session
-        found = await session.snapshots(session.load, "snapshots", uuids)
-        return {snapshot.execution.uuid: snapshot for snapshot in found}
+        return await self._session.load.run(partial(self._load, uuids))
 
     async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
         session = self._session
@@ -31,7 +30,7 @@ class Reading(Part):
 
     async def attempts(self, uuid: UUID) -> list[Attempt]:
         rows = await self._session.fetch(self._session.load, "attempts_of", uuid)
-        return [read_attempt(doc) for (doc,) in rows]
+        return [named("an attempt of", uuid, partial(read_attempt, doc)) for (doc,) in rows]
 
     async def steps(self, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
         found: list[list[Step]] = [[] for _ in asked]
@@ -47,6 +46,13 @@ class Reading(Part):
         keys = sorted(tags)
         values = [tags[key] for key in keys]
         return bool(await session.fetch(session.apply, "tagged_execution", uuid, keys, values, now))
+
+    async def _load(
+        self, uuids: Sequence[UUID], connection: Connection, repeated: bool
+    ) -> dict[UUID, Snapshot]:
+        rows = await connection.fetch(self._session.queries["snapshots"], uuids)
+        found = await self._session.read(connection, rows)
+        return {snapshot.execution.uuid: snapshot for snapshot in found}
 
     async def _detail(self, uuid: UUID, connection: Connection, repeated: bool) -> Detail | None:
         row = await connection.fetchrow(self._session.queries["details"], uuid)

@@ -1,13 +1,13 @@
 -- Schedules.
 
 -- name: schedules
-select doc from {schema}.schedule where name > $1 order by name limit $2
+select name, doc from {schema}.schedule where name > $1 order by name limit $2
 
 -- name: named_schedule
-select doc from {schema}.schedule where name = $1
+select name, doc from {schema}.schedule where name = $1
 
 -- name: due_schedules
-select doc from {schema}.schedule where next_at <= $1 order by next_at, name limit $2
+select name, doc from {schema}.schedule where next_at <= $1 order by next_at, name limit $2
 
 -- name: next_schedule
 select min(next_at) from {schema}.schedule where next_at is not null

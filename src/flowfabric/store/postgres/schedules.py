@@ -4,6 +4,7 @@ from flowfabric.core import document
 from flowfabric.core.schedule import Schedule
 from flowfabric.core.time import Millis
 from flowfabric.store.postgres.session import Part
+from flowfabric.store.readable import read_document, readable_documents
 
 
 class Scheduling(Part):
@@ -11,8 +12,8 @@ class Scheduling(Part):
         return await self._read("schedules", after, limit)
 
     async def schedule(self, name: str) -> Schedule | None:
-        found = await self._read("named_schedule", name)
-        return found[0] if found else None
+        rows = await self._session.fetch(self._session.sweep, "named_schedule", name)
+        return read_document(Schedule, "schedule", rows[0]) if rows else None
 
     async def due_schedules(self, now: Millis, limit: int) -> list[Schedule]:
         return await self._read("due_schedules", now, limit)
@@ -36,4 +37,4 @@ class Scheduling(Part):
     async def _read(self, name: str, *values: object) -> list[Schedule]:
         session = self._session
         rows = await session.fetch(session.sweep, name, *values)
-        return [document.read(Schedule, bytes(doc)) for (doc,) in rows]
+        return readable_documents(Schedule, "schedule", rows)

@@ -1,6 +1,7 @@
 """What all parts of the store share: the connections, the queries, the names, the clock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -9,6 +10,7 @@ from flowfabric.store.clock import Clock
 from flowfabric.store.postgres.link import FREE, PINNED, Connection, Dialer, Link
 from flowfabric.store.postgres.names import NameBook
 from flowfabric.store.postgres.wake import Wakes
+from flowfabric.store.readable import readable
 from flowfabric.store.rows import SNAPSHOT, read_snapshot
 
 T = TypeVar("T")
@@ -54,16 +56,30 @@ class Session:
         return await link.run(work)
 
     async def snapshots(self, link: Link, name: str, *values: Any) -> list[Snapshot]:
-        """The snapshots a named query gives."""
+        """The snapshots a named query gives, without those that cannot be read."""
         query = self.queries[name]
 
         async def work(connection: Connection, repeated: bool) -> list[Snapshot]:
-            return await self.read(connection, await connection.fetch(query, *values))
+            return await self.readable(connection, await connection.fetch(query, *values))
 
         return await link.run(work)
 
+    async def readable(
+        self,
+        connection: Connection,
+        rows: Sequence[Any],
+        left_out: Callable[[Any], None] = lambda row: None,
+    ) -> list[Snapshot]:
+        """As `read`, without those that cannot be read."""
+        await self.learn(connection, rows)
+        names = self.book.names
+        return readable(
+            rows, lambda row: read_snapshot(row, names, same), "execution", itemgetter(0), left_out
+        )
+
     async def read(self, connection: Connection, rows: Sequence[Any]) -> list[Snapshot]:
-        """Rows that begin with the columns of the view `snapshot`, as values."""
+        """Rows that begin with the columns of the view `snapshot`, as values. Corruption names one
+        that cannot be read."""
         await self.learn(connection, rows)
         names = self.book.names
         return [read_snapshot(row, names, same) for row in rows]

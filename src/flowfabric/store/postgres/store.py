@@ -55,6 +55,7 @@ class PostgresStore:
 
         sweeping = Sweeping(session)
         self.due, self.next_due, self.trim = sweeping.due, sweeping.next_due, sweeping.trim
+        self.set_aside = sweeping.set_aside
         self.take_duty, self.drop_duty = sweeping.take_duty, sweeping.drop_duty
         self._look(session)
         self._limit(session)

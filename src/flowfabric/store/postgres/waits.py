@@ -10,6 +10,7 @@ from flowfabric.core.time import Millis
 from flowfabric.core.waits import Ask, Heard, Memory
 from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, Session, columns, same
+from flowfabric.store.readable import readable
 from flowfabric.store.wait_rows import Recollection, leaves_proof, proof_of, proves, read_heard
 
 
@@ -29,7 +30,9 @@ class Remembering(Part):
         else:
             values = (uuid, after, limit, suspension)
             rows = await session.fetch(session.load, "signals_counted", *values)
-        return [read_heard(doc, counted_for) for doc, counted_for in rows]
+        return readable(
+            rows, lambda row: read_heard(*row), "a signal of execution", lambda row: uuid
+        )
 
     async def suspended(
         self, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int

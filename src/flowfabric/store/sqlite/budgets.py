@@ -1,5 +1,7 @@
 """Budgets and what was spent of them."""
 
+from operator import itemgetter
+
 from msgspec.json import encode
 
 from flowfabric.core.budget import Budget, Ledger, Reservation
@@ -17,6 +19,7 @@ from flowfabric.store.limit_rows import (
     reservation_row,
 )
 from flowfabric.store.limits import BookAsk
+from flowfabric.store.readable import readable
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 
@@ -54,7 +57,7 @@ def post(session: Session, books: Books) -> bool:
 
 def budget_page(session: Session, after: str, limit: int) -> list[Budget]:
     rows = session.rows("budget_page", {"after": after, "limit": limit})
-    return [read_budget(*row) for row in rows]
+    return readable(rows, lambda row: read_budget(*row), "budget", itemgetter(0))
 
 
 def attached(session: Session) -> list[tuple[str, str, str]]:
@@ -72,7 +75,7 @@ def next_reset(session: Session) -> Millis | None:
 
 def stale_reservations(session: Session, limit: int) -> list[Reservation]:
     rows = session.rows("stale_reservations", {"limit": limit})
-    return [read_reservation(doc) for (doc,) in rows]
+    return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
 
 
 def trim_charges(session: Session, now: Millis, limit: int) -> int:
@@ -80,8 +83,8 @@ def trim_charges(session: Session, now: Millis, limit: int) -> int:
 
 
 def _add_reservations(found: Books, session: Session, name: str, ids: list[bytes]) -> None:
-    for (doc,) in session.among(name, ids):
-        reservation = read_reservation(doc)
+    for id, doc in session.among(name, ids):
+        reservation = read_reservation(read_uuid(id), doc)
         found.reservations[reservation.id] = reservation
 
 

@@ -19,10 +19,10 @@ from given as g cross join charge as c on c.budget = g.budget and c.key = g.key
 select budget, execution, doc from ledger where execution in (?)
 
 -- name: reservations_of
-select doc from reservation where execution in (?)
+select id, doc from reservation where execution in (?)
 
 -- name: reservations
-select doc from reservation where id in (?)
+select id, doc from reservation where id in (?)
 
 -- name: budget_page
 select name, version, doc from budget where name > :after order by name limit :limit
@@ -79,7 +79,7 @@ select name from budget where next_reset_at <= :now order by next_reset_at, name
 select min(next_reset_at) from budget where next_reset_at is not null
 
 -- name: stale_reservations
-select r.doc from reservation as r
+select r.id, r.doc from reservation as r
 where not exists (select 1 from lease as l where l.id = r.execution and l.epoch = r.epoch)
 order by r.id
 limit :limit

@@ -4,19 +4,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
 from msgspec.json import encode
-from msgspec.structs import replace
 
-from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Active, Flags, Head, Lease, Route, Snapshot, Start
 from flowfabric.core.routing import satisfies
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
 from flowfabric.store.contract import ClaimCall, Note, Renewal, Taken
+from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.sqlite.lanes import Door, doors
 from flowfabric.store.sqlite.session import Session, keyed, read_uuid
 
@@ -95,19 +95,19 @@ def routes_for(
 
 
 def _readable(session: Session, call: ClaimCall, now: Millis, limit: int) -> dict[bytes, Taken]:
-    """What the call takes, by id. A row that cannot be read stays and hides nobody behind it."""
+    """What the call takes, by id. Rows that cannot be read are set aside, and others are chosen."""
     search = _Search(call, now, limit, doors(session, call.lanes))
     while True:
         found, spoiled = _read(session, search)
-        if len(found) == limit or spoiled == search.spoiled:
+        if not spoiled:
             return found
-        search = replace(search, spoiled=spoiled)
+        session.among("set_aside_ready", spoiled, now + SET_ASIDE)
 
 
-def _read(session: Session, search: "_Search") -> tuple[dict[bytes, Taken], int]:
-    """What can be taken of the chosen rows, and how many of them cannot be read."""
+def _read(session: Session, search: "_Search") -> tuple[dict[bytes, Taken], list[bytes]]:
+    """What can be taken of the chosen rows, and which of them cannot be read."""
     found: dict[bytes, Taken] = {}
-    spoiled = 0
+    spoiled: list[bytes] = []
     left = {name: door.room for name, door in search.closed.items() if door.room is not None}
     for row in _choose(session, search):
         lane = session.names.routes[row[2]].lane if left else ""
@@ -115,8 +115,9 @@ def _read(session: Session, search: "_Search") -> tuple[dict[bytes, Taken], int]
             continue
         try:
             found[row[0]] = _take(session, search.call, search.now, row)
-        except Corruption:
-            spoiled += 1
+        except UNREADABLE as error:
+            tell(unreadable("execution", row[0], error))
+            spoiled.append(row[0])
             continue
         if lane in left:
             left[lane] -= 1
@@ -124,14 +125,12 @@ def _read(session: Session, search: "_Search") -> tuple[dict[bytes, Taken], int]
 
 
 class _Search(Struct, frozen=True):
-    """What is looked for. `closed` are lanes that are not simply open, `spoiled` is how many rows
-    are known to be unreadable."""
+    """What is looked for. `closed` are lanes that are not simply open."""
 
     call: ClaimCall
     now: Millis
     limit: int
     closed: Mapping[str, Door]
-    spoiled: int = 0
 
     @property
     def capped(self) -> bool:
@@ -141,8 +140,7 @@ class _Search(Struct, frozen=True):
     def most(self, lane: str) -> int:
         """How many rows of a lane are worth reading."""
         door = self.closed.get(lane)
-        room = self.limit if door is None or door.room is None else min(self.limit, door.room)
-        return room + self.spoiled
+        return self.limit if door is None or door.room is None else min(self.limit, door.room)
 
 
 def _choose(session: Session, search: _Search) -> list[Row]:
@@ -159,7 +157,7 @@ def _choose(session: Session, search: _Search) -> list[Row]:
     rows = _merged(cursors)
     if search.capped:
         rows = _within(rows, session, search)
-    chosen = list(islice(rows, search.limit + search.spoiled))
+    chosen = list(islice(rows, search.limit))
     for cursor in cursors:
         cursor.close()
     return chosen
@@ -172,7 +170,7 @@ def _wanted_routes(
     free, draining = _open_routes(session, search)
     if len(free) > 1:
         # Where a lane has only so much room, the best routes may not give enough.
-        limit = len(free) if search.capped else search.limit + search.spoiled
+        limit = len(free) if search.capped else search.limit
         asked = {**values, "limit": limit, "routes": encode(free).decode()}
         free = [route for route, _, _ in session.rows("waiting_routes", asked)]
     return {
@@ -240,7 +238,8 @@ def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
 
 def _taken_before(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
     values = {"claim": call.id.bytes, "now": now, "limit": call.limit}
-    return [_taken(session, call, row) for row in session.rows("leases_by_claim", values)]
+    rows = session.rows("leases_by_claim", values)
+    return readable(rows, lambda row: _taken(session, call, row), "execution", itemgetter(0))
 
 
 def _taken(session: Session, call: ClaimCall, row: Row) -> Taken:

@@ -40,6 +40,10 @@ select route, count(*) from lease
 where route in (select value from json_each(:routes))
 group by route
 
+-- name: set_aside_ready
+-- Kept for nobody until a moment: no worker has an empty name.
+update ready set held_until = ?, held_for = '' where id in (?)
+
 -- name: taken_leases
 insert or fail into lease (
     id, version, epoch, rank, flags, attempt, start, life,

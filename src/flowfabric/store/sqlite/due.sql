@@ -17,6 +17,19 @@ select id from (
 )
 limit :limit
 
+-- name: set_aside_parked
+update parked set due_at = ? where due_at is not null and id in (?)
+
+-- name: set_aside_deadlines
+update deadline set at = ? where id in (?)
+
+-- name: set_aside_leases
+-- Those that are due; the owner of one that is not goes on.
+update lease set
+    expires_at = iif(expires_at <= ?1, ?2, expires_at),
+    times_out_at = iif(times_out_at <= ?1, ?2, times_out_at)
+where id in (?)
+
 -- name: next_due_moment
 select min(at) from (
     select min(at) as at from deadline where at > :now
@@ -41,7 +54,10 @@ select id from (select id from done where trim_at <= :now and not flags & 4 limi
 limit :limit
 
 -- name: held_keys
-select r.namespace, json_extract(cast(e.facts as text), '$.key'), e.id
+select
+    r.namespace,
+    case when json_valid(cast(e.facts as text)) then json_extract(cast(e.facts as text), '$.key') end,
+    e.id
 from execution as e join route as r on r.number = e.route
 where e.facts is not null and e.id in (?)
 

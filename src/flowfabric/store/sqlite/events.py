@@ -1,11 +1,13 @@
 """Reading events after a cursor."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from flowfabric.core.event import StoredEvent
 from flowfabric.store import rows
 from flowfabric.store.contract import EventPage, EventQuery
+from flowfabric.store.readable import readable
 from flowfabric.store.sqlite.claims import routes_for
 from flowfabric.store.sqlite.reads import numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
@@ -18,9 +20,9 @@ def events(session: Session, query: EventQuery) -> EventPage:
     values = _filter(session, query)
     one = query.uuid is not None
     found = session.rows(_EVENTS[one], values)
-    read = tuple(_read(session, row) for row in found)
-    if len(read) == query.limit and read:
-        return EventPage(read, read[-1].seq)
+    read = tuple(readable(found, lambda row: _read(session, row), "event", itemgetter(0)))
+    if len(found) == query.limit and found:
+        return EventPage(read, found[-1][0])
     row = session.row(_LAST[one], values)
     return EventPage(read, query.after if row is None or row[0] is None else row[0])
 

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from uuid import UUID
 
 from flowfabric.core.change import Change
 from flowfabric.core.chore import Chore
-from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import Flow, FlowChange
 from flowfabric.core.join import EdgeState
@@ -14,19 +14,20 @@ from flowfabric.core.time import MAX_MILLIS
 from flowfabric.core.vector import PublicState
 from flowfabric.store import flow_rows
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
-from flowfabric.store.flow_rows import EdgeSearch, read_chore, read_flow
+from flowfabric.store.flow_rows import EdgeSearch, read_chores, read_flow
+from flowfabric.store.readable import readable
 from flowfabric.store.sqlite import changes
 from flowfabric.store.sqlite.changes import Decided
 from flowfabric.store.sqlite.lists import public_of
-from flowfabric.store.sqlite.reads import load, snapshots
+from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 _LISTED = {False: "listed_flows", True: "listed_flows_newest_first"}
 
 
 def flows(session: Session, ids: Sequence[UUID]) -> dict[UUID, Flow]:
-    rows = session.among("flows", [id.bytes for id in ids]) if ids else ()
-    return {read_uuid(id): read_flow(doc) for id, doc in rows}
+    rows = session.among("flows", [id.bytes for id in ids]).fetchall() if ids else []
+    return {read_uuid(id): read_flow(id, doc) for id, doc in rows}
 
 
 def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
@@ -43,7 +44,8 @@ def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
         "tag_value": value,
         "limit": query.limit,
     }
-    return [read_flow(doc) for (doc,) in session.rows(_LISTED[query.newest_first], values)]
+    rows = session.rows(_LISTED[query.newest_first], values)
+    return readable(rows, lambda row: read_flow(*row), "flow", itemgetter(0))
 
 
 def apply_flow(session: Session, change: FlowChange) -> bool:
@@ -88,7 +90,7 @@ def members(
 ) -> list[Snapshot]:
     name = "living_members" if living else "members"
     values = {"flow": flow.bytes, "after": b"" if after is None else after.bytes, "limit": limit}
-    return list(snapshots(session, [id for (id,) in session.rows(name, values)]).values())
+    return readable_snapshots(session, [id for (id,) in session.rows(name, values)])
 
 
 def member_counts(session: Session, flow: UUID) -> dict[PublicState, int]:
@@ -122,7 +124,7 @@ def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[Chore]:
     found: list[Chore] = []
     for flow in flows:
         rows = session.rows("chores", {"flow": flow.bytes, "limit": limit})
-        found += [read_chore(row, read_uuid) for row in rows]
+        found += read_chores(rows, read_uuid)
     return found
 
 
@@ -134,12 +136,8 @@ def owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:
 
 def _readable(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     """Executions as they stand; one that cannot be read does not hide the others."""
-    try:
-        return load(session, uuids)
-    except Corruption:
-        if len(uuids) == 1:
-            return {}
-    return {uuid: found for each in uuids for uuid, found in _readable(session, [each]).items()}
+    found = readable_snapshots(session, [uuid.bytes for uuid in uuids])
+    return {snapshot.execution.uuid: snapshot for snapshot in found}
 
 
 def _looked_at(guard: Snapshot) -> Decided:

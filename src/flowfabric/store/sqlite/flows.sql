@@ -5,7 +5,7 @@ select id, doc from flow where id in (?)
 
 -- name: listed_flows
 -- `:states` is null or words between commas.
-select f.doc from flow as f
+select f.id, f.doc from flow as f
 where (f.created_at, f.id) > (:after_at, :after_id)
     and (:namespace is null or f.namespace = :namespace)
     and (:kind is null or f.kind = :kind)
@@ -18,7 +18,7 @@ order by f.created_at, f.id
 limit :limit
 
 -- name: listed_flows_newest_first
-select f.doc from flow as f
+select f.id, f.doc from flow as f
 where (f.created_at, f.id) < (:after_at, :after_id)
     and (:namespace is null or f.namespace = :namespace)
     and (:kind is null or f.kind = :kind)
@@ -150,7 +150,11 @@ from execution as e indexed by execution_flow cross join lease as s on s.id = e.
 where e.flow = :flow and s.flags & 4
 union all
 select
-    s.gate, case s.gate when 2 then json_extract(cast(s.life as text), '$.blocked') end, count(*)
+    s.gate,
+    case when s.gate = 2 and json_valid(cast(s.life as text))
+        then json_extract(cast(s.life as text), '$.blocked')
+    end,
+    count(*)
 from execution as e indexed by execution_flow cross join parked as s on s.id = e.id
 where e.flow = :flow and s.flags & 4
 group by 1, 2

@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.json import encode
 
 from flowfabric.core.lane import Lane, LaneState
-from flowfabric.store.limit_rows import LANE, lane_row, read_lane
+from flowfabric.store.limit_rows import LANE, lane_row, read_lanes
 from flowfabric.store.sqlite.session import Session
 
 
@@ -33,7 +33,7 @@ def lanes(session: Session, after: str | None, limit: int) -> list[str]:
 
 def lane_settings(session: Session, names: Sequence[str] | None) -> dict[str, Lane]:
     values = {"names": None if names is None else encode(list(names)).decode()}
-    return {row[0]: read_lane(*row) for row in session.rows("lanes", values)}
+    return read_lanes(session.rows("lanes", values), names)
 
 
 def put_lane(session: Session, lane: Lane, expected: int) -> bool:

@@ -1,6 +1,7 @@
 """Quotas, the queues before them, and letting work through."""
 
 from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from uuid import UUID
 
 from msgspec.json import encode
@@ -17,8 +18,10 @@ from flowfabric.store.limit_rows import (
     quota_row,
     read_quota,
     read_uses,
+    servable,
 )
 from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
+from flowfabric.store.readable import readable
 from flowfabric.store.sqlite.claims import routes_for
 from flowfabric.store.sqlite.reads import numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
@@ -34,7 +37,7 @@ def quotas(session: Session, names: Iterable[str]) -> dict[str, Quota]:
 
 def quota_page(session: Session, after: str, limit: int) -> list[Quota]:
     rows = session.rows("quota_page", {"after": after, "limit": limit})
-    return [read_quota(row) for row in rows]
+    return readable(rows, read_quota, "quota", itemgetter(0))
 
 
 def put_quota(session: Session, quota: Quota, expected: int) -> bool:
@@ -58,7 +61,12 @@ def standing(session: Session, ask: StandingAsk) -> Standing:
     """One read transaction, so everything is of one moment."""
     lines = _lines(session, ask)
     used = {(use.quota, use.key) for line in lines for use in line.uses}
-    known = quotas(session, {ask.quota} | {quota for quota, _ in used})
+    names = {ask.quota} | {quota for quota, _ in used}
+    damaged: set[str] = set()
+    rows = session.rows("quotas", {"names": encode(list(names)).decode()})
+    found = readable(rows, read_quota, "quota", itemgetter(0), lambda row: damaged.add(row[0]))
+    known = {quota.name: quota for quota in found}
+    lines = [] if ask.quota in damaged else servable(lines, damaged)
     return Standing(
         quotas=known,
         lines=lines,
@@ -102,7 +110,12 @@ def waiting_in(session: Session, queue: int, limit: int) -> list[UUID]:
 
 def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
     rows = session.rows("queue_counts", {"quota": quota, "limit": limit, "most": MOST})
-    return [QueueCount(read_uses(uses), waiting, held) for uses, waiting, held in rows]
+    return readable(
+        rows,
+        lambda row: QueueCount(read_uses(row[0]), *row[1:]),
+        "a line of quota",
+        lambda _: quota,
+    )
 
 
 def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: int) -> int:
@@ -121,8 +134,7 @@ def trim_queues(session: Session, idle: Sequence[int], now: Millis, limit: int) 
     gone = 0
     for id in idle:
         gone += session.execute("trimmed_queues", {"id": id}).rowcount
-    for name, version, doc in session.rows("admission_quotas"):
-        window = 0 if doc is None else read_quota((name, version, doc)).longest_window
+    for name, window in _windows(session.rows("admission_quotas")):
         values = {"quota": name, "until": now - window, "limit": limit - gone}
         if gone < limit:
             gone += session.execute("trimmed_admissions", values).rowcount
@@ -146,10 +158,24 @@ def _lines(session: Session, ask: StandingAsk) -> list[Line]:
         found = session.rows("lines", values)
     else:
         found = session.rows("lines_among", {**values, "queues": encode(ask.queues).decode()})
-    return [
-        Line(id, read_uses(uses), turn, _candidates(session, id, ask.depth))
-        for id, turn, uses in found
-    ]
+    return readable(
+        found,
+        lambda row: Line(
+            row[0], read_uses(row[2]), row[1], _candidates(session, row[0], ask.depth)
+        ),
+        "line",
+        itemgetter(0),
+    )
+
+
+def _windows(rows: Iterable[tuple[str, int, bytes | None]]) -> list[tuple[str, int]]:
+    """Of quotas the longest window; nothing is forgotten of one that cannot be read."""
+    return readable(
+        rows,
+        lambda row: (row[0], 0 if row[2] is None else read_quota(row).longest_window),
+        "quota",
+        itemgetter(0),
+    )
 
 
 def _candidates(session: Session, queue: int, limit: int) -> list[Candidate]:
@@ -177,8 +203,9 @@ def _held(
         return []
     queues = session.rows("held_queues", {"quotas": encode(list(whole | by_key)).decode()})
     found: list[tuple[Uses, int]] = []
-    for queue, doc in queues:
-        uses = read_uses(doc)
+    for queue, uses in readable(
+        queues, lambda row: (row[0], read_uses(row[1])), "line", itemgetter(0)
+    ):
         if any(
             use.quota in whole or (use.quota in by_key and (use.quota, use.key) in used)
             for use in uses

@@ -5,7 +5,8 @@ of the numbers below. Only for a blocked execution the public state depends on m
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
+from uuid import UUID
 
 from flowfabric.core.execution import Gate, Outcome, Snapshot, Waiting
 from flowfabric.core.time import MAX_MILLIS, Millis
@@ -15,12 +16,12 @@ from flowfabric.core.vector import (
     Phase,
     PublicState,
     derive_public,
-    vector,
 )
 from flowfabric.store.contract import Counts, Page, Query
+from flowfabric.store.readable import stands_in
 from flowfabric.store.rows import SUSPENDED
 from flowfabric.store.sqlite.claims import routes_for
-from flowfabric.store.sqlite.reads import numbers, snapshots
+from flowfabric.store.sqlite.reads import numbers, readable_snapshots
 from flowfabric.store.sqlite.session import Session, read_uuid
 
 WINDOW = 10_000
@@ -57,11 +58,14 @@ def page(session: Session, query: Query) -> Page:
     values = _filter(session, query)
     found = session.rows(_LISTED[query.newest_first], values)
     keys = found[: query.limit]
-    items = snapshots(session, [id for _, id in keys]).values()
+    damaged: list[UUID] = []
+    ids = [id for _, id in keys]
+    items = readable_snapshots(session, ids, lambda row: damaged.append(read_uuid(row[0])))
     more = len(found) > query.limit
     end = keys[-1] if more else session.row(_WINDOW_END[query.newest_first], values)
     return Page(
         items=tuple(item for item in items if _wanted(item, query.states)),
+        unreadable=tuple(damaged),
         cursor=None if end is None else (Millis(end[0]), read_uuid(end[1])),
     )
 
@@ -114,11 +118,11 @@ def _routes(
     ]
 
 
-def _wanted(snapshot: Snapshot, states: Iterable[PublicState]) -> bool:
+def _wanted(snapshot: Snapshot, states: Collection[PublicState]) -> bool:
     """What the query could not tell."""
     match snapshot.state:
         case Waiting(gate=Gate.BLOCKED):
-            return not states or vector(snapshot).public in states
+            return not states or stands_in(snapshot, states)
         case _:
             return True
 
@@ -126,7 +130,7 @@ def _wanted(snapshot: Snapshot, states: Iterable[PublicState]) -> bool:
 def public_of(spot: int, reason: str | None) -> PublicState:
     if spot != Gate.BLOCKED:
         return _PUBLIC[spot]
-    blocking = Blocking(reason or Blocking.OPERATOR)
+    blocking = Blocking(reason) if reason in ADMISSION_BLOCKS else Blocking.OPERATOR
     return derive_public(Phase.RUNNABLE, ADMISSION_BLOCKS[blocking], "none")
 
 

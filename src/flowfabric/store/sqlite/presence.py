@@ -10,12 +10,13 @@ from flowfabric.core.registry import FOREVER, HeldLease, Presence
 from flowfabric.core.time import Millis
 from flowfabric.store.presence import Holding
 from flowfabric.store.presence_rows import read_held, read_holding, stamp_of
+from flowfabric.store.readable import read_document, readable_documents
 from flowfabric.store.sqlite.session import Session, Values, read_uuid
 
 
 def presence(session: Session, namespace: str, instance: str) -> Presence | None:
-    found = _read(session, "presence", {"namespace": namespace, "instance": instance})
-    return found[0] if found else None
+    row = session.row("presence", {"namespace": namespace, "instance": instance})
+    return None if row is None else read_document(Presence, "worker", row)
 
 
 def presences(
@@ -82,4 +83,4 @@ def held_counts(session: Session, instances: Sequence[str]) -> list[Holding]:
 
 
 def _read(session: Session, name: str, values: Values) -> list[Presence]:
-    return [document.read(Presence, bytes(doc)) for (doc,) in session.rows(name, values)]
+    return readable_documents(Presence, "worker", session.rows(name, values))

@@ -1,17 +1,21 @@
 """Looking at executions. Every function runs in one read transaction."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from heapq import merge
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
+from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Attempt, Snapshot
 from flowfabric.core.routing import Capabilities, satisfies
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
 from flowfabric.store.contract import MAX_BATCH, Detail, ExpiredLease, Progress
+from flowfabric.store.readable import named, readable
 from flowfabric.store.sqlite.claims import routes_for
 from flowfabric.store.sqlite.lanes import doors
 from flowfabric.store.sqlite.session import Session, read_uuid
@@ -29,13 +33,23 @@ def ended(session: Session, uuids: Sequence[UUID]) -> set[UUID]:
 
 
 def snapshots(session: Session, ids: Sequence[bytes]) -> dict[bytes, Snapshot]:
-    """By id, in the order of `ids`."""
-    values = {
-        row[0]: _read(session, row)
-        for start in range(0, len(ids), MAX_BATCH)
-        for row in session.among("snapshots", ids[start : start + MAX_BATCH])
-    }
+    """By id, in the order of `ids`. Raises Corruption for one that cannot be read."""
+    values = {row[0]: _read(session, row) for row in _rows(session, ids)}
     return {id: values[id] for id in ids if id in values}
+
+
+def readable_snapshots(
+    session: Session, ids: Sequence[bytes], left_out: Callable[[Any], None] = lambda row: None
+) -> list[Snapshot]:
+    """In the order of `ids`, without those that cannot be read."""
+    found = {row[0]: row for row in _rows(session, ids)}
+    return readable(
+        [found[id] for id in ids if id in found],
+        lambda row: _read(session, row),
+        "execution",
+        itemgetter(0),
+        left_out,
+    )
 
 
 def detail(session: Session, uuid: UUID) -> Detail | None:
@@ -54,7 +68,8 @@ def detail(session: Session, uuid: UUID) -> Detail | None:
 
 
 def attempts(session: Session, uuid: UUID) -> list[Attempt]:
-    return [rows.read_attempt(doc) for (doc,) in session.rows("attempts_of", {"id": uuid.bytes})]
+    found = session.rows("attempts_of", {"id": uuid.bytes})
+    return [named("an attempt of", uuid, partial(rows.read_attempt, doc)) for (doc,) in found]
 
 
 def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
@@ -81,7 +96,7 @@ def candidates(
         if capabilities is None or satisfies(route.capabilities, capabilities)
     ]
     ids = [id for _, id in islice(merge(*found), limit)]
-    return list(snapshots(session, ids).values())
+    return readable_snapshots(session, ids)
 
 
 def expired_leases(
@@ -99,12 +114,13 @@ def expired_leases(
         "namespace": namespace,
         "limit": limit,
     }
-    return [_read_expired(session, row) for row in session.rows("expired_leases", values)]
+    found = session.rows("expired_leases", values)
+    return readable(found, lambda row: _read_expired(session, row), "the lease of", itemgetter(0))
 
 
 def leases_of(session: Session, instance: str, limit: int) -> list[Snapshot]:
     found = session.rows("leases_of_instance", {"instance": instance, "limit": limit})
-    return list(snapshots(session, [id for (id,) in found]).values())
+    return readable_snapshots(session, [id for (id,) in found])
 
 
 def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
@@ -115,10 +131,17 @@ def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis)
     return True
 
 
+def _rows(session: Session, ids: Sequence[bytes]) -> list[Any]:
+    found: list[Any] = []
+    for start in range(0, len(ids), MAX_BATCH):
+        found += session.among("snapshots", ids[start : start + MAX_BATCH])
+    return found
+
+
 def _read(session: Session, row: Sequence[Any]) -> Snapshot:
     try:
         return rows.read_snapshot(row, session.names, read_uuid)
-    except KeyError:
+    except Corruption:
         # Another process has interned a name since.
         session.learn()
         return rows.read_snapshot(row, session.names, read_uuid)

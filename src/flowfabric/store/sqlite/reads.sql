@@ -60,7 +60,7 @@ from (
         json_extract(lapsed, '$.index'), lost
     from (
         select id, lost, json_extract(cast(life as text), '$.lapsed') as lapsed
-        from ready where lost is not null
+        from ready where lost is not null and json_valid(cast(life as text))
     )
 ) as x
 join execution as e on e.id = x.id
@@ -155,7 +155,11 @@ where :routes is null or (select route from execution where id = s.id) in (
 )
 union all
 select
-    s.gate, case s.gate when 2 then json_extract(cast(s.life as text), '$.blocked') end, count(*)
+    s.gate,
+    case when s.gate = 2 and json_valid(cast(s.life as text))
+        then json_extract(cast(s.life as text), '$.blocked')
+    end,
+    count(*)
 from (select id, gate, life from parked limit :window) as s
 where :routes is null or (select route from execution where id = s.id) in (
     select value from json_each(:routes)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from traceback import clear_frames
 from typing import Any, Protocol, TypeVar
 
 from flowfabric.core.errors import Unavailable
@@ -179,8 +180,9 @@ class Runner:
             for job in jobs:
                 job.result = job.work(session)
             session.connection.execute("commit")
-        except BaseException:
+        except BaseException as error:
             session.registry.forget()
+            _close_cursors(error)
             if session.connection.in_transaction:
                 session.connection.execute("rollback")
             raise
@@ -207,6 +209,19 @@ def patiently(work: Callable[[], T]) -> T:
             _log.warning("another process has kept the database locked for a second")
             told = True
         time.sleep(_luck.uniform(0.0002, 0.002))
+
+
+def _close_cursors(error: BaseException) -> None:
+    """Lets go of what an operation had in hand when it failed. A cursor that was not read to its
+    end keeps the transaction open, and the connection would see the past from then on."""
+    seen: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is not None and each not in seen:
+            seen.append(each)
+            clear_frames(each.__traceback__)
+            left += [each.__cause__, each.__context__]
 
 
 def _wake(_: Session) -> None:

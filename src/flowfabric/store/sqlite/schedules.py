@@ -3,22 +3,23 @@
 from flowfabric.core import document
 from flowfabric.core.schedule import Schedule
 from flowfabric.core.time import Millis
+from flowfabric.store.readable import read_document, readable_documents
 from flowfabric.store.sqlite.session import Session
 
 
 def schedules(session: Session, after: str, limit: int) -> list[Schedule]:
     rows = session.rows("schedules", {"after": after, "limit": limit})
-    return [document.read(Schedule, bytes(doc)) for (doc,) in rows]
+    return readable_documents(Schedule, "schedule", rows)
 
 
 def schedule(session: Session, name: str) -> Schedule | None:
     row = session.row("named_schedule", {"name": name})
-    return None if row is None else document.read(Schedule, bytes(row[0]))
+    return None if row is None else read_document(Schedule, "schedule", row)
 
 
 def due_schedules(session: Session, now: Millis, limit: int) -> list[Schedule]:
     rows = session.rows("due_schedules", {"now": now, "limit": limit})
-    return [document.read(Schedule, bytes(doc)) for (doc,) in rows]
+    return readable_documents(Schedule, "schedule", rows)
 
 
 def next_schedule(session: Session) -> Millis | None:

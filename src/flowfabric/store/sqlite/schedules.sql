@@ -1,13 +1,13 @@
 -- Schedules.
 
 -- name: schedules
-select doc from schedule where name > :after order by name limit :limit
+select name, doc from schedule where name > :after order by name limit :limit
 
 -- name: named_schedule
-select doc from schedule where name = :name
+select name, doc from schedule where name = :name
 
 -- name: due_schedules
-select doc from schedule where next_at <= :now order by next_at, name limit :limit
+select name, doc from schedule where next_at <= :now order by next_at, name limit :limit
 
 -- name: next_schedule
 select min(next_at) from schedule where next_at is not null

@@ -127,6 +127,7 @@ class SqliteStore:
     drop_lapsed_presences = _writing(presence_rows.drop_lapsed_presences)
 
     due = _reading(upkeep.due)
+    set_aside = _batched(upkeep.set_aside)
     next_due = _reading(upkeep.next_due)
     trim = _writing(upkeep.trim)
     take_duty = _writing(upkeep.take_duty)

@@ -1,6 +1,7 @@
 """What is due, what may be deleted, and who looks after it."""
 
 import secrets
+from collections.abc import Sequence
 from uuid import UUID
 
 from flowfabric.core.time import Millis
@@ -26,6 +27,13 @@ _FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_chores", "gone_flow_tags", "t
 
 def due(session: Session, now: Millis, limit: int) -> list[UUID]:
     return [read_uuid(id) for (id,) in session.rows("due_executions", {"now": now, "limit": limit})]
+
+
+def set_aside(session: Session, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+    ids = [uuid.bytes for uuid in uuids]
+    for name in ("set_aside_ready", "set_aside_parked", "set_aside_deadlines"):
+        session.among(name, ids, until)
+    session.among("set_aside_leases", ids, now, until)
 
 
 def next_due(session: Session, now: Millis) -> Millis | None:

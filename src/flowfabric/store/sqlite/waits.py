@@ -8,7 +8,8 @@ from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Ask, Heard, Memory
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.sqlite.reads import snapshots
+from flowfabric.store.readable import readable
+from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 from flowfabric.store.wait_rows import (
     EDGE,
@@ -62,7 +63,12 @@ def signals(
         found = session.rows("signals_of", values)
     else:
         found = session.rows("signals_counted", {**values, "suspension": suspension.bytes})
-    return [read_heard(doc, None if key is None else read_uuid(key)) for doc, key in found]
+    return readable(
+        found,
+        lambda row: read_heard(row[0], None if row[1] is None else read_uuid(row[1])),
+        "a signal of execution",
+        lambda row: uuid,
+    )
 
 
 def suspended(
@@ -71,7 +77,7 @@ def suspended(
     since, id = (-1, b"") if after is None else (after[0], after[1].bytes)
     values = {"since": since, "id": id, "namespace": namespace, "limit": limit}
     found = session.rows("suspended_executions", values)
-    return list(snapshots(session, [id for (id,) in found]).values())
+    return readable_snapshots(session, [id for (id,) in found])
 
 
 def keyring(session: Session) -> tuple[int, bytes | None]:

@@ -1,0 +1,128 @@
+"""Rows that cannot be read: each is named in the log once and costs no other row anything.
+
+Who asks for one thing by name gets `Corruption`, which names it. Who asks for many gets the others.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from operator import itemgetter
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from flowfabric.core import document
+from flowfabric.core.document import Document
+from flowfabric.core.errors import Corruption
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.time import Millis
+from flowfabric.core.vector import PublicState, vector
+
+log = logging.getLogger("flowfabric.store")
+
+SET_ASIDE = Millis(60_000)
+"""How long what cannot be read is left alone before it is looked at again: it may be repaired."""
+
+UNREADABLE = (Corruption, msgspec.MsgspecError, ArithmeticError, LookupError, TypeError, ValueError)
+"""What reading a damaged row raises."""
+
+MAX_NAMED = 10_000
+
+_named: set[str] = set()
+
+Row = TypeVar("Row")
+T = TypeVar("T")
+D = TypeVar("D", bound=Document)
+Load = Callable[[Sequence[UUID]], Awaitable[dict[UUID, Snapshot]]]
+
+
+def unreadable(what: str, key: object, error: BaseException) -> Corruption:
+    """The error that names a row; `error` is what is wrong with it."""
+    name = f"{what} {_shown(key)}"
+    why = error.detail if isinstance(error, Corruption) else f"{type(error).__name__}: {error}"
+    return Corruption(why if why.startswith(name) else f"{name} cannot be read: {why}")
+
+
+def readable(
+    rows: Iterable[Row],
+    read: Callable[[Row], T],
+    what: str,
+    key: Callable[[Row], object],
+    left_out: Callable[[Row], None] = lambda row: None,
+) -> list[T]:
+    """What can be read of the rows; `left_out` is called with each of the others."""
+    found: list[T] = []
+    for row in rows:
+        try:
+            found.append(read(row))
+        except UNREADABLE as error:
+            tell(unreadable(what, key(row), error))
+            left_out(row)
+    return found
+
+
+def named(what: str, key: object, read: Callable[[], T]) -> T:
+    """What `read` gives; what it stumbles over is raised with a name."""
+    try:
+        return read()
+    except UNREADABLE as error:
+        raise unreadable(what, key, error) from None
+
+
+def read_document(cls: type[D], what: str, row: Sequence[Any]) -> D:
+    """The document in a row (key, doc)."""
+    key, doc = row
+    return named(what, key, lambda: document.read(cls, bytes(doc)))
+
+
+def readable_documents(cls: type[D], what: str, rows: Iterable[Sequence[Any]]) -> list[D]:
+    """The documents of rows (key, doc)."""
+    return readable(rows, lambda row: read_document(cls, what, row), what, itemgetter(0))
+
+
+async def load_each(load: Load, uuids: Sequence[UUID]) -> dict[UUID, Snapshot | Corruption]:
+    """The executions `load` finds, and what is wrong with those that cannot be read."""
+    if not uuids:
+        return {}
+    try:
+        return {**await load(uuids)}
+    except Corruption as error:
+        if len(uuids) == 1:
+            return {uuids[0]: error}
+    middle = len(uuids) // 2
+    first = await load_each(load, uuids[:middle])
+    return first | await load_each(load, uuids[middle:])
+
+
+async def load_readable(load: Load, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+    """The executions `load` finds, without those that cannot be read."""
+    found: dict[UUID, Snapshot] = {}
+    for uuid, each in (await load_each(load, uuids)).items():
+        if isinstance(each, Corruption):
+            tell(each)
+        else:
+            found[uuid] = each
+    return found
+
+
+def tell(error: Corruption) -> None:
+    """Logs what cannot be read, once per process."""
+    text = error.detail
+    if text not in _named:
+        if len(_named) >= MAX_NAMED:
+            _named.clear()
+        _named.add(text)
+        log.error("%s; it is left out, the others go on", text)
+
+
+def stands_in(snapshot: Snapshot, states: Collection[PublicState]) -> bool:
+    """Whether an execution is in one of the states. One in a state that no rule writes is in any of
+    them: who shows it says so."""
+    try:
+        return vector(snapshot).public in states
+    except Corruption:
+        return True
+
+
+def _shown(key: Any) -> object:
+    return UUID(bytes=key) if isinstance(key, bytes) and len(key) == 16 else key
