@@ -23,6 +23,7 @@ from flowfabric.core.errors import (
 from flowfabric.core.time import Millis
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.sqlite import SqliteStore, checkpoints, connection, open_sqlite, runner
+from flowfabric.store.sqlite.session import Session
 from tests.store.sqlite_bench import Bench, uuids
 
 OBJECTS = "select sql from sqlite_schema where sql is not null and name not like 'sqlite_%'"
@@ -204,6 +205,53 @@ async def test_a_damaged_file_is_told(bench: Bench, path: str) -> None:
     Path(path).write_bytes(data)
     with pytest.raises(Corruption, match=r"work\.db"):
         await open_sqlite(path)
+
+
+# -- a file that is gone
+
+
+async def test_a_deleted_file_is_told_by_the_next_call(bench: Bench, path: str) -> None:
+    """Nothing is acknowledged that went into a file without a name."""
+    uuid = await bench.submit()
+    Path(path).unlink()
+    with pytest.raises(Unavailable, match=r"work\.db was deleted while"):
+        await bench.submit()
+    with pytest.raises(Unavailable, match="was deleted while"):
+        await bench.store.load([uuid])
+
+
+async def test_a_file_that_goes_while_it_is_written_is_told(bench: Bench, path: str) -> None:
+    def write(session: Session) -> None:
+        session.connection.execute("insert into meta (key, value) values ('k', x'00')")
+        Path(path).unlink()
+
+    with pytest.raises(Unavailable, match="was deleted while"):
+        await bench.store.writer.run(write)
+
+
+async def test_a_replaced_file_is_told_by_the_next_call(bench: Bench, path: str) -> None:
+    await bench.submit()
+    copy = Path(f"{path}.restored")
+    copy.write_bytes(Path(path).read_bytes())
+    copy.rename(path)
+    with pytest.raises(Unavailable, match=r"work\.db was replaced while"):
+        await bench.submit()
+
+
+async def test_a_file_that_was_only_away_is_used_again(bench: Bench, path: str) -> None:
+    away = Path(path).rename(f"{path}.away")
+    with pytest.raises(Unavailable):
+        await bench.submit()
+    away.rename(path)
+    await bench.submit()
+
+
+async def test_a_log_that_was_deleted_is_told(bench: Bench, path: str) -> None:
+    """The latest commits are only there."""
+    await bench.submit()
+    Path(f"{path}-wal").unlink()
+    with pytest.raises(Unavailable, match=r"work\.db-wal was deleted while"):
+        await bench.submit()
 
 
 async def test_calls_after_close_are_refused(bench: Bench) -> None:

@@ -68,6 +68,29 @@ def connect(path: str, synchronous: str) -> sqlite3.Connection:
     return connection
 
 
+class OpenFile:
+    """The files behind open connections. One that was deleted or replaced can still be written to,
+    and everything written there is gone when the last connection closes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        names = () if path == MEMORY else (path, f"{path}-wal")
+        self._files = {name: _identity_of(name) for name in names}
+
+    def check(self) -> None:
+        """Raises `Unavailable` when what is open is no longer what has the name."""
+        for name, known in self._files.items():
+            found = _identity_of(name)
+            if found == known:
+                continue
+            if known is None:
+                self._files[name] = found  # the log is there since the first write
+            elif found is None:
+                raise Unavailable(f"{name} was deleted while this process had it open")
+            else:
+                raise Unavailable(f"{name} was replaced while this process had it open")
+
+
 def busy(error: BaseException) -> bool:
     """Whether another connection is in the way and waiting a little helps."""
     return _primary(error) in _BUSY
@@ -100,6 +123,16 @@ def _translate(error: sqlite3.Error, path: str) -> FlowFabricError:
             return Unavailable(f"{path}: {error}")
         case _:
             return Invalid(f"a value cannot be stored: {error}")
+
+
+def _identity_of(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unavailable(f"{path}: {error}") from error
+    return found.st_dev, found.st_ino
 
 
 def _primary(error: BaseException) -> int | None:

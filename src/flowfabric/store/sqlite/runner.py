@@ -18,7 +18,7 @@ from traceback import clear_frames
 from typing import Any, Protocol, TypeVar
 
 from flowfabric.core.errors import Unavailable
-from flowfabric.store.sqlite.connection import busy, translate
+from flowfabric.store.sqlite.connection import OpenFile, busy, translate
 from flowfabric.store.sqlite.session import Session
 
 T = TypeVar("T")
@@ -71,9 +71,12 @@ class NoWatch:
 class Runner:
     """Runs operations on one session: in a thread of its own, or inline in the caller."""
 
-    def __init__(self, session: Session, path: str, begin: str, watch: Watch) -> None:
+    def __init__(
+        self, session: Session, path: str, begin: str, watch: Watch, file: OpenFile
+    ) -> None:
         self.session = session
         self._path = path
+        self._file = file
         self._begin = begin
         self._watch = watch
         self._pid = os.getpid()
@@ -173,6 +176,7 @@ class Runner:
 
     def _transaction(self, jobs: Sequence[Job]) -> None:
         session = self.session
+        self._file.check()
         self._watch.before()
         session.connection.execute(self._begin)
         try:
@@ -187,6 +191,7 @@ class Runner:
                 session.connection.execute("rollback")
             raise
         session.registry.keep()
+        self._file.check()  # before anybody is told that it is durable
         self._watch.ended(session)
 
     def _attempt(self, task: Callable[[Session], None]) -> None:

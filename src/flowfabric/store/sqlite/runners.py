@@ -3,7 +3,7 @@
 import sqlite3
 
 from flowfabric.store.sqlite.checkpoints import Checkpoints
-from flowfabric.store.sqlite.connection import MEMORY, connect, translate
+from flowfabric.store.sqlite.connection import MEMORY, OpenFile, connect, translate
 from flowfabric.store.sqlite.runner import NoWatch, Runner, patiently
 from flowfabric.store.sqlite.schema import check_version
 from flowfabric.store.sqlite.session import Registry, Session
@@ -14,13 +14,13 @@ class Runners:
     """What a store works with. In memory there is one connection, and it does everything."""
 
     def __init__(self, path: str, connections: list[sqlite3.Connection]) -> None:
-        registry, quiet = Registry(), NoWatch()
+        registry, quiet, file = Registry(), NoWatch(), OpenFile(path)
         write, *others = (Session(connection, registry) for connection in connections)
-        beside = [Runner(session, path, "begin", quiet) for session in others]
+        beside = [Runner(session, path, "begin", quiet, file) for session in others]
         checkpoints = Checkpoints(beside[-1]) if beside else None
         self.wakeups = Wakeups()
         self._commits = Commits(self.wakeups, checkpoints)
-        self.writer = Runner(write, path, "begin immediate", self._commits)
+        self.writer = Runner(write, path, "begin immediate", self._commits, file)
         self.reader = beside[0] if beside else self.writer
         self._all = [self.writer, *beside]
         self._threads = False
