@@ -63,7 +63,11 @@ class Hall:
         held = Counter(uses for uses, _ in self.inside)
         admitted: dict[Key, Window] = {key: sorted(at.items()) for key, at in self.admitted.items()}
         slots = [(uses_of(uses), count) for uses, count in held.items()]
-        return Standing(dict(self.quotas), lines, slots, admitted)
+        served = {
+            name: max((turn for (of, _), turn in self.turns.items() if of == name), default=0)
+            for name in self.quotas
+        }
+        return Standing(dict(self.quotas), lines, slots, admitted, served)
 
     def decide(self, quota: str | None = None, *, at: int | None = None) -> Release:
         return release(self.standing(quota), Millis(self.now if at is None else at), MOST)
@@ -74,14 +78,20 @@ class Hall:
         compared = {name for name, version in decided.versions.items() if version}
         assert compared <= {name for name, _ in decided.turns} <= set(decided.versions)
         line_of = {one.uuid: uses for uses, line in self.waiting.items() for one in line}
-        for one in decided.moves:
+        moved = self.moved(decided)
+        for one in moved:
             uses = line_of[one.uuid]
             self.waiting[uses].remove(one)
             self.inside.append((uses, one))
             if one.starts:
                 self.started.append((self.now, uses))
         self._count(decided)
-        return list(decided.moves)
+        return moved
+
+    def moved(self, decided: Release) -> list[Candidate]:
+        """Who is let through, in order."""
+        waiting = {one.uuid: one for line in self.waiting.values() for one in line}
+        return [waiting[move.uuid] for move in decided.moves]
 
     def _count(self, decided: Release) -> None:
         for name, version in decided.versions.items():
@@ -223,7 +233,7 @@ def test_the_moment_told_knows_what_was_let_through_after_the_line_was_looked_at
     hall.come(at_line(a="", b=""))
     other = hall.come(at_line(b=""))
     decided = hall.decide("b")
-    assert list(decided.moves) == [other]
+    assert hall.moved(decided) == [other]
     assert decided.next_at == START + 50
 
 

@@ -12,7 +12,7 @@ from flowfabric.core.execution import Active, Gate, Lease, Ready, Snapshot, Sour
 from flowfabric.core.ids import new_uuid7
 from flowfabric.core.lease import Owner, fence_of
 from flowfabric.core.quota import Quota, Uses, name_uses, queue_of
-from flowfabric.core.release import Candidate, Release, Standing
+from flowfabric.core.release import Candidate, Move, Release, Standing
 from flowfabric.core.submission import Creation, Submission, create
 from flowfabric.core.time import Millis
 from flowfabric.store.clock import ManualClock
@@ -69,7 +69,7 @@ class Bench:
 
     async def through(self, *snapshots: Snapshot, **members: Any) -> Through | None:
         """Lets these through their limits."""
-        moves = [candidate(snapshot) for snapshot in snapshots]
+        moves = [move(snapshot) for snapshot in snapshots]
         noted = {(*key, self.now): n for key, n in members.pop("admissions", {}).items()}
         return await self.store.release(Release(moves=moves, admissions=noted, **members))
 
@@ -124,6 +124,11 @@ def queue(**uses: str) -> int:
 
 def candidate(snapshot: Snapshot) -> Candidate:
     return Candidate(uuid_of(snapshot), snapshot.head.version, snapshot.head.rank)
+
+
+def move(snapshot: Snapshot) -> Move:
+    """Let through at the very moment it was created: its rank stays."""
+    return Move(uuid_of(snapshot), snapshot.head.version, snapshot.execution.created_at)
 
 
 def freed(snapshot: Snapshot) -> Snapshot:

@@ -16,7 +16,7 @@ from flowfabric.core.control import change_priority
 from flowfabric.core.execution import Active, Failure, Gate, Ready, Snapshot
 from flowfabric.core.lease import lose
 from flowfabric.core.quota import Quota, Rate, budget_queue, queue_of
-from flowfabric.core.release import Candidate, Release
+from flowfabric.core.release import Move, Release
 from flowfabric.core.time import Millis
 from flowfabric.core.waking import resume
 from flowfabric.store.clock import ManualClock
@@ -29,6 +29,7 @@ from tests.store.limit_bench import (
     candidate,
     freed,
     lease_of,
+    move,
     owner_of,
     queue,
     uses_of,
@@ -306,9 +307,9 @@ async def test_who_has_gone_elsewhere_is_not_let_through(bench: Bench) -> None:
     await bench.write(change_priority(changed, bench.now, 9, anywhere=True))
     await bench.through(gone_on)
     newer = replace(late, head=replace(late.head, version=late.head.version + 1))
-    unknown = Candidate(bench.fresh(), 1, 0)
-    others = [candidate(s) for s in (ended, changed, gone_on, newer, unlimited, delayed, poor)]
-    release = Release(moves=[*others, unknown, candidate(here), candidate(here)])
+    unknown = Move(bench.fresh(), 1, bench.now)
+    others = [move(s) for s in (ended, changed, gone_on, newer, unlimited, delayed, poor)]
+    release = Release(moves=[*others, unknown, move(here), move(here)])
     through = await bench.store.release(release)
     assert through == Through(frozenset({uuid_of(here)}), frozenset({"default"}))
     assert await bench.load(poor) == poor

@@ -166,12 +166,13 @@ async def test_a_release_reads_by_key(crowded: Bench) -> None:
     standing = await crowded.standing("each", lines=100, depth=5)
     decided = release(standing, crowded.now, 100)
     assert len(decided.moves) == 100
-    moves = sorted((move.uuid, move.version) for move in decided.moves)
+    moves = sorted((move.uuid, move.version, move.at) for move in decided.moves)
+    columns = list(zip(*moves, strict=True))
     values = (
-        ["each"], [1], *zip(*moves, strict=True),
+        ["each"], [1], *columns[:2],
         *zip(*((*place, turn) for place, turn in decided.turns.items()), strict=True),
         *zip(*((*noted, count) for noted, count in decided.admissions.items()), strict=True),
-        ["each"], [0],
+        ["each"], [0], columns[2],
     )  # fmt: skip
     steps = await plan(crowded, PINNED, "released", *map(_sendable, values))
     assert "Seq Scan" not in steps

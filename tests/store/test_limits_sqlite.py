@@ -15,7 +15,7 @@ from flowfabric.store.rows import COLUMNS, Place
 from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite import open_sqlite
 from flowfabric.store.sqlite.schema import _statements
-from tests.store.limit_bench import Bench, candidate, freed, lease_of, queue, uuid_of
+from tests.store.limit_bench import Bench, freed, lease_of, move, queue, uuid_of
 
 CROWD = 100_000
 
@@ -134,7 +134,7 @@ async def test_of_two_releases_and_a_cancel_each_moves_what_it_finds(bench: Benc
     await bench.quota("a", concurrency=1)
     first, second = await bench.submit(2, {"a": "x"})
     other = await open_sqlite(bench.store.path, clock=bench.clock)  # type: ignore[attr-defined]
-    decided = Release(versions={"a": 1}, moves=[candidate(first), candidate(second)])
+    decided = Release(versions={"a": 1}, moves=[move(first), move(second)])
     answers = await asyncio.gather(
         bench.store.release(decided),
         other.release(decided),

@@ -156,10 +156,13 @@ def change_priority(
     if not isinstance(snapshot.state, allowed):
         raise NotEligible("only an execution that waits for a worker can change its priority")
     new = clamp_priority(priority)
+    place = rank_of(snapshot.execution.created_at, new, step)
+    limited = snapshot.head.flags & Flags.LIMITS
+    kept = place if limited and step != RANK_STEP else None
     after = snapshot.to(
         snapshot.state,
-        rank=rank_of(snapshot.execution.created_at, new, step),
-        life=replace(snapshot.life, priority=new),
+        rank=snapshot.head.rank - snapshot.place + place if limited else place,
+        life=replace(snapshot.life, priority=new, place=kept),
     )
     detail = {"old_priority": snapshot.priority, "new_priority": new}
     event = event_of(snapshot, EventKind.PRIORITY_CHANGED, now, detail)
@@ -311,6 +314,7 @@ def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
         waits = replace(waits, pending=())  # those of the old generation
     life = Life(
         priority=old.priority,
+        place=old.place,
         started_at=snapshot.started_at,
         deadline_at=None if relative is None else Millis(now + relative),
         losses=losses,

@@ -162,13 +162,15 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     """What happened to the execution so far. Empty for one that just runs once.
 
     `flows` are those it has started and not heard of since. They are cancelled when it ends other
-    than in success, and a replay remembers them as `orphans`.
+    than in success, and a replay remembers them as `orphans`. `place` is its rank by creation, kept
+    where aging makes that another number than `rank_of` gives.
 
     `losses` are all leases it has lost. Of those `excused` are not its fault, and `revokes` were
     an operator's doing since it was last excused. `max_reclaims` is the cap its grant brought.
     """
 
     priority: int | None = None
+    place: int | None = None
     started_at: Millis | None = None
     deadline_at: Millis | None = None
     retries: int = 0
@@ -350,7 +352,10 @@ class Snapshot(Struct, frozen=True, gc=False):
         new = replace(self.head, version=self.head.version + 1, **head)
         if new.life.waits is not None:
             new = replace(new, life=replace(new.life, waits=_still_open(new.life.waits, state)))
-        return replace(self, head=new, state=state)
+        after = replace(self, head=new, state=state)
+        if new.flags & Flags.LIMITS and isinstance(state, Waiting | Suspended):
+            return replace(after, head=replace(new, rank=after.place))  # no slot, no admission
+        return after
 
     @property
     def life(self) -> Life:
@@ -360,6 +365,18 @@ class Snapshot(Struct, frozen=True, gc=False):
     def priority(self) -> int:
         changed = self.head.life.priority
         return self.execution.facts.priority if changed is None else changed
+
+    @property
+    def place(self) -> int:
+        """Its rank by creation, which is its place in a line. The rank of one that was let through
+        its limits is by admission."""
+        kept = self.head.life.place
+        return rank_of(self.execution.created_at, self.priority) if kept is None else kept
+
+    @property
+    def admitted_at(self) -> Millis:
+        """When one with limits was let through them; when it was created otherwise."""
+        return Millis(self.execution.created_at + self.head.rank - self.place)
 
     @property
     def deadline_at(self) -> Millis | None:

@@ -2,6 +2,9 @@
 
 Lines are served in turn, the least recently served first, so that somebody with a hundred thousand
 waiting executions gets no more than somebody with ten. Within a line the order is that of claims.
+
+Those let through are claimed in the order in which they were: each has a moment of admission that
+takes the place of its creation in its rank. A turn is such a moment and a number within it.
 """
 
 import heapq
@@ -13,8 +16,12 @@ from msgspec import Struct, field
 from flowfabric.core.quota import Quota, Rate, Use, Uses
 from flowfabric.core.time import Millis
 
-TURNS = 1 << 12
-"""More than one release ever serves."""
+TURNS = 1 << 13
+"""How many turns a millisecond has: more than one release ever serves."""
+
+AHEAD = 10_000
+"""How many milliseconds moments of admission may run ahead of the clock, so as to tell apart what
+one millisecond has let through. Beyond that the order within a moment is that of ids."""
 
 Window = Sequence[tuple[Millis, int]]
 """How many were admitted when, oldest first."""
@@ -49,12 +56,22 @@ class Line(Struct, frozen=True):
 
 class Standing(Struct, frozen=True):
     """What a release decides on. `quotas` are all those the lines use, as far as they exist; `held`
-    is how many slots each combination of uses has; `admitted` the windows of rates."""
+    is how many slots each combination of uses has; `admitted` the windows of rates; `served` the
+    latest turn of each quota."""
 
     quotas: dict[str, Quota]
     lines: Sequence[Line]
     held: Sequence[tuple[Uses, int]] = ()
     admitted: dict[Key, Window] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)
+
+
+class Move(Struct, frozen=True, gc=False):
+    """One that is let through. `at` is its moment of admission: claims of one priority go by it."""
+
+    uuid: UUID
+    version: int
+    at: Millis
 
 
 class Release(Struct, frozen=True):
@@ -63,7 +80,7 @@ class Release(Struct, frozen=True):
     somebody waiting has room again."""
 
     versions: dict[str, int] = field(default_factory=dict)
-    moves: Sequence[Candidate] = ()
+    moves: Sequence[Move] = ()
     turns: dict[tuple[str, int], int] = field(default_factory=dict)
     admissions: dict[tuple[str, str, Millis], int] = field(default_factory=dict)
     forget: dict[str, Millis] = field(default_factory=dict)
@@ -101,7 +118,8 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
     lines = [_Served(line, room.need(line.uses)) for line in standing.lines if line.waiting]
     queue = list(lines)
     heapq.heapify(queue)
-    moves: list[Candidate] = []
+    turns = Turns(max(standing.served.values(), default=0), now)
+    moves: list[Move] = []
     while queue and len(moves) < most:
         served = queue[0]
         candidate = served.next(room)
@@ -109,15 +127,15 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
             heapq.heappop(queue)
             continue
         room.take(served.need, candidate)
-        moves.append(candidate)
-        served.order = len(moves)
+        served.order = turns.next(candidate.uuid)
+        moves.append(Move(candidate.uuid, candidate.version, turns.moment))
         served.taken += 1
         heapq.heapreplace(queue, served)
     return Release(
         versions={n: v for each in lines if each.order for n, v in each.need.versions.items()},
         moves=moves,
         turns={
-            (quota.name, each.line.id): _turn(quota, each.order)
+            (quota.name, each.line.id): each.order
             for each in lines
             if each.order
             for quota in each.need.quotas
@@ -132,10 +150,35 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
     )
 
 
-def _turn(quota: Quota, order: int) -> int:
-    """Later than every turn before. A quota that is made anew counts its versions from the start
-    while its lines remember their turns; but it is made later than the one before."""
-    return (quota.created_at + quota.version + 1) * TURNS + order
+class Turns:
+    """Hands out turns, each later than every one before, and the moments they stand for.
+
+    Claims break ties by id. So whoever comes after somebody with a larger id gets the next
+    millisecond: A1, B1, C1, A2 are let through at 5, 5, 5 and 6 when all As were created first.
+    """
+
+    def __init__(self, latest: int, now: Millis) -> None:
+        first = now * TURNS
+        self._turn = first if latest < first else _next_moment(latest)
+        self._latest_moment = now + AHEAD
+        self._before: UUID | None = None
+
+    @property
+    def moment(self) -> Millis:
+        return Millis(min(self._turn // TURNS, self._latest_moment))
+
+    def next(self, uuid: UUID) -> int:
+        behind = self._before is not None and uuid < self._before
+        self._before = uuid
+        if behind and self.moment < self._latest_moment:
+            self._turn = _next_moment(self._turn)
+        else:
+            self._turn += 1
+        return self._turn
+
+
+def _next_moment(turn: int) -> int:
+    return (turn // TURNS + 1) * TURNS
 
 
 class Need(Struct, frozen=True):

@@ -116,6 +116,8 @@ def ranked(creation: Creation, step: int) -> Creation:
     snapshot = creation.snapshot
     rank = rank_of(snapshot.execution.created_at, snapshot.execution.facts.priority, step)
     head = replace(snapshot.head, rank=rank)
+    if head.flags & Flags.LIMITS:
+        head = replace(head, life=replace(head.life, place=rank))
     return replace(creation, snapshot=replace(snapshot, head=head))
 
 

@@ -109,16 +109,18 @@ class QuotaStore(Protocol):
         queue of those quotas has (only if there are lines, and of quotas that limit concurrency; if
         all their limits are per key, only of queues with a key the lines use); `admitted`: the
         admissions within the longest window of each quota with a rate, for all of it and for the
-        keys of the lines, oldest first. The versions are never newer than the rest."""
+        keys of the lines, oldest first; `served`: the latest turn of each quota. The
+        versions are never newer than the rest."""
 
     async def release(self, release: Release) -> Through | None:
         """Writes a release, if every quota in `versions` still has that version (0: is not there;
         of the others each becomes one more) and every queue in `turns` has its row; None, and
         nothing is written, otherwise. Moves the rows of `moves` from `parked` to `ready` (next
-        version, as `core.gate.admit` would with the limits gate open) that still have their
-        version there at the limits gate; the others have gone elsewhere meanwhile. Writes the
-        turns of queues, adds the admissions, deletes the admissions of quotas in
-        `forget` up to that moment. The third statement that may repeat a core rule."""
+        version, as `core.gate.admit` would with the limits gate open; the rank later by as much as
+        the move is after the creation) that still have their version there at the limits gate; the
+        others have gone elsewhere meanwhile. Writes the turns of queues, adds the admissions,
+        deletes the admissions of quotas in `forget` up to that moment. The third
+        statement that may repeat a core rule."""
 
     async def crowds(self, after: int, limit: int) -> list[Crowd]:
         """Queues in which somebody waits, by number above `after`. Must not read every row that

@@ -126,12 +126,13 @@ class Limiting(Part):
         self, release: Release, connection: Connection, repeated: bool
     ) -> Through | None:
         versions = columns(sorted(release.versions.items()), 2)
-        moves = sorted((move.uuid, move.version) for move in release.moves)
-        compared = (*versions, *columns(moves, 2))
+        moves = columns(sorted((move.uuid, move.version, move.at) for move in release.moves), 3)
+        compared = (*versions, *moves[:2])
         values = (
             *columns(sorted((*place, turn) for place, turn in release.turns.items()), 3),
             *columns(sorted((*noted, count) for noted, count in release.admissions.items()), 4),
             *columns(sorted(release.forget.items()), 2),
+            moves[2],
         )
         rows = await connection.fetch(self._session.queries["released"], *compared, *values)
         if repeated and not rows[0][0]:
@@ -153,12 +154,14 @@ def _standing(asked: str, rows: Sequence[Any]) -> Standing:
     waiting: dict[int, list[Candidate]] = {}
     held: dict[int, tuple[Uses, int]] = {}
     admitted: dict[Key, list[tuple[Millis, int]]] = {}
+    served: dict[str, int] = {}
     damaged: set[str] = set()
     for kind, name, key, a, b, c, d, id, doc in rows:
         try:
             match kind:
                 case 0:
                     quotas[name] = read_quota((name, a, doc))
+                    served[name] = b or 0
                 case 1:
                     lines[a] = (b, read_uses(doc))
                 case 2:
@@ -179,4 +182,5 @@ def _standing(asked: str, rows: Sequence[Any]) -> Standing:
         lines=[] if asked in damaged else servable(found, damaged),
         held=list(held.values()),
         admitted={key: window for key, window in admitted.items()},
+        served=served,
     )

@@ -30,7 +30,8 @@ on conflict (quota, id) do nothing
 
 -- name: standing
 -- Everything a release decides on, as one moment saw it. Each row says what it is (first column):
--- 0 a quota, 1 a line, 2 one who waits in it, 3 how many slots a queue has, 4 an admission.
+-- 0 a quota, with its latest turn, 1 a line, 2 one who waits in it, 3 how many slots a queue has,
+-- 4 an admission.
 -- Slots of all queues of a quota are counted from the slots there are, if these are no more than
 -- $6, and queue by queue otherwise.
 with line as materialized (
@@ -126,9 +127,15 @@ counted as materialized (
     ) q
 )
 select
-    0 as kind, rule.name, null::text as key, rule.version as a, null::bigint as b, null::bigint as c,
+    0 as kind, rule.name, null::text as key, rule.version as a, t.turn as b, null::bigint as c,
     null::smallint as d, null::uuid as id, rule.doc
 from rule
+left join lateral (
+    select q.turn from {schema}.queue q
+    where q.quota = rule.name
+    order by q.quota desc, q.turn desc
+    limit 1
+) t on true
 union all
 select 1, null, null, line.id, line.turn, null, null, null, line.uses from line
 union all
@@ -171,7 +178,8 @@ cross join lateral (
 -- Compared under lock, in the order of names; whoever waited for a lock finds another version, and
 -- everything else depends on the versions. Parked rows are never changed in place, so that one
 -- found by its place is the one that was compared, or gone. Queues are kept from being trimmed: a
--- slot of one without rows would not be counted. The first column tells whether all that stood.
+-- slot of one without rows would not be counted. The moment of admission takes the place of the
+-- creation in the rank. The first column tells whether all that stood.
 with locked as materialized (
     select q.name, q.version from {schema}.quota q
     where q.name = any($1::text[])
@@ -204,26 +212,26 @@ counted as (
 gone as (
     delete from {schema}.parked t
     using (
-        select f.ctid as place
-        from unnest($3::uuid[], $4::integer[]) as m (id, version)
+        select f.ctid as place, m.moment
+        from unnest($3::uuid[], $4::integer[], $14::bigint[]) as m (id, version, moment)
         cross join lateral (
             select p.ctid from {schema}.parked p
             where p.id = m.id and p.version = m.version and p.gate = 8 offset 0
         ) f
     ) g
     where t.ctid = g.place and (select compared.stands from compared)
-    returning t.*
+    returning t.*, g.moment
 ),
 moved as materialized (
-    select g.*, e.route from gone g join {schema}.execution e on e.id = g.id
+    select g.*, e.route, e.created_at from gone g join {schema}.execution e on e.id = g.id
 ),
 made_ready as (
     insert into {schema}.ready (
         id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
     )
     select
-        m.id, m.version + 1, m.epoch, m.rank, m.flags, m.attempt, m.start, m.life,
-        m.route, m.timeout, 0, m.queue
+        m.id, m.version + 1, m.epoch, m.rank - m.created_at + m.moment, m.flags, m.attempt, m.start,
+        m.life, m.route, m.timeout, 0, m.queue
     from moved m
 ),
 served as (

@@ -8,7 +8,17 @@ from msgspec.json import encode
 
 from flowfabric.core.execution import Gate, Start
 from flowfabric.core.quota import Quota, Uses
-from flowfabric.core.release import ALL, Candidate, Key, Line, Release, Standing, Window, one_key
+from flowfabric.core.release import (
+    ALL,
+    Candidate,
+    Key,
+    Line,
+    Move,
+    Release,
+    Standing,
+    Window,
+    one_key,
+)
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.limit_rows import (
@@ -72,6 +82,7 @@ def standing(session: Session, ask: StandingAsk) -> Standing:
         lines=lines,
         held=_held(session, known, used) if lines else [],
         admitted=_admitted(session, known, used, ask.now),
+        served=dict(session.rows("latest_turns", {"quotas": encode(list(known)).decode()})),
     )
 
 
@@ -230,7 +241,7 @@ def _admitted(
     return found
 
 
-def _move(session: Session, moves: Sequence[Candidate]) -> dict[bytes, int]:
+def _move(session: Session, moves: Sequence[Move]) -> dict[bytes, int]:
     """From `parked` to `ready`, as `core.gate.admit` with the limits gate open; the routes of what
     was moved."""
     moved: dict[bytes, int] = {}
@@ -239,7 +250,8 @@ def _move(session: Session, moves: Sequence[Candidate]) -> dict[bytes, int]:
         given = [(move.uuid.bytes, move.version) for move in part]
         found: dict[bytes, int] = dict(session.given("released", given))
         if found:
-            session.among("released_ready", list(found))
+            moments = {move.uuid.bytes: move.at for move in part}
+            session.given("released_ready", [(id, moments[id]) for id in found])
             session.among("gone_parked", list(found))
         moved |= found
     return moved

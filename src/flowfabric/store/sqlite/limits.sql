@@ -55,6 +55,11 @@ where queue = :queue and start = 4 and gate = 8
 order by rank, id
 limit :limit
 
+-- name: latest_turns
+select n.value, max(q.turn) from json_each(:quotas) as n
+cross join queue as q indexed by queue_turn on q.quota = n.value
+group by n.value
+
 -- name: held_queues
 -- The queues of these quotas that somebody holds a slot of, found from one to the next: only who
 -- holds a slot is looked at, however many wait.
@@ -112,15 +117,18 @@ cross join parked as p on p.id = g.id and p.version = g.version and p.gate = 8
 cross join execution as e on e.id = p.id
 
 -- name: released_ready
+-- The moment of admission takes the place of the creation in the rank.
+with given (id, at) as (values (?, ?))
 insert or fail into ready (
     id, version, epoch, rank, flags, attempt, start, life,
     route, timeout, held_until, held_for, lost, queue
 )
-select
-    p.id, p.version + 1, p.epoch, p.rank, p.flags, p.attempt, p.start, p.life,
+select distinct
+    p.id, p.version + 1, p.epoch, p.rank - e.created_at + g.at, p.flags, p.attempt, p.start, p.life,
     e.route, p.timeout, 0, null, null, p.queue
-from parked as p cross join execution as e on e.id = p.id
-where p.id in (?)
+from given as g
+cross join parked as p on p.id = g.id
+cross join execution as e on e.id = p.id
 
 -- name: served_queues
 update queue set turn = ? where quota = ? and id = ?
