@@ -189,7 +189,7 @@ async def test_budgets_of_a_namespace_hold_at_the_door(lab: Lab, second_lab: Lab
     id = await lab.submit()
     await make(second_lab, scope=Scope.NAMESPACE, scope_id="default")
     await spend(second_lab, 10)
-    lab.engine._door.forget_attached()  # as if a second had passed
+    lab.engine._door.known.forget_attached()  # as if a second had passed
     assert await claimed(lab) == []
     assert await lab.state(id) is LIMITED
 
@@ -218,7 +218,7 @@ async def test_budgets_that_cannot_be_read_admit_nobody(
     running = await lab.submit(namespace="elsewhere")
     first = await take(lab, running)
     await lab.engine.attempts.hand_back(first)
-    lab.engine._door.forget_attached()
+    lab.engine._door.known.forget_attached()
 
     async def unreadable(*args: object) -> None:
         raise Unavailable("gone")

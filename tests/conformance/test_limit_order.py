@@ -21,7 +21,7 @@ async def aging_lab(store: Store, clock: ManualClock) -> AsyncIterator[Lab]:
 
 
 async def test_ten_of_a_small_customer_do_not_wait_for_300_of_a_large_one(lab: Lab) -> None:
-    """C-T81: ten slots, but room for two at the worker. The small customer came last; its ten runs
+    """C-T100: ten slots, but room for two at the worker. The small customer came last; its ten runs
     are done after little more than twice as many of the large one."""
     await define(lab, concurrency=10)
     await crowd(lab, 300, ("q", "large"))
@@ -36,7 +36,7 @@ async def test_ten_of_a_small_customer_do_not_wait_for_300_of_a_large_one(lab: L
 
 
 async def test_lines_that_are_let_through_together_are_claimed_in_turn(lab: Lab) -> None:
-    """C-T81: one release lets everybody through; the claims take one of each line in turn, however
+    """C-T100: one release lets everybody through; the claims take one of each line in turn, however
     many of one line were created first."""
     await define(lab, concurrency=1)
     first = await began(lab, ("q", "z"))
@@ -51,7 +51,7 @@ async def test_lines_that_are_let_through_together_are_claimed_in_turn(lab: Lab)
 
 
 async def test_within_one_priority(lab: Lab) -> None:
-    """C-T82: who is more urgent is claimed first, although it was admitted later; and changing the
+    """C-T100: who is more urgent is claimed first, although it was admitted later; and changing the
     priority of one that was admitted keeps its admission."""
     await define(lab, concurrency=4)
     older = [await one(lab, ("q", key)) for key in "ab"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flowfabric.core.budget import MAX_AMOUNT, MAX_DEPTH, Budget, Limit, OnHard
-from flowfabric.core.budgeting import create, define, grant, remove, reset
+from flowfabric.core.budgeting import create, define, grant, remove, reset, turn_over
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.spending import Books, Created, Known, Reset
 from flowfabric.core.time import Millis
@@ -131,14 +131,25 @@ def test_a_reset_begins_a_new_period() -> None:
 def test_a_stale_timer_resets_nothing() -> None:
     """C-T86"""
     books = with_budgets(soft(used={"tokens": 9}, every=Millis(5000), next_reset_at=NOW))
-    assert reset(books, "team", Millis(NOW - 1), due_only=True) == Reset(NOW)
+    turn_over(books, Millis(NOW - 1))
     assert books.empty
-    assert reset(books, "team", NOW, due_only=True) == Reset(Millis(NOW + 5000))
-    assert reset(books, "team", NOW, due_only=True) == Reset(Millis(NOW + 5000))
-    assert books.budgets["team"].resets == 1
-    plain = with_budgets(soft())
-    assert reset(plain, "team", NOW, due_only=True) == Reset(None)
+    for _ in range(2):
+        turn_over(books, Millis(NOW + 3))
+        team = books.budgets["team"]
+        assert (team.used, team.resets, team.period) == ({}, 1, 1)
+        assert (team.reset_at, team.next_reset_at) == (NOW, NOW + 5000)
+    plain = with_budgets(soft(used={"tokens": 9}))
+    turn_over(plain, NOW)
     assert plain.empty
+
+
+def test_by_cron_a_period_begins_at_the_moment_that_was_due() -> None:
+    books = with_budgets(soft(used={"tokens": 9}, cron="0 * * * *", next_reset_at=NOW))
+    turn_over(books, Millis(NOW + 3))
+    team = books.budgets["team"]
+    assert (team.used, team.reset_at) == ({}, NOW)
+    assert team.next_reset_at is not None
+    assert team.next_reset_at > NOW + 3
 
 
 def test_a_grant_raises_the_soft_limit_until_the_next_reset() -> None:

@@ -10,15 +10,20 @@ from msgspec.structs import replace
 
 from flowfabric.core.quota import Quota, Rate, Use, Uses, queue_of
 from flowfabric.core.release import (
+    AHEAD,
     ALL,
+    TURNS,
     Candidate,
     Key,
     Line,
     Release,
     Standing,
+    StartsBack,
+    Turns,
     Window,
     one_key,
     release,
+    starts_back,
 )
 from flowfabric.core.time import Millis
 
@@ -414,3 +419,38 @@ def test_of_long_windows_a_thousandth_is_told_apart() -> None:
     assert hall.release("a") == []
     hall.now = Millis(hall.now + 1)
     assert len(hall.release("a")) == 1
+
+
+def test_starts_given_back_are_the_oldest_of_their_span() -> None:
+    """C-T95: a moment of admission may be ahead of its release; keys and long windows count too."""
+    quota = Quota(name="q", rate=Rate(5, Millis(1000)), rate_per_key=Rate(5, Millis(86_400_000)))
+    at = Millis(86_400_000_000)
+    uses = uses_of(at_line(q="k"))
+    back = starts_back([(uses, at), (uses, Millis(at + 7))], {"q": quota})
+    grain = 86_400
+    assert back == [
+        StartsBack("q", "", Millis(at - AHEAD), Millis(at + 7), 2),
+        StartsBack("q", "=k", at, Millis(at + grain), 2),
+    ]
+    assert starts_back([(uses, at)], {}) == []
+
+
+def test_who_is_let_through_with_others_has_a_moment_that_claims_go_by() -> None:
+    """C-T100: by (moment, id) they are in the order in which they were let through, also after a
+    release that is ahead of the clock; but never more than a few seconds ahead."""
+    hall = Hall(Quota(name="a", concurrency=100_000))
+    for uses in (at_line(a="x"), at_line(a="y"), at_line(a="z")):
+        for _ in range(40):
+            hall.come(uses)
+    first = hall.decide("a")
+    hall.release("a")
+    for _ in range(30):
+        hall.come(at_line(a="x"))
+    second = hall.decide("a")
+    moves = [*first.moves, *second.moves]
+    assert moves == sorted(moves, key=lambda move: (move.at, move.uuid))
+    assert (first.moves[0].at, first.moves[-1].at) == (hall.now, hall.now + 39)
+    turns = Turns((hall.now + 2 * AHEAD) * TURNS, hall.now)
+    handed = [turns.next(UUID(int=number)) for number in (5, 4, 3)]
+    assert handed == sorted(set(handed))
+    assert turns.moment == hall.now + AHEAD

@@ -13,6 +13,7 @@ from flowfabric.core.budget import Amounts, Budget, chain
 from flowfabric.core.execution import Active, Lost, Ready, Snapshot, Start, Waiting
 from flowfabric.core.lane import Lane
 from flowfabric.core.quota import Quota, Rate, Use, Uses
+from flowfabric.core.release import StartsBack
 from flowfabric.core.spending import Books
 
 ALL = None
@@ -50,6 +51,7 @@ class Book:
     quotas: dict[str, Quota] = field(default_factory=dict)
     bounds: dict[Part, int] = field(default_factory=dict)
     begun: list[Begun] = field(default_factory=list)
+    unbegun: list[tuple[str, str | None, int]] = field(default_factory=list)
     since: dict[tuple[str, bool], int] = field(default_factory=dict)
     """From which start on a rate is to hold; `True` for the one per key."""
     lanes: dict[str, Lane] = field(default_factory=dict)
@@ -87,6 +89,14 @@ class Book:
             if isinstance(state, Waiting) and state.next.start is not Start.CONTINUE:
                 self.begun.append(Begun(at, snapshot.execution.uses))
 
+    def take_starts_back(self, starts: Iterable[StartsBack]) -> None:
+        """Of those who were let through in a span so many have not begun, the oldest of them."""
+        for back in starts:
+            key = back.key[1:] if back.key else ALL
+            moments = self._moments(back.quota, per_key=bool(back.key), begun=self.begun)
+            within = [at for at in moments.get(key, ()) if back.since <= at <= back.until]
+            self.unbegun += [(back.quota, key, at) for at in sorted(within)[: back.count]]
+
     def check_slots(self, held: Mapping[Part, int]) -> None:
         for part, number in held.items():
             quota = self.quotas.get(part[0])
@@ -108,15 +118,24 @@ class Book:
                     self._check_rate(quota.name, rate, per_key, self.begun[first:])
 
     def _check_rate(self, name: str, rate: Rate, per_key: bool, begun: list[Begun]) -> None:
+        for key, moments in self._moments(name, per_key=per_key, begun=begun).items():
+            for end in moments:
+                within = [at for at in moments if end - rate.window < at <= end]
+                assert len(within) <= rate.count, f"{len(within)} starts of {name} {key!r}: {rate}"
+
+    def _moments(
+        self, name: str, *, per_key: bool, begun: list[Begun]
+    ) -> dict[str | None, list[int]]:
+        """When attempts of a quota began, by key or of all keys together."""
         times: dict[str | None, list[int]] = {}
         for start in begun:
             for use in start.uses:
                 if use.quota == name:
                     times.setdefault(use.key if per_key else ALL, []).append(start.at)
-        for key, moments in times.items():
-            for end in moments:
-                within = [at for at in moments if end - rate.window < at <= end]
-                assert len(within) <= rate.count, f"{len(within)} starts of {name} {key!r}: {rate}"
+        for quota, key, at in self.unbegun:
+            if quota == name and at in times.get(key, ()):
+                times[key].remove(at)
+        return times
 
     def _forget(self, name: str) -> None:
         self.bounds = {part: bound for part, bound in self.bounds.items() if part[0] != name}

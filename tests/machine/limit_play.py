@@ -8,7 +8,7 @@ write. Clients repeat what they could not hear the answer of.
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,9 @@ from flowfabric.core.errors import Corruption, FlowFabricError, RetryExhausted, 
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.lane import Lane
 from flowfabric.core.quota import Quota
-from flowfabric.core.release import Release
+from flowfabric.core.release import Release, StartsBack
 from flowfabric.core.spending import Books
-from flowfabric.engine import bookkeeping, decisions, doorkeeper, limits, releases
+from flowfabric.engine import bookkeeping, decisions, doorkeeper, known_budgets, limits, releases
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
@@ -36,6 +36,7 @@ NAMES = UUID(int=0x11)
 MANY = 500
 LIMIT_WRITES = frozenset(
     {"release", "post", "put_lane", "put_quota", "drop_quota", "put_queues", "note", "renew"}
+    | {"take_starts_back"}
 )
 LIMIT_READS = frozenset({"standing", "books", "lane_settings", "quotas", "crowds", "waiting_in"})
 MOST_TRIES = 50
@@ -72,6 +73,10 @@ class Witness(Wrapper):
         if through is not None:
             self._book.let_through([before[uuid] for uuid in through.moved], release.at)
         return through
+
+    async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
+        await self.inner.take_starts_back(starts)
+        self._book.take_starts_back(starts)
 
     async def put_lane(self, lane: Lane, expected: int) -> bool:
         written = await self.inner.put_lane(lane, expected)
@@ -217,7 +222,7 @@ def small() -> Iterator[None]:
         patch.object(releases, "MAX_MOVES", 2),
         patch.object(limits, "PAGE", 2),
         patch.object(doorkeeper, "PAGE", 2),
-        patch.object(doorkeeper, "REFRESH", 0.0),
+        patch.object(known_budgets, "REFRESH", 0.0),
     ):
         yield
 

@@ -16,7 +16,7 @@ from flowfabric.core.control import change_priority
 from flowfabric.core.execution import Active, Failure, Gate, Ready, Snapshot
 from flowfabric.core.lease import lose
 from flowfabric.core.quota import Quota, Rate, budget_queue, queue_of
-from flowfabric.core.release import Move, Release
+from flowfabric.core.release import Move, Release, StartsBack
 from flowfabric.core.time import Millis
 from flowfabric.core.waking import resume
 from flowfabric.store.clock import ManualClock
@@ -332,6 +332,25 @@ async def test_admissions_add_up_and_are_forgotten(bench: Bench) -> None:
     await bench.through(admissions={("a", ""): 1}, forget={"a": start})
     admitted = {k: list(v) for k, v in (await bench.standing("a")).admitted.items()}
     assert admitted == {("a", ""): [(start + 1000, 4)]}
+
+
+async def test_starts_are_taken_off_the_log_oldest_first(bench: Bench) -> None:
+    await bench.quota("a", rate=Rate(9, Millis(10 * MINUTE)))
+    await bench.one({"a": "x"})
+    start = bench.now
+    for _ in range(3):
+        await bench.through(admissions={("a", ""): 2, ("a", "=x"): 2})
+        bench.clock.advance(10)
+
+    async def back(key: str, since: int, until: int, count: int) -> list[tuple[int, int]]:
+        span = (Millis(start + since), Millis(start + until))
+        await bench.store.take_starts_back([StartsBack("a", key, *span, count)])
+        return [(at - start, n) for at, n in (await bench.standing("a")).admitted["a", key]]
+
+    assert await back("", 5, 25, 3) == [(0, 2), (20, 1)]
+    assert await back("", 30, 40, 3) == [(0, 2), (20, 1)]
+    assert await back("", 0, 0, 9) == [(20, 1)]
+    assert await back("=x", 0, 20, 1) == [(0, 1), (10, 2), (20, 2)]
 
 
 async def test_rivals_never_let_through_more_than_there_is_room_for(bench: Bench) -> None:

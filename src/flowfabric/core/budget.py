@@ -262,6 +262,33 @@ def following_reset(budget: Budget, now: Millis) -> Millis | None:
     return skip_ahead(_timing(budget), now).next_at
 
 
+def current(budget: Budget, now: Millis) -> Budget:
+    """The budget in the period of `now`. A period ends at its moment, whether or not anybody has
+    written it down since: every rule decides on this, the sweep only tidies up."""
+    due = budget.next_reset_at
+    if due is None or due > now:
+        return budget
+    next_at = following_reset(budget, now)
+    began_at = due if budget.every is None or next_at is None else next_at - budget.every
+    return replace(new_period(budget, Millis(began_at)), next_reset_at=next_at)
+
+
+def new_period(budget: Budget, began_at: Millis) -> Budget:
+    """Nothing spent. What runs have set aside stays set aside."""
+    return replace(
+        budget,
+        used={},
+        overrun={},
+        granted={},
+        period=budget.period + 1,
+        resets=budget.resets + 1,
+        reset_at=began_at,
+        breached_at=None,
+        breached_dimension=None,
+        updated_at=began_at,
+    )
+
+
 def begin(budget: Budget, now: Millis) -> Budget:
     """A new budget: nothing spent, the first reset an interval from now."""
     fresh = Budget(

@@ -9,7 +9,9 @@ from flowfabric.core.budget import (
     begin,
     chain,
     check_budget,
+    current,
     following_reset,
+    new_period,
 )
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.spending import (
@@ -26,31 +28,20 @@ from flowfabric.core.spending import (
 from flowfabric.core.time import Millis
 
 
-def reset(books: Books, name: str, now: Millis, *, due_only: bool = False) -> Reset:
-    """Begins a new period. With `due_only` only if its time has come (a timer may be stale)."""
+def turn_over(books: Books, now: Millis) -> None:
+    """Brings every budget into the period of `now`, before anything is decided on it."""
+    for budget in list(books.budgets.values()):
+        if (turned := current(budget, now)) is not budget:
+            books.put(turned)
+
+
+def reset(books: Books, name: str, now: Millis) -> Reset:
+    """Begins a new period. The rhythm of scheduled resets stays."""
     budget = books.budgets.get(name)
     if budget is None:
         raise NotFound("budget", name)
-    due = budget.next_reset_at is not None and budget.next_reset_at <= now
-    if due_only and not due:
-        return Reset(budget.next_reset_at)
-    next_at = following_reset(budget, now) if due else budget.next_reset_at
-    books.put(
-        replace(
-            budget,
-            used={},
-            overrun={},
-            granted={},
-            period=budget.period + 1,
-            resets=budget.resets + 1,
-            reset_at=now,
-            next_reset_at=next_at,
-            breached_at=None,
-            breached_dimension=None,
-            updated_at=now,
-        )
-    )
-    return Reset(next_at)
+    books.put(new_period(current(budget, now), now))
+    return Reset(books.budgets[name].next_reset_at)
 
 
 def create(books: Books, budget: Budget, now: Millis) -> Created | Known:

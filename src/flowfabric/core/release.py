@@ -8,7 +8,7 @@ takes the place of its creation in its rank. A turn is such a moment and a numbe
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -87,6 +87,16 @@ class Release(Struct, frozen=True):
     at: Millis = Millis(0)
     emptied: bool = False
     next_at: Millis | None = None
+
+
+class StartsBack(Struct, frozen=True):
+    """Admissions that came to nothing: `count` of those noted from `since` to `until`."""
+
+    quota: str
+    key: str
+    since: Millis
+    until: Millis
+    count: int
 
 
 class Full(Struct, frozen=True):
@@ -329,11 +339,37 @@ class Room:
         return [(cap, key) for cap, key in caps if cap is not None]
 
     def _rates(self, use: Use) -> list[tuple[Rate, str]]:
-        quota = self._quotas.get(use.quota)
-        if quota is None:
-            return []
-        rates = [(quota.rate, ALL), (quota.rate_per_key, one_key(use.key))]
-        return [(rate, key) for rate, key in rates if rate is not None]
+        return _rates(self._quotas.get(use.quota), use)
+
+
+def starts_back(
+    unstarted: Iterable[tuple[Uses, Millis]], quotas: Mapping[str, Quota]
+) -> list[StartsBack]:
+    """What rates count of those who were let through at these moments and went back before they
+    were begun.
+
+    A moment may be ahead of the release it is of, so that it names a span. Of a span the oldest
+    admissions are taken back: what is left is never older than what really started, and no window
+    gets more starts than it may have.
+    """
+    found: dict[Key, StartsBack] = {}
+    for uses, at in unstarted:
+        for use in uses:
+            for rate, part in _rates(quotas.get(use.quota), use):
+                key = (use.quota, part)
+                since, until = _noted_at(rate, Millis(at - AHEAD)), _noted_at(rate, at)
+                old = found.get(key) or StartsBack(*key, since, until, 0)
+                found[key] = StartsBack(
+                    *key, min(since, old.since), max(until, old.until), old.count + 1
+                )
+    return list(found.values())
+
+
+def _rates(quota: Quota | None, use: Use) -> list[tuple[Rate, str]]:
+    if quota is None:
+        return []
+    rates = [(quota.rate, ALL), (quota.rate_per_key, one_key(use.key))]
+    return [(rate, key) for rate, key in rates if rate is not None]
 
 
 def _keys(use: Use) -> tuple[Key, Key]:

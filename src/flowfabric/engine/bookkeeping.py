@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from flowfabric.core.budget import Budget, exhausted
+from flowfabric.core.budgeting import turn_over
 from flowfabric.core.errors import Corruption, RetryExhausted
 from flowfabric.core.spending import Books
 from flowfabric.core.time import Millis
@@ -66,6 +67,7 @@ class Bookkeeping:
             now = self._store.clock.now()
             books = await self._store.books(ask)
             before = dict(books.budgets)
+            turn_over(books, now)
             _decide(postings, books, now)
             if books.empty or await self._store.post(books):
                 self._tell(before, books)

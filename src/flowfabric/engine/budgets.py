@@ -16,11 +16,13 @@ from flowfabric.core.budget import (
     OnHard,
     Reservation,
     Scope,
+    chain,
     check_amounts,
     check_budget,
     check_budget_name,
     check_budget_names,
     check_dimension,
+    current,
 )
 from flowfabric.core.change import Change
 from flowfabric.core.check import check_kind_of, check_limit, check_whole
@@ -79,32 +81,39 @@ class Budgets(Noun):
     async def get(self, name: str) -> Budget:
         """A budget with its limits and what was spent of it."""
         asked = check_budget_name(name)
-        books = await self._parts.store.books(BookAsk(budgets=(asked,)))
-        if asked not in books.budgets:
+        found = await self._door.known.budgets((asked,))
+        if asked not in found:
             raise NotFound("budget", asked)
-        return books.budgets[asked]
+        return found[asked]
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Budget]:
         """Budgets by name, after a cursor."""
         wanted = check_limit(limit, MAX_PAGE)
         check_text(after, "cursor")
-        return await self._parts.store.budget_page(after, wanted) if wanted else []
+        page = await self._parts.store.budget_page(after, wanted) if wanted else []
+        now = self._now()
+        return [current(budget, now) for budget in page]
 
     async def delete(self, name: str) -> bool:
         """Deletes a budget; whoever it limited no longer is. One that others are part of stays."""
         asked = check_budget_name(name)
-        gone = await self._door.books.post(
-            BookAsk(budgets=(asked,)),
-            lambda books, now: budgeting.remove(books, asked),
-            alone=(asked,),
+
+        def remove(books: Books, now: Millis) -> tuple[bool, list[str]]:
+            part_of = _part_of(books, asked)
+            return budgeting.remove(books, asked), part_of
+
+        gone, part_of = await self._door.books.post(
+            BookAsk(budgets=(asked,)), remove, alone=(asked,)
         )
-        self._door.forget_attached()
+        self._parts.catalogue.budgets.discard(asked)
+        self._door.known.forget_attached()
+        self._door.free_soon(part_of)
         return gone
 
     async def attached_to(self, id: str) -> tuple[str, ...]:
         """The budgets that hold for an execution: those it names, those of its flow, its
         namespace, and of the run itself."""
-        return await self._door.names_of(present(await self._load(id), id).execution)
+        return await self._door.known.names_of(present(await self._load(id), id).execution)
 
     # -- spending
 
@@ -263,10 +272,17 @@ class Budgets(Noun):
     ) -> Created | Known:
         checked = _as_stored(check_budget(check_kind_of(budget, Budget, "budget")))
         names = (checked.name,) if checked.parent is None else (checked.name, checked.parent)
-        answer = await self._door.books.post(
-            BookAsk(budgets=names), lambda books, now: rule(books, checked, now), alone=names
-        )
-        self._door.forget_attached()
+
+        def defined(books: Books, now: Millis) -> tuple[Created | Known, list[str]]:
+            old = books.budgets.get(checked.name)
+            answer = rule(books, checked, now)
+            new = books.budgets[checked.name]
+            moved = old is not None and (old.scope, old.scope_id) != (new.scope, new.scope_id)
+            return answer, _part_of(books, checked.name) if moved else []
+
+        answer, moved = await self._door.books.post(BookAsk(budgets=names), defined, alone=names)
+        self._door.known.forget_attached()
+        self._door.free_soon(moved)
         return answer
 
     async def _spend(self, asked: Expense, execution: Execution | None) -> Charged | AlreadyApplied:
@@ -305,10 +321,16 @@ class Budgets(Noun):
     async def _chosen(self, execution: Execution, budgets: Iterable[str] | None) -> tuple[str, ...]:
         if budgets is not None:
             return _names(budgets)
-        return await self._door.names_of(execution)
+        return await self._door.known.names_of(execution)
 
     def _post(self, names: tuple[str, ...], rule: Callable[[Books, Millis], T]) -> Awaitable[T]:
         return self._door.books.post(BookAsk(budgets=names), rule)
+
+
+def _part_of(books: Books, name: str) -> list[str]:
+    """A budget and all it is part of, in which somebody may wait because of it."""
+    known = [name] if name in books.budgets else []
+    return [budget.name for budget in chain(books.budgets, known)]
 
 
 def _ask(asked: Expense, reservations: tuple[UUID, ...] = ()) -> BookAsk:

@@ -301,6 +301,7 @@ class Claims(Noun):
     async def _checked(self, call: ClaimCall) -> list[Taken]:
         """What the call takes and its budgets admit. When they refuse all of it there may be others
         behind, who must not wait for the next poll because of those in front."""
+        await self._door.let_in_due()
         for _ in range(MAX_REFUSED):
             taken = await self._parts.store.claim(call, self._now())
             kept = await self._give_up_spent(taken)

@@ -14,27 +14,27 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from flowfabric.core import budgeting
 from flowfabric.core import spending as rules
 from flowfabric.core.admission import is_start, let_in, take_back, turn_away
-from flowfabric.core.budget import Budget, Exhausted, Scope, chain, exhausted
+from flowfabric.core.budget import Budget, Exhausted, chain, exhausted
 from flowfabric.core.change import Change
 from flowfabric.core.errors import Corruption, FlowFabricError
-from flowfabric.core.execution import Active, Execution, Flags, Gate, Lease, Snapshot, Waiting
+from flowfabric.core.execution import Active, Flags, Gate, Lease, Snapshot, Waiting
 from flowfabric.core.quota import budget_queue
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.bookkeeping import Bookkeeping
 from flowfabric.engine.decisions import Decision
+from flowfabric.engine.known_budgets import KnownBudgets
+from flowfabric.engine.releases import Releases
 from flowfabric.store.contract import Taken
 from flowfabric.store.limits import BookAsk
-from flowfabric.store.readable import SET_ASIDE
+from flowfabric.store.readable import SET_ASIDE, load_readable
 
 T = TypeVar("T")
 
 PAGE = 200
-REFRESH = 1.0
-"""Seconds until a budget of a namespace, flow or run made by another process is seen."""
+MOST_WAITING = 100_000
 
 log = logging.getLogger("flowfabric.limits")
 
@@ -42,31 +42,16 @@ log = logging.getLogger("flowfabric.limits")
 class Doorkeeper(Noun):
     """Shared by `engine.claims`, `engine.budgets` and the sweep."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, releases: Releases) -> None:
         super().__init__(parts)
+        self._releases = releases
         self.books = Bookkeeping(parts.store, self._admit_soon)
-        self._attached: dict[tuple[str, str], list[str]] = {}
-        self._refreshed_at: float | None = None
-        self._refreshing = asyncio.Lock()
+        self.known = KnownBudgets(parts)
         self._crowded: dict[str, int] = {}
+        self._resets: dict[str, Millis] = {}
         self._reserving: set[UUID] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         parts.after.let_go = self._let_go
-
-    async def names_of(self, execution: Execution) -> tuple[str, ...]:
-        """Every budget that holds for an execution."""
-        await self._refresh()
-        return self._names_of(execution)
-
-    def _names_of(self, execution: Execution) -> tuple[str, ...]:
-        names = dict.fromkeys(execution.rules.budget_ids)
-        for scope in _scopes(execution):
-            names.update(dict.fromkeys(self._attached.get(scope, ())))
-        return tuple(names)
-
-    def forget_attached(self) -> None:
-        """Looks again which budgets hold without being named."""
-        self._refreshed_at = None
 
     async def check(self, taken: Sequence[Taken]) -> list[Taken]:
         """What may be worked on. The rest waits for its budget. A budget that cannot be read admits
@@ -96,18 +81,18 @@ class Doorkeeper(Noun):
         await self._parts.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
 
     async def _check(self, taken: Sequence[Taken]) -> list[Taken]:
-        await self._refresh()
+        await self.known.refresh()
         named = {
             item.snapshot.execution.uuid: names
             for item in taken
-            if (self._attached or item.snapshot.head.flags & Flags.BUDGETS)
+            if (self.known.attached or item.snapshot.head.flags & Flags.BUDGETS)
             and is_start(item.snapshot)
-            and (names := self._names_of(item.snapshot.execution))
+            and (names := self.known.named(item.snapshot.execution))
         }
         if not named:
             return list(taken)
         asked = tuple(dict.fromkeys(name for names in named.values() for name in names))
-        budgets = (await self._parts.store.books(BookAsk(budgets=asked))).budgets
+        budgets = await self.known.budgets(asked)
         refused = {
             uuid: why
             for uuid, names in named.items()
@@ -117,6 +102,15 @@ class Doorkeeper(Noun):
         if refused:
             await self._turn_away(taken, refused)
         return [item for item in taken if item.snapshot.execution.uuid not in refused]
+
+    async def let_in_due(self) -> None:
+        """Lets in who was refused here until a reset that has come since. Others find the sweep."""
+        if not self._resets:
+            return
+        now = self._now()
+        for name in [name for name, at in self._resets.items() if at <= now]:
+            del self._resets[name]
+            await self._tried(self.let_in(name))
 
     def reserving(self, uuid: UUID) -> None:
         """This execution has something set aside: it is looked at when its lease goes."""
@@ -142,23 +136,8 @@ class Doorkeeper(Noun):
             await asyncio.wait(self._tasks)
         await self.books.drain()
 
-    async def _refresh(self) -> None:
-        """Whoever asks meanwhile waits: budgets that are not known would admit everybody."""
-        async with self._refreshing:
-            now = asyncio.get_running_loop().time()
-            if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
-                return
-            self._refreshed_at = now
-            try:
-                attached = await self._parts.store.attached()
-            except BaseException:
-                self._refreshed_at = None
-                raise
-            self._attached = {}
-            for scope, id, name in attached:
-                self._attached.setdefault((scope, id), []).append(name)
-
     async def _turn_away(self, taken: Sequence[Taken], refused: dict[UUID, Exhausted]) -> None:
+        turned: list[Snapshot] = []
         decisions = []
         for item in taken:
             why = refused.get(item.snapshot.execution.uuid)
@@ -166,17 +145,35 @@ class Doorkeeper(Noun):
             if why is not None and isinstance(state, Active):
                 rule = partial(_turned_away, lease=state.lease, why=why)
                 decisions.append(Decision(item.snapshot.execution.uuid, rule, item.snapshot))
-        for answer in await self._parts.decisions.decide_all(decisions):
+                turned.append(item.snapshot)
+                self._note_reset(why)
+        answers = await self._parts.decisions.decide_all(decisions)
+        for answer in answers:
             if isinstance(answer, Exception):
                 log.warning("a refused execution keeps its lease until it runs out: %s", answer)
+        await self._give_starts_back(turned, answers)
 
     async def _take_back(self, taken: Sequence[Taken]) -> None:
+        held = [item.snapshot for item in taken]
         decisions = [
-            Decision(item.snapshot.execution.uuid, partial(_taken_back, lease=state.lease))
-            for item in taken
-            if isinstance(state := item.snapshot.state, Active)
+            Decision(snapshot.execution.uuid, partial(_taken_back, lease=state.lease))
+            for snapshot in held
+            if isinstance(state := snapshot.state, Active)
         ]
-        await self._parts.decisions.decide_all(decisions)
+        await self._give_starts_back(held, await self._parts.decisions.decide_all(decisions))
+
+    async def _give_starts_back(
+        self, snapshots: Sequence[Snapshot], answers: Sequence[bool | Exception]
+    ) -> None:
+        """Who went back before anybody worked on it has started nothing that a rate counts."""
+        pairs = zip(snapshots, answers, strict=True)
+        await self._releases.give_starts_back(
+            [snapshot for snapshot, back in pairs if back is True and is_start(snapshot)]
+        )
+
+    def _note_reset(self, why: Exhausted) -> None:
+        if why.next_reset_at is not None:
+            self._resets[why.budget] = why.next_reset_at
 
     def _count_admitted(
         self, named: dict[UUID, tuple[str, ...]], refused: dict[UUID, Exhausted]
@@ -196,10 +193,33 @@ class Doorkeeper(Noun):
             self._crowded.pop(name, None)
             self._spawn(self.let_in(name))
 
+    def free_soon(self, names: Iterable[str]) -> None:
+        """Lets in who waits for one of these budgets, but is no longer limited by it."""
+        for name in names:
+            self._spawn(self._free(name))
+
+    async def _free(self, name: str) -> None:
+        store, rule = self._parts.store, partial(_let_in, budget=name)
+        waiting = await store.waiting_in(budget_queue(name), MOST_WAITING)
+        for start in range(0, len(waiting), PAGE):
+            found = await load_readable(store.load, waiting[start : start + PAGE])
+            await self._parts.decisions.decide_all(
+                [
+                    Decision(uuid, rule)
+                    for uuid, snapshot in found.items()
+                    if not await self.known.limits(name, snapshot.execution)
+                ]
+            )
+
     async def let_in(self, name: str) -> None:
         """One page of those who wait for a budget, if it admits."""
-        books = await self._parts.store.books(BookAsk(budgets=(name,)))
-        if _spent(books.budgets, (name,)) is not None:
+        why = _spent(await self.known.budgets((name,)), (name,))
+        if why is not None:
+            self._note_reset(why)
+            first = await self._parts.store.waiting_in(budget_queue(name), 1)
+            for snapshot in (await load_readable(self._parts.store.load, first)).values():
+                if not await self.known.limits(name, snapshot.execution):
+                    await self._free(name)
             return
         waiting = await self._parts.store.waiting_in(budget_queue(name), PAGE)
         rule = partial(_let_in, budget=name)
@@ -231,9 +251,7 @@ class Doorkeeper(Noun):
 
     async def _reset_due(self, name: str) -> bool:
         ask = BookAsk(budgets=(name,))
-        await self.books.post(
-            ask, lambda books, now: budgeting.reset(books, name, now, due_only=True)
-        )
+        await self.books.post(ask, lambda books, now: None)  # posting brings it up to date
         return True
 
     async def _drop(self, id: UUID, budgets: tuple[str, ...]) -> bool:
@@ -261,13 +279,6 @@ def waited_for(snapshot: Snapshot) -> str | None:
             return snapshot.life.budget
         case _:
             return None
-
-
-def _scopes(execution: Execution) -> list[tuple[str, str]]:
-    found = [(Scope.NAMESPACE, execution.route.namespace), (Scope.RUN, str(execution.id))]
-    if execution.flow is not None:
-        found.append((Scope.FLOW, str(execution.flow)))
-    return [(str(scope), id) for scope, id in found]
 
 
 def _spent(budgets: dict[str, Budget], names: Iterable[str]) -> Exhausted | None:

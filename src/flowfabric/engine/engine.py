@@ -50,7 +50,8 @@ class Engine:
         self.arrivals = parts.arrivals
         self.executions = Executions(parts)
         self.lanes = Lanes(parts)
-        self._door = Doorkeeper(parts)
+        self._releases = Releases(parts)
+        self._door = Doorkeeper(parts, self._releases)
         self.claims = Claims(parts, self.lanes, self._door)
         self.attempts = Attempts(parts, self.claims)
         self.suspensions = Suspensions(parts, self.attempts)
@@ -64,7 +65,6 @@ class Engine:
         self._settler = Settler(parts, self.signals)
         self.flows = Flows(parts, self.executions, self._settler)
         self.flow_views = FlowViews(parts, self._settler.work)
-        self._releases = Releases(parts)
         self.quotas = Quotas(parts, self._releases)
         self.budgets = Budgets(parts, self.attempts, self.flows, self._door)
         self.explain = Explain(parts, self._door)

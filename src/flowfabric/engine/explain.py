@@ -36,7 +36,7 @@ from flowfabric.core.vector import PublicState
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.doorkeeper import Doorkeeper
 from flowfabric.store.contract import EdgeQuery, Store
-from flowfabric.store.limits import BookAsk, StandingAsk
+from flowfabric.store.limits import StandingAsk
 from flowfabric.store.readable import load_readable
 
 MAX_DEPTH = 5
@@ -110,10 +110,10 @@ class _Look:
 
     async def _before_claim(self, snapshot: Snapshot) -> Around:
         execution = snapshot.execution
-        names = await self._door.names_of(execution)
+        names = await self._door.known.names_of(execution)
         waited = snapshot.life.budget
         asked = names if waited is None else tuple(dict.fromkeys((waited, *names)))
-        budgets = (await self._store.books(BookAsk(budgets=asked))).budgets if asked else {}
+        budgets = await self._door.known.budgets(asked) if asked else {}
         if self._workers is None:
             self._workers = await live_workers(self._store, self._now)
         return Around(

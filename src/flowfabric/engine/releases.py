@@ -15,7 +15,7 @@ from itertools import count
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Execution, Gate, Snapshot, Waiting
 from flowfabric.core.quota import Quota, Uses, queue_of
-from flowfabric.core.release import Release, Standing, release
+from flowfabric.core.release import Release, Standing, release, starts_back
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.store.limits import Crowd, StandingAsk, Through
@@ -122,6 +122,23 @@ class Releases(Noun):
             await self._parts.store.put_queues(list(unknown.items()))
         for quota, queues in lines.items():
             await self._serve(quota, queues)
+
+    async def give_starts_back(self, snapshots: Sequence[Snapshot]) -> None:
+        """Rates count none of these, which were let through and went back unbegun."""
+        limited = [snapshot for snapshot in snapshots if snapshot.execution.uses]
+        if not limited:
+            return
+        names = {use.quota for snapshot in limited for use in snapshot.execution.uses}
+        try:
+            quotas = await self._parts.store.quotas(list(names))
+            back = starts_back([(s.execution.uses, s.admitted_at) for s in limited], quotas)
+            if back:
+                await self._parts.store.take_starts_back(back)
+        except FlowFabricError as error:
+            log.warning(
+                "%s starts stay counted until their window is over: %s", len(limited), error
+            )
+        self.kick(snapshot.execution for snapshot in limited)
 
     def _note(self, uses: Uses) -> None:
         if not uses:

@@ -14,7 +14,7 @@ from flowfabric.core.budget import Budget, Reservation
 from flowfabric.core.execution import Gate, Route
 from flowfabric.core.lane import Lane
 from flowfabric.core.quota import Quota, Uses
-from flowfabric.core.release import Release, Standing
+from flowfabric.core.release import Release, Standing, StartsBack
 from flowfabric.core.spending import Books
 from flowfabric.core.time import Millis
 
@@ -121,6 +121,11 @@ class QuotaStore(Protocol):
         others have gone elsewhere meanwhile. Writes the turns of queues, adds the admissions,
         deletes the admissions of quotas in `forget` up to that moment. The third
         statement that may repeat a core rule."""
+
+    async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
+        """Takes admissions off the log: of each quota and key `count` of those from `since` to
+        `until`, the oldest first, as far as there are so many. A release that was decided before
+        counts them still, which is harmless."""
 
     async def crowds(self, after: int, limit: int) -> list[Crowd]:
         """Queues in which somebody waits, by number above `after`. Must not read every row that

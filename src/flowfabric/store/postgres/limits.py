@@ -9,7 +9,7 @@ from uuid import UUID
 from flowfabric.core.errors import Corruption
 from flowfabric.core.execution import Gate, Start
 from flowfabric.core.quota import Quota, Uses
-from flowfabric.core.release import Candidate, Key, Line, Release, Standing
+from flowfabric.core.release import Candidate, Key, Line, Release, Standing, StartsBack
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.limit_rows import (
@@ -25,7 +25,7 @@ from flowfabric.store.limit_rows import (
 )
 from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
 from flowfabric.store.postgres.link import Connection
-from flowfabric.store.postgres.session import Part, columns
+from flowfabric.store.postgres.session import Columns, Part, columns
 from flowfabric.store.readable import readable, tell
 
 COUNTED = 100_000
@@ -70,6 +70,10 @@ class Limiting(Part):
             raise AssertionError(f"a release moves at most {MAX_BATCH}")
         return await self._session.limit.run(partial(self._release, release))
 
+    async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
+        rows = sorted((b.quota, b.key, b.since, b.until, b.count) for b in starts)
+        await self._session.limit.run(partial(self._take_starts_back, columns(rows, 5)))
+
     async def crowds(self, after: int, limit: int) -> list[Crowd]:
         rows = await self._session.fetch(self._session.limit, "crowds", after, limit)
         return [Crowd(queue, Gate(gate), first, known) for queue, gate, first, known in rows]
@@ -107,6 +111,16 @@ class Limiting(Part):
             for gate, queue, count in rows
             if count
         ]
+
+    async def _take_starts_back(
+        self, values: Columns, connection: Connection, repeated: bool
+    ) -> None:
+        if repeated:
+            return  # it may have been written before the reply was lost, and once is enough
+        queries = self._session.queries
+        async with connection.transaction():
+            await connection.fetch(queries["locked_quotas"], list(values[0]))
+            await connection.execute(queries["taken_back_starts"], *values)
 
     async def _put_quota(
         self, row: Row, expected: int, connection: Connection, repeated: bool

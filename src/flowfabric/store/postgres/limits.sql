@@ -289,6 +289,28 @@ left join lateral (
     ) r
 ) f on true
 
+-- name: locked_quotas
+select name from {schema}.quota where name = any($1::text[]) order by name for no key update
+
+-- name: taken_back_starts
+-- The quotas are locked by the statement before: nobody else writes admissions of them.
+with counted as materialized (
+    select
+        a.ctid as place, a.count,
+        b.number - (sum(a.count) over (partition by a.quota, a.key order by a.at) - a.count) as asked
+    from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::integer[])
+        as b (quota, key, since, until, number)
+    join {schema}.admission a
+        on a.quota = b.quota and a.key = b.key and a.at >= b.since and a.at <= b.until
+),
+gone as (
+    delete from {schema}.admission
+    where ctid = any(array(select place from counted where counted.asked >= counted.count))
+)
+update {schema}.admission t set count = t.count - c.asked
+from counted c
+where t.ctid = c.place and c.asked > 0 and c.asked < c.count
+
 -- name: crowds
 -- From one queue to the next, however many wait in each.
 with recursive crowd (queue, gate, first) as (

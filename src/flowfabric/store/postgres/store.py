@@ -108,7 +108,7 @@ class PostgresStore:
         self.release, self.crowds = limiting.release, limiting.crowds
         self.waiting_in, self.queue_counts = limiting.waiting_in, limiting.queue_counts
         self.ahead_of, self.trim_queues = limiting.ahead_of, limiting.trim_queues
-        self.wait_counts = limiting.wait_counts
+        self.wait_counts, self.take_starts_back = limiting.wait_counts, limiting.take_starts_back
 
         budgeting = Budgeting(session)
         self.books, self.post = budgeting.books, budgeting.post

@@ -16,6 +16,7 @@ from flowfabric.core.release import (
     Move,
     Release,
     Standing,
+    StartsBack,
     Window,
     one_key,
 )
@@ -105,6 +106,21 @@ def release(session: Session, release: Release) -> Through | None:
         session.learn_routes()
     lanes = frozenset(routes[route].lane for route in moved.values())
     return Through(frozenset(read_uuid(id) for id in moved), lanes)
+
+
+def take_starts_back(session: Session, starts: Sequence[StartsBack]) -> None:
+    for back in starts:
+        values = {"quota": back.quota, "key": back.key, "since": back.since - 1}
+        left = back.count
+        for at, count in session.rows("admissions", values):
+            if left <= 0 or at > back.until:
+                break
+            place = {"quota": back.quota, "key": back.key, "at": at}
+            if count > left:
+                session.execute("fewer_admissions", {**place, "fewer": left})
+            else:
+                session.execute("gone_admission", place)
+            left -= count
 
 
 def crowds(session: Session, after: int, limit: int) -> list[Crowd]:

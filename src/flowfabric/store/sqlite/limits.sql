@@ -137,6 +137,12 @@ update queue set turn = ? where quota = ? and id = ?
 insert into admission (quota, key, at, count) values (?, ?, ?, ?)
 on conflict (quota, key, at) do update set count = count + excluded.count
 
+-- name: fewer_admissions
+update admission set count = count - :fewer where quota = :quota and key = :key and at = :at
+
+-- name: gone_admission
+delete from admission where quota = :quota and key = :key and at = :at
+
 -- name: forgotten_admissions
 delete from admission where quota = ? and at <= ?
 

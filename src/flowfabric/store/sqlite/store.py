@@ -154,6 +154,7 @@ class SqliteStore:
     quota_page = _reading(limits.quota_page)
     put_quota = _writing(limits.put_quota)
     drop_quota = _writing(limits.drop_quota)
+    take_starts_back = _writing(limits.take_starts_back)
     put_queues = _writing(limits.put_queues)
     standing = _reading(limits.standing)
     release = _writing(limits.release)
