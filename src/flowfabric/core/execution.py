@@ -21,14 +21,12 @@ from flowfabric.core.join import Join
 from flowfabric.core.outcome import Outcome as Outcome
 from flowfabric.core.policy import DEFAULT_POLICY, DEFAULT_RECLAIM_CAP, Policy
 from flowfabric.core.quota import Uses
+from flowfabric.core.rank import MAX_PRIORITY as MAX_PRIORITY
+from flowfabric.core.rank import RANK_STEP as RANK_STEP
+from flowfabric.core.rank import clamp_priority as clamp_priority
+from flowfabric.core.rank import rank_of as rank_of
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Waits
-
-MAX_PRIORITY = 9000
-
-# Strictly more than any span between two creations: priority always beats age.
-RANK_STEP = 100_000_000_000_000
-"""Rank distance between two neighbouring priorities."""
 
 
 class Start(IntEnum):
@@ -464,16 +462,6 @@ def _attempt_going_on(state: State) -> int | None:
             return next.attempt if next.start is Start.CONTINUE else None
         case Lost() | Ended():
             return None
-
-
-def clamp_priority(priority: int) -> int:
-    return max(0, min(MAX_PRIORITY, priority))
-
-
-def rank_of(created_at: Millis, priority: int, step: int = RANK_STEP) -> int:
-    """One number that orders claims: higher priority first, then the older one. With a smaller
-    step work ages: whoever waits that long is worth one more point of priority."""
-    return created_at - priority * step
 
 
 class AttemptOutcome(StrEnum):

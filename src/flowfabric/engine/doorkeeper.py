@@ -151,7 +151,7 @@ class Doorkeeper(Noun):
         for answer in answers:
             if isinstance(answer, Exception):
                 log.warning("a refused execution keeps its lease until it runs out: %s", answer)
-        await self._give_starts_back(turned, answers)
+        await self._releases.give_starts_back(_unbegun(turned, answers))
 
     async def _take_back(self, taken: Sequence[Taken]) -> None:
         held = [item.snapshot for item in taken]
@@ -160,16 +160,8 @@ class Doorkeeper(Noun):
             for snapshot in held
             if isinstance(state := snapshot.state, Active)
         ]
-        await self._give_starts_back(held, await self._parts.decisions.decide_all(decisions))
-
-    async def _give_starts_back(
-        self, snapshots: Sequence[Snapshot], answers: Sequence[bool | Exception]
-    ) -> None:
-        """Who went back before anybody worked on it has started nothing that a rate counts."""
-        pairs = zip(snapshots, answers, strict=True)
-        await self._releases.give_starts_back(
-            [snapshot for snapshot, back in pairs if back is True and is_start(snapshot)]
-        )
+        answers = await self._parts.decisions.decide_all(decisions)
+        await self._releases.give_starts_back(_unbegun(held, answers))
 
     def _note_reset(self, why: Exhausted) -> None:
         if why.next_reset_at is not None:
@@ -279,6 +271,12 @@ def waited_for(snapshot: Snapshot) -> str | None:
             return snapshot.life.budget
         case _:
             return None
+
+
+def _unbegun(snapshots: Sequence[Snapshot], answers: Sequence[bool | Exception]) -> list[Snapshot]:
+    """Who went back before anybody worked on it: it has started nothing that a rate counts."""
+    pairs = zip(snapshots, answers, strict=True)
+    return [snapshot for snapshot, back in pairs if back is True and is_start(snapshot)]
 
 
 def _spent(budgets: dict[str, Budget], names: Iterable[str]) -> Exhausted | None:
