@@ -11,6 +11,7 @@ from flowfabric.core.join import Edge, Join
 from flowfabric.core.membership import Added, AlreadyMember, AlreadyStaged, Staged
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.submission import Submission
+from flowfabric.core.vector import PublicState
 from flowfabric.engine.flows import FlowCreated
 from tests.flow_lab import Drawn
 from tests.lab import Lab
@@ -76,6 +77,17 @@ async def counters(flow: Drawn, name: str) -> tuple[int, int, int, int]:
     """Upstreams, and how many of them succeeded, failed and were skipped."""
     join = await join_of(flow, name)
     return join.n, join.succeeded, join.failed, join.skipped
+
+
+async def replay(drawn: Drawn, *names: str) -> list[PublicState]:
+    executions = drawn.lab.engine.executions
+    return [(await executions.replay(drawn[name])).state for name in names]
+
+
+async def replay_all(drawn: Drawn) -> set[str]:
+    """Names of what was replayed."""
+    names = {id: name for name, id in drawn.members.items()}
+    return {names[each.id] for each in await drawn.lab.engine.flows.replay(drawn.id)}
 
 
 async def after_commit(lab: Lab) -> None:

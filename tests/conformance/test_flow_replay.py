@@ -12,23 +12,12 @@ from flowfabric.core.join import AnyOf, Join, JoinState, On, Quorum, Rest
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.vector import PublicState
 from tests.flow_lab import Drawn, declare, fresh
-from tests.flowing import after_commit
+from tests.flowing import after_commit, replay, replay_all
 from tests.lab import Lab
 from tests.situations import described
 
 SUCCESS, FAILED, SKIPPED = Outcome.SUCCESS, Outcome.FAILED, Outcome.SKIPPED
 LET_RUN = Rest.LET_RUN
-
-
-async def replay(drawn: Drawn, *names: str) -> list[PublicState]:
-    executions = drawn.lab.engine.executions
-    return [(await executions.replay(drawn[name])).state for name in names]
-
-
-async def replay_all(drawn: Drawn) -> set[str]:
-    """Names of what was replayed."""
-    names = {id: name for name, id in drawn.members.items()}
-    return {names[each.id] for each in await drawn.lab.engine.flows.replay(drawn.id)}
 
 
 async def join_of(drawn: Drawn, name: str) -> Join:
@@ -189,7 +178,7 @@ async def test_joins_of_every_kind_are_counted_anew(lab: Lab, policy: Any) -> No
     await drawn.fail("a", "b", "c")
     assert (await join_of(drawn, "z")).state is JoinState.IMPOSSIBLE
     assert await replay_all(drawn) == {"a", "b", "c", "z"}
-    assert replace(await join_of(drawn, "z"), floors={}) == Join(policy=policy, n=3)
+    assert replace(await join_of(drawn, "z"), floors={}, rounds={}) == Join(policy=policy, n=3)
     needed = (await join_of(drawn, "z")).needed
     for number, name in enumerate(names, 1):
         await drawn.complete(name)

@@ -24,7 +24,6 @@ from flowfabric.core.join import EdgeState, Join
 from flowfabric.store.contract import EdgeQuery, EventQuery, Store
 from tests.machine.flow_model import REOPENED, REPLAYED, Book, Member, Wire
 
-SKIPPED_MEMBER = "skipped_flow_member"
 MANY = 500
 
 
@@ -47,8 +46,8 @@ class Checks:
             if event.completion is not None:
                 self.book.hear(event.id.uuid, event.completion.name.lower())
             elif event.operator == "replayed":
-                skipped = (event.detail or {}).get("branch") == SKIPPED_MEMBER
-                self.book.hear(event.id.uuid, REOPENED if skipped else REPLAYED)
+                counted_again = (event.detail or {}).get("groups_reset")
+                self.book.hear(event.id.uuid, REOPENED if counted_again else REPLAYED)
 
     async def quiet(self) -> None:
         """Everything, when nothing is owed."""

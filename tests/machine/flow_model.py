@@ -56,11 +56,10 @@ class Wire:
         return "skipped" if outcome == "skipped" else "bad"
 
     def reopen(self, ended: str | None) -> None:
-        """The downstream was replayed: it waits again, unless the upstream has ended well since."""
-        self.may = {None if self.word(outcome) != "good" else outcome for outcome in self.may}
-        self.told = self.word(ended) == "good"
-        if self.told:
-            self.may.add(ended)
+        """The downstream was replayed: it waits again, unless the upstream has ended well since.
+        One that failed may be about to be replayed with it."""
+        self.may = {None, ended}
+        self.told = self.word(ended) == "good" and ended == "success"
 
     @property
     def wanted(self) -> set[str | None]:

@@ -1,7 +1,6 @@
 """How endings of upstreams reach an execution: its join counts them, fires once, and then the
 execution may run or is skipped."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -11,22 +10,19 @@ from msgspec.structs import replace
 from flowfabric.core.attempt import Delayed, pause_attempt, released, same_release
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.chore import SIBLING, Chore, ChoreKind
-from flowfabric.core.control import Replayed, check_replay, reborn, replay
-from flowfabric.core.ending import end, event_of
+from flowfabric.core.ending import end
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
     Ended,
     Gate,
     Life,
-    Next,
     Outcome,
     Snapshot,
-    Start,
     Waiting,
 )
 from flowfabric.core.gate import admit
-from flowfabric.core.history import closing_attempts, inline_attempts
-from flowfabric.core.join import EdgeState, Join, JoinState, count, evaluate
+from flowfabric.core.history import closing_attempts
+from flowfabric.core.join import Join, JoinState, count, evaluate
 from flowfabric.core.lease import Owner, enter, lease_event, present
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import vector
@@ -37,11 +33,13 @@ WAIT_CHILDREN = "wait_children"
 
 
 class Settlement(NamedTuple):
-    """An edge, how its upstream ended, and with which version (None: it certainly counts)."""
+    """An edge and how its upstream ended. Which ending that is: the version it was written with
+    or, where only the ended upstream was seen, how often that was replayed before (`round`)."""
 
     edge: UUID
     outcome: Outcome
     number: int | None = None
+    round: int | None = None
 
 
 class Settled(Struct, frozen=True):
@@ -118,74 +116,16 @@ def wait_children(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Chan
     )
 
 
-def ask_to_replay(snapshot: Snapshot | None) -> Ask | None:
-    """Incoming edges, where a replay must wait for some of them again."""
-    if snapshot is None or not _is_hopeless(snapshot):
-        return None
-    return Ask(snapshot.execution.uuid, incoming=True)
-
-
-def replay_member(
-    snapshot: Snapshot | None, now: Millis, memory: Memory, versions: Mapping[UUID, int]
-) -> "Change[Replayed]":
-    """Runs an ended member again. One whose join had become impossible waits anew, also if it was
-    cancelled or expired before that; `versions` are those of its upstreams."""
-    if ask_to_replay(snapshot) is None:
-        return replay(snapshot, now)
-    return replay_skipped(snapshot, now, memory, versions)
-
-
-def replay_skipped(
-    snapshot: Snapshot | None, now: Millis, memory: Memory, versions: Mapping[UUID, int]
-) -> "Change[Replayed]":
-    """A skipped member waits again for the upstreams that did not end as it needs; those that did
-    still count."""
-    snapshot = present(snapshot)
-    ended = check_replay(snapshot)
-    join = snapshot.life.join or Join()
-    lacking = [edge for edge in memory.edges.values() if _is_lacking(edge)]
-    kept = sum(edge.satisfied for edge in memory.edges.values())
-    join = replace(
-        join,
-        succeeded=kept,
-        failed=0,
-        skipped=0,
-        state=JoinState.PENDING,
-        fired_at=None,
-        floors={edge.edge.id.hex: versions.get(edge.edge.upstream, 0) for edge in lacking},
-    )
-    life, flags = reborn(snapshot, ended, now)
-    life = replace(life, join=evaluate(join, now))
-    next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
-    after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
-    detail = {"branch": "skipped_flow_member", "groups_reset": 1}
-    return Change(
-        Replayed(snapshot.execution.id, vector(after).public),
-        snapshot,
-        after,
-        (event_of(snapshot, EventKind.REPLAYED, now, detail),),
-        inline_attempts(snapshot),
-        settled=tuple((edge.edge.id, None) for edge in lacking),
-    )
-
-
-def _is_hopeless(snapshot: Snapshot) -> bool:
-    join = snapshot.life.join
-    lost = join is not None and join.state is JoinState.IMPOSSIBLE
-    return lost and isinstance(snapshot.state, Ended)
-
-
-def _is_lacking(edge: EdgeState) -> bool:
-    return edge.outcome is not None and not edge.satisfied
-
-
 def _is_open(memory: Memory, told: Settlement, snapshot: Snapshot) -> bool:
     known, join = memory.edges.get(told.edge), snapshot.life.join
     if known is None or join is None or known.outcome is not None:
         return False
-    floor = join.floors.get(told.edge.hex)
-    fresh = floor is None or told.number is None or told.number > floor
-    return fresh and known.edge.downstream == snapshot.execution.uuid
+    if known.edge.downstream != snapshot.execution.uuid:
+        return False
+    floor, last = join.floors.get(told.edge.hex), join.rounds.get(told.edge.hex)
+    if told.round is not None:
+        return last is None or told.round > last
+    return floor is None or told.number is None or told.number > floor
 
 
 def _passed(snapshot: Snapshot, life: Life, now: Millis) -> Snapshot:

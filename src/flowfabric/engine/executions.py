@@ -19,11 +19,11 @@ from flowfabric.core.control import (
     Unblocked,
 )
 from flowfabric.core.errors import FlowTerminal, Invalid, NotFound
-from flowfabric.core.execution import Flags, Source
+from flowfabric.core.execution import Flags, Snapshot, Source
 from flowfabric.core.flow import FlowState
+from flowfabric.core.flow_replay import ask_to_replay, replay_member
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
-from flowfabric.core.settling import ask_to_replay, replay_member
 from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create, ranked
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
 from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
@@ -111,24 +111,23 @@ class Executions(Noun):
         flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
         if any(found.state is FlowState.CANCELLED for found in flow.values()):
             raise FlowTerminal("the flow was cancelled")
-        versions: dict[UUID, int] = {}
+        upstreams: dict[UUID, Snapshot] = {}
         if ask_to_replay(snapshot) is not None:
             for key in flow:  # or an ending that it has heard of skips it again
                 await self._parts.after.settle(key)
-                versions = await self._upstreams(key, snapshot.execution.uuid)
+                upstreams = await self._upstreams(key, snapshot.execution.uuid)
         return await self._parts.decisions.recalling(
             snapshot.execution.uuid,
-            lambda found, now, memory: replay_member(found, now, memory, versions),
+            lambda found, now, memory: replay_member(found, now, memory, upstreams),
             ask_to_replay,
         )
 
-    async def _upstreams(self, flow: UUID, member: UUID) -> dict[UUID, int]:
-        """The versions of what a member depends on."""
-        found: dict[UUID, int] = {}
+    async def _upstreams(self, flow: UUID, member: UUID) -> dict[UUID, Snapshot]:
+        """What a member depends on."""
+        found: dict[UUID, Snapshot] = {}
         query = EdgeQuery(flow=flow, downstreams=(member,))
         while page := await self._parts.store.edges(query):
-            loaded = await self._parts.store.load([state.edge.upstream for state in page])
-            found |= {uuid: each.head.version for uuid, each in loaded.items()}
+            found |= await self._parts.store.load([state.edge.upstream for state in page])
             query = replace(query, after=page[-1].edge.id)
         return found
 

@@ -4,18 +4,25 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from flowfabric.core.execution import Snapshot
+from flowfabric.core.join import EdgeState
 from flowfabric.engine.settling import PAGE
 from flowfabric.store.contract import EdgeQuery, FlowStore
 
 
-async def leads_to(store: FlowStore, flow: UUID, member: UUID, wanted: set[UUID]) -> bool:
-    """Whether one of the wanted members waits for this one."""
-    query = EdgeQuery(flow=flow, upstreams=(member,))
-    while page := await store.edges(query):
-        if any(state.edge.downstream in wanted for state in page):
-            return True
-        query = replace(query, after=page[-1].edge.id)
-    return False
+async def whole(store: FlowStore, flow: UUID) -> tuple[dict[UUID, Snapshot], list[EdgeState]]:
+    """Every member of a flow and every edge."""
+    members: dict[UUID, Snapshot] = {}
+    after: UUID | None = None
+    while page := await store.members(flow, after=after, limit=PAGE):
+        members |= {member.execution.uuid: member for member in page}
+        after = page[-1].execution.uuid
+    edges: list[EdgeState] = []
+    query = EdgeQuery(flow=flow, limit=PAGE)
+    while found := await store.edges(query):
+        edges += found
+        query = replace(query, after=found[-1].edge.id)
+    return members, edges
 
 
 async def reaches(store: FlowStore, flow: UUID, start: UUID, goal: UUID) -> bool:

@@ -1,7 +1,7 @@
 """Flows: declaring them, growing them piece by piece, cancelling and replaying them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from flowfabric.core import membership, subflow
 from flowfabric.core.change import Change
 from flowfabric.core.check import check_kind_of, check_seconds
-from flowfabric.core.chore import Chore, ChoreKind, is_spared
+from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.control import Replayed, check_replay
 from flowfabric.core.errors import (
     Corruption,
@@ -21,11 +21,10 @@ from flowfabric.core.errors import (
     FlowFabricError,
     FlowTerminal,
     NotFound,
-    NotTerminal,
     RetryExhausted,
     StaleRevision,
 )
-from flowfabric.core.execution import Ended, Outcome, Snapshot
+from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import (
     Cancellation,
     CancelPolicy,
@@ -43,6 +42,12 @@ from flowfabric.core.flow_cancel import (
     check_cancel_policy,
     takes_members_along,
 )
+from flowfabric.core.flow_replay import (
+    ReplayPlan,
+    ask_to_replay_planned,
+    plan_replay,
+    replay_planned,
+)
 from flowfabric.core.graph import Graph, Plan, check_graph, plan
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.join import Edge, JoinPolicy
@@ -51,9 +56,11 @@ from flowfabric.core.membership import Added, AlreadyMember, AlreadyStaged, Stag
 from flowfabric.core.submission import Submission, Submitted, create
 from flowfabric.core.text import MAX_REASON, check_kind, check_namespace, check_tags, check_text
 from flowfabric.core.time import Millis
+from flowfabric.core.waits import Memory
 from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.decisions import Decision
 from flowfabric.engine.executions import Executions
-from flowfabric.engine.flow_walks import leads_to, reaches
+from flowfabric.engine.flow_walks import reaches, whole
 from flowfabric.engine.settler import Settler
 from flowfabric.engine.settling import PAGE
 from flowfabric.store.contract import EdgeQuery
@@ -328,23 +335,21 @@ class Flows(Noun):
         parse_uuid(flow, "flow"), ExecutionId(id)
 
     async def replay(self, flow: UUID) -> list[Replayed]:
-        """Runs again every member that failed, expired, was cancelled or skipped; those that
-        succeeded stay as they are, and so do the losers of a race that was won. Refused as a whole
-        when one of them may not be replayed; one that somebody else replays is left to them."""
+        """Runs again every member that failed, expired or was cancelled, and those that were
+        skipped because of it. What succeeded stays as it is, and so do branches for failures that
+        did not happen and the losers of a race that was won. Refused as a whole when one of them
+        may not be replayed; one that another caller replays is left to them."""
         key = parse_uuid(flow, "flow")
         found = known((await self._parts.store.flows([key])).get(key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
         await self._settler.work.settle(key)  # or an ending told late skips again what waits again
-        ended = await self._unsuccessful(key)
-        for member in ended:
+        plan = plan_replay(*await whole(self._parts.store, key))
+        for member in plan.members:
             check_replay(member)
-        # Those that were skipped first: they wait again before what they wait for runs.
-        ended.sort(key=lambda member: not _was_skipped(member))
         replayed: list[Replayed] = []
-        for member in ended:
-            with suppress(NotTerminal):
-                replayed.append(await self._executions.replay(member.execution.id))
+        for start in range(0, len(plan.members), PAGE):
+            replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
         return replayed
 
     async def drain(self) -> None:
@@ -450,18 +455,19 @@ class Flows(Noun):
             yield page
             after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
-    async def _unsuccessful(self, flow: UUID) -> list[Snapshot]:
-        """Members a replay of the flow runs again."""
-        ended: list[Snapshot] = []
-        async for page in self._members(flow):
-            ended += [member for member in page if _lacks_success(member)]
-        skipped = {member.execution.uuid for member in ended if _was_skipped(member)}
-        return [
-            member
-            for member in ended
-            if not is_spared(member)
-            or await leads_to(self._parts.store, flow, member.execution.uuid, skipped)
-        ]
+    async def _replay_page(self, plan: ReplayPlan, page: Sequence[Snapshot]) -> list[Replayed]:
+        """Those of the page that this call has replayed."""
+
+        def rule(found: Snapshot | None, now: Millis, memory: Memory) -> Change[Replayed | None]:
+            return replay_planned(found, now, memory, plan)
+
+        answers = await self._parts.decisions.decide_all(
+            [Decision(each.execution.uuid, rule, ask=ask_to_replay_planned) for each in page]
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if answer is not None]
 
     async def _owed(self, header: FlowCancelled) -> tuple[ExecutionId, ...]:
         """Members that still owe an ending to the cancel."""
@@ -481,13 +487,3 @@ class Flows(Noun):
         if replace(found[0].edge, created_at=edge.created_at) != edge:
             raise FlowConflict(f"dependency_already_exists: {found[0].edge}")
         return True
-
-
-def _lacks_success(member: Snapshot) -> bool:
-    state = member.state
-    return isinstance(state, Ended) and state.outcome is not Outcome.SUCCESS
-
-
-def _was_skipped(member: Snapshot) -> bool:
-    state = member.state
-    return isinstance(state, Ended) and state.outcome is Outcome.SKIPPED

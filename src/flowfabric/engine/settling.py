@@ -24,7 +24,7 @@ from flowfabric.core.execution import Ended, Outcome, Snapshot, Source
 from flowfabric.core.flow import CancelPolicy, Flow, Parent, count_chores
 from flowfabric.core.flow_cancel import is_orphan, orphaned
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.join import EdgeState, JoinState, satisfies
+from flowfabric.core.join import EdgeState, JoinState
 from flowfabric.core.lease import Owner
 from flowfabric.core.settling import Settlement
 from flowfabric.core.time import Millis
@@ -126,8 +126,8 @@ class Settling(Noun):
             await self._settle_page([Unsettled(state, None) for state in page], told)
 
     async def _catch_up(self, flow: UUID, chores: Sequence[Chore]) -> None:
-        """A member that waits again after a replay counts upstreams that were replayed before it
-        and have ended as it needs; for the others it waits."""
+        """A member that waits again after a replay counts upstreams that have ended since they
+        were looked at, and could not settle what was not open then."""
         replayed = tuple(chore.id for chore in chores if _is_second_chance(chore))
         if not replayed:
             return
@@ -139,9 +139,8 @@ class Settling(Noun):
                 upstream = ends.get(edge.upstream)
                 if upstream is None or not isinstance(upstream.state, Ended):
                     continue
-                outcome = upstream.state.outcome
-                if satisfies(edge.on, outcome):
-                    by_child.setdefault(edge.downstream, []).append(Settlement(edge.id, outcome))
+                ending = Settlement(edge.id, upstream.state.outcome, round=upstream.life.replays)
+                by_child.setdefault(edge.downstream, []).append(ending)
             await self._all([_settling(child, found) for child, found in by_child.items()])
 
     async def _cancel_siblings(self, flow: UUID, chores: Sequence[Chore]) -> None:
