@@ -238,7 +238,7 @@ DOCS = [b"x"] * len(UUIDS)
 
 
 async def test_what_is_recalled_is_read_by_key(filled: Bench) -> None:
-    values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, UUIDS, UUIDS, UUIDS)
+    values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, COUNT, UUIDS, UUIDS, UUIDS)
     steps = await plan(filled, PINNED, "recalled", *values)
     assert "Index Cond: ((id = a.id) AND (waitpoint = a.waitpoint))" in steps
     assert "Index Cond: ((id = a_1.id) AND (mark = a_1.mark))" in steps
@@ -249,7 +249,7 @@ async def test_what_is_buffered_is_read_without_the_rest(
     fresh_database: Callable[..., str], crowded_template: str
 ) -> None:
     async with opened(fresh_database(template=crowded_template)) as bench:
-        values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, UUIDS, UUIDS, UUIDS)
+        values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, COUNT, UUIDS, UUIDS, UUIDS)
         steps = await plan(bench, PINNED, "recalled", *values)
         assert "Index Scan using signal_waitpoint on signal" in steps
         steps = await plan(bench, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])

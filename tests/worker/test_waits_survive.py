@@ -123,10 +123,13 @@ async def test_a_worker_that_drains_hands_back_what_was_satisfied_at_once(
 
     @bench.fabric.task()
     async def job(ctx: Context) -> Any:
+        await ctx.step(answer)
         return await ctx.wait_for_signal("go")
 
+    async def answer() -> None:
+        await bench.fabric.signal(run, "go", "kept")  # while the handler runs
+
     run = await job.submit()
-    await bench.fabric.signal(run, "go", "kept")
     worker = await bench.fabric.worker()
     suspend = bench.engine.suspensions.suspend
 

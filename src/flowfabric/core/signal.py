@@ -55,7 +55,8 @@ APPROVAL = "approval"
 
 class Delivery(Struct, frozen=True, kw_only=True):
     """A signal on its way. `about` is the digest of what the sender believes to approve;
-    `max_signals` 0 means that there is no limit."""
+    `max_signals` 0 means that there is no limit. `internal` is the engine's own, which nobody
+    sent: no limit on signals holds for it, and it counts for none."""
 
     id: UUID
     waitpoint: UUID
@@ -73,6 +74,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     delay: Millis | None = None
     max_signals: int = MAX_SIGNALS
     about: str | None = None
+    internal: bool = False
 
 
 class Credential(Struct, frozen=True):
@@ -188,7 +190,7 @@ class _Deliver:
         if not active:
             self._check_pending()
         self._check_terms()
-        limit = self._delivery.max_signals
+        limit = 0 if self._delivery.internal else self._delivery.max_signals
         if limit and self._waits.sent >= limit:
             raise SignalLimitExceeded(f"{self._waits.sent} signals were accepted")
         return self._accept() if active else self._buffer()
@@ -267,9 +269,13 @@ class _Deliver:
         signal = self._signal(Effect.BUFFERED)
         after = self._snapshot.to(
             self._snapshot.state,
-            life=replace(self._snapshot.life, waits=replace(self._waits, signals=signal.number)),
+            life=replace(self._snapshot.life, waits=self._numbered(signal)),
         )
         return self._change(Heard(signal), after)
+
+    def _numbered(self, signal: Signal) -> Waits:
+        internal = self._waits.internal + self._delivery.internal
+        return replace(self._waits, signals=signal.number, internal=internal)
 
     def _accept(self) -> "Change[Accepted | DuplicateSignal]":
         suspension = suspension_of(self._snapshot)
@@ -279,7 +285,7 @@ class _Deliver:
         heard = listen(suspension, signal, self._memory.marks.get(source_key(signal)))
         signal = replace(signal, effect=str(heard.effect))
         row = Heard(signal, suspension.id if heard.counts else None)
-        counted = replace(self._waits, signals=signal.number)
+        counted = self._numbered(signal)
         if heard.satisfied:
             return self._wake(row, heard, counted)
         life = replace(self._snapshot.life, waits=replace(counted, suspension=heard.suspension))

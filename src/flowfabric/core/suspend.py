@@ -5,6 +5,7 @@ arrived before count as if they came just after; if they satisfy an arm the leas
 """
 
 from enum import StrEnum
+from typing import cast
 from uuid import UUID
 
 import msgspec
@@ -32,6 +33,7 @@ from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.core.waitpoint import closed_because, closed_key, is_over
 from flowfabric.core.waits import (
+    FEW_SIGNALS,
     NO_WAITS,
     Arm,
     Ask,
@@ -114,14 +116,24 @@ class NowSuspended(Struct, frozen=True):
 
 
 class AlreadyMet(Struct, frozen=True):
-    """What was to be waited for is here: the lease is kept, the worker goes on."""
+    """What was to be waited for is here: the lease is kept, the worker goes on. `steps` are those
+    that the waits have become, unknown to a repeat of the request."""
 
     suspension: UUID
     waitpoints: tuple[Waitpoint, ...]
+    steps: tuple[Step, ...] = ()
 
 
-def ask_to_suspend(snapshot: Snapshot | None, request: Suspend) -> Ask | None:
-    """What must be remembered to decide the request."""
+class NotMet(Struct, frozen=True):
+    """What is to be waited for is not here. `partly`: not among the signals that were looked at,
+    but there are more."""
+
+    partly: bool = False
+
+
+def ask_to_suspend(snapshot: Snapshot | None, request: Suspend, *, few: bool = False) -> Ask | None:
+    """What must be remembered to decide the request: of each waitpoint all signals that were kept,
+    or the first few."""
     if snapshot is None:
         return None
     bindings = [binding for wait in request.waits for binding in wait.bindings]
@@ -137,6 +149,7 @@ def ask_to_suspend(snapshot: Snapshot | None, request: Suspend) -> Ask | None:
             for b in bindings
             if b.id in pending or b.use is Use.EITHER
         ),
+        few=few,
     )
 
 
@@ -166,6 +179,35 @@ def suspend(
     )
     made = _Made(snapshot, lease, now, request, binder)
     return made.decide(suspension, memory)
+
+
+def go_on(
+    snapshot: Snapshot | None,
+    owner: Owner,
+    now: Millis,
+    request: Suspend,
+    memory: Memory,
+    *,
+    few: bool = False,
+) -> "Change[AlreadyMet | NotMet]":
+    """As `suspend` if the request is satisfied already; otherwise nothing changes. `memory` has
+    all signals that were kept or the first few of each waitpoint."""
+    last = _last_in_order(memory.signals) if few else None
+    if last is not None:
+        known = [heard for heard in memory.signals if heard.signal.number <= last]
+        memory = Memory(memory.waitpoints, memory.marks, known)
+    change = suspend(snapshot, owner, now, request, memory)
+    if isinstance(change.outcome, NowSuspended):
+        return unchanged(NotMet(partly=last is not None))
+    return cast("Change[AlreadyMet | NotMet]", change)
+
+
+def _last_in_order(signals: list[Heard]) -> int | None:
+    """The number up to which none is missing among the first few; None when none is at all."""
+    numbers: dict[UUID, list[int]] = {}
+    for heard in signals:
+        numbers.setdefault(heard.signal.waitpoint, []).append(heard.signal.number)
+    return min((max(each) for each in numbers.values() if len(each) >= FEW_SIGNALS), default=None)
 
 
 class _Binder:
@@ -301,8 +343,9 @@ class _Made:
     def _go_on(self, suspension: Suspension, over: Wake) -> "Change[NowSuspended | AlreadyMet]":
         """Something that was to be waited for is over: the lease is kept."""
         waits = close_suspension(self._waits(), suspension, self._now, over)
-        outcome = AlreadyMet(suspension.id, tuple(self._binder.bound))
-        steps = (*self._request.steps, *steps_of(suspension, over))
+        done = steps_of(suspension, over)
+        outcome = AlreadyMet(suspension.id, tuple(self._binder.bound), done)
+        steps = (*self._request.steps, *done)
         life = replace(self._snapshot.life, waits=waits)
         after = self._snapshot.to(
             Active(self._lease), life=life, flags=self._snapshot.head.flags | Flags.WAITPOINTS

@@ -20,6 +20,8 @@ from flowfabric.core.time import Millis
 
 MAX_SIGNALS = 10_000
 """Signals one execution accepts, unless the caller says otherwise."""
+FEW_SIGNALS = 32
+"""How many kept signals of a waitpoint are looked at before all of them are."""
 
 
 class Behaviour(StrEnum):
@@ -136,7 +138,8 @@ class Memory(Struct):
 class Ask(Struct, frozen=True):
     """What a rule needs to remember about one execution.
 
-    `buffered` are waitpoints with the number of the last signal that is not wanted any more;
+    `buffered` are waitpoints with the number of the last signal that is not wanted any more; with
+    `few` the first FEW_SIGNALS after it are enough.
     `edges` are edges of its flow, `incoming` means all edges into it.
     """
 
@@ -144,6 +147,7 @@ class Ask(Struct, frozen=True):
     waitpoints: tuple[UUID, ...] = ()
     marks: tuple[bytes, ...] = ()
     buffered: tuple[tuple[UUID, int], ...] = ()
+    few: bool = False
     edges: tuple[UUID, ...] = ()
     incoming: bool = False
 

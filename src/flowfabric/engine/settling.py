@@ -202,6 +202,7 @@ class Settling(Noun):
             source_type="flow",
             source=str(flow.id),
             idempotency_key=f"flow:{flow.id}:{flow.ended_at}",
+            internal=True,
         )
         try:
             await self._signals.send(parent.execution, parent.signal, delivery)

@@ -181,6 +181,7 @@ def check_delivery(delivery: object) -> Delivery:
     if checked.delay is not None:
         check_whole(checked.delay, "delay", 0, MAX_SPAN)
     check_whole(checked.max_signals, "max_signals")
+    check_kind_of(checked.internal, bool, "internal")
     return checked
 
 

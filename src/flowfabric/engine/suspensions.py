@@ -17,7 +17,7 @@ from flowfabric.core.ids import ExecutionId, derive_attempt_id, parse_uuid
 from flowfabric.core.keyring import Keyring, verifies
 from flowfabric.core.lease import DEFAULT_TTL, AlreadySatisfied, Owner
 from flowfabric.core.signal import ask_about_tokens, revoked_at
-from flowfabric.core.suspend import AlreadyMet, NowSuspended, Suspend, Use
+from flowfabric.core.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, Use
 from flowfabric.core.suspend_check import check_suspend
 from flowfabric.core.text import MAX_NAME, MAX_REASON, check_namespace, check_text
 from flowfabric.core.time import MAX_SPAN, Millis, check_moment
@@ -113,6 +113,26 @@ class Suspensions(Noun):
             owned.snapshot if isinstance(owned, Claim) else None,
         )
         return self._answer(outcome, seen[0], owner, ring)
+
+    async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
+        """Ends waits that kept signals satisfy, and records their steps; None when there is
+        nothing to go on with. The lease is kept either way."""
+        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
+        wanted = replace(wanted, kid=(await self._ring_for(wanted)).current)
+        id, owner = self._attempts.unpack(claim)
+        met = await self._met(id, owner, wanted, few=True)
+        if isinstance(met, NotMet) and met.partly:
+            met = await self._met(id, owner, wanted, few=False)
+        return None if isinstance(met, NotMet) else met
+
+    async def _met(
+        self, id: str, owner: Owner, request: Suspend, *, few: bool
+    ) -> AlreadyMet | NotMet:
+        return await self._recalling(
+            id,
+            lambda found, now, memory: rules.go_on(found, owner, now, request, memory, few=few),
+            lambda found: rules.ask_to_suspend(found, request, few=few),
+        )
 
     async def create_waitpoint(
         self,

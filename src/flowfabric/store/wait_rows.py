@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from flowfabric.core.change import Change
 from flowfabric.core.errors import Corruption
 from flowfabric.core.join import EdgeState
-from flowfabric.core.waits import Ask, Heard, Mark, Memory, Signal, Waitpoint
+from flowfabric.core.waits import FEW_SIGNALS, Ask, Heard, Mark, Memory, Signal, Waitpoint
 from flowfabric.store.flow_rows import read_edge
 from flowfabric.store.readable import UNREADABLE, unreadable
 from flowfabric.store.rows import Row
@@ -22,7 +22,7 @@ from flowfabric.store.rows import Row
 T = TypeVar("T")
 K = TypeVar("K")
 
-WAITPOINT, MARK, SIGNAL, EDGE, INCOMING = 1, 2, 3, 4, 5
+WAITPOINT, MARK, SIGNAL, EDGE, INCOMING, FEW = 1, 2, 3, 4, 5, 6
 """What is asked of the query `recalled`. The columns of its rows: what it is, id, mark, until (of
 an edge its outcome), suspension, doc; what it is of an edge is EDGE, however it was asked for."""
 
@@ -177,14 +177,16 @@ def _last(marks: Iterable[Mark]) -> dict[bytes, Mark]:
     return {mark.key: mark for mark in marks}
 
 
-def _buffers(asks: Iterable[Ask]) -> list[tuple[UUID, UUID, int]]:
-    """Of each waitpoint the signals after the earliest number anybody asks from."""
-    found: dict[tuple[UUID, UUID], int] = {}
+def _buffers(asks: Iterable[Ask]) -> list[tuple[UUID, UUID, int, int | None]]:
+    """Of each waitpoint the signals after the earliest number anybody asks from: the first few if
+    nobody asks for more (None: all)."""
+    found: dict[tuple[UUID, UUID], tuple[int, int | None]] = {}
     for ask in asks:
         for waitpoint, taken in ask.buffered:
-            key = (ask.execution, waitpoint)
-            found[key] = min(taken, found.get(key, taken))
-    return [(id, waitpoint, taken) for (id, waitpoint), taken in found.items()]
+            key, wanted = (ask.execution, waitpoint), (taken, FEW_SIGNALS if ask.few else None)
+            known = found.get(key, wanted)
+            found[key] = wanted if known == wanted else (min(taken, known[0]), None)
+    return [(id, waitpoint, *wanted) for (id, waitpoint), wanted in found.items()]
 
 
 def _among(found: dict[tuple[UUID, K], T], id: UUID, keys: Iterable[K]) -> dict[K, T]:

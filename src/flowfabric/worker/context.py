@@ -224,7 +224,7 @@ class Context(Spending):
 
     async def release(self) -> bool:
         """True when the handler is to run again at once."""
-        return await self._journal.release()
+        return await self._parking.release()
 
     # -- how
 
@@ -244,7 +244,7 @@ class Context(Spending):
             until = record.until or Millis(0)
             if until <= self._engine.now():
                 return
-        await self._journal.sleep(place, until, known=record is not None)
+        await self._parking.sleep(place, until, known=record is not None)
 
     async def _now(self, place: Place) -> datetime:
         async def clock() -> int:

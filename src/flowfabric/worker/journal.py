@@ -7,10 +7,9 @@ a call is made, and whatever runs side by side counts on its own, in a branch.
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NoReturn
-from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -18,9 +17,7 @@ from msgspec import Struct
 from flowfabric.core.errors import Invalid, LeaseLost
 from flowfabric.core.execution import Start
 from flowfabric.core.step import Recorded, Step
-from flowfabric.core.suspend import Suspend, Wait
 from flowfabric.core.time import Millis
-from flowfabric.core.waits import StepRef
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.control import LOST, StepsChanged, Unwind
 from flowfabric.worker.lease import HeldLease
@@ -45,14 +42,6 @@ class Place(Struct, frozen=True):
 
     def __str__(self) -> str:
         return _title(self.name, self.occurrence)
-
-
-class Waiter(Struct, frozen=True):
-    """A wait that is to begin. `limited` says that the end of its time is recorded already."""
-
-    wait: Wait
-    reason: str
-    limited: bool
 
 
 class Halt:
@@ -113,7 +102,7 @@ class Journal:
         self._lease = lease
         self._claim = claim
         self._halt = halt
-        self._generation = claim.snapshot.life.generation
+        self.generation = claim.snapshot.life.generation
         self._steps: dict[tuple[str, int], tuple[Step, Recorded]] = {}
         self._positions: dict[tuple[str, int], int] = {}
         self._loaded = claim.lease.start is Start.INITIAL and not again
@@ -121,11 +110,8 @@ class Journal:
         self._lock = threading.Lock()
         self._root = Branch(halt, "", owner)
         self._branches = {"": self._root}
-        self._busy = 0
-        self._idle: asyncio.Event | None = None
-        self._sleepers: dict[Place, tuple[Millis, bool]] = {}
-        self._waiters: dict[Place, Waiter] = {}
-        self._suspension: UUID | None = None
+        self.busy = 0
+        self.idle: asyncio.Event | None = None
         self._changed: StepsChanged | None = None
         self.parked = False
 
@@ -211,7 +197,7 @@ class Journal:
     async def record(self, place: Place, value: Recorded) -> None:
         """Writes under the fence, however long the store is away; raises a LeaseLost when
         somebody else owns the run."""
-        step = self._step(place, value)
+        step = self.step(place, value)
         try:
             await patiently(
                 lambda: self._engine.attempts.record_step(self._claim, step),
@@ -235,6 +221,12 @@ class Journal:
                 f"but the code no longer asks for it"
             )
 
+    def limit(self, place: Place) -> Millis | None:
+        """The moment at which the time of a wait is over, if it is recorded."""
+        at = beside(place)
+        step, record = self._steps.get((at.branch, at.position), (None, None))
+        return record.until if step and record and step.name == at.name else None
+
     def _unasked(self, path: str, position: int) -> bool:
         branch = self._branches.get(path)
         return _LOOSE not in path and (branch is None or position >= branch.position)
@@ -249,7 +241,7 @@ class Journal:
             if self._loaded:
                 return
             steps = await patiently(
-                lambda: self._engine.attempts.steps(self._claim.uuid, self._generation),
+                lambda: self._engine.attempts.steps(self._claim.uuid, self.generation),
                 give_up=self._halt.__bool__,
             )
             for step in steps:
@@ -258,22 +250,22 @@ class Journal:
                 self._positions[step.name, step.occurrence] = step.position
             self._loaded = True
 
-    def _step(self, place: Place, value: Recorded) -> Step:
+    def step(self, place: Place, value: Recorded) -> Step:
         if place.branch:
             value = msgspec.structs.replace(value, branch=place.branch)
         doc = msgspec.json.encode(value)
-        return Step(self._generation, place.position, place.name, place.occurrence, doc)
+        return Step(self.generation, place.position, place.name, place.occurrence, doc)
 
-    # -- sleeping
+    # -- what is under way
 
     def begin(self) -> None:
         """Something is under way that must not be cut off by a sleep beside it."""
-        self._busy += 1
+        self.busy += 1
 
     def end(self) -> None:
-        self._busy -= 1
-        if self._busy == 0 and self._idle is not None:
-            self._idle.set()
+        self.busy -= 1
+        if self.busy == 0 and self.idle is not None:
+            self.idle.set()
 
     @contextmanager
     def strand(self, branch: Branch) -> Iterator[None]:
@@ -302,92 +294,6 @@ class Journal:
                 branch.counted = True
                 self.begin()
 
-    async def sleep(self, place: Place, until: Millis, *, known: bool) -> None:
-        """Takes the handler off its slot until the earliest of all sleeps: then it never returns.
-        While something else is under way it waits for that, and returns if its own time is over
-        before."""
-        with self.waiting():
-            await asyncio.sleep(0)  # whoever was started together with this sleep begins
-            if self._busy and not known:
-                await self.record(place, Recorded(until=until))
-                known = True
-            self._sleepers[place] = (until, known)
-            try:
-                await self._quiet(until)
-            except BaseException:
-                del self._sleepers[place]
-                raise
-            if not self._busy:
-                self.parked = True
-                raise Unwind
-            del self._sleepers[place]
-
-    async def wait(self, place: Place, wait: Wait, reason: str) -> Recorded:
-        """How a wait ended, if it has. Otherwise the handler is taken off its slot as soon as
-        nothing else is under way, and this never returns. Its time is counted from the first
-        time it was asked for, however often something else wakes the run."""
-        record = await self.recorded(place)
-        if record is not None:
-            return record
-        ref = StepRef(self._generation, place.position, place.name, place.occurrence, place.branch)
-        limit = _limit(self._steps, place)
-        until = wait.timeout_at if limit is None or wait.timeout_at is None else limit
-        limited = until is None or limit is not None
-        with self.waiting():
-            await asyncio.sleep(0)  # whoever was started together with this wait begins
-            if self._busy and until is not None and not limited:
-                await self.record(_beside(place), Recorded(until=until))
-                limited = True
-            asked = msgspec.structs.replace(wait, step=ref, timeout_at=until)
-            self._waiters[place] = Waiter(asked, reason, limited)
-            try:
-                await self._quiet(None)
-            except BaseException:
-                self._waiters.pop(place, None)
-                raise
-            self.parked = True
-            raise Unwind
-
-    async def _quiet(self, until: Millis | None) -> None:
-        """Returns when nothing is under way, or at `until`."""
-        self._idle = self._idle or asyncio.Event()
-        while self._busy:
-            left = None if until is None else (until - self._engine.now()) / 1000
-            if left is not None and left <= 0:
-                return
-            self._idle.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), left)
-
-    async def release(self) -> bool:
-        """Gives the lease up until the first of all sleeps and waits is over, and records the
-        sleeps. True when a wait is over already: the lease is kept, the handler runs again."""
-        moments = _moments(self._sleepers, self._waiters)
-        fresh = [self._step(place, Recorded(until=until)) for place, until in moments]
-        until = min((until for until, _ in self._sleepers.values()), default=None)
-        if self._waiters:
-            return await self._suspend(until, fresh)
-        for step in fresh[1:]:
-            await self._engine.attempts.record_step(self._claim, step)
-        first = fresh[0] if fresh else None
-        await self._engine.attempts.delay(self._claim, until or Millis(0), step=first)
-        return False
-
-    async def _suspend(self, until: Millis | None, steps: list[Step]) -> bool:
-        # The same id for every try: after a lost reply the repeat is recognised.
-        self._suspension = self._suspension or self._engine.suspensions.new_id()
-        reasons = {waiter.reason for waiter in self._waiters.values()}
-        now = self._engine.now()
-        request = Suspend(
-            id=self._suspension,
-            waits=tuple(_not_before(now, waiter.wait) for waiter in self._waiters.values()),
-            reason=reasons.pop() if len(reasons) == 1 else "waiting_for_signal",
-            until=until,
-            steps=tuple(steps),
-        )
-        answer = await self._engine.suspensions.suspend(self._claim, request)
-        return answer.satisfied
-
     def stopped(self) -> bool:
         return bool(self._halt)
 
@@ -400,7 +306,7 @@ def current_caller() -> object:
         return threading.get_ident()
 
 
-def _beside(place: Place) -> Place:
+def beside(place: Place) -> Place:
     """Where the end of a wait's time is recorded: not in the order of calls, since code may give
     a wait more or less time without changing its history."""
     name = f"{_LOOSE}/{place.name}"
@@ -416,33 +322,6 @@ def anew(place: Place, number: int) -> Place:
 def is_beside(name: str) -> bool:
     """Whether a recorded name is that of no call: the end of a wait's time, or something anew."""
     return name.startswith(f"{_LOOSE}/")
-
-
-def _limit(steps: dict[tuple[str, int], tuple[Step, Recorded]], place: Place) -> Millis | None:
-    """The moment at which the time of a wait is over, if it is recorded."""
-    beside = _beside(place)
-    step, record = steps.get((beside.branch, beside.position), (None, None))
-    return record.until if step and record and step.name == beside.name else None
-
-
-def _moments(
-    sleepers: dict[Place, tuple[Millis, bool]], waiters: dict[Place, Waiter]
-) -> list[tuple[Place, Millis]]:
-    """When sleeps, and the time of waits, are over; those that are not recorded yet."""
-    sleeps = [(place, until) for place, (until, known) in sleepers.items() if not known]
-    limits = [
-        (_beside(place), waiter.wait.timeout_at)
-        for place, waiter in waiters.items()
-        if waiter.wait.timeout_at is not None and not waiter.limited
-    ]
-    return sleeps + limits
-
-
-def _not_before(now: Millis, wait: Wait) -> Wait:
-    """A wait whose time ran out while nobody was there is over at once, not refused."""
-    if wait.timeout_at is None or wait.timeout_at >= now:
-        return wait
-    return msgspec.structs.replace(wait, timeout_at=now)
 
 
 def _title(name: str, occurrence: int) -> str:

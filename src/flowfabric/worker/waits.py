@@ -6,6 +6,7 @@ survives the death of whoever is woken. Meanwhile the run needs no worker.
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
 
@@ -36,7 +37,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import MAX_APPROVERS, check_terms
 from flowfabric.worker.codec import decode
 from flowfabric.worker.control import WaitClosed, WaitTimeout
-from flowfabric.worker.journal import Journal, Place
+from flowfabric.worker.journal import Halt, Journal, Place
+from flowfabric.worker.parking import Parking
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.steps import perform
 from flowfabric.worker.verdict import (
@@ -186,11 +188,17 @@ class Waits:
 
     _engine: Engine
     _claim: Claim
+    _halt: Halt
+    _again: bool
     _heard: Heard
 
     @property
     def _journal(self) -> Journal:
         raise NotImplementedError
+
+    @cached_property
+    def _parking(self) -> Parking:
+        return Parking(self._engine, self._claim, self._halt, self._journal, again=self._again)
 
     @overload
     def wait_for_signal(
@@ -295,7 +303,7 @@ class Waits:
             behaviour=Behaviour.AUTO_RESUME,
             policy=_LASTING if asked.lasting else ResumePolicy(),
         )
-        record = await self._journal.wait(place, wait, asked.reason)
+        record = await self._parking.wait(place, wait, asked.reason)
         if record.waited != Waited.SIGNALLED:
             return record, []
         return record, await self._signals(record, asked.bindings)

@@ -73,7 +73,7 @@ async def fill(recollection: Recollection, session: Session, connection: Connect
     values = (
         *columns(recollection.waitpoints, 2),
         *columns(recollection.marks, 2),
-        *columns(recollection.buffers, 3),
+        *columns(recollection.buffers, 4),
         *columns(recollection.edges, 2),
         *columns(recollection.incoming, 1),
     )

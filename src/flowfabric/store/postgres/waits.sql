@@ -17,14 +17,15 @@ cross join lateral (
 ) m
 union all
 select 3, s.id, null, null, s.suspension, s.doc
-from unnest($5::uuid[], $6::uuid[], $7::bigint[]) as a (id, waitpoint, taken)
+from unnest($5::uuid[], $6::uuid[], $7::bigint[], $8::bigint[]) as a (id, waitpoint, taken, most)
 cross join lateral (
     select * from {schema}.signal t
-    where t.id = a.id and t.waitpoint = a.waitpoint and t.number > a.taken offset 0
+    where t.id = a.id and t.waitpoint = a.waitpoint and t.number > a.taken
+    order by t.number limit a.most offset 0
 ) s
 union all
 select 4, a.id, null, e.outcome, null, e.doc
-from unnest($8::uuid[], $9::uuid[]) as a (id, edge)
+from unnest($9::uuid[], $10::uuid[]) as a (id, edge)
 cross join lateral (
     select x.flow from {schema}.execution x where x.id = a.id offset 0
 ) m
@@ -33,7 +34,7 @@ cross join lateral (
 ) e
 union all
 select 4, a.id, null, e.outcome, null, e.doc
-from unnest($10::uuid[]) as a (id)
+from unnest($11::uuid[]) as a (id)
 cross join lateral (
     select x.flow from {schema}.execution x where x.id = a.id offset 0
 ) m

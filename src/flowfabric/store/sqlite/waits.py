@@ -13,6 +13,7 @@ from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 from flowfabric.store.wait_rows import (
     EDGE,
+    FEW,
     INCOMING,
     MARK,
     SIGNAL,
@@ -39,7 +40,7 @@ def recall(session: Session, asks: Sequence[Ask]) -> list[Memory]:
         [
             *((WAITPOINT, *key, 0) for key in recollection.waitpoints),
             *((MARK, *key, 0) for key in recollection.marks),
-            *((SIGNAL, *key) for key in recollection.buffers),
+            *((SIGNAL if most is None else FEW, *key) for *key, most in recollection.buffers),
             *((EDGE, *key, 0) for key in recollection.edges),
             *((INCOMING, *key, None, 0) for key in recollection.incoming),
         ]

@@ -16,8 +16,8 @@ on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
 
 -- name: recalled
 -- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number, 4 edges
--- of the execution's flow, 5 all edges into it. Left alone, the planner reads all later signals of
--- the execution.
+-- of the execution's flow, 5 all edges into it, 6 as 3 but only the first 32. Left alone, the planner
+-- reads all later signals of the execution.
 with given (kind, id, key, taken) as (values (?, ?, ?, ?))
 select 1, w.id, null, null, null, w.doc
 from given as g cross join waitpoint as w on w.id = g.id and w.waitpoint = g.key
@@ -31,6 +31,18 @@ select 3, s.id, null, null, s.suspension, s.doc
 from given as g cross join signal as s indexed by signal_waitpoint
     on s.id = g.id and s.waitpoint = g.key and s.number > g.taken
 where g.kind = 3
+union all
+select 3, s.id, null, null, s.suspension, s.doc
+from given as g cross join signal as s indexed by signal_waitpoint
+    on s.id = g.id and s.waitpoint = g.key and s.number > g.taken and s.number <= coalesce(
+        (
+            select t.number from signal as t indexed by signal_waitpoint
+            where t.id = g.id and t.waitpoint = g.key and t.number > g.taken
+            order by t.number limit 1 offset 31
+        ),
+        9223372036854775807
+    )
+where g.kind = 6
 union all
 select 4, e.id, null, d.outcome, null, d.doc
 from given as g cross join execution as e on e.id = g.id
