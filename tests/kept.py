@@ -18,7 +18,7 @@ import pytest
 from psycopg import sql
 
 from flowfabric.store.postgres.address import read_address
-from flowfabric.store.postgres.link import Connection, Dialer
+from flowfabric.store.postgres.dialer import Connection, Dialer
 from flowfabric.store.sqlite.connection import connect
 from tests.postgres import Databases
 

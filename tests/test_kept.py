@@ -10,7 +10,7 @@ from flowfabric.core.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from tests.kept import KeptDatabase, Shelf, kept_connections
 from tests.postgres import Databases, database_name
 

@@ -23,7 +23,8 @@ from flowfabric.core.time import Millis
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, Note, Progress, Renewal
 from flowfabric.store.postgres import PostgresStore, open_postgres
-from flowfabric.store.postgres.link import Connection, Link
+from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.link import Link
 from tests.postgres import Databases
 
 W1 = Worker("w1", "w1-a")
@@ -189,6 +190,11 @@ def progress(held: Snapshot, percent: int | None = None, message: str | None = N
 
 def step(position: int, name: str = "fetch", doc: bytes = b"1") -> Step:
     return Step(generation=0, position=position, name=name, occurrence=0, doc=doc)
+
+
+async def its_connection(connection: Connection, repeated: bool) -> Connection:
+    """The connection a link is lent now: for `link.run`."""
+    return connection
 
 
 def lose_reply(link: Link) -> None:

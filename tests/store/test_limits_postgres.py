@@ -14,8 +14,8 @@ from flowfabric.core.spending import Books, Expense, spend
 from flowfabric.core.time import Millis
 from flowfabric.store.limits import BookAsk
 from flowfabric.store.postgres import PostgresStore, open_postgres
+from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
-from flowfabric.store.postgres.link import FREE, PINNED, Connection
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.postgres import Databases
 from tests.store import limit_bench, postgres_bench

@@ -17,7 +17,7 @@ from flowfabric.core.execution import Flags, Gate, Next, Outcome, Ready, Snapsho
 from flowfabric.core.flow import Flow, FlowChange, changed
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import EventQuery, FlowQuery
-from flowfabric.store.postgres.link import PINNED, Connection
+from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.postgres import Databases
 from tests.store import postgres_bench

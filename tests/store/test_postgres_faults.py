@@ -16,12 +16,14 @@ from flowfabric.core.time import Millis
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide, is_broken, translate
-from flowfabric.store.postgres.link import MAX_BREAKS, MAX_RIVALS, Connection
+from flowfabric.store.postgres.link import MAX_BREAKS, MAX_RIVALS
 from tests.postgres import Databases, with_database
 from tests.store.postgres_bench import (
     Bench,
     after,
+    its_connection,
     migrated_template,
     opened,
     progress,
@@ -281,10 +283,11 @@ async def test_a_guilty_ending_and_a_guilty_note_are_alone_too(bench: Bench) -> 
     assert await bench.store.note(notes[1:], bench.now) == {held[1].execution.uuid}
 
 
-async def test_halving_finds_every_guilty_item() -> None:
+async def test_cutting_a_batch_finds_every_guilty_item() -> None:
     sent: list[list[int]] = []
 
-    async def send(items: Sequence[int]) -> list[int]:
+    async def send(items: Sequence[int], patience: float) -> list[int]:
+        assert not patience
         batch = list(items)
         if any(item % 10 == 3 for item in batch):
             raise Invalid(f"guilty among {batch}")
@@ -332,9 +335,11 @@ async def test_a_read_only_server_is_told_apart_and_looked_for_again(bench: Benc
     name = await raw.fetchval("select current_database()")
     await raw.execute(f"alter database {name} set default_transaction_read_only = on")
     link = bench.store.session.sweep
+    connection = await link.run(its_connection)
+    await connection.execute("set default_transaction_read_only = on")
     with pytest.raises(StoreReadOnly):
         await bench.store.take_duty("sweep", "me", bench.now, Millis(bench.now + 1))
-    assert link._connection is None
+    assert connection.is_closed()
     await raw.execute(f"alter database {name} set default_transaction_read_only = off")
     assert await bench.store.take_duty("sweep", "me", bench.now, Millis(bench.now + 1))
 

@@ -15,7 +15,7 @@ from flowfabric.core.flow import Flow, FlowChange, changed
 from flowfabric.core.join import EdgeState, Join, count
 from flowfabric.core.join import On as Ending
 from flowfabric.core.waits import Ask
-from flowfabric.store.postgres.link import FREE, PINNED, Connection
+from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.postgres import Databases
 from tests.store import postgres_bench

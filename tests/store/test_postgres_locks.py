@@ -65,6 +65,43 @@ async def test_a_key_in_an_open_transaction_holds_up_only_that_key(
     assert len(await lab.claim(limit=10)) == 3
 
 
+async def test_neighbours_do_not_wait_for_a_key_in_an_open_transaction(
+    lab: Lab, application: asyncpg.Connection
+) -> None:
+    """They have their answers while the one in question still waits for its own."""
+    until = Millis(lab.clock.now() + 60_000)
+    await foreign.arrive(application, arrival(lab), "order-7", until)
+    submit = lab.engine.executions.submit
+    await submit(Submission(kind="job"))
+    keys = [None] * 30 + ["order-7"] + [f"order-{number}" for number in range(100, 130)]
+    tasks = [asyncio.create_task(submit(Submission(kind="job", key=key))) for key in keys]
+    locked = tasks.pop(30)
+    await asyncio.gather(*tasks)
+    later = await submit(Submission(kind="job"))
+    assert isinstance(later, Submitted)
+    assert not locked.done()
+    with pytest.raises(Locked):
+        await locked
+
+
+async def test_renewals_do_not_wait_for_a_lease_in_an_open_transaction(
+    lab: Lab, application: asyncpg.Connection
+) -> None:
+    for _ in range(3):
+        await lab.submit()
+    held = await lab.claim(W1, limit=3)
+    lab.clock.advance(1000)
+    lock = "select 1 from flowfabric.lease where id = $1 for update"
+    await application.execute(lock, held[1].uuid)
+    answers = [asyncio.create_task(lab.engine.claims.renew(claim)) for claim in held]
+    locked = answers.pop(1)
+    renewed = await asyncio.gather(*answers)
+    assert not locked.done()
+    assert all(answer.expires_at == held[0].expires_at + 1000 for answer in renewed)
+    with pytest.raises(Locked):
+        await locked
+
+
 async def test_an_ending_in_an_open_transaction_holds_up_only_that_run(
     lab: Lab, application: asyncpg.Connection
 ) -> None:

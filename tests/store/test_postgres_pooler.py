@@ -14,7 +14,7 @@ from flowfabric.core.lease import Owner
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import EventQuery
 from flowfabric.store.postgres import PostgresStore, open_postgres
-from flowfabric.store.postgres.link import PINNED
+from flowfabric.store.postgres.dialer import PINNED
 from tests.postgres import Databases, database_name
 from tests.store.postgres_bench import (
     Bench,

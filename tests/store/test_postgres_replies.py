@@ -19,6 +19,7 @@ from tests.store.postgres_bench import (
     Bench,
     after,
     id_of,
+    its_connection,
     lease_of,
     lose_reply,
     migrated_template,
@@ -187,13 +188,13 @@ async def test_what_a_broken_connection_left_running_ends_before_the_repeat(benc
     transaction = blocker.transaction()
     await transaction.start()
     await blocker.execute("lock table flowfabric.event in exclusive mode")
+    connection = await bench.store.session.claim.run(its_connection)
+    await connection.execute("set lock_timeout = 0")
     claiming = asyncio.create_task(bench.claim())
     await until_waiting(watcher)
-    connection = bench.store.session.claim._connection
-    assert connection is not None
     connection.terminate()
     ends = """select count(*) from pg_stat_activity where datname = current_database()
-        and pid <> pg_backend_pid() and query ilike '%pg_terminate_backend(pid%'"""
+        and pid <> pg_backend_pid() and query ilike '%pg_terminate_backend(a.pid%'"""
     while await watcher.fetchval(ends) == 0:
         assert not claiming.done()
     await until_waiting(watcher)

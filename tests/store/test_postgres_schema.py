@@ -10,7 +10,7 @@ import pytest
 from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew, Unavailable
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import open_postgres
-from flowfabric.store.postgres.link import FREE, PINNED, Connection
+from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.rows import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.postgres import Databases
@@ -115,7 +115,7 @@ async def test_the_view_and_the_tables_have_the_shared_columns(bench: Bench) -> 
 
 
 async def test_an_old_server_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowfabric.store.postgres.link.OLDEST_SERVER", 99)
+    monkeypatch.setattr("flowfabric.store.postgres.dialer.OLDEST_SERVER", 99)
     with pytest.raises(Unavailable, match="99 or later"):
         await open_postgres(bench.url)
 

@@ -14,7 +14,7 @@ from flowfabric.core.change import Change
 from flowfabric.core.execution import Flags, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Ask, Heard, Mark, Signal, Waitpoint
-from flowfabric.store.postgres.link import FREE, PINNED, Connection
+from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.postgres import Databases
 from tests.store.postgres_bench import (

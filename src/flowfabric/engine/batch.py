@@ -54,6 +54,7 @@ class Batcher(Generic[Item, Answer]):
         self._capacity = capacity
         self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._alone: set[asyncio.Task[None]] = set()
 
     def put(self, item: Item) -> "asyncio.Future[Answer]":
         """Queues an item; the future is done when the item is durable or refused."""
@@ -73,8 +74,8 @@ class Batcher(Generic[Item, Answer]):
 
     async def drain(self) -> None:
         """Returns when everything queued so far was flushed."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while tasks := {*self._alone, *([] if self._task is None else [self._task])}:
+            await asyncio.wait(tasks)
 
     async def _run(self) -> None:
         try:
@@ -88,10 +89,13 @@ class Batcher(Generic[Item, Answer]):
             answers = await self._flush([item for item, _ in batch])
         except (Invalid, Locked) as error:
             if len(batch) > 1:
-                # Something in it cannot be written. What can be was; asking again one by one is
-                # harmless and tells each caller about its own item.
+                # Something in it cannot be written, or not yet. What can be was; asking again one
+                # by one is harmless and tells each caller about its own item. Side by side: none
+                # waits for the one that waits.
                 for entry in batch:
-                    await self._flush_one([entry])
+                    task = asyncio.create_task(self._flush_one([entry]))
+                    self._alone.add(task)
+                    task.add_done_callback(self._alone.discard)
                 return
             answers = [error]
         except Exception as error:

@@ -10,9 +10,13 @@ from flowfabric.store.contract import Store
 FORMS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/database"
 
 
-async def open_store(url: str, *, clock: Clock | None = None) -> Store:
-    """The store a URL names. Raises Invalid for a URL that names none and Unavailable when the
-    store cannot be reached; neither text ever contains a password."""
+async def open_store(
+    url: str, *, clock: Clock | None = None, connections: int | None = None
+) -> Store:
+    """The store a URL names, with at most so many `connections` where it has any.
+
+    Raises Invalid for a URL that names none and Unavailable when the store cannot be reached;
+    neither text ever contains a password."""
     if not isinstance(url, str):
         raise Invalid(f"a store's URL must be text such as {FORMS}")
     check_text(url, "a store's URL")
@@ -26,21 +30,22 @@ async def open_store(url: str, *, clock: Clock | None = None) -> Store:
 
             return await open_sqlite(sqlite_path(url), clock=clock)
         case "postgresql" | "postgres":
-            return await _open_postgres(url, clock)
+            return await _open_postgres(url, clock, connections)
         case _:
             raise Invalid(f"{scheme[:20]!r} is not a store this engine knows; use {FORMS}")
 
 
-async def _open_postgres(url: str, clock: Clock | None) -> Store:
+async def _open_postgres(url: str, clock: Clock | None, connections: int | None) -> Store:
     try:
         from flowfabric.store.postgres.store import open_postgres
+        from flowfabric.store.postgres.wires import SIZE
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise
         raise Unavailable(
             "the Postgres store needs asyncpg: pip install 'flowfabric[postgres]'"
         ) from None
-    return await open_postgres(url, clock=clock)
+    return await open_postgres(url, clock=clock, connections=connections or SIZE)
 
 
 def sqlite_path(url: str) -> str:

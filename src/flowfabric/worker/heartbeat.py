@@ -11,27 +11,56 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any, TypeVar
 from uuid import UUID
 
-from flowfabric.core.errors import Corruption, FlowFabricError
+from msgspec import Struct
+
+from flowfabric.core.errors import Corruption, FlowFabricError, Locked, Unavailable
 from flowfabric.core.execution import Active, Ended, Snapshot
 from flowfabric.core.time import Millis
+from flowfabric.store.clock import Clock
 from flowfabric.store.contract import MAX_BATCH, Renewal, Store
 from flowfabric.store.readable import load_each, load_readable
 from flowfabric.worker.lease import HeldLease, Key, Loss
 
 log = logging.getLogger("flowfabric.worker")
 
+T = TypeVar("T")
+
 BLOCKED_AFTER = 2.0
 LOOK_EVERY = 1.0
 """Seconds after which a lease is looked at, so that a cancelled run is stopped soon."""
 
 
+class _Lent(Struct):
+    """The store of the worker's loop, seen from the heartbeat's thread."""
+
+    store: Store
+    loop: asyncio.AbstractEventLoop
+    patience: float
+
+    @property
+    def clock(self) -> Clock:
+        return self.store.clock
+
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+        return await self._there(self.store.renew(renewals, now))
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        return await self._there(self.store.load(uuids))
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        asked = asyncio.run_coroutine_threadsafe(work, self.loop)
+        return await asyncio.wait_for(asyncio.wrap_future(asked), self.patience)
+
+
 class Heartbeat:
     """Renews every third of the lease. A lease that is gone, or that could not be renewed until a
-    sixth before its end, is reported as lost in the worker's loop."""
+    sixth before its end, is reported as lost in the worker's loop. `spare` is the store of the
+    worker's loop: it renews where the heartbeat's own cannot be reached."""
 
     def __init__(
         self,
@@ -40,8 +69,10 @@ class Heartbeat:
         ttl: Millis,
         on_lost: Callable[[Key, Loss], None],
         owns_store: bool,
+        spare: Store | None = None,
     ) -> None:
         self._open = store
+        self._spare = spare
         self._owns_store = owns_store
         self._ttl = ttl / 1000
         self._on_lost = on_lost
@@ -102,12 +133,11 @@ class Heartbeat:
         while True:
             await asyncio.sleep(max(0.001, min(LOOK_EVERY, next_beat - time.monotonic())))
             try:
-                self._store = store = self._store or await self._open()
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + interval
-                    await self._renew(store)
+                    await self._renew_somehow()
                 else:
-                    await self._look(store)
+                    await self._look(await self._reached())
             except FlowFabricError as error:
                 log.debug("the heartbeat missed a beat: %s", error)
                 next_beat = time.monotonic() + min(1.0, interval / 2)
@@ -115,20 +145,42 @@ class Heartbeat:
                 log.exception("the heartbeat stumbled and goes on")
                 next_beat = time.monotonic() + min(1.0, interval / 2)
 
-    async def _renew(self, store: Store) -> None:
-        for page in _pages([held for held in self._all() if not held.resting]):
-            asked_at = time.monotonic()
-            extended = await store.renew([held.renewal for held in page], store.clock.now())
-            refused = []
-            for held in page:
-                if (expires_at := extended.get(held.renewal.uuid)) is None:
-                    refused.append(held)
-                else:
-                    held.renewed(expires_at, asked_at)
-            if refused:
-                await self._lose_refused(store, refused)
+    async def _reached(self) -> Store:
+        self._store = store = self._store or await self._open()
+        return store
 
-    async def _lose_refused(self, store: Store, refused: list[HeldLease]) -> None:
+    async def _renew_somehow(self) -> None:
+        """Where the server refuses the heartbeat a connection, the worker has one."""
+        try:
+            await self._renew(await self._reached())
+        except Unavailable:
+            if self._spare is None or not self._owns_store:
+                raise
+            await self._renew(_Lent(self._spare, self._worker_loop, self._ttl / 3))
+
+    async def _renew(self, store: "Store | _Lent") -> None:
+        for page in _pages([held for held in self._all() if not held.resting]):
+            await self._renew_page(store, page)
+
+    async def _renew_page(self, store: "Store | _Lent", page: list[HeldLease]) -> None:
+        asked_at = time.monotonic()
+        try:
+            extended = await store.renew([held.renewal for held in page], store.clock.now())
+        except Locked:
+            # A transaction of the application holds one of them: neither renewed nor lost.
+            if len(page) > 1:
+                await asyncio.gather(*(self._renew_page(store, [held]) for held in page))
+            return
+        refused = []
+        for held in page:
+            if (expires_at := extended.get(held.renewal.uuid)) is None:
+                refused.append(held)
+            else:
+                held.renewed(expires_at, asked_at)
+        if refused:
+            await self._lose_refused(store, refused)
+
+    async def _lose_refused(self, store: "Store | _Lent", refused: list[HeldLease]) -> None:
         """A run that has ended is no trouble; only the store knows which ones have."""
         found: dict[UUID, Snapshot] = {}
         with suppress(FlowFabricError):

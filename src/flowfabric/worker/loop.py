@@ -348,6 +348,7 @@ class Worker:
             ttl=self._ttl,
             on_lost=self._lost,
             owns_store=self.engine.store.name != "sqlite",
+            spare=self.engine.store,
         )
         self._heartbeat.start()
 

@@ -10,9 +10,9 @@ from flowfabric.core.change import Change
 from flowfabric.core.execution import Active, Lost, Ready, Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.store import flow_rows
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.direct import statement_for, values_of
 from flowfabric.store.postgres.faults import divide, each_of
-from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.moves import Move, moves_of
 from flowfabric.store.postgres.session import Part, Session, columns
 from flowfabric.store.postgres.waits import unproven
@@ -57,10 +57,14 @@ class Applying(Part):
         sends = (partial(divide, moves, partial(self._send, k)) for k, moves in kinds.items())
         return {uuid for answers in await each_of(sends) for some in answers for uuid in some}
 
-    async def _send(self, statement: str | None, moves: Sequence[Move]) -> set[UUID]:
+    async def _send(
+        self, statement: str | None, moves: Sequence[Move], patience: float
+    ) -> set[UUID]:
         if statement is None:
-            return await self._session.apply.run(partial(self._apply, moves))
-        return await self._session.apply.run(partial(self._write_directly, statement, moves))
+            work = partial(self._apply, moves)
+        else:
+            work = partial(self._write_directly, statement, moves)
+        return await self._session.apply.run(work, patience=patience)
 
     async def _write_directly(
         self, statement: str, moves: Sequence[Move], connection: Connection, repeated: bool

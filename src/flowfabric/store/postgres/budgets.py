@@ -23,7 +23,7 @@ from flowfabric.store.limit_rows import (
     read_reservation,
 )
 from flowfabric.store.limits import BookAsk
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Part, columns
 from flowfabric.store.readable import readable
 

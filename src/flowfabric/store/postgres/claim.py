@@ -1,12 +1,14 @@
 """Taking work."""
 
+import asyncio
+import secrets
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import ClaimCall, Taken
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, Session
 from flowfabric.store.readable import SET_ASIDE
 from flowfabric.store.rows import SNAPSHOT
@@ -18,10 +20,12 @@ MAX_ROUNDS = 4
 MAX_NUMBER = 2**31 - 1
 """Above every route there can be."""
 
+MAX_TRIES = 30
+"""How often a lane with a concurrency is tried while others take from it."""
 MAX_REMEMBERED = 1000
 
 _PAYLOAD = len(SNAPSHOT)
-_NEWEST, _CANDIDATES, _SPECIAL, _LOCKING = range(_PAYLOAD + 1, _PAYLOAD + 5)
+_NEWEST, _CANDIDATES, _SPECIAL, _MISSED = range(_PAYLOAD + 1, _PAYLOAD + 5)
 
 
 class Claiming(Part):
@@ -65,7 +69,7 @@ class Claiming(Part):
         self, connection: Connection, call: ClaimCall, now: Millis, room: int, known: int
     ) -> tuple[list[Any], int, bool]:
         """The rows taken, the newest route, and whether there were more candidates than looked
-        at (others may have locked those in front)."""
+        at (others may have locked those in front), or a lane others were taking from."""
         candidates = room + room // 2 + 16
         values = (
             await self._routes(connection, call, now, candidates),
@@ -79,33 +83,35 @@ class Claiming(Part):
             known,
         )
         rows: list[Any] = []
+        missed = False
         if call.lanes not in self._special:
             rows = await connection.fetch(self._session.queries["taken_leases"], *values)
         if not rows or rows[0][_SPECIAL]:
             rows = await self._take_by_lane(connection, call, values)
+            missed = rows[0][_MISSED]
         first = rows[0]
         taken = [] if first[0] is None else rows
-        return taken, first[_NEWEST] or 0, first[_CANDIDATES] == candidates
+        return taken, first[_NEWEST] or 0, missed or first[_CANDIDATES] == candidates
 
     async def _take_by_lane(
         self, connection: Connection, call: ClaimCall, values: tuple[Any, ...]
     ) -> list[Any]:
-        """Where lanes drain or have a concurrency. Only one process at a time takes from one with
-        a concurrency; it counts after it has the lock."""
-        queries = self._session.queries
-        rows = await connection.fetch(queries["taken_leases_by_lane"], *values, None)
+        """Where lanes drain or have a concurrency. From one with a concurrency only one process
+        takes at a time; the others try again."""
+        query = self._session.queries["taken_leases_by_lane"]
+        rows = await connection.fetch(query, *values)
         if len(self._special) > MAX_REMEMBERED:
             self._special.clear()
         if rows[0][_SPECIAL]:
             self._special.add(call.lanes)
         else:
             self._special.discard(call.lanes)
-        if not rows[0][_LOCKING]:
-            return rows
-        async with connection.transaction():
-            locked = await connection.fetch(queries["locked_lanes"], rows[0][_LOCKING])
-            names = [name for (name,) in locked]
-            return await connection.fetch(queries["taken_leases_by_lane"], *values, names)
+        tries = 1
+        while rows[0][0] is None and rows[0][_MISSED] and tries < MAX_TRIES:
+            await asyncio.sleep(secrets.randbelow(1000) / 1_000_000 * min(tries, 5))
+            rows = await connection.fetch(query, *values)
+            tries += 1
+        return rows
 
     async def _routes(
         self, connection: Connection, call: ClaimCall, now: Millis, candidates: int

@@ -129,20 +129,21 @@ order by s.rank, s.id
 
 -- name: taken_leases_by_lane
 -- The same where lanes drain or have a concurrency. One that drains goes on with what has begun. Of
--- one with a concurrency no more is picked than it has room for, and nothing is taken at all unless
--- it is locked: $10 are the lanes that are, NULL at first. The last column is then the lanes to lock.
--- Their leases are counted again in the statement after the lock: whoever waits for one has old
--- eyes. All leases are counted, by place, which is the fastest way through a small table.
+-- one with a concurrency no more is picked than it has room for, and the row of the lane is written
+-- in the same statement, so that nobody else took from it since the leases were counted: such a row
+-- is another one by then (its xmin), or locked. Of such a lane nothing is taken; the last column says
+-- that there is one, to be tried again. No lock outlives the statement. All leases are counted, by
+-- place, which is the fastest way through a small table.
 with held as materialized (
     select x.route, count(*) as number from {schema}.lease x where x.ctid >= '(0,0)' group by x.route
 ),
 capped as materialized (
-    select l.name, l.concurrency - (
+    select l.name, l.xmin as written, l.concurrency - (
         select coalesce(sum(held.number), 0)
         from {schema}.route t cross join held where t.lane = l.name and held.route = t.number
     ) as room
     from {schema}.lane l
-    where l.concurrency is not null and ($10::text[] is null or l.name = any($10))
+    where l.concurrency is not null
 ),
 given as materialized (
     select r.number, d.name, d.state, d.concurrency, d.room
@@ -194,15 +195,29 @@ picked as materialized (
     order by c.rank, c.id
     limit $4
 ),
-locking as materialized (
-    select array_agg(distinct picked.capped) as lanes
-    from picked where picked.capped is not null and $10 is null
+wanted as materialized (
+    select distinct picked.capped as name from picked where picked.capped is not null
+),
+locked as materialized (
+    select l.name
+    from {schema}.lane l join capped c on c.name = l.name and c.written = l.xmin
+    where l.name in (select wanted.name from wanted)
+    order by l.name
+    for no key update of l skip locked
+),
+turned as (
+    update {schema}.lane set state = lane.state
+    where lane.name in (select locked.name from locked)
+    returning lane.name
 ),
 taken as (
     delete from {schema}.ready
-    where (select locking.lanes is null from locking) and ctid = any(array(
+    where ctid = any(array(
         select q.ctid from {schema}.ready q
-        where q.ctid = any(array(select picked.at from picked))
+        where q.ctid = any(array(
+            select picked.at from picked
+            where picked.capped is null or picked.capped in (select turned.name from turned)
+        ))
             and (q.held_until <= $2 or q.held_for = $3)
         order by q.rank, q.id
         limit $5
@@ -229,7 +244,7 @@ told as (
     where t.flags & 128 = 0
     order by t.rank, t.id
 )
-select s.*, head.newest, head.candidates, head.special, head.locking
+select s.*, head.newest, head.candidates, head.special, head.missed
 from (
     select
         (select max(number) from {schema}.route) as newest,
@@ -237,7 +252,7 @@ from (
         (
             select count(*) > 0 from given where given.state = 2 or given.concurrency is not null
         ) as special,
-        (select locking.lanes from locking) as locking
+        (select count(*) from wanted) > (select count(*) from turned) as missed
 ) head
 left join lateral (
     select

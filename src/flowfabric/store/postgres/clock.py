@@ -5,7 +5,8 @@ from contextlib import suppress
 
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.store.clock import OffsetClock
-from flowfabric.store.postgres.link import Connection, Link
+from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.link import Link
 
 SAMPLES = 5
 EVERY_SECONDS = 5.0

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.time import Millis
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 
 _TRIMMED = (

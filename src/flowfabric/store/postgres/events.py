@@ -11,7 +11,7 @@ from typing import Any
 
 from flowfabric.core.errors import Unavailable
 from flowfabric.store.contract import EventPage, EventQuery
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, same
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import read_event

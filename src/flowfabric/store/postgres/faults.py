@@ -1,5 +1,6 @@
 """What went wrong, in the words of the engine: broken, lost against a rival, or refused."""
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from textwrap import shorten
 from typing import TypeVar
@@ -24,8 +25,17 @@ RIVALS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 MAX_TEXT = 300
 
+PATIENCE_SECONDS = 2.5
+"""How long work is tried again that needs what a transaction of the application keeps locked: for
+longer than a transaction whose client was stopped is left alone."""
+
+PIECES = 24
+"""Into so many a batch is cut that has something refused in it: of 500 the guilty one is alone
+after three waits for a lock."""
+
 _DATA_CLASSES = ("22", "23", "54", "P0")
 _ENDED_CLASSES = ("08", "57P")
+_LOST = ("08000", "08003", "08006", "57P01", "57P02")
 _MISSING = ("3F000", "42P01")
 
 
@@ -38,6 +48,15 @@ def is_broken(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate).startswith(_ENDED_CLASSES)
     return isinstance(error, OSError | TimeoutError | asyncpg.InternalClientError)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a connection that was not made would not be made at once either."""
+    if isinstance(error, asyncpg.PostgresError):
+        return not str(error.sqlstate).startswith(_LOST)
+    if isinstance(error, ConnectionError):
+        return isinstance(error, ConnectionRefusedError)
+    return isinstance(error, OSError | TimeoutError | ValueError | asyncpg.InterfaceError)
 
 
 def translate(error: Exception, address: Address) -> FlowFabricError:
@@ -68,23 +87,27 @@ def _of_server(state: str, text: str) -> FlowFabricError:
 
 
 async def divide(
-    items: Sequence[Item], send: Callable[[Sequence[Item]], Awaitable[Answer]]
+    items: Sequence[Item], send: Callable[[Sequence[Item], float], Awaitable[Answer]]
 ) -> list[Answer]:
     """Sends everything at once. When an item is refused, its neighbours are written all the
-    same: the batch is halved until the guilty one is alone, which is raised at the end."""
+    same: the batch is cut into pieces until the guilty one is alone, which is raised at the end.
+
+    The second argument of `send` is how many seconds to wait for what somebody else keeps locked:
+    an item by itself waits, but none among others."""
     answers: list[Answer] = []
     refused: list[Invalid | Locked] = []
-    waiting = [items] if items else []
+    patience = PATIENCE_SECONDS if len(items) == 1 else 0.0
+    waiting = deque([items] if items else [])
     while waiting:
-        batch = waiting.pop()
+        batch = waiting.popleft()
         try:
-            answers.append(await send(batch))
+            answers.append(await send(batch, patience))
         except (Invalid, Locked) as error:
             if len(batch) == 1:
                 refused.append(error)
-            else:
-                middle = len(batch) // 2
-                waiting += [batch[middle:], batch[:middle]]
+                continue
+            size = len(batch) // PIECES + 1
+            waiting += [batch[at : at + size] for at in range(0, len(batch), size)]
     if refused:
         raise refused[0]
     return answers

@@ -18,7 +18,7 @@ from flowfabric.store import flow_rows
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.flow_rows import EDGE, EdgeSearch, Turn, read_chores, read_flow
 from flowfabric.store.postgres.apply import Writer, prepare, standing
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.moves import Move
 from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.postgres.standing import state_of

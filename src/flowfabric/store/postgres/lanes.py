@@ -5,7 +5,7 @@ from functools import partial
 
 from flowfabric.core.lane import Lane
 from flowfabric.store.limit_rows import Row, lane_row, read_lanes
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 
 

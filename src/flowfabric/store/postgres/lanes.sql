@@ -22,11 +22,3 @@ on conflict (name) do update set
     doc = excluded.doc
 where lane.version = $6
 returning name
-
--- name: locked_lanes
--- Locked in the order of names. Whoever has them may count the leases of these lanes, in its next
--- statement.
-select l.name from {schema}.lane l
-where l.name = any($1::text[]) and l.concurrency is not null
-order by l.name
-for no key update

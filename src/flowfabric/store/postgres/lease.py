@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -14,8 +15,8 @@ from flowfabric.core.time import Millis
 from flowfabric.store.contract import Note, Progress, Renewal
 from flowfabric.store.flow_rows import CHORE, chore_rows
 from flowfabric.store.postgres.apply import recognise
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
-from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, columns
 from flowfabric.store.rows import EVENT, Row, event_row, workers_in, write_life
 
@@ -23,6 +24,12 @@ _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _KIND = _END_WIDTH - 2
 _NOTE_WIDTH = 10
+_TTL = 3
+
+MIN_RENEW_SECONDS = 0.2
+MAX_RENEW_SECONDS = 2.0
+"""How long a renewal may take before another connection is tried: an eighth of the lease, so that
+there is time for more than one."""
 
 
 class Owning(Part):
@@ -44,17 +51,25 @@ class Owning(Part):
         rows = sorted(map(_note_row, _folded(notes)), key=_number)
         return set[UUID]().union(*await divide(rows, partial(self._note, now)))
 
-    async def _renew(self, now: Millis, rows: Sequence[Row]) -> dict[UUID, Millis]:
-        values = columns(rows, 4)
-        return dict(await self._session.fetch(self._session.renew, "renewed_leases", *values, now))
+    async def _renew(self, now: Millis, rows: Sequence[Row], patience: float) -> dict[UUID, Millis]:
+        work = partial(self._fetch, "renewed_leases", (*columns(rows, 4), now))
+        limit = min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, min(r[_TTL] for r in rows) / 8000))
+        patience = min(patience, limit)  # a renewal that comes late is none
+        return dict(await self._session.renew.run(work, limit=limit, patience=patience))
 
-    async def _note(self, now: Millis, rows: Sequence[Row]) -> set[UUID]:
-        values = columns(rows, _NOTE_WIDTH)
-        found = await self._session.fetch(self._session.end, "noted_leases", *values, now)
-        return {uuid for (uuid,) in found}
+    async def _note(self, now: Millis, rows: Sequence[Row], patience: float) -> set[UUID]:
+        work = partial(self._fetch, "noted_leases", (*columns(rows, _NOTE_WIDTH), now))
+        return {uuid for (uuid,) in await self._session.end.run(work, patience=patience)}
 
-    async def _send_ends(self, now: Millis, changes: Sequence[Change[object]]) -> set[UUID]:
-        return await self._session.end.run(partial(self._end, changes, now))
+    async def _fetch(
+        self, name: str, values: Sequence[Any], connection: Connection, repeated: bool
+    ) -> list[Any]:
+        return await connection.fetch(self._session.queries[name], *values)
+
+    async def _send_ends(
+        self, now: Millis, changes: Sequence[Change[object]], patience: float
+    ) -> set[UUID]:
+        return await self._session.end.run(partial(self._end, changes, now), patience=patience)
 
     async def _end(
         self,

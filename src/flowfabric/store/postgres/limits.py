@@ -24,7 +24,7 @@ from flowfabric.store.limit_rows import (
     servable,
 )
 from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Part, columns
 from flowfabric.store.readable import readable, tell
 

@@ -12,7 +12,7 @@ from flowfabric.core.routing import Capabilities
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
 from flowfabric.store.contract import Counts, ExpiredLease, Page, Query
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 from flowfabric.store.postgres.standing import OUTCOMES, filter_of, state_of
 from flowfabric.store.readable import readable, stands_in

@@ -43,15 +43,32 @@ select pg_notify($1, $2)
 
 -- name: session
 -- Who serves this connection: a number that can be given to somebody else later, and since when.
-select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()
+-- Where the server can end long transactions by itself, it does.
+select
+    pid, backend_start,
+    (select set_config(name, '20000', false) from pg_settings where name = 'transaction_timeout')
+from pg_stat_activity where pid = pg_backend_pid()
+
+-- name: unbounded
+-- For migrations, which may have much to do.
+select set_config(name, '0', true) from pg_settings
+where name in ('transaction_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout')
 
 -- name: served_by
 select pg_backend_pid()
 
--- name: ended_session
--- Ends what a broken connection left running and waits for it: its statement has committed or
--- never will.
-select pg_terminate_backend(pid, 5000) from pg_stat_activity where pid = $1 and backend_start = $2
+-- name: ended_sessions
+-- Ends what broken connections left running and waits for it: its statement has committed or never
+-- will. Tells for each whether it was at work, and whether it has ended.
+select a.state = 'active', pg_terminate_backend(a.pid, 3000)
+from unnest($1::integer[], $2::timestamptz[]) as l (pid, since)
+join pg_stat_activity a on a.pid = l.pid and a.backend_start = l.since
+
+-- name: idle_sessions
+-- Those that have had nothing to do for a second.
+select a.pid from pg_stat_activity a
+where a.pid = any($1::integer[]) and a.state <> 'active'
+    and a.state_change < clock_timestamp() - interval '1 second'
 
 -- name: moment
 -- The one place that asks the database for the time: the store's clock follows it.

@@ -6,7 +6,8 @@ from functools import partial
 from flowfabric.core.execution import Route, Worker
 from flowfabric.core.routing import satisfies
 from flowfabric.store.contract import ClaimCall
-from flowfabric.store.postgres.link import Connection, Link
+from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.link import Link
 from flowfabric.store.rows import Names
 
 

@@ -8,7 +8,7 @@ from flowfabric.core.execution import Attempt, Snapshot
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import Detail, Progress
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 from flowfabric.store.readable import named
 from flowfabric.store.rows import SNAPSHOT, read_attempt

@@ -6,10 +6,11 @@ from functools import partial
 
 from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew
 from flowfabric.store.foreign import postgres_identity
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 from flowfabric.store.sql import load_migrations
 
+MIGRATION_SECONDS = 3600.0
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,55}")
 
 
@@ -25,7 +26,8 @@ class Keeping(Part):
         version = 0
         migrations = load_migrations("postgres", self._session.schema)
         while version < len(migrations):
-            version = await self._session.sweep.run(partial(self._step, migrations))
+            step = partial(self._step, migrations)
+            version = await self._session.sweep.run(step, limit=MIGRATION_SECONDS)
         return version
 
     async def secret(self) -> bytes:
@@ -52,6 +54,7 @@ class Keeping(Part):
         """Applies the next migration, if any; returns the version after it."""
         queries = self._session.queries
         async with connection.transaction():
+            await connection.execute(queries["unbounded"])
             await connection.execute(queries["schema_lock"])
             version = await self._version(connection)
             if version > len(migrations):

@@ -7,9 +7,11 @@ from uuid import UUID
 
 from flowfabric.core.execution import Snapshot
 from flowfabric.store.clock import Clock
-from flowfabric.store.postgres.link import FREE, PINNED, Connection, Dialer, Link
+from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
+from flowfabric.store.postgres.link import Link
 from flowfabric.store.postgres.names import NameBook
 from flowfabric.store.postgres.wake import Wakes
+from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import SNAPSHOT, read_snapshot
 
@@ -20,31 +22,25 @@ _ROUTE, _WORKER = SNAPSHOT.index("exec_route"), SNAPSHOT.index("worker")
 
 
 class Session:
-    """One connection per kind of work, so that none waits behind another."""
+    """One link per kind of work; all of them share the few connections of the process."""
 
-    def __init__(self, dialer: Dialer, queries: dict[str, str], clock: Clock, schema: str) -> None:
-        self.dialer = dialer
+    def __init__(self, wires: Wires, queries: dict[str, str], clock: Clock, schema: str) -> None:
+        self.wires = wires
+        self.dialer = wires.dialer
         self.queries = queries
         self.clock = clock
         self.schema = schema
-        self.submit = Link(dialer, PINNED)
-        self.claim = Link(dialer, PINNED)
-        self.renew = Link(dialer, PINNED)
-        self.end = Link(dialer, PINNED)
-        self.apply = Link(dialer, PINNED)
-        self.limit = Link(dialer, PINNED)
-        self.load = Link(dialer, PINNED)
-        self.sweep = Link(dialer, FREE)
-        self.report = Link(dialer, FREE)
+        self.submit = Link(wires, PINNED)
+        self.claim = Link(wires, PINNED)
+        self.renew = Link(wires, PINNED, urgent=True)
+        self.end = Link(wires, PINNED)
+        self.apply = Link(wires, PINNED)
+        self.limit = Link(wires, PINNED)
+        self.load = Link(wires, PINNED)
+        self.sweep = Link(wires, FREE)
+        self.report = Link(wires, FREE)
         self.book = NameBook(self.apply, queries)
-        self.wakes = Wakes(dialer, f"{schema}_wake")
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        return (
-            self.submit, self.claim, self.renew, self.end,
-            self.apply, self.limit, self.load, self.sweep, self.report,
-        )  # fmt: skip
+        self.wakes = Wakes(wires.dialer, Link(wires, PINNED), f"{schema}_wake")
 
     async def fetch(self, link: Link, name: str, *values: Any) -> list[Any]:
         """The rows of one named query."""

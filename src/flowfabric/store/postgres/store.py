@@ -1,13 +1,13 @@
 """The store as a whole: its sides put together, opened and closed."""
 
-import asyncpg
-
+from flowfabric.core.errors import FlowFabricError
 from flowfabric.store.clock import Clock, OffsetClock
 from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.apply import Applying
 from flowfabric.store.postgres.budgets import Budgeting
 from flowfabric.store.postgres.claim import Claiming
 from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
+from flowfabric.store.postgres.dialer import Dialer
 from flowfabric.store.postgres.due import Sweeping
 from flowfabric.store.postgres.events import Telling
 from flowfabric.store.postgres.faults import translate
@@ -15,7 +15,6 @@ from flowfabric.store.postgres.flows import Flowing
 from flowfabric.store.postgres.lanes import Lanes
 from flowfabric.store.postgres.lease import Owning
 from flowfabric.store.postgres.limits import Limiting
-from flowfabric.store.postgres.link import Dialer
 from flowfabric.store.postgres.lists import Listing
 from flowfabric.store.postgres.presence import Registry
 from flowfabric.store.postgres.reads import Reading
@@ -25,6 +24,7 @@ from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.submit import Submitting
 from flowfabric.store.postgres.waits import Remembering
 from flowfabric.store.postgres.whereabouts import Whereabouts
+from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.sql import load_queries
 
 
@@ -129,8 +129,7 @@ class PostgresStore:
         if self._keeper is not None:
             await self._keeper.close()
         await self.session.wakes.close()
-        for link in self.session.links:
-            await link.close()
+        await self.session.wires.close()
 
     def hint(self, lanes: frozenset[str]) -> None:
         self.session.wakes.hint()
@@ -143,35 +142,44 @@ class PostgresStore:
 
 
 async def open_postgres(
-    url: str, *, clock: Clock | None = None, schema: str = "flowfabric"
+    url: str,
+    *,
+    clock: Clock | None = None,
+    schema: str = "flowfabric",
+    connections: int = SIZE,
 ) -> PostgresStore:
-    """The store in the database at `url`. Its clock is the database's unless one is given.
+    """The store in the database at `url`. Its clock is the database's unless one is given. It has
+    at most so many `connections`.
 
     Raises Unavailable, naming host and database, when there is no such database to talk to.
     """
     address = read_address(url)
     queries = load_queries("postgres", check_schema(schema))
-    dialer = Dialer(address, queries)
+    wires = Wires(Dialer(address, queries), connections)
     keeper = None
     if clock is None:
         clock = OffsetClock()
         keeper = ClockKeeper(clock, queries["moment"])
     try:
-        await _greet(dialer, keeper)
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as e:
-        raise translate(e, address) from None
-    session = Session(dialer, queries, clock, schema)
+        await _greet(wires, keeper)
+    except FlowFabricError:
+        raise
+    except Exception as error:
+        raise translate(error, address) from None
+    session = Session(wires, queries, clock, schema)
     if keeper is not None:
         keeper.start(session.load)
     return PostgresStore(session, keeper)
 
 
-async def _greet(dialer: Dialer, keeper: ClockKeeper | None) -> None:
+async def _greet(wires: Wires, keeper: ClockKeeper | None) -> None:
     """Says hello once: the database is there, and its clock is known."""
-    connection = await dialer.look()
+    connection = await wires.dialer.look()
     try:
         if keeper is not None:
             for _ in range(SAMPLES):
                 await keeper.sample(connection)
-    finally:
-        await connection.close()
+        await wires.adopt(connection)
+    except BaseException:
+        connection.terminate()
+        raise

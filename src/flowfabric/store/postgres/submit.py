@@ -11,8 +11,8 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 from flowfabric.store.contract import Arrival
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
-from flowfabric.store.postgres.link import Connection
 from flowfabric.store.postgres.session import Part, columns
 from flowfabric.store.rows import (
     COLUMNS,
@@ -43,8 +43,9 @@ class Submitting(Part):
             found.update(answers)
         return [found[creation.snapshot.execution.uuid] for creation in creations]
 
-    async def _send(self, now: Millis, creations: Sequence[Creation]) -> Answers:
-        return await self._session.submit.run(partial(self._create, creations, now))
+    async def _send(self, now: Millis, creations: Sequence[Creation], patience: float) -> Answers:
+        work = partial(self._create, creations, now)
+        return await self._session.submit.run(work, patience=patience)
 
     async def _create(
         self,
@@ -104,8 +105,11 @@ class Submitting(Part):
         done = await divide(ordered, partial(self._send_admission, now))
         return sum(done)
 
-    async def _send_admission(self, now: Millis, creations: Sequence[Creation]) -> int:
-        return await self._session.apply.run(partial(self._admit, creations, now))
+    async def _send_admission(
+        self, now: Millis, creations: Sequence[Creation], patience: float
+    ) -> int:
+        work = partial(self._admit, creations, now)
+        return await self._session.apply.run(work, patience=patience)
 
     async def _admit(
         self, creations: Sequence[Creation], now: Millis, connection: Connection, repeated: bool

@@ -8,7 +8,7 @@ from flowfabric.core.change import Change
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Ask, Heard, Memory
-from flowfabric.store.postgres.link import Connection
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.readable import readable
 from flowfabric.store.wait_rows import Recollection, leaves_proof, proof_of, proves, read_heard

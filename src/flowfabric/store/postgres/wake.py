@@ -3,27 +3,31 @@
 import asyncio
 import secrets
 from contextlib import suppress
+from functools import partial
 
-import asyncpg
-
-from flowfabric.store.postgres.link import FREE, Connection, Dialer
+from flowfabric.core.errors import FlowFabricError
+from flowfabric.store.postgres.dialer import Connection, Dialer
+from flowfabric.store.postgres.link import Link
 
 GAP_SECONDS = 0.005
-PING_SECONDS = 30.0
-_TROUBLE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 1.0
 
 
 class Wakes:
     """Hints go to waiters of this process at once, and to other processes by NOTIFY, at most one
-    per 5 ms, on a connection that does nothing else and also listens."""
+    per 5 ms. One of the connections for work listens as well: it is in use all the time, so that
+    one which fell silent is noticed."""
 
-    def __init__(self, dialer: Dialer, channel: str) -> None:
+    def __init__(self, dialer: Dialer, link: Link, channel: str) -> None:
         self._dialer = dialer
+        self._link = link
         self._channel = channel
         self._origin = secrets.token_hex(8)
         self._waiters: set[asyncio.Future[None]] = set()
         self.count = 0
         self._pending = asyncio.Event()
+        self._ear: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -55,6 +59,8 @@ class Wakes:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        if self._ear is not None:
+            self._ear.remove_termination_listener(self._ended)
 
     def _wake(self) -> None:
         self.count += 1
@@ -67,36 +73,42 @@ class Wakes:
             self._task = asyncio.create_task(self._run(), name="flowfabric-wakes")
 
     async def _run(self) -> None:
-        """Keeps a connection; whoever may have missed something meanwhile looks once."""
-        pause = 0.05
+        """Keeps listening; whoever may have missed something meanwhile looks once."""
+        pause = FIRST_PAUSE
         while True:
-            with suppress(*_TROUBLE):
-                connection = await self._dialer.dial(FREE)
-                try:
-                    await connection.add_listener(self._channel, self._heard)
-                    self._wake()
-                    pause = 0.05
-                    await self._talk(connection)
-                finally:
-                    connection.terminate()
+            with suppress(FlowFabricError):
+                ear = await self._link.run(self._listen)
+                self._wake()
+                pause = FIRST_PAUSE
+                await self._talk(ear)
             await asyncio.sleep(pause)
-            pause = min(1.0, pause * 2)
+            pause = min(LONGEST_PAUSE, pause * 2)
 
-    async def _talk(self, connection: Connection) -> None:
-        """Sends what is pending until the connection breaks."""
-        connection.add_termination_listener(lambda _: self._pending.set())
-        query = self._dialer.queries["hint"]
-        while not connection.is_closed():
-            try:
-                async with asyncio.timeout(PING_SECONDS):
-                    await self._pending.wait()
-            except TimeoutError:
-                await connection.fetchval(self._dialer.queries["served_by"], timeout=PING_SECONDS)
-                continue
+    async def _listen(self, connection: Connection, repeated: bool) -> Connection:
+        await connection.add_listener(self._channel, self._heard)
+        connection.add_termination_listener(self._ended)
+        self._ear = connection
+        return connection
+
+    async def _talk(self, ear: Connection) -> None:
+        """Sends what is pending until the connection that listens breaks."""
+        tell = partial(_tell, self._dialer.queries["hint"], self._channel, self._origin)
+        while not ear.is_closed():
+            await self._pending.wait()
             self._pending.clear()
-            await connection.execute(query, self._channel, self._origin)
-            await asyncio.sleep(GAP_SECONDS)
+            if not ear.is_closed():
+                await self._link.run(tell)
+                await asyncio.sleep(GAP_SECONDS)
+
+    def _ended(self, connection: object) -> None:
+        self._pending.set()
 
     def _heard(self, connection: object, pid: int, channel: str, origin: object) -> None:
         if origin != self._origin:
             self._wake()
+
+
+async def _tell(
+    query: str, channel: str, origin: str, connection: Connection, repeated: bool
+) -> None:
+    await connection.execute(query, channel, origin)

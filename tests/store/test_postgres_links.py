@@ -1,0 +1,258 @@
+"""Connections that die, fall silent or are refused: the work goes on, well within a lease."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from flowfabric.core import control
+from flowfabric.core.errors import Unavailable
+from flowfabric.core.lane import Lane
+from flowfabric.core.lease import Owner
+from flowfabric.store.postgres import link as links
+from flowfabric.store.postgres.wires import SIZE
+from tests.postgres import Databases
+from tests.proxy import Proxy, proxied
+from tests.store.postgres_bench import (
+    Bench,
+    migrated_template,
+    opened,
+    renewal,
+    until_waiting,
+    uuids,
+)
+
+OPERATOR = Owner(source="operator_override")
+
+Operation = Callable[[Bench], Awaitable[object]]
+
+
+async def _cancel(bench: Bench) -> object:
+    return await bench.apply(control.cancel(await bench.submit(), OPERATOR, bench.now, ""))
+
+
+OPERATIONS: dict[str, Operation] = {
+    "submit": lambda bench: bench.store.submit([bench.creation()], bench.now),
+    "claim": lambda bench: bench.claim(),
+    "counts": lambda bench: bench.store.counts(None, None),
+    "due": lambda bench: bench.store.due(bench.now, 9),
+    "duty": lambda bench: bench.store.take_duty("d", "me", bench.now, bench.now),
+    "load": lambda bench: bench.store.load([bench.fresh()]),
+    "cancel": _cancel,
+}
+
+
+@pytest.fixture
+def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
+    return fresh_database(template=migrated_template(databases))
+
+
+@pytest.fixture
+async def way(database: str) -> AsyncIterator[tuple[Proxy, str]]:
+    async with proxied(database) as way:
+        yield way
+
+
+@pytest.fixture
+async def proxy(way: tuple[Proxy, str]) -> Proxy:
+    return way[0]
+
+
+@pytest.fixture
+async def bench(way: tuple[Proxy, str], hasty: None) -> AsyncIterator[Bench]:
+    """A store behind the proxy."""
+    async with opened(way[1]) as bench:
+        yield bench
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "WORK_SECONDS", 0.5)
+    monkeypatch.setattr(links, "QUESTION_SECONDS", 0.5)
+
+
+async def every_kind(bench: Bench) -> None:
+    """Both connections are open and in use."""
+    held = await bench.running()
+    await asyncio.gather(*(operation(bench) for operation in OPERATIONS.values()))
+    assert await bench.store.end([bench.completion(held)], bench.now)
+
+
+# -- connections that die just after they were dialled
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_a_connection_that_dies_once_dialled_is_dialled_again(
+    bench: Bench, proxy: Proxy, name: str
+) -> None:
+    proxy.cut()
+    proxy.dying = 1
+    await OPERATIONS[name](bench)
+    assert proxy.dying == 0
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_connections_that_always_die_are_unavailable(
+    bench: Bench, proxy: Proxy, name: str
+) -> None:
+    proxy.cut()
+    proxy.dying = 1000
+    with pytest.raises(Unavailable):
+        await OPERATIONS[name](bench)
+    proxy.dying = 0
+    await OPERATIONS[name](bench)
+
+
+async def test_a_store_that_dies_while_it_is_opened_is_unavailable(
+    way: tuple[Proxy, str],
+) -> None:
+    proxy, url = way
+    proxy.dying = 1
+    with pytest.raises(Unavailable):
+        async with opened(url):
+            pass
+
+
+# -- connections that fall silent
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_a_silent_connection_is_replaced(bench: Bench, proxy: Proxy, name: str) -> None:
+    await every_kind(bench)
+    proxy.black_hole()
+    async with asyncio.timeout(10):
+        await OPERATIONS[name](bench)
+
+
+async def test_one_silent_connection_gives_the_others_away(bench: Bench, proxy: Proxy) -> None:
+    """The second kind of work does not wait for its own time limit."""
+    await every_kind(bench)
+    old = {wire.connection for wire in bench.store.session.wires.standing}
+    assert len(old) == SIZE
+    proxy.black_hole()
+    await bench.claim()
+    left = {wire.connection for wire in bench.store.session.wires.standing} & old
+    assert not left
+
+
+async def test_a_renewal_does_not_wait_longer_than_its_lease_allows(
+    database: str, way: tuple[Proxy, str]
+) -> None:
+    """With the limits of every day."""
+    proxy, url = way
+    async with opened(url) as bench:
+        held = await bench.running()
+        await bench.store.renew([renewal(held)], bench.now)
+        proxy.black_hole()
+        async with asyncio.timeout(2.0):
+            assert await bench.store.renew([renewal(held, 2_000)], bench.now)
+
+
+async def test_work_under_way_is_done_once_when_its_reply_vanishes(
+    bench: Bench, proxy: Proxy
+) -> None:
+    await every_kind(bench)
+    (submitted,) = await bench.submit_many(1, priority=5)
+    proxy.freeze_after = 1
+    assert uuids(await bench.claim()) == uuids([submitted])
+    assert proxy.frozen.is_set()
+    raw = await bench.raw()
+    count = "select count(*) from flowfabric.event where id = $1"
+    assert await raw.fetchval(count, submitted.execution.uuid) == 1
+
+
+async def test_no_session_is_left_behind_a_silent_connection(
+    bench: Bench, proxy: Proxy, database: str
+) -> None:
+    await every_kind(bench)
+    proxy.black_hole()
+    await asyncio.gather(*(operation(bench) for operation in OPERATIONS.values()))
+    async with opened(database) as other:
+        watcher = await other.raw()
+        await other.store.close()
+        sessions = """select count(*) from pg_stat_activity
+            where datname = current_database() and application_name = 'flowfabric'"""
+        async with asyncio.timeout(10):
+            while await watcher.fetchval(sessions) > SIZE:
+                pass
+
+
+# -- connections that are refused
+
+
+async def test_one_connection_is_enough_when_the_server_refuses_more(
+    bench: Bench, proxy: Proxy
+) -> None:
+    assert len(bench.store.session.wires.standing) == 1
+    proxy.refuses = True
+    await every_kind(bench)
+    assert len(bench.store.session.wires.standing) == 1
+
+
+async def test_without_any_connection_a_refusal_is_named(bench: Bench, proxy: Proxy) -> None:
+    proxy.cut()
+    proxy.refuses = True
+    with pytest.raises(Unavailable, match="too many clients"):
+        await bench.claim()
+
+
+async def test_a_slow_question_leaves_a_connection_for_work(bench: Bench, database: str) -> None:
+    async with opened(database) as other:
+        blocker = await other.raw()
+        await bench.claim()  # knows its worker
+        async with blocker.transaction():
+            await blocker.execute("lock table flowfabric.done in access exclusive mode")
+            bench.store.session.report._limit = bench.store.session.sweep._limit = 60.0
+            asking = [
+                asyncio.create_task(bench.store.counts(None, None)),
+                asyncio.create_task(bench.store.trim(bench.now, bench.now, 9)),
+            ]
+            await until_waiting(blocker)
+            await bench.submit()
+            assert await bench.claim()
+            assert not any(task.done() for task in asking)
+        await asyncio.gather(*asking)
+
+
+# -- processes that freeze
+
+
+@pytest.mark.parametrize("replies", range(1, 7))
+async def test_a_worker_frozen_in_a_claim_stops_nobody(
+    way: tuple[Proxy, str], database: str, replies: int
+) -> None:
+    """Wherever it is frozen, the others take from the lane with a concurrency at once."""
+    proxy, url = way
+    async with opened(database) as other, opened(url) as bench:
+        await every_kind(bench)
+        await other.claim()
+        assert await other.store.put_lane(Lane(name="default", concurrency=50), 0)
+        await other.submit_many(8)
+        proxy.freeze_after = replies
+        claiming = asyncio.create_task(bench.claim(2))
+        await asyncio.wait(
+            [claiming, freezing := asyncio.create_task(proxy.frozen.wait())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        async with asyncio.timeout(0.9):  # less than a silent transaction is left alone
+            assert await other.claim(2)
+        for task in (claiming, freezing):
+            task.cancel()
+        await asyncio.wait([claiming, freezing])
+
+
+async def test_a_transaction_of_a_frozen_process_is_ended_by_the_server(
+    way: tuple[Proxy, str], database: str
+) -> None:
+    proxy, url = way
+    async with opened(database) as other, opened(url) as bench:
+        await every_kind(bench)
+        (submitted,) = await other.submit_many(1)
+        proxy.freeze_after = 2  # begun, and the rows are locked
+        change = control.change_priority(submitted, bench.now, 5)
+        applying = asyncio.create_task(bench.store.apply([change]))
+        await proxy.frozen.wait()
+        cancel = control.cancel(submitted, OPERATOR, other.now, "")
+        assert await other.store.apply([cancel]) == set(uuids([submitted]))
+        applying.cancel()
+        await asyncio.wait([applying])
