@@ -81,20 +81,25 @@ def issue_grant(snapshot: Snapshot | None, grantee: Grantee, now: Millis) -> "Ch
 def claim_granted(
     snapshot: Snapshot | None, taking: Taking, now: Millis, expected_attempt: int | None = None
 ) -> "Change[Snapshot]":
-    """Redeems a grant: a new attempt starts."""
+    """Redeems a grant: a new attempt starts. A repeat by the same caller gets the same lease."""
     snapshot = present(snapshot)
+    if (lease := _own_lease(snapshot, taking, now)) is not None:
+        _check_attempt(expected_attempt, lease.attempt)
+        return unchanged(snapshot)
     ready = _leaseable(snapshot)
     if ready.next.start is Start.CONTINUE:
         raise UseClaimResumed("an interrupted attempt waits to be continued")
     _check_grant(ready.hold, taking.worker.id, now)
-    if expected_attempt is not None and expected_attempt != ready.next.attempt:
-        raise StaleLease(f"the next attempt is {ready.next.attempt}")
+    _check_attempt(expected_attempt, ready.next.attempt)
     return take(snapshot, ready.next, taking, now)
 
 
 def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
-    """Redeems a grant on an interrupted attempt: the same attempt goes on under a new lease."""
+    """Redeems a grant on an interrupted attempt: the same attempt goes on under a new lease, and a
+    repeat by the same caller gets that lease."""
     snapshot = present(snapshot)
+    if _own_lease(snapshot, taking, now) is not None:
+        return unchanged(snapshot)
     match snapshot.state:
         case Ready(next=Next(start=Start.CONTINUE)) as ready:
             pass
@@ -109,6 +114,8 @@ def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Ch
 def grant_and_claim(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
     """An operator takes a waiting execution in one step, whatever it requires."""
     snapshot = present(snapshot)
+    if _own_lease(snapshot, taking, now) is not None:
+        return unchanged(snapshot)
     match snapshot.state:
         case Ready() as ready:
             pass
@@ -141,7 +148,10 @@ def issue_reclaim_grant(
 def reclaim(
     snapshot: Snapshot | None, taking: Taking, now: Millis, cap: int | None = None
 ) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
-    """Redeems a reclaim grant: a new attempt starts in place of the lost one."""
+    """Redeems a reclaim grant: a new attempt starts in place of the lost one. A repeat by the same
+    caller gets the same lease."""
+    if snapshot is not None and _own_lease(snapshot, taking, now) is not None:
+        return unchanged(snapshot)
     if snapshot is None or isinstance(snapshot.state, Ready):
         return unchanged(GrantNotFound())  # a hold on a ready execution is another kind of grant
     hold = getattr(snapshot.state, "hold", None)
@@ -158,6 +168,20 @@ def reclaim(
         outcome = ReclaimCapExceeded(snapshot.life.losses)
         return Change(outcome, snapshot, ended.after, ended.events)
     return take(snapshot, snapshot.state.next, taking, now)
+
+
+def _own_lease(snapshot: Snapshot, taking: Taking, now: Millis) -> Lease | None:
+    """The lease this very call has made before, if it still stands: its reply was lost."""
+    match snapshot.state:
+        case Active(lease=lease) if (lease.id, lease.worker) == (taking.lease_id, taking.worker):
+            return lease if lease.expires_at > now else None
+        case _:
+            return None
+
+
+def _check_attempt(expected: int | None, attempt: int) -> None:
+    if expected is not None and expected != attempt:
+        raise StaleLease(f"the attempt is {attempt}, not {expected}")
 
 
 def _leaseable(snapshot: Snapshot) -> Ready:

@@ -112,7 +112,10 @@ class Grants(Noun):
         expected_attempt: int | None = None,
     ) -> Claim:
         """Redeems a claim grant: a new attempt starts under a new lease. NotEligible when a budget
-        of it is spent: it waits for that, and the grant is gone."""
+        of it is spent: it waits for that, and the grant is gone.
+
+        Whoever may lose the reply gives a `lease_id`: the same worker and instance that redeem
+        again with the same lease id get the same lease. This holds for every way to redeem."""
         taking = self._taking(worker, ttl, lease_id)
         expected = _count(expected_attempt, "expected_attempt")
         snapshot = await self._decide(
@@ -129,11 +132,11 @@ class Grants(Noun):
         return await self._claim(snapshot, taking)
 
     async def try_resume(
-        self, id: str, worker: Worker, *, ttl: Millis = DEFAULT_TTL
+        self, id: str, worker: Worker, *, ttl: Millis = DEFAULT_TTL, lease_id: UUID | None = None
     ) -> Claim | None:
         """As `claim_resumed`, but None when another worker holds a live lease already."""
         try:
-            return await self.claim_resumed(id, worker, ttl=ttl)
+            return await self.claim_resumed(id, worker, ttl=ttl, lease_id=lease_id)
         except LeaseConflict:
             return None
 
