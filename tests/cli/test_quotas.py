@@ -77,6 +77,27 @@ def test_a_quota_tells_who_has_a_slot_and_who_waits(
     assert note.startswith("the next worker")
 
 
+def test_a_quota_is_asked_for_one_run(cli: Cli, wait_for: Callable[[str], None]) -> None:
+    """C-T94, C-T95: admitted, no slot, or a rate with the time to ask again."""
+    cli("quotas", "set", "api", "--concurrency", "1")
+    wait_for("ab")
+    runs = {run["id"]: run["state"] for run in cli.lines("run", "list", "--kind", "call")}
+    admitted = next(id for id, state in runs.items() if state == "waiting")
+    refused = next(id for id, state in runs.items() if state == "rate_limited")
+    assert cli("quotas", "check", "api", admitted).stdout == "admitted before\n"
+    told = cli.json("quotas", "check", "api", admitted)
+    assert told == {"answer": "admitted", "id": admitted, "already": True}
+    shown = cli("quotas", "check", "api", refused, code=1).stdout
+    assert shown == "api has no free slot: 1 of 1 are taken\n"
+    told = cli.json("quotas", "check", "api", refused, code=1)
+    assert (told["answer"], told["cap"], told["taken"]) == ("concurrency_exceeded", 1, 1)
+    cli("quotas", "set", "api", "--rate", "1/h", "--concurrency", "0")
+    late = cli.lines("run", "list", "--state", "rate_limited")[0]["id"]
+    shown = cli("quotas", "check", "api", late, code=1).stdout
+    assert shown.startswith("the rate of api is used up: retry after 59m")
+    assert cli.complaint("quotas", "check", "none", late, code=3) == "no quota none"
+
+
 @pytest.mark.parametrize(
     ("words", "complaint", "code"),
     [

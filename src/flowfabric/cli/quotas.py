@@ -10,9 +10,16 @@ from msgspec.structs import replace
 from flowfabric.cli.amounts import NONE, rate_text
 from flowfabric.cli.connect import connect
 from flowfabric.cli.documents import Document, document, plain
-from flowfabric.cli.options import AsJson, Debug, Url
+from flowfabric.cli.errors import Code
+from flowfabric.cli.options import AsJson, Debug, RunId, Url
 from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local
+from flowfabric.cli.words import local, span
+from flowfabric.core.check_admission import (
+    Admission,
+    Admitted,
+    ConcurrencyExceeded,
+    RateExceeded,
+)
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.quota import OF_TASK, Quota, Rate, parse_rate
 from flowfabric.engine.engine import Engine
@@ -100,6 +107,17 @@ def delete(names: Names, url: Url = None, as_json: AsJson = False, debug: Debug 
     asyncio.run(_delete(url, names, Screen(as_json)))
 
 
+@app.command()
+def check(
+    name: Name, run: RunId, url: Url = None, as_json: AsJson = False, debug: Debug = False
+) -> None:
+    """Ask a quota for one run that waits for it; if there is room, the run takes it at once.
+
+    The exit code is 0 when the run has its room and 1 when it has to wait.
+    """
+    asyncio.run(_check(url, name, run, Screen(as_json)))
+
+
 async def _list(url: str | None, screen: Screen) -> None:
     rows: list[list[str]] = []
     async with connect(url) as fabric:
@@ -164,6 +182,28 @@ async def _delete(url: str | None, names: list[str], screen: Screen) -> None:
                 screen.document({"name": name, "deleted": True})
             else:
                 screen.line(f"deleted {name}")
+
+
+async def _check(url: str | None, name: str, run: str, screen: Screen) -> None:
+    async with connect(url) as fabric:
+        answer = await (await fabric.engine()).quotas.check_admission(name, run)
+    word, text = _answer(answer)
+    if screen.as_json:
+        screen.document({"answer": word, **document(answer)})
+    else:
+        screen.line(text)
+    if not isinstance(answer, Admitted):
+        raise typer.Exit(Code.FAILED)
+
+
+def _answer(answer: Admission) -> tuple[str, str]:
+    match answer:
+        case Admitted(already=already):
+            return "admitted", "admitted before" if already else "admitted"
+        case RateExceeded(quota=quota, retry_after=millis):
+            return "rate_exceeded", f"the rate of {quota} is used up: retry after {span(millis)}"
+        case ConcurrencyExceeded(quota=quota, cap=cap, taken=taken):
+            return "concurrency_exceeded", f"{quota} has no free slot: {taken} of {cap} are taken"
 
 
 async def _all(engine: Engine) -> AsyncIterator[Quota]:

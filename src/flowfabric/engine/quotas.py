@@ -6,7 +6,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.check import check_kind_of, check_limit
+from flowfabric.core.check_admission import Admission, Admitted, Refused, has_room
 from flowfabric.core.errors import NotFound, RetryExhausted
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.lease import present
 from flowfabric.core.quota import Quota, Use, check_quota, check_quota_name
 from flowfabric.core.release import Room
 from flowfabric.core.text import check_text
@@ -84,6 +87,24 @@ class Quotas(Noun):
             keys=tuple(counts),
             opens_at=max((wait.opens_at for wait in waits if not wait.of_key), default=None),
         )
+
+    async def check_admission(self, name: str, id: str) -> Admission:
+        """Asks a quota for one execution: `Admitted`, `RateExceeded` with the time after which to
+        ask again, or `ConcurrencyExceeded`. The asking execution takes the room that is there, in
+        all quotas it uses or in none, without waiting for its turn; asking again takes no more.
+        NotEligible when it waits for something else, Invalid when it does not use the quota."""
+        quota = await self.get(name)
+        for _ in range(MAX_ROUNDS):
+            found = await self._load(id)
+            if has_room(found, quota.name):
+                return Admitted(ExecutionId(id), already=True)
+            snapshot = present(found)
+            answer = await self._releases.admit(snapshot, quota.name)
+            if isinstance(answer, Refused):
+                return answer
+            if answer:
+                return Admitted(snapshot.execution.id)
+        raise RetryExhausted("lost against rivals ten times in a row")
 
     async def _write(self, quota: Quota, *, over: bool) -> bool:
         checked = check_quota(check_kind_of(quota, Quota, "quota"))
