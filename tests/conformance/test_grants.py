@@ -58,7 +58,8 @@ async def test_a_grant_names_its_execution_its_worker_and_its_end(lab: Lab) -> N
     id = await lab.submit()
     before = await lab.vector(id)
     until = Millis(lab.clock.now() + GRANT)
-    assert await lab.engine.grants.issue(id, "w1", ttl=GRANT) == Granted(id, "w1", until)
+    granted = await lab.engine.grants.issue(id, "w1", ttl=GRANT, key="k")
+    assert granted == Granted(id, "w1", until, key="k")
     assert await hold_of(lab, id) == Hold(until, "w1")
     assert await lab.vector(id) == before
     assert await lab.events(id) == ()
@@ -294,7 +295,9 @@ async def test_a_scheduled_grant_is_redeemed_and_run_to_its_end(lab: Lab) -> Non
     granted = await lab.engine.grants.find_and_issue(
         "w1", lane="images", capabilities=["gpu"], ttl=GRANT
     )
-    assert granted == Granted(id, "w1", Millis(lab.clock.now() + GRANT))
+    assert granted is not None
+    assert (granted.id, granted.worker) == (id, "w1")
+    assert granted.expires_at == lab.clock.now() + GRANT
     claim = await lab.engine.grants.claim(granted.id, W1)
     assert (claim.id, claim.attempt, claim.kind) == (id, 0, "resize")
     await lab.complete(claim)

@@ -78,8 +78,8 @@ async def test_a_lost_execution_is_reserved_for_its_rescuer(lab: Lab, how: str) 
     else:
         await lab.engine.claims.revoke(claim.id, reason="")
     vector, events = await lab.vector(claim.id), await lab.events(claim.id)
-    granted = await lab.engine.grants.issue_reclaim(claim.id, W2.id, ttl=GRANT)
-    assert granted == Granted(claim.id, "w2", Millis(lab.clock.now() + GRANT))
+    granted = await lab.engine.grants.issue_reclaim(claim.id, W2.id, ttl=GRANT, key="k")
+    assert granted == Granted(claim.id, "w2", Millis(lab.clock.now() + GRANT), key="k")
     assert (await lab.vector(claim.id), await lab.events(claim.id)) == (vector, events)
     assert await lab.claim(W1) == []
 

@@ -28,7 +28,7 @@ from flowfabric.core.execution import (
 )
 from flowfabric.core.gate import admit
 from flowfabric.core.history import attempt_of, closing_attempts
-from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Owner, enter, fence_of, lease_event, present
 from flowfabric.core.retry import Category, RetryPolicy, backoff_delay, may_retry
 from flowfabric.core.step import Step
@@ -164,7 +164,7 @@ def same_release(snapshot: Snapshot, fence: Fence | None, operation: str) -> Rel
         return None
     if isinstance(snapshot.state, Active):
         return None
-    attempt_id = derive_attempt_id(snapshot.execution.uuid, last.attempt)
+    attempt_id = snapshot.attempt_id_of(last.attempt)
     if last.operation == operation and fence == Fence(last.lease_id, last.epoch, attempt_id):
         return last
     return None

@@ -16,9 +16,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.document import Document
+from flowfabric.core.granted import GivenAttempt, Grant
 from flowfabric.core.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.join import Join
+from flowfabric.core.outcome import AttemptOutcome as AttemptOutcome
 from flowfabric.core.outcome import Outcome as Outcome
+from flowfabric.core.outcome import Start as Start
 from flowfabric.core.policy import DEFAULT_POLICY, DEFAULT_RECLAIM_CAP, Policy
 from flowfabric.core.quota import Uses
 from flowfabric.core.rank import MAX_PRIORITY as MAX_PRIORITY
@@ -27,16 +30,6 @@ from flowfabric.core.rank import clamp_priority as clamp_priority
 from flowfabric.core.rank import rank_of as rank_of
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Waits
-
-
-class Start(IntEnum):
-    """How the next claim begins: a new attempt of some type, or the interrupted one again."""
-
-    INITIAL = 0
-    RETRY = 1
-    REPLAY = 2
-    RECLAIM = 3
-    CONTINUE = 4
 
 
 class Gate(IntEnum):
@@ -195,6 +188,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     budget: str | None = None
     flows: tuple[UUID, ...] = ()
     orphans: tuple[UUID, ...] = ()
+    grant: Grant | None = None
+    given: tuple[GivenAttempt, ...] = ()
 
 
 EMPTY_LIFE = Life()
@@ -422,7 +417,18 @@ class Snapshot(Struct, frozen=True, gc=False):
     @property
     def attempt_id(self) -> UUID | None:
         index = self.current_attempt
-        return None if index is None else derive_attempt_id(self.execution.uuid, index)
+        return None if index is None else self.attempt_id_of(index)
+
+    def attempt_id_of(self, index: int) -> UUID:
+        """The id of an attempt: derived from its index, unless its claim has given one."""
+        given = self.given_to(index)
+        if given is not None and given.id is not None:
+            return given.id
+        return derive_attempt_id(self.execution.uuid, index)
+
+    def given_to(self, index: int | None) -> GivenAttempt | None:
+        """What the claim of an attempt has said about it."""
+        return next((given for given in self.head.life.given if given.index == index), None)
 
     @property
     def reclaims(self) -> int:
@@ -464,22 +470,6 @@ def _attempt_going_on(state: State) -> int | None:
             return None
 
 
-class AttemptOutcome(StrEnum):
-    """How an attempt stands or ended; the last four are final."""
-
-    CREATED = "created"
-    STARTED = "started"
-    SUSPENDED = "suspended"
-    SUCCESS = "ended_success"
-    FAILURE = "ended_failure"
-    CANCELLED = "ended_cancelled"
-    RECLAIMED = "interrupted_reclaimed"
-
-    @property
-    def final(self) -> bool:
-        return self not in (self.CREATED, self.STARTED, self.SUSPENDED)
-
-
 class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     """One numbered try. Written to history when another one takes its place."""
 
@@ -495,3 +485,5 @@ class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure | None = None
     result: bytes | None = None
     detail: dict[str, Any] = field(default_factory=dict)
+    id: UUID | None = None
+    policy: Policy | None = None

@@ -26,11 +26,20 @@ from flowfabric.core.errors import (
 from flowfabric.core.execution import (
     Active,
     Hold,
+    Lease,
     Lost,
     Next,
     Ready,
     Snapshot,
     Start,
+)
+from flowfabric.core.granted import (
+    NO_NOTES,
+    Grant,
+    GrantKind,
+    GrantNotes,
+    grant_id_from_key,
+    hash_capabilities,
 )
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import Taking, lose, present, take
@@ -42,9 +51,13 @@ OPERATOR = "operator"
 
 
 class Granted(Struct, frozen=True):
+    """`key` proves which grant it is; whoever redeems may present it, or only its worker's name."""
+
     id: ExecutionId
     worker: str
     expires_at: Millis
+    instance: str = ""
+    key: str = ""
 
 
 class NotReclaimable(Struct, frozen=True):
@@ -62,9 +75,14 @@ class GrantNotFound(Struct, frozen=True):
 
 
 class Grantee(Struct, frozen=True):
+    """Who asks for a grant, for how long, under which key and on what grounds."""
+
     worker: str
     capabilities: Capabilities
     ttl: Millis
+    instance: str = ""
+    key: str = ""
+    notes: GrantNotes = NO_NOTES
 
 
 def issue_grant(snapshot: Snapshot | None, grantee: Grantee, now: Millis) -> "Change[Granted]":
@@ -72,6 +90,8 @@ def issue_grant(snapshot: Snapshot | None, grantee: Grantee, now: Millis) -> "Ch
     snapshot = present(snapshot)
     if not isinstance(snapshot.state, Ready):
         raise NotEligible("only an execution that waits for a worker can be granted")
+    if (granted := _own_grant(snapshot, grantee, now)) is not None:
+        return unchanged(granted)
     _refuse_live_hold(snapshot.state.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         raise CapabilityMismatch(lacking)
@@ -89,7 +109,7 @@ def claim_granted(
     ready = _leaseable(snapshot)
     if ready.next.start is Start.CONTINUE:
         raise UseClaimResumed("an interrupted attempt waits to be continued")
-    _check_grant(ready.hold, taking.worker.id, now)
+    _check_grant(snapshot, ready.hold, taking, now)
     _check_attempt(expected_attempt, ready.next.attempt)
     return take(snapshot, ready.next, taking, now)
 
@@ -107,7 +127,7 @@ def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Ch
             raise NotResumed("no interrupted attempt waits to be continued")
         case _:
             ready = _leaseable(snapshot)
-    _check_grant(ready.hold, taking.worker.id, now)
+    _check_grant(snapshot, ready.hold, taking, now)
     return take(snapshot, ready.next, taking, now)
 
 
@@ -159,7 +179,7 @@ def reclaim(
         return unchanged(GrantNotFound())
     if hold.worker != taking.worker.id:
         raise Invalid(f"the grant names worker {hold.worker!r}")
-    if not hold.alive(now):
+    if not hold.alive(now) or not _is_of_key(snapshot, taking):
         return unchanged(GrantNotFound())
     if not isinstance(snapshot.state, Lost):
         return unchanged(NotReclaimable("the execution is not lost"))
@@ -199,9 +219,11 @@ def _refuse_live_hold(hold: Hold | None, now: Millis) -> None:
         raise GrantExists(f"held until {hold.until}")
 
 
-def _check_grant(hold: Hold | None, worker: str, now: Millis) -> None:
-    if hold is None or hold.worker != worker:
+def _check_grant(snapshot: Snapshot, hold: Hold | None, taking: Taking, now: Millis) -> None:
+    if hold is None or hold.worker != taking.worker.id:
         raise InvalidGrant("no grant names this worker")
+    if not _is_of_key(snapshot, taking):
+        raise InvalidGrant("the grant has another key")
     if hold.until < now:
         raise GrantExpired(f"the grant ran out at {hold.until}")
 
@@ -210,9 +232,60 @@ def _hold(
     snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis, **head: Any
 ) -> "Change[Granted]":
     until = Millis(now + grantee.ttl)
-    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), **head)
-    granted = Granted(snapshot.execution.id, grantee.worker, until)
-    return Change(outcome=granted, before=snapshot, after=after)
+    grant = _record(snapshot, state, grantee, now, until)
+    life = replace(head.pop("life", snapshot.life), grant=grant)
+    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), life=life, **head)
+    return Change(outcome=_granted(snapshot, grant, grantee), before=snapshot, after=after)
+
+
+def _record(
+    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis, until: Millis
+) -> Grant:
+    kind = GrantKind.RESUME if state.next.start is Start.CONTINUE else GrantKind.CLAIM
+    notes = grantee.notes
+    return Grant(
+        id=grant_id_from_key(grantee.key) if grantee.key else "",
+        kind=GrantKind.RECLAIM if isinstance(state, Lost) else kind,
+        worker=grantee.worker,
+        instance=grantee.instance,
+        lane=snapshot.execution.route.lane,
+        granted_at=now,
+        expires_at=until,
+        capabilities=tuple(sorted(grantee.capabilities)),
+        capability_hash=notes.capability_hash or hash_capabilities(grantee.capabilities),
+        route_snapshot=notes.route_snapshot,
+        admission_summary=notes.admission_summary,
+    )
+
+
+def _granted(snapshot: Snapshot, grant: Grant, grantee: Grantee) -> Granted:
+    id = snapshot.execution.id
+    return Granted(id, grant.worker, grant.expires_at, grant.instance, grantee.key)
+
+
+def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
+    """The grant that stands. One that was redeemed or ran out does not."""
+    hold, grant = getattr(snapshot.state, "hold", None), snapshot.life.grant
+    if grant is None or not isinstance(hold, Hold) or not hold.alive(now):
+        return None
+    same = (hold.worker, hold.until) == (grant.worker, grant.expires_at)
+    return grant if same else None
+
+
+def _own_grant(snapshot: Snapshot, grantee: Grantee, now: Millis) -> Granted | None:
+    """The grant this very caller was given under the same key: its reply was lost."""
+    grant = grant_at(snapshot, now)
+    if grant is None or not grantee.key or grant.id != grant_id_from_key(grantee.key):
+        return None
+    if (grant.worker, grant.instance) != (grantee.worker, grantee.instance):
+        return None
+    return _granted(snapshot, grant, grantee)
+
+
+def _is_of_key(snapshot: Snapshot, taking: Taking) -> bool:
+    """Whether the grant is the one whose key was presented, if one was."""
+    grant = snapshot.life.grant
+    return taking.grant is None or (grant is not None and grant.id == taking.grant)
 
 
 def _grant_lost(
@@ -222,6 +295,8 @@ def _grant_lost(
     assert isinstance(state, Lost)  # noqa: S101 - narrowed by both callers
     if _over(snapshot, cap):
         return unchanged(ReclaimCapExceeded(snapshot.reclaims))
+    if (granted := _own_grant(snapshot, grantee, now)) is not None:
+        return unchanged(granted)
     _refuse_live_hold(state.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))

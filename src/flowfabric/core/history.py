@@ -47,7 +47,7 @@ def closing_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
             ended_at = lease.started_at
         case _:
             pass
-    return (_from_lapsed(lapsed, AttemptOutcome.RECLAIMED, ended_at),)
+    return (_from_lapsed(snapshot, lapsed, AttemptOutcome.RECLAIMED, ended_at),)
 
 
 def current_attempt(snapshot: Snapshot) -> Attempt | None:
@@ -59,7 +59,7 @@ def current_attempt(snapshot: Snapshot) -> Attempt | None:
             lapsed = snapshot.life.lapsed
             if lapsed is None:
                 return None
-            return _from_lapsed(lapsed, AttemptOutcome.STARTED, None)
+            return _from_lapsed(snapshot, lapsed, AttemptOutcome.STARTED, None)
         case Ended():
             return _ended_attempt(snapshot, snapshot.state)
         case _:
@@ -74,7 +74,7 @@ def _ended_attempt(snapshot: Snapshot, ended: Ended) -> Attempt | None:
     if ended.lease is not None:
         record = attempt_of(snapshot, ended.lease, outcome, ended.ended_at)
     elif lapsed is not None and lapsed.index == ended.attempt:
-        record = _from_lapsed(lapsed, outcome, ended.ended_at)
+        record = _from_lapsed(snapshot, lapsed, outcome, ended.ended_at)
     else:
         paused = _from_paused(snapshot, outcome, ended.ended_at)
         if paused is None:
@@ -89,30 +89,38 @@ def attempt_of(
     """The record of the attempt a lease runs, or ran."""
     paused = snapshot.life.paused
     continued = paused if lease.start is Start.CONTINUE else None
-    return Attempt(
-        index=lease.attempt,
-        type=continued.type if continued else lease.start,
-        outcome=outcome,
-        worker=lease.worker,
-        lease_id=lease.id,
-        epoch=snapshot.head.epoch,
-        started_at=continued.started_at if continued else lease.started_at,
-        ended_at=ended_at,
-        previous=_previous(lease.attempt),
+    return _with_given(
+        snapshot,
+        Attempt(
+            index=lease.attempt,
+            type=continued.type if continued else lease.start,
+            outcome=outcome,
+            worker=lease.worker,
+            lease_id=lease.id,
+            epoch=snapshot.head.epoch,
+            started_at=continued.started_at if continued else lease.started_at,
+            ended_at=ended_at,
+            previous=_previous(lease.attempt),
+        ),
     )
 
 
-def _from_lapsed(lapsed: Lapsed, outcome: AttemptOutcome, ended_at: Millis | None) -> Attempt:
-    return Attempt(
-        index=lapsed.index,
-        type=lapsed.type,
-        outcome=outcome,
-        worker=lapsed.worker,
-        lease_id=lapsed.lease_id,
-        epoch=lapsed.epoch,
-        started_at=lapsed.started_at,
-        ended_at=ended_at,
-        previous=_previous(lapsed.index),
+def _from_lapsed(
+    snapshot: Snapshot, lapsed: Lapsed, outcome: AttemptOutcome, ended_at: Millis | None
+) -> Attempt:
+    return _with_given(
+        snapshot,
+        Attempt(
+            index=lapsed.index,
+            type=lapsed.type,
+            outcome=outcome,
+            worker=lapsed.worker,
+            lease_id=lapsed.lease_id,
+            epoch=lapsed.epoch,
+            started_at=lapsed.started_at,
+            ended_at=ended_at,
+            previous=_previous(lapsed.index),
+        ),
     )
 
 
@@ -122,16 +130,25 @@ def _from_paused(
     paused = snapshot.life.paused
     if paused is None or paused.index != snapshot.current_attempt:
         return None
-    return Attempt(
-        index=paused.index,
-        type=paused.type,
-        outcome=outcome,
-        worker=paused.worker,
-        epoch=paused.epoch,
-        started_at=paused.started_at,
-        ended_at=ended_at,
-        previous=_previous(paused.index),
+    return _with_given(
+        snapshot,
+        Attempt(
+            index=paused.index,
+            type=paused.type,
+            outcome=outcome,
+            worker=paused.worker,
+            epoch=paused.epoch,
+            started_at=paused.started_at,
+            ended_at=ended_at,
+            previous=_previous(paused.index),
+        ),
     )
+
+
+def _with_given(snapshot: Snapshot, attempt: Attempt) -> Attempt:
+    """The record with the id and the policy its claim has given it, if any."""
+    given = snapshot.given_to(attempt.index)
+    return attempt if given is None else replace(attempt, id=given.id, policy=given.policy)
 
 
 def _previous(index: int) -> int | None:

@@ -26,6 +26,7 @@ from flowfabric.core.execution import (
     Active,
     Fence,
     Flags,
+    Head,
     Hold,
     Lapsed,
     Lease,
@@ -36,8 +37,9 @@ from flowfabric.core.execution import (
     Start,
     Worker,
 )
+from flowfabric.core.granted import AS_PLANNED, GivenAttempt, NewAttempt
 from flowfabric.core.history import closing_attempts
-from flowfabric.core.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.takeover import lost_life, marked, put_back
 from flowfabric.core.text import MAX_NAME, check_text
 from flowfabric.core.time import NO_TIME, Millis
@@ -101,8 +103,7 @@ class MarkedExpired(Struct, frozen=True):
 
 
 def fence_of(snapshot: Snapshot, lease: Lease) -> Fence:
-    attempt_id = derive_attempt_id(snapshot.execution.uuid, lease.attempt)
-    return Fence(lease.id, snapshot.head.epoch, attempt_id)
+    return Fence(lease.id, snapshot.head.epoch, snapshot.attempt_id_of(lease.attempt))
 
 
 def present(snapshot: Snapshot | None, id: object = "") -> Snapshot:
@@ -257,18 +258,23 @@ def mark_expired(
 
 
 class Taking(Struct, frozen=True):
-    """What a claim brings: its own id becomes the lease id of everything it takes."""
+    """What a claim brings: its own id becomes the lease id of everything it takes. `grant` is the
+    id of the grant it redeems, if it must be a certain one."""
 
     lease_id: UUID
     worker: Worker
     ttl: Millis
+    attempt: NewAttempt = AS_PLANNED
+    grant: str | None = None
 
 
 def take(snapshot: Snapshot, next: Next, taking: Taking, now: Millis) -> "Change[Snapshot]":
     """Gives the lease of a ready or lost execution to a worker.
 
-    The store's claim statement repeats exactly this for many rows at once.
+    The store's claim statement repeats exactly this for many rows at once; there nothing is said
+    about the attempt.
     """
+    timeout = next.timeout if taking.attempt.timeout is None else taking.attempt.timeout
     lease = Lease(
         id=taking.lease_id,
         attempt=next.attempt,
@@ -276,13 +282,27 @@ def take(snapshot: Snapshot, next: Next, taking: Taking, now: Millis) -> "Change
         worker=taking.worker,
         started_at=now,
         expires_at=Millis(now + taking.ttl),
-        times_out_at=None if next.timeout is None else Millis(now + next.timeout),
+        times_out_at=None if timeout is None else Millis(now + timeout),
     )
-    head = snapshot.head
+    epoch, head = snapshot.head.epoch + 1, snapshot.head
+    if taking.attempt is not AS_PLANNED:
+        head = _with_given(head, next.attempt, taking.attempt)
     flags = head.flags & ~Flags.SPENT
-    after = snapshot.to(Active(lease), epoch=head.epoch + 1, flags=flags)
+    after = snapshot.to(Active(lease), epoch=epoch, life=head.life, flags=flags)
     event = lease_event(after, lease, _TAKEN.get(next.start, EventKind.CLAIMED), now)
     return Change(outcome=after, before=snapshot, after=after, events=(event,))
+
+
+def _with_given(head: Head, index: int, attempt: NewAttempt) -> Head:
+    """The head with what a claim has said about its attempt. What was said about the attempt
+    before it is kept: that one may not be in history yet."""
+    life, flags = head.life, head.flags
+    if attempt.deadline_at is not None:
+        life, flags = replace(life, deadline_at=attempt.deadline_at), flags | Flags.DEADLINE
+    if attempt.id is not None or attempt.policy is not None:
+        given = GivenAttempt(index=index, id=attempt.id, policy=attempt.policy)
+        life = replace(life, given=(*[g for g in life.given if g.index == index - 1], given))
+    return replace(head, life=life, flags=flags)
 
 
 _TAKEN = {Start.CONTINUE: EventKind.RESUMED, Start.RECLAIM: EventKind.RECLAIMED}

@@ -25,7 +25,7 @@ from flowfabric.core.check import (
 from flowfabric.core.errors import FlowFabricError, Invalid
 from flowfabric.core.execution import Active, Fence, Flags, Lease, Snapshot, Start, Worker
 from flowfabric.core.handle import HandleKind
-from flowfabric.core.ids import ExecutionId, derive_attempt_id, parse_uuid
+from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.lease import (
     AlreadySatisfied,
     MarkedExpired,
@@ -111,7 +111,7 @@ class Claim(Struct, frozen=True, gc=False):
 
     @property
     def attempt_id(self) -> UUID:
-        return derive_attempt_id(self.uuid, self.lease.attempt)
+        return self.snapshot.attempt_id_of(self.lease.attempt)
 
     @property
     def expires_at(self) -> Millis:

@@ -1,5 +1,6 @@
 """Operators' and schedulers' way to a lease: grants, and claims that redeem them."""
 
+import hmac
 from collections.abc import Iterable
 from uuid import UUID
 
@@ -20,6 +21,18 @@ from flowfabric.core.grant import (
     GrantNotFound,
     NotReclaimable,
     ReclaimCapExceeded,
+)
+from flowfabric.core.granted import (
+    AS_PLANNED,
+    KEY_PREFIX,
+    NO_NOTES,
+    Grant,
+    GrantNotes,
+    NewAttempt,
+    check_grant_key,
+    check_new_attempt,
+    check_notes,
+    grant_id_from_key,
 )
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.lease import DEFAULT_TTL, Taking
@@ -47,43 +60,52 @@ class Grants(Noun):
     async def issue(
         self,
         id: str,
-        worker: str,
+        worker: str | Worker,
         *,
         capabilities: Iterable[str] = (),
         ttl: Millis = DEFAULT_GRANT,
+        key: str | None = None,
+        notes: GrantNotes = NO_NOTES,
     ) -> Granted:
         """Reserves a waiting execution for one worker; hidden from others until it is redeemed or
-        runs out. An interrupted one (a resume grant) is redeemed by `claim_resumed`."""
-        grantee = _grantee(worker, capabilities, ttl)
+        runs out. An interrupted one (a resume grant) is redeemed by `claim_resumed`.
+
+        A grant has a key: the one that is given, so that the call can be repeated, or a new one.
+        `notes` are kept with it for the record."""
+        grantee = self._grantee(worker, capabilities, ttl, key, notes)
         return await self._decide(id, lambda held, now: rules.issue_grant(held, grantee, now))
 
     async def issue_reclaim(
         self,
         id: str,
-        worker: str,
+        worker: str | Worker,
         *,
         capabilities: Iterable[str] = (),
         ttl: Millis = DEFAULT_GRANT,
         max_reclaims: int | None = None,
+        key: str | None = None,
+        notes: GrantNotes = NO_NOTES,
     ) -> Granted | NotReclaimable | ReclaimCapExceeded:
         """Reserves a lost execution for a rescuer."""
-        grantee, cap = _grantee(worker, capabilities, ttl), _count(max_reclaims, "max_reclaims")
+        cap = _count(max_reclaims, "max_reclaims")
+        grantee = self._grantee(worker, capabilities, ttl, key, notes)
         return await self._decide(
             id, lambda held, now: rules.issue_reclaim_grant(held, grantee, now, cap)
         )
 
     async def find_and_issue(
         self,
-        worker: str,
+        worker: str | Worker,
         *,
         lane: str,
         capabilities: Iterable[str] = (),
         ttl: Millis = DEFAULT_GRANT,
         namespace: str | None = None,
+        notes: GrantNotes = NO_NOTES,
     ) -> Granted | None:
         """The best waiting execution of a lane that this worker can run, granted to it; None when
         there is none or the lane is paused. What it cannot run hides nothing behind it."""
-        grantee = _grantee(worker, capabilities, ttl)
+        grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
         await self._let_in()
@@ -97,10 +119,19 @@ class Grants(Noun):
                     worker,
                     capabilities=grantee.capabilities,
                     ttl=grantee.ttl,
+                    notes=notes,
                 )
             except (Contention, GrantExists, NotFound):
                 continue  # a rival was faster; the next candidate is as good
         return None
+
+    async def identity(self, id: str) -> Grant | None:
+        """The grant that stands on an execution: which worker and instance hold it, for what and
+        until when; None when there is none, or it was redeemed or ran out."""
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        return rules.grant_at(snapshot, self._now())
 
     async def claim(
         self,
@@ -110,13 +141,17 @@ class Grants(Noun):
         ttl: Millis = DEFAULT_TTL,
         lease_id: UUID | None = None,
         expected_attempt: int | None = None,
+        key: str | None = None,
+        attempt: NewAttempt = AS_PLANNED,
     ) -> Claim:
         """Redeems a claim grant: a new attempt starts under a new lease. NotEligible when a budget
         of it is spent: it waits for that, and the grant is gone.
 
         Whoever may lose the reply gives a `lease_id`: the same worker and instance that redeem
-        again with the same lease id get the same lease. This holds for every way to redeem."""
-        taking = self._taking(worker, ttl, lease_id)
+        again with the same lease id get the same lease. With a `key` only the grant of that key is
+        redeemed. `attempt` gives the new attempt an id, a policy, a timeout, and the execution a
+        deadline. This holds for every way to redeem."""
+        taking = self._taking(worker, ttl, lease_id, key, attempt)
         expected = _count(expected_attempt, "expected_attempt")
         snapshot = await self._decide(
             id, lambda held, now: rules.claim_granted(held, taking, now, expected)
@@ -124,19 +159,36 @@ class Grants(Noun):
         return await self._claim(await self._admitted(snapshot), taking)
 
     async def claim_resumed(
-        self, id: str, worker: Worker, *, ttl: Millis = DEFAULT_TTL, lease_id: UUID | None = None
+        self,
+        id: str,
+        worker: Worker,
+        *,
+        ttl: Millis = DEFAULT_TTL,
+        lease_id: UUID | None = None,
+        key: str | None = None,
+        timeout: Millis | None = None,
     ) -> Claim:
-        """Redeems a grant on an interrupted attempt: the same attempt goes on."""
-        taking = self._taking(worker, ttl, lease_id)
+        """Redeems a grant on an interrupted attempt: the same attempt goes on. `timeout` is the
+        time it has from now on, instead of what it had left."""
+        taking = self._taking(worker, ttl, lease_id, key, NewAttempt(timeout=timeout))
         snapshot = await self._decide(id, lambda held, now: rules.claim_resumed(held, taking, now))
         return await self._claim(snapshot, taking)
 
     async def try_resume(
-        self, id: str, worker: Worker, *, ttl: Millis = DEFAULT_TTL, lease_id: UUID | None = None
+        self,
+        id: str,
+        worker: Worker,
+        *,
+        ttl: Millis = DEFAULT_TTL,
+        lease_id: UUID | None = None,
+        key: str | None = None,
+        timeout: Millis | None = None,
     ) -> Claim | None:
         """As `claim_resumed`, but None when another worker holds a live lease already."""
         try:
-            return await self.claim_resumed(id, worker, ttl=ttl, lease_id=lease_id)
+            return await self.claim_resumed(
+                id, worker, ttl=ttl, lease_id=lease_id, key=key, timeout=timeout
+            )
         except LeaseConflict:
             return None
 
@@ -158,10 +210,13 @@ class Grants(Noun):
         ttl: Millis = DEFAULT_TTL,
         lease_id: UUID | None = None,
         max_reclaims: int | None = None,
+        key: str | None = None,
+        attempt: NewAttempt = AS_PLANNED,
     ) -> Claim | GrantNotFound | NotReclaimable | ReclaimCapExceeded:
         """Redeems a reclaim grant: a new attempt replaces the lost one. Only the worker id counts,
         another instance of it may redeem."""
-        taking, cap = self._taking(worker, ttl, lease_id), _count(max_reclaims, "max_reclaims")
+        cap = _count(max_reclaims, "max_reclaims")
+        taking = self._taking(worker, ttl, lease_id, key, attempt)
         outcome = await self._decide(id, lambda held, now: rules.reclaim(held, taking, now, cap))
         return await self._claim(outcome, taking) if isinstance(outcome, Snapshot) else outcome
 
@@ -182,21 +237,48 @@ class Grants(Noun):
             raise NotEligible("a budget of the execution is spent")
         return snapshot
 
-    def _taking(self, worker: Worker, ttl: Millis, lease_id: UUID | None) -> Taking:
+    def _taking(
+        self,
+        worker: Worker,
+        ttl: Millis,
+        lease_id: UUID | None,
+        key: str | None = None,
+        attempt: NewAttempt = AS_PLANNED,
+    ) -> Taking:
         id = self._fresh() if lease_id is None else parse_uuid(lease_id, "lease")
-        return Taking(id, check_known(worker), check_ttl(ttl))
+        grant = None if key is None else grant_id_from_key(key)
+        return Taking(id, check_known(worker), check_ttl(ttl), check_new_attempt(attempt), grant)
+
+    def _grantee(
+        self,
+        worker: str | Worker,
+        capabilities: Iterable[str],
+        ttl: Millis,
+        key: str | None,
+        notes: GrantNotes,
+    ) -> Grantee:
+        span = Millis(check_whole(ttl, "grant ttl in milliseconds", 1, MAX_GRANT))
+        offered = frozenset(check_capabilities(capabilities, "worker"))
+        known = check_known(worker) if isinstance(worker, Worker) else None
+        return Grantee(
+            worker=known.id if known else check_worker(worker, "worker"),
+            capabilities=offered,
+            ttl=span,
+            instance=known.instance if known else "",
+            key=self._new_key() if key is None else check_grant_key(key),
+            notes=check_notes(notes),
+        )
+
+    def _new_key(self) -> str:
+        """Text that only its receiver knows: a number that is never used twice, signed."""
+        digest = hmac.digest(self._parts.secret, b"grant" + self._fresh().bytes, "sha256")
+        return KEY_PREFIX + digest.hex()
 
     async def _claim(self, snapshot: Snapshot, taking: Taking) -> Claim:
         detail = await self._parts.store.detail(snapshot.execution.uuid)
         if detail is None:
             raise NotFound("execution", snapshot.execution.id)
         return Claim(snapshot, detail.payload, taking.ttl)
-
-
-def _grantee(worker: str, capabilities: Iterable[str], ttl: Millis) -> Grantee:
-    span = Millis(check_whole(ttl, "grant ttl in milliseconds", 1, MAX_GRANT))
-    offered = frozenset(check_capabilities(capabilities, "worker"))
-    return Grantee(check_worker(worker, "worker"), offered, span)
 
 
 def _count(value: int | None, what: str) -> int | None:

@@ -13,7 +13,7 @@ from flowfabric.core.check import check_kind_of, check_limit, check_names, check
 from flowfabric.core.errors import AlreadySuspended, Invalid, NoSigningKey, NotFound
 from flowfabric.core.execution import Active, Ended, Snapshot, Suspended
 from flowfabric.core.handle import HandleBody, HandleKind, seal
-from flowfabric.core.ids import ExecutionId, derive_attempt_id, parse_uuid
+from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.keyring import Keyring, verifies
 from flowfabric.core.lease import DEFAULT_TTL, AlreadySatisfied, Owner
 from flowfabric.core.signal import ask_about_tokens, revoked_at
@@ -308,7 +308,7 @@ class Suspensions(Noun):
         last = None if snapshot is None else (snapshot.life.waits or NO_WAITS).last
         if snapshot is None or last is None or last.closer is None:
             return []
-        if owner.attempt_id != derive_attempt_id(snapshot.execution.uuid, last.attempt):
+        if owner.attempt_id != snapshot.attempt_id_of(last.attempt):
             return []
         signals = await self.heard(snapshot.execution.uuid, last.id)
         if last.reason == TIMED_OUT:

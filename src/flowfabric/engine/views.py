@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from flowfabric.core.check import check_kind_of, check_limit, check_names, check_seconds
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
+from flowfabric.core.grant import grant_at
+from flowfabric.core.granted import Grant
 from flowfabric.core.history import inline_attempts
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.text import check_tag, check_text
 from flowfabric.core.time import Millis, check_moment
 from flowfabric.core.vector import (
@@ -55,6 +58,7 @@ class Description(Struct, frozen=True, kw_only=True):
     attempt_id: UUID | None
     attempts_made: int
     lease: LeaseView | None
+    grant: Grant | None = None
     retries: int
     reclaims: int
     replays: int
@@ -126,7 +130,7 @@ class Views(Noun):
 
     async def describe(self, id: str) -> Description | None:
         detail = await self._detail(id)
-        return None if detail is None else _description(detail)
+        return None if detail is None else _description(detail, self._now())
 
     async def info(self, id: str) -> Info | None:
         snapshot = await self._load(id)
@@ -164,7 +168,13 @@ class Views(Noun):
         }
         for attempt in inline_attempts(snapshot):
             history.setdefault(attempt.index, attempt)
-        return [history[index] for index in sorted(history)]
+        return [
+            replace(
+                history[index],
+                id=history[index].id or derive_attempt_id(snapshot.execution.uuid, index),
+            )
+            for index in sorted(history)
+        ]
 
     async def current_attempt(self, id: str) -> int:
         """The index of the last attempt made, 0 before the first."""
@@ -300,7 +310,7 @@ def _info(snapshot: Snapshot) -> Info:
     )
 
 
-def _description(detail: Detail) -> Description:
+def _description(detail: Detail, now: Millis) -> Description:
     snapshot = detail.snapshot
     execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
     return Description(
@@ -318,6 +328,7 @@ def _description(detail: Detail) -> Description:
         attempt_id=snapshot.attempt_id,
         attempts_made=snapshot.attempts_made,
         lease=_lease_view(snapshot),
+        grant=grant_at(snapshot, now),
         retries=life.retries,
         reclaims=max(0, snapshot.reclaims),
         replays=life.replays,
