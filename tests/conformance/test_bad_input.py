@@ -78,6 +78,8 @@ BY_ID: dict[str, Call] = {
     "grants.try_resume": lambda e, id: e.grants.try_resume(id, W1),
     "grants.take": lambda e, id: e.grants.take(id),
     "grants.reclaim": lambda e, id: e.grants.reclaim(id, W1),
+    "grants.identity": lambda e, id: e.grants.identity(id),
+    "quotas.check_admission": lambda e, id: e.quotas.check_admission("q", id),
     "views.describe": lambda e, id: e.views.describe(id),
     "views.info": lambda e, id: e.views.info(id),
     "views.state": lambda e, id: e.views.state(id),

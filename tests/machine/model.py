@@ -65,18 +65,24 @@ class Life(Sleeper):
         return self._hold(worker, now + ttl)
 
     def claim_granted(self, worker: str, lease_id: UUID, ttl: int, now: int) -> Answers:
+        if again := self._has_it(worker, lease_id, now):
+            return again
         self._leaseable()
         if self.start == "continue":
             raise Refused("UseClaimResumed")
         return self._redeem(worker, lease_id, ttl, now)
 
     def claim_resumed(self, worker: str, lease_id: UUID, ttl: int, now: int) -> Answers:
+        if again := self._has_it(worker, lease_id, now):
+            return again
         self._leaseable()
         if self.start != "continue":
             raise Refused("NotResumed")
         return self._redeem(worker, lease_id, ttl, now)
 
     def operator_takes(self, lease_id: UUID, ttl: int, now: int) -> Answers:
+        if again := self._has_it("operator", lease_id, now):
+            return again
         if self.stage is Stage.RUNNING:
             raise Refused("LeaseConflict")
         self._must_be(Stage.WAITING, "NotEligible")
@@ -98,6 +104,8 @@ class Life(Sleeper):
     def reclaim(
         self, worker: str, lease_id: UUID, ttl: int, now: int, most: int | None = None
     ) -> Answers:
+        if again := self._has_it(worker, lease_id, now):
+            return again
         if self.stage is not Stage.LOST or self.held_for is None:
             raise Refused("GrantNotFound")
         if self.held_for != worker:
@@ -109,6 +117,14 @@ class Life(Sleeper):
             return one("ReclaimCapExceeded", self.reclaims)
         self.take(worker, lease_id, ttl, now)
         return one("Claim", self.epoch)
+
+    def _has_it(self, worker: str, lease_id: UUID, now: int) -> Answers | None:
+        """The answer to a redemption that is repeated because its reply was lost."""
+        if self.stage is not Stage.RUNNING or self.owner is None or self.expires_at <= now:
+            return None
+        if (self.owner.lease_id, self.worker) == (lease_id, worker):
+            return one("Claim", self.epoch)
+        return None
 
     # -- what an owner does
 

@@ -20,7 +20,7 @@ from flowfabric.core.execution import (
     Waiting,
 )
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import not_active, present
+from flowfabric.core.lease import not_active
 from flowfabric.core.quota import queue_of
 from flowfabric.core.release import Candidate, Release, Room, Standing, release
 from flowfabric.core.time import Millis
@@ -52,10 +52,9 @@ Refused = RateExceeded | ConcurrencyExceeded
 Admission = Admitted | Refused
 
 
-def has_room(snapshot: Snapshot | None, quota: str) -> bool:
+def has_room(snapshot: Snapshot, quota: str) -> bool:
     """Whether the execution has its room already; False when it waits for it. Every other one
     cannot be asked for."""
-    snapshot = present(snapshot)
     if all(use.quota != quota for use in snapshot.execution.uses):
         raise Invalid(f"the execution does not use quota {quota!r}")
     match snapshot.state:

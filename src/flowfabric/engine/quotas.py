@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from flowfabric.core.check import check_kind_of, check_limit
 from flowfabric.core.check_admission import Admission, Admitted, Refused, has_room
 from flowfabric.core.errors import NotFound, RetryExhausted
-from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import present
 from flowfabric.core.quota import Quota, Use, check_quota, check_quota_name
 from flowfabric.core.release import Room
@@ -93,13 +92,13 @@ class Quotas(Noun):
         ask again, or `ConcurrencyExceeded`. The asking execution takes the room that is there, in
         all quotas it uses or in none, without waiting for its turn; asking again takes no more.
         NotEligible when it waits for something else, Invalid when it does not use the quota."""
-        quota = await self.get(name)
+        asked = check_quota_name(name)
         for _ in range(MAX_ROUNDS):
-            found = await self._load(id)
-            if has_room(found, quota.name):
-                return Admitted(ExecutionId(id), already=True)
-            snapshot = present(found)
-            answer = await self._releases.admit(snapshot, quota.name)
+            snapshot = present(await self._load(id), id)
+            await self.get(asked)
+            if has_room(snapshot, asked):
+                return Admitted(snapshot.execution.id, already=True)
+            answer = await self._releases.admit(snapshot, asked)
             if isinstance(answer, Refused):
                 return answer
             if answer:
