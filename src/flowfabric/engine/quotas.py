@@ -6,11 +6,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.check import check_kind_of, check_limit
-from flowfabric.core.check_admission import Admission, Admitted, Refused, has_room
+from flowfabric.core.check_admission import Admission, Admitted, Refused, admit_one, has_room
 from flowfabric.core.errors import NotFound, RetryExhausted
+from flowfabric.core.execution import Snapshot
 from flowfabric.core.lease import present
-from flowfabric.core.quota import Quota, Use, check_quota, check_quota_name
-from flowfabric.core.release import Room
+from flowfabric.core.quota import Quota, Use, check_quota, check_quota_name, queue_of
+from flowfabric.core.release import Release, Room
 from flowfabric.core.text import check_text
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
@@ -98,12 +99,28 @@ class Quotas(Noun):
             await self.get(asked)
             if has_room(snapshot, asked):
                 return Admitted(snapshot.execution.id, already=True)
-            answer = await self._releases.admit(snapshot, asked)
+            answer = await self._admit(snapshot, asked)
             if isinstance(answer, Refused):
                 return answer
             if answer:
                 return Admitted(snapshot.execution.id)
         raise RetryExhausted("lost against rivals ten times in a row")
+
+    async def _admit(self, snapshot: Snapshot, quota: str) -> bool | Refused:
+        """Lets one execution through that waits for its limits, or says what has no room. False
+        when it has moved meanwhile or a rival was faster."""
+        store, now, uses = self._parts.store, self._now(), snapshot.execution.uses
+        queue = queue_of(uses)
+        await store.put_queues([(queue, uses)])
+        standing = await store.standing(StandingAsk(quota, (queue,), 1, 1, now))
+        decided = admit_one(snapshot, quota, standing, now)
+        if not isinstance(decided, Release):
+            return decided or False
+        through = await store.release(decided)
+        if through is None or snapshot.execution.uuid not in through.moved:
+            return False
+        store.hint(through.lanes)
+        return True
 
     async def _write(self, quota: Quota, *, over: bool) -> bool:
         checked = check_quota(check_kind_of(quota, Quota, "quota"))

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from itertools import count
 
-from flowfabric.core.check_admission import Refused, admit_one
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Execution, Gate, Snapshot, Waiting
 from flowfabric.core.quota import Quota, Uses, queue_of
@@ -140,22 +139,6 @@ class Releases(Noun):
                 "%s starts stay counted until their window is over: %s", len(limited), error
             )
         self.kick(snapshot.execution for snapshot in limited)
-
-    async def admit(self, snapshot: Snapshot, quota: str) -> bool | Refused:
-        """Lets one execution through that waits for its limits, or says what has no room. False
-        when it has moved meanwhile or a rival was faster."""
-        uses, now = snapshot.execution.uses, self._now()
-        queue = queue_of(uses)
-        await self._parts.store.put_queues([(queue, uses)])
-        standing = await self._parts.store.standing(StandingAsk(quota, (queue,), 1, 1, now))
-        decided = admit_one(snapshot, quota, standing, now)
-        if not isinstance(decided, Release):
-            return decided or False
-        through = await self._parts.store.release(decided)
-        if through is None or snapshot.execution.uuid not in through.moved:
-            return False
-        self._moved(quota, through)
-        return True
 
     def _note(self, uses: Uses) -> None:
         if not uses:
