@@ -197,6 +197,11 @@ async def its_connection(connection: Connection, repeated: bool) -> Connection:
     return connection
 
 
+async def wait_for_locks(connection: Connection, repeated: bool) -> None:
+    """For `link.run`: statements on its connection wait for locks as long as it takes."""
+    await connection.execute("set lock_timeout = 0")
+
+
 def lose_reply(link: Link) -> None:
     """The next thing done on the link is done, and nobody hears of it."""
 

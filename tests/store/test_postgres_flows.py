@@ -115,6 +115,8 @@ async def test_a_guard_is_locked_while_the_flow_is_written(
     (guard,) = await bench.members(flow, 1)
     raw, watcher = await server.raw(), await server.raw()
     other = await server.other_store()
+    for store in (server.store, other):
+        await store.session.apply.run(postgres_bench.wait_for_locks)
     transaction = raw.transaction()
     await transaction.start()
     await raw.execute("lock table flowfabric.edge")
