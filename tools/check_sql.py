@@ -53,6 +53,7 @@ ONLY: dict[str, set[str]] = {
         "served_by",
         "session",
         "set_aside",
+        "shrunk_tables",
         "standing",
         "state_versions",
         "submitted_executions",

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew, Unavailable
+from flowfabric.core.time import Millis
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
+from flowfabric.store.postgres.due import LARGE
 from flowfabric.store.rows import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.postgres import Databases
@@ -266,3 +268,34 @@ async def test_a_renewal_touches_no_index(bench: Bench) -> None:
     while updates < 20:
         updates, hot = await raw.fetchrow(query)  # type: ignore[misc]
     assert hot == updates
+
+
+async def test_tables_that_are_empty_again_give_the_disk_back(bench: Bench) -> None:
+    raw = await bench.raw()
+    await raw.execute(FLOOD)
+    await raw.execute("delete from flowfabric.event")
+    assert await raw.fetchval(SIZE) > LARGE
+    await bench.store.trim(Millis(0), bench.now, 500)
+    assert await raw.fetchval(SIZE) < 100_000
+    # What is not empty stays.
+    await raw.execute(FLOOD)
+    await bench.store.trim(Millis(0), bench.now, 500)
+    assert await raw.fetchval("select count(*) from flowfabric.event") == 100_000
+
+
+async def test_giving_the_disk_back_waits_for_nobody(bench: Bench) -> None:
+    raw, other = await bench.raw(), await bench.raw()
+    await raw.execute(FLOOD)
+    await raw.execute("delete from flowfabric.event")
+    async with other.transaction():
+        await other.execute(FLOOD.replace("100000", "1"))
+        async with asyncio.timeout(5):
+            await bench.store.trim(Millis(0), bench.now, 500)
+    assert await raw.fetchval("select count(*) from flowfabric.event") == 1
+
+
+SIZE = "select pg_total_relation_size('flowfabric.event')"
+FLOOD = """
+    insert into flowfabric.event (id, at, kind, epoch, attempt)
+    select gen_random_uuid(), 1, 1, 1, 0 from generate_series(1, 100000)
+"""

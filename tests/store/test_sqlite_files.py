@@ -395,3 +395,19 @@ async def test_without_threads_the_next_one_who_waits_sees_other_commits(
     await bench.submit()
     assert await other.wait_hint(10)
     await other.close()
+
+
+async def test_a_file_that_is_empty_again_gives_the_disk_back(bench: Bench, path: str) -> None:
+    def fill(session: Session) -> None:
+        session.connection.execute(
+            "with recursive n (i) as (select 1 union all select i + 1 from n where i < 3000)"
+            " insert into meta (key, value) select 'k' || i, randomblob(8000) from n"
+        )
+
+    await bench.store.writer.run(fill)
+    await bench.store.writer.run(lambda session: session.connection.execute("delete from meta"))
+    assert Path(path).stat().st_size + Path(f"{path}-wal").stat().st_size > 20_000_000
+    for _ in range(3):
+        await bench.store.trim(Millis(0), bench.now, 500)
+    await bench.store.close()
+    assert Path(path).stat().st_size < 8_000_000

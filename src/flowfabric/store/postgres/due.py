@@ -27,6 +27,16 @@ _TRIMMED = (
 _FLOW_TRIMMED = ("trimmed_flow_edges", "trimmed_chores", "gone_flow_tags", "trimmed_flows")
 
 
+_PASSED = (
+    "ready", "lease", "parked", "done", "execution", "event", "attempt", "step", "progress", "tag",
+    "dedup", "deadline", "arrival", "waitpoint", "signal", "mark", "edge", "chore", "admission",
+)  # fmt: skip
+"""Tables that work passes through."""
+
+LARGE = 8 << 20
+"""Bytes from which an empty table is given back to the disk."""
+
+
 class Sweeping(Part):
     async def due(self, now: Millis, limit: int) -> list[UUID]:
         session = self._session
@@ -43,7 +53,11 @@ class Sweeping(Part):
 
     async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
         work = partial(self._trim, ended_before, now, limit)
-        return await self._session.sweep.run(work)
+        trimmed = await self._session.sweep.run(work)
+        if trimmed < limit:
+            # The last page: what is empty now need not stay large.
+            await self._session.fetch(self._session.sweep, "shrunk_tables", _PASSED, LARGE)
+        return trimmed
 
     async def take_duty(self, duty: str, holder: str, now: Millis, until: Millis) -> bool:
         session = self._session

@@ -67,6 +67,9 @@ where e.id = any($1::uuid[]) and e.facts is not null
     and d.key = {schema}.readable_json(e.facts) ->> 'key'
     and d.id = e.id
 
+-- name: shrunk_tables
+select {schema}.shrink($1::text[], $2::bigint)
+
 -- name: trimmed_tags
 delete from {schema}.tag where id = any($1::uuid[])
 

@@ -142,6 +142,8 @@ def _primary(error: BaseException) -> int | None:
 
 
 def _configure(connection: sqlite3.Connection, path: str, synchronous: str) -> None:
+    # Before anything is written: it cannot be had later without rewriting the whole file.
+    connection.execute("pragma auto_vacuum = incremental")
     mode = connection.execute("pragma journal_mode = wal").fetchone()[0]
     if path != MEMORY and mode != "wal":
         raise StoreReadOnly(f"{path} cannot be switched to a write-ahead log")

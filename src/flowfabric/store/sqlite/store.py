@@ -129,7 +129,7 @@ class SqliteStore:
     due = _reading(upkeep.due)
     set_aside = _batched(upkeep.set_aside)
     next_due = _reading(upkeep.next_due)
-    trim = _writing(upkeep.trim)
+    _trim = _writing(upkeep.trim)
     take_duty = _writing(upkeep.take_duty)
     drop_duty = _writing(upkeep.drop_duty)
 
@@ -202,6 +202,12 @@ class SqliteStore:
 
     async def owing(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owing_after, limit)
+
+    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
+        trimmed = await self._trim(ended_before, now, limit)
+        if trimmed < limit:
+            self.writer.post(upkeep.shrink)  # the last page: what is empty need not stay large
+        return trimmed
 
     async def trim_queues(self, now: Millis, limit: int) -> int:
         return await self._trim_queues(await self._idle_queues(limit), now, limit)

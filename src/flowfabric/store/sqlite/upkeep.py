@@ -7,6 +7,12 @@ from uuid import UUID
 from flowfabric.core.time import Millis
 from flowfabric.store.sqlite.session import Session, read_uuid
 
+FREE_PAGES = 1000
+"""So many empty pages are kept for what comes next."""
+
+CUT_PAGES = 4000
+"""Most pages that are given back at a time."""
+
 _BELONGINGS = (
     "gone_done",
     "gone_deadlines",
@@ -55,6 +61,18 @@ def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int
             session.among(name, flows)
     session.execute("lapsed_keys", {"now": now, "limit": limit})
     return len(ids)
+
+
+def shrink(session: Session) -> None:
+    """Gives some of the disk back when much of the file is empty; a little each time, because
+    writing waits for it. Outside any transaction: the driver runs this pragma to its end only as a
+    script, which commits first."""
+    free, pages = (
+        session.connection.execute(f"pragma {name}").fetchone()[0]
+        for name in ("freelist_count", "page_count")
+    )
+    if free > FREE_PAGES and free * 2 > pages:
+        session.connection.executescript(f"pragma incremental_vacuum({CUT_PAGES})")
 
 
 def _trim_edges(session: Session, values: dict[str, int]) -> list[bytes]:
