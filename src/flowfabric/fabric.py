@@ -10,10 +10,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from msgspec.structs import replace
 
+from flowfabric.core.check import check_kind_of
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.quota import name_uses
 from flowfabric.core.retry import Backoff, Exponential
+from flowfabric.core.text import check_text
 from flowfabric.engine.base import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import Clock, SystemClock
@@ -21,13 +22,14 @@ from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.worker.context import Context, SyncContext
 from flowfabric.worker.flow import FlowBuilder, flow_id
-from flowfabric.worker.limits import FabricLimits, KeyOf, Limits, Names, budgets_of
+from flowfabric.worker.limits import FabricLimits, KeyOf, Limits, Names
 from flowfabric.worker.loop import Worker, WorkerOptions
+from flowfabric.worker.options import TaskOptions
 from flowfabric.worker.outside import Outside
 from flowfabric.worker.run import Client, Run
 from flowfabric.worker.schedules import Schedules, schedule_of
 from flowfabric.worker.steps import StepFunction, StepOptions
-from flowfabric.worker.task import Task, TaskOptions
+from flowfabric.worker.task import Task
 from flowfabric.worker.transactions import Door
 
 P = ParamSpec("P")
@@ -65,6 +67,10 @@ class Fabric(Outside, FabricLimits):
     def __init__(
         self, url: str | None = None, *, options: Options | None = None, clock: Clock | None = None
     ) -> None:
+        if url is not None:
+            check_text(url, "the URL of a store")
+        if options is not None:
+            check_kind_of(options, Options, "options of a fabric")
         self.url = url or os.environ.get(URL_VARIABLE) or ""
         if not self.url:
             raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
@@ -125,8 +131,8 @@ class Fabric(Outside, FabricLimits):
             timeout=timeout,
             deadline=deadline,
             priority=priority,
-            capabilities=tuple(capabilities),
-            tags=dict(tags or {}),
+            capabilities=capabilities,
+            tags={} if tags is None else tags,
             process=process,
             worker_concurrency=worker_concurrency,
             limits=Limits(
@@ -134,8 +140,8 @@ class Fabric(Outside, FabricLimits):
                 rate_key=rate_key,
                 concurrency=concurrency,
                 concurrency_key=concurrency_key,
-                quotas=name_uses(quotas),
-                budgets=budgets_of((), budgets),
+                quotas=quotas,
+                budgets=budgets,
             ),
             retention=retention,
             schedule=schedule,
@@ -151,7 +157,7 @@ class Fabric(Outside, FabricLimits):
         name: str | None = None,
         retries: int = 0,
         backoff: Backoff | None = None,
-        timeout: str | float | None = None,
+        timeout: Span | None = None,
     ) -> Callable[[Callable[P, R]], StepFunction[P, R]]:
         """A function that is a durable step when a run calls it, and just a function elsewhere."""
         options = StepOptions(name=name, retries=retries, timeout=timeout)
@@ -161,7 +167,7 @@ class Fabric(Outside, FabricLimits):
 
     def get_task(self, name: str) -> Task[Any, Any]:
         """The task registered under this name; NotFound tells those there are."""
-        task = self.tasks.get(name)
+        task = self.tasks.get(check_text(name, "the name of a task"))
         if task is None:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise NotFound("task", f"{name!r} (registered: {known})")
@@ -215,7 +221,8 @@ class Fabric(Outside, FabricLimits):
         await self.schedules.declare()
         for task in list(self.tasks.values()):
             await task.declare(engine)
-        return Worker(engine, self.tasks, options or WorkerOptions(), self._heartbeat_store)
+        chosen = WorkerOptions() if options is None else options
+        return Worker(engine, self.tasks, chosen, self._heartbeat_store)
 
     async def run_worker(self, options: WorkerOptions | None = None) -> None:
         """Works until SIGTERM or SIGINT."""

@@ -231,15 +231,28 @@ async def test_one_heartbeat_tells_why_each_lost_lease_was_lost(lab: Lab) -> Non
     assert again == {revoked.id, moved.id}
     lab.clock.advance(TTL)
     answers = await lab.engine.claims.renew_all(list(claims.values()))
-    assert {uuid: type(answer) for uuid, answer in answers.items()} == {
-        revoked.uuid: StaleLease,
-        ended.uuid: NotActive,
-        expired.uuid: LeaseExpired,
-        stolen.uuid: Renewed,
-        moved.uuid: StaleLease,
-        kept.uuid: Renewed,
+    assert {lease: type(answer) for lease, answer in answers.items()} == {
+        revoked.lease.id: StaleLease,
+        ended.lease.id: NotActive,
+        expired.lease.id: LeaseExpired,
+        stolen.lease.id: Renewed,
+        moved.lease.id: StaleLease,
+        kept.lease.id: Renewed,
     }
     assert answers[kept.uuid] == Renewed(Millis(lab.clock.now() + TTL), 1)
+
+
+async def test_an_old_and_a_new_claim_of_one_execution_have_an_answer_each(lab: Lab) -> None:
+    """Whichever is given first."""
+    old = await lab.running()
+    await lab.engine.claims.revoke(old.id, reason="maintenance")
+    new = await lab.claim_one()
+    for given in ([old, new], [new, old]):
+        answers = await lab.engine.claims.renew_all(given)
+        assert isinstance(answers[old.lease.id], StaleLease)
+        assert answers[new.lease.id] == Renewed(Millis(lab.clock.now() + TTL), new.epoch)
+        assert answers[new.uuid] == answers[new.lease.id]
+        assert len(answers) == 2
 
 
 async def test_a_heartbeat_for_nothing_is_nothing(lab: Lab) -> None:

@@ -262,7 +262,8 @@ async def test_without_aging_priority_always_comes_first(lab: Lab) -> None:
 
 
 def test_aging_is_a_span() -> None:
-    for wrong in (0, -1, True, 1.5, "1s", 10**15):
+    for wrong in (0, -1, True, 1.5, "0s", "soon", 10**15):
         with pytest.raises(Invalid):
             Options(aging=wrong)  # type: ignore[arg-type]
+    assert Options(aging="1s").rank_step == 1_000
     assert Options(aging=Millis(1)).rank_step == 1

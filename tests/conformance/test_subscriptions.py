@@ -50,6 +50,23 @@ async def test_a_subscriber_gets_what_happens_from_now_on(lab: Lab) -> None:
         assert [event.id for event in await first(stream, 1)] == more
 
 
+async def test_a_subscription_begins_with_the_call(lab: Lab) -> None:
+    """What happens before the first look at it is part of it."""
+    await end_one(lab)
+    for _ in range(20):
+        async with aclosing(lab.engine.events.subscribe(family=Family.COMPLETION)) as stream:
+            ids = [await end_one(lab)]
+            assert [event.id for event in await first(stream, 1)] == ids
+
+
+async def test_a_page_of_no_events_is_empty_and_moves_nobody(lab: Lab) -> None:
+    await end_one(lab)
+    for after in (0, 1):
+        for limit in (0, -1):
+            page = await lab.engine.events.read(after=after, limit=limit)
+            assert (page.events, page.cursor) == ((), after)
+
+
 async def test_a_subscriber_may_begin_with_the_past(lab: Lab) -> None:
     ids = [await end_one(lab) for _ in range(3)]
     async with aclosing(lab.engine.events.subscribe(after=0)) as stream:

@@ -149,7 +149,7 @@ BAD = {
     "on soft": {"on_soft": "explode"},
     "both times": {"every": 5000, "cron": "0 0 * * *"},
     "too often": {"every": 999},
-    "every kind": {"every": "1h"},
+    "every kind": {"every": "hourly"},
     "every float": {"every": 5000.0},
     "every bool": {"every": True},
     "every huge": {"every": 2**63},

@@ -47,7 +47,7 @@ uses = st.dictionaries(names, keys).map(name_uses)
 def test_a_quota_limits_something(limits: dict[str, Any]) -> None:
     """C-T94, C-T96: limits are read back as they were given"""
     quota = Quota(name="q", **limits)
-    assert check_quota(quota) is quota
+    assert check_quota(quota) == quota
     assert {limit for limit in quota.limits if limit is not None} == set(limits.values())
     assert quota.limits == replace(quota, version=7, updated_at=Millis(9)).limits
     assert quota.limits != replace(quota, concurrency=77).limits

@@ -125,10 +125,10 @@ async def test_a_key_is_an_argument_or_a_function_of_them(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"rate": "soon"}, "the rate of job is not a rate such as '100/m' or '5/30s'"),
-        ({"rate": "0/m"}, "the count of the rate of job"),
-        ({"rate": "5/"}, "the span of the rate of job is not a span"),
-        ({"rate": (5, 0)}, "the span of the rate of job must not be empty"),
+        ({"rate": "soon"}, "rate is not a rate such as '100/m' or '5/30s'"),
+        ({"rate": "0/m"}, "the count of rate"),
+        ({"rate": "5/"}, "the span of rate is not a span"),
+        ({"rate": (5, 0)}, "the span of rate must not be empty"),
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": True}, "concurrency"),
         ({"concurrency": 1.5}, "concurrency"),
@@ -137,7 +137,7 @@ async def test_a_key_is_an_argument_or_a_function_of_them(bench: Bench) -> None:
         ({"rate": "1/s", "rate_key": lambda m: m}, "job: rate_key takes 'm', no parameter"),
         ({"concurrency_key": "n"}, "job: concurrency_key is given without a concurrency"),
         ({"concurrency": 1, "rate_key": "n"}, "job: rate_key is given without a rate"),
-        ({"worker_concurrency": 0}, "job: worker_concurrency must be at least 1"),
+        ({"worker_concurrency": 0}, "worker_concurrency must be 1 to"),
         ({"quotas": "api"}, "quotas must be a list of names or a mapping"),
         ({"quotas": [""]}, "the name of a quota must be printable text"),
         ({"quotas": ["a", "a"]}, "quota 'a' is used twice"),

@@ -18,8 +18,9 @@ from flowfabric.core.document import Document
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.quota import check_quota_name
 from flowfabric.core.schedule import Schedule, check_schedule, skip_ahead
+from flowfabric.core.shape import check_shape
 from flowfabric.core.text import MAX_NAME, check_text
-from flowfabric.core.time import MAX_SPAN, Millis
+from flowfabric.core.time import Millis, check_span
 
 MAX_AMOUNT = (1 << 63) - 1
 MAX_DEPTH = 8
@@ -210,7 +211,7 @@ def check_budget(budget: Budget) -> Budget:
         raise Invalid(f"a budget of a {budget.scope} needs its id")
     if budget.every is not None or budget.cron is not None:
         _check_timing(budget)
-    return budget
+    return check_shape(budget, Budget, "budget", spans=("every",))
 
 
 def _check_timing(budget: Budget) -> None:
@@ -218,7 +219,7 @@ def _check_timing(budget: Budget) -> None:
     if budget.cron is not None:
         check_text(budget.cron, "the cron expression of a budget")
     if budget.every is not None:
-        check_whole(budget.every, "the interval of resets in milliseconds", 1, MAX_SPAN)
+        check_span(budget.every, "the interval of resets", 1)
     check_schedule(_timing(budget))
 
 

@@ -16,6 +16,7 @@
     │   ├── InvalidWaitpoint        the waitpoint is of another attempt
     │   ├── SignalLimitExceeded     the execution accepted as many signals as it may
     │   ├── NotAllowed              the terms of an approval do not allow this decision
+    │   ├── InvalidCall             arguments that do not fit the parameters of a task
     │   ├── InvalidGraph            a flow that cannot run: nothing of it was created
     │   │   ├── CycleDetected       executions that wait for each other
     │   │   ├── SelfEdge            an execution that waits for itself
@@ -175,6 +176,13 @@ class SignalLimitExceeded(Invalid):
 
 class NotAllowed(Invalid):
     code = "decision_not_allowed"
+
+
+class InvalidCall(Invalid, TypeError):
+    """The arguments do not fit the parameters of the task. A TypeError as well, as any call of a
+    function with such arguments would raise."""
+
+    code = "invalid_call"
 
 
 class InvalidGraph(Invalid):

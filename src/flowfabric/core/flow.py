@@ -15,8 +15,11 @@ from flowfabric.core.chore import Chore, ChoreKind, is_spared
 from flowfabric.core.document import Document
 from flowfabric.core.errors import FlowTerminal, NotFound, NotTerminal
 from flowfabric.core.execution import Ended, Snapshot
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import Edge
 from flowfabric.core.outcome import Outcome
+from flowfabric.core.shape import check_shape
+from flowfabric.core.text import check_text
 from flowfabric.core.time import Millis
 
 SPARED = "spared"
@@ -99,6 +102,12 @@ class FlowChange(Struct, frozen=True):
     guards: tuple[Snapshot, ...] = ()
     owed: tuple[Chore, ...] = ()
     done: tuple[Chore, ...] = ()
+
+
+def check_parent(parent: object) -> Parent:
+    """`parent` if it names an execution and a signal, as plain text that can be stored."""
+    checked = check_shape(parent, Parent, "parent")
+    return Parent(str(ExecutionId(checked.execution)), check_text(checked.signal, "signal name"))
 
 
 def known(flow: Flow | None, id: object = "") -> Flow:

@@ -10,13 +10,13 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.check import check_kind_of, check_whole
+from flowfabric.core.check import check_kind_of
 from flowfabric.core.document import Document
 from flowfabric.core.errors import Invalid
 from flowfabric.core.ids import parse_uuid
 from flowfabric.core.policy import Policy, parse_policy
 from flowfabric.core.text import MAX_KEY, MAX_NAME, check_text
-from flowfabric.core.time import MAX_SPAN, Millis, check_moment
+from flowfabric.core.time import Millis, check_moment, check_span
 
 MAX_NOTE = 1 << 14
 KEY_PREFIX = "ffg1."
@@ -120,7 +120,7 @@ def check_new_attempt(attempt: object) -> NewAttempt:
     if timeout is None and policy is not None:
         timeout = policy.attempt_timeout
     elif timeout is not None:
-        timeout = Millis(check_whole(timeout, "the timeout of an attempt", 1, MAX_SPAN))
+        timeout = check_span(timeout, "the timeout of an attempt", 1)
     deadline = given.deadline_at
     return NewAttempt(
         id=None if given.id is None else parse_uuid(given.id, "attempt"),

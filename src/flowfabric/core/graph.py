@@ -130,7 +130,7 @@ def _said(submission: Submission) -> tuple[object, ...]:
         submission.namespace,
         submission.lane,
         submission.payload,
-        sorted(submission.tags.items()),
+        sorted((submission.tags or {}).items()),
         None if policy is None else str(policy),
         submission.priority,
     )

@@ -14,10 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from flowfabric.core.budget import check_budget_names
+from flowfabric.core.check import check_whole
 from flowfabric.core.document import Document, from_members, read, to_members, write
 from flowfabric.core.errors import Invalid, InvalidPolicy
 from flowfabric.core.quota import Use, check_uses
-from flowfabric.core.retry import Count, RetryPolicy, Span
+from flowfabric.core.retry import Count, Exponential, Fixed, RetryPolicy, Span
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import check_size
 from flowfabric.core.time import MAX_MILLIS, MAX_SPAN, Millis
@@ -130,6 +131,15 @@ def parse_policy(data: bytes | str | Mapping[str, Any] | Policy | None) -> Polic
     text = _as_json(data)
     check_size(len(text), "policy", MAX_POLICY)
     return _parse_cached(text) if len(text) <= _CACHED_SIZE else _parse(text)
+
+
+def check_retries(retries: object, backoff: object) -> RetryPolicy:
+    """How often and how fast to retry, as an option of a task or a step."""
+    count = check_whole(retries, "retries")
+    if not isinstance(backoff, Fixed | Exponential):
+        raise Invalid(f"backoff must be Fixed or Exponential, not {type(backoff).__name__}")
+    checked = parse_policy(Policy(retry_policy=RetryPolicy(max_retries=count, backoff=backoff)))
+    return checked.retry_policy or RetryPolicy()
 
 
 def write_policy(policy: Policy) -> bytes:

@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from flowfabric.core.check import MAX_COUNT, check_whole
+from flowfabric.core.check import MAX_COUNT, check_kind_of, check_whole
 from flowfabric.core.document import Document
 from flowfabric.core.errors import Invalid
 from flowfabric.core.text import MAX_NAME, check_text
-from flowfabric.core.time import MAX_SPAN, Millis, parse_span
+from flowfabric.core.time import Millis, check_span, parse_span
 
 MAX_USES = 8
 OF_TASK = "task:"
@@ -76,13 +77,19 @@ def check_quota(quota: Quota) -> Quota:
     for cap in (quota.concurrency, quota.concurrency_per_key):
         if cap is not None:
             check_whole(cap, "concurrency", 1)
-    for rate in (quota.rate, quota.rate_per_key):
-        if rate is not None:
-            check_whole(rate.count, "the count of a rate", 1)
-            check_whole(rate.window, "the window of a rate in milliseconds", 1, MAX_SPAN)
-    if not any(quota.limits):
+    if not any(limit is not None for limit in quota.limits):
         raise Invalid("a quota limits concurrency or a rate, this one limits nothing")
-    return quota
+    return replace(
+        quota, rate=_checked_rate(quota.rate), rate_per_key=_checked_rate(quota.rate_per_key)
+    )
+
+
+def _checked_rate(rate: Rate | None) -> Rate | None:
+    if rate is None:
+        return None
+    check_kind_of(rate, Rate, "rate")
+    count = check_whole(rate.count, "the count of a rate", 1)
+    return Rate(count, check_span(rate.window, "the window of a rate", 1))
 
 
 def check_quota_name(name: object, what: str = "the name of a quota") -> str:
@@ -151,7 +158,7 @@ def _number(name: Any) -> int:
 
 def name_uses(given: Mapping[str, str] | Iterable[str | Use]) -> Uses:
     """Uses as people write them: names, or names with their keys."""
-    if isinstance(given, str):
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise Invalid("quotas must be a list of names or a mapping of names to keys")
     if isinstance(given, Mapping):
         return check_uses(Use(quota=name, key=key) for name, key in given.items())

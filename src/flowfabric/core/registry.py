@@ -8,14 +8,15 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_kind_of, check_names, check_whole
+from flowfabric.core.check import check_flag, check_kind_of, check_names, check_whole
 from flowfabric.core.document import Document
 from flowfabric.core.errors import Contention, Invalid
 from flowfabric.core.execution import Worker
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.json import check_json
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import check_kind, check_lane, check_namespace, check_text, check_worker
-from flowfabric.core.time import MAX_SPAN, Millis
+from flowfabric.core.time import Millis, check_span
 
 MAX_MARK_REASON = 256
 FOREVER = Millis(2**63 - 1)
@@ -138,9 +139,10 @@ def check_presence(presence: object) -> Presence:
         check_kind(kind)
     check_whole(checked.concurrency, "concurrency", 1)
     check_whole(checked.running, "running")
-    check_whole(checked.ttl, "ttl", 1, MAX_SPAN)
+    ttl = check_span(checked.ttl, "ttl", 1)
+    check_json(check_kind_of(checked.unknown, dict, "unknown members"), "unknown members")
     capabilities = check_capabilities(checked.capabilities, "worker")
-    return replace(checked, capabilities=capabilities, marked_at=None, reason="")
+    return replace(checked, capabilities=capabilities, ttl=ttl, marked_at=None, reason="")
 
 
 def check_wanted(lane: object, kind: object, capabilities: object, alive: object) -> Wanted:
@@ -151,12 +153,6 @@ def check_wanted(lane: object, kind: object, capabilities: object, alive: object
         capabilities=frozenset(check_capabilities(names, "worker")),
         alive=None if alive is None else check_flag(alive, "alive"),
     )
-
-
-def check_flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise Invalid(f"{what} must be True or False, not {type(value).__name__}")
-    return value
 
 
 def check_reason(reason: object) -> str:

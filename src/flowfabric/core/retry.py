@@ -1,12 +1,14 @@
 """When a failed attempt is followed by another one, and after how long."""
 
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, assert_never
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from flowfabric.core.document import Document
-from flowfabric.core.time import MAX_SPAN, Millis
+from flowfabric.core.time import MAX_SPAN, Millis, check_span
 
 #: A span of at most ten years, as a member of a document.
 Span = Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)]
@@ -24,20 +26,35 @@ class Category(StrEnum):
     CANCELLED = "cancelled"
 
 
+def _in_milliseconds(backoff: Document, *names: str) -> None:
+    """Spans may be written in words; what else is wrong with a backoff its policy refuses."""
+    for name in names:
+        given = getattr(backoff, name)
+        if isinstance(given, str | timedelta):
+            force_setattr(backoff, name, check_span(given, name))
+
+
 class Fixed(Document, frozen=True, tag_field="type", tag="fixed"):
-    """The same delay before every retry, in milliseconds."""
+    """The same delay before every retry: milliseconds, or "5s"."""
 
     delay: Span = msgspec.field(default=1000, name="delay_ms")
     jitter: bool = False
 
+    def __post_init__(self) -> None:
+        _in_milliseconds(self, "delay")
+
 
 class Exponential(Document, frozen=True, tag_field="type", tag="exponential"):
-    """A delay that grows by `multiplier` with every retry up to `maximum`, in milliseconds."""
+    """A delay that grows by `multiplier` with every retry up to `maximum`. Both are milliseconds,
+    or "5s"."""
 
     initial: Span = msgspec.field(default=1000, name="initial_delay_ms")
     maximum: Span = msgspec.field(default=60_000, name="max_delay_ms")
     multiplier: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 2.0
     jitter: bool = False
+
+    def __post_init__(self) -> None:
+        _in_milliseconds(self, "initial", "maximum")
 
 
 Backoff = Fixed | Exponential

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from flowfabric.core.document import Document
 from flowfabric.core.errors import Invalid
+from flowfabric.core.json import check_json
+from flowfabric.core.shape import check_shape
 from flowfabric.core.text import check_text
-from flowfabric.core.time import Millis, to_datetime
+from flowfabric.core.time import Millis, check_span, to_datetime
 
 MAX_CATCH_UP = 1000
 SHORTEST = Millis(1000)
@@ -64,6 +66,9 @@ class Firing(Struct, frozen=True):
 
 def check_schedule(schedule: Schedule) -> Schedule:
     """The schedule if it can ever be due; Invalid says what is wrong with it otherwise."""
+    schedule = check_shape(schedule, Schedule, "schedule", spans=("every",))
+    schedule = replace(schedule, catch_up=CatchUp(schedule.catch_up))
+    check_json(schedule.options, "options of a schedule")
     check_text(schedule.name, "schedule name", limit=256)
     if not schedule.name:
         raise Invalid("a schedule needs a name")
@@ -71,6 +76,8 @@ def check_schedule(schedule: Schedule) -> Schedule:
         raise Invalid("a schedule has either a cron expression or an interval")
     if schedule.every is not None and schedule.every < SHORTEST:
         raise Invalid(f"an interval is at least {SHORTEST} ms")
+    if schedule.every is not None:
+        check_span(schedule.every, "the interval of a schedule")
     _zone(schedule.timezone)
     if schedule.cron is not None:
         next(_cron_moments(schedule, Millis(0)), None)

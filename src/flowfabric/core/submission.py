@@ -102,7 +102,7 @@ def create(
     return Creation(
         snapshot=_first_state(execution, now),
         payload=_check_payload(submission.payload),
-        tags=check_tags(submission.tags) if submission.tags else {},
+        tags={} if submission.tags is None else check_tags(submission.tags),
         key=key if window > 0 and not key_taken else None,
         key_until=Millis(now + window),
         minted=submission.id is None,
@@ -168,7 +168,9 @@ def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
         deadline_at = Millis(now + rules.execution_deadline)
     delay_until = submission.delay_until
     facts = Facts(
-        priority=_priority(rules.priority if submission.priority is None else submission.priority),
+        priority=check_priority(
+            rules.priority if submission.priority is None else submission.priority
+        ),
         key=submission.key or None,
         creator=_optional(submission.creator, "creator"),
         encoding=_optional(submission.encoding, "encoding"),
@@ -210,7 +212,8 @@ def _or_else(check: Callable[[object], T], value: object, instead: T) -> T:
         return instead
 
 
-def _priority(value: object) -> int:
+def check_priority(value: object) -> int:
+    """`value` in the range of priorities if it is a whole number."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise Invalid(f"priority must be a whole number, not {type(value).__name__}")
     return clamp_priority(value)

@@ -2,27 +2,28 @@
 
 from uuid import UUID
 
-from flowfabric.core.check import check_kind_of, check_whole
+from flowfabric.core.check import check_kind_of, check_one_of
 from flowfabric.core.condition import Single, TimeoutOnly, check_condition, check_references
 from flowfabric.core.errors import Invalid
+from flowfabric.core.shape import check_shape
 from flowfabric.core.step import Step
 from flowfabric.core.suspend import Binding, Suspend, Use, Wait
 from flowfabric.core.text import MAX_KEY, MAX_NAME, MAX_REASON, check_text
-from flowfabric.core.time import MAX_SPAN, Millis, check_moment
+from flowfabric.core.time import Millis, check_moment, check_span
 from flowfabric.core.waits import Behaviour, ResumePolicy, StepRef
 
 PAST_TOLERANCE = Millis(600_000)
 REQUESTERS = frozenset({"worker", "operator", "policy", "system_timeout_policy"})
+TARGETS = frozenset({"runnable"})
 MAX_BINDINGS = 1_000
 
 
 def check_suspend(request: Suspend, now: Millis) -> Suspend:
     """The request if it makes sense; refused before the store is touched otherwise."""
-    if not request.waits:
+    if not check_kind_of(request.waits, tuple, "waits"):
         raise Invalid("waitpoints_empty")
     check_kind_of(request.id, UUID, "suspension id")
-    if request.requested_by not in REQUESTERS:
-        raise Invalid(f"requested_by is one of {', '.join(sorted(REQUESTERS))}")
+    check_one_of(request.requested_by, REQUESTERS, "requested_by")
     check_text(request.reason, "reason", limit=MAX_REASON)
     if request.continuation is not None:
         check_text(request.continuation, "continuation", limit=MAX_REASON)
@@ -32,17 +33,17 @@ def check_suspend(request: Suspend, now: Millis) -> Suspend:
         _check_wait(check_kind_of(wait, Wait, "wait"), now)
     if request.until is not None:
         check_moment(request.until, "until")
-    for step in request.steps:
-        check_kind_of(step, Step, "step")
+    for step in check_kind_of(request.steps, tuple, "steps"):
+        check_shape(step, Step, "step")
     return request
 
 
 def _check_wait(wait: Wait, now: Millis) -> None:
-    if not wait.bindings:
+    if not check_kind_of(wait.bindings, tuple, "waitpoints"):
         raise Invalid("waitpoints_empty")
     if len(wait.bindings) > MAX_BINDINGS:
         raise Invalid(f"{len(wait.bindings)} waitpoints, the limit is {MAX_BINDINGS}")
-    primary = check_kind_of(wait.bindings[0], Binding, "waitpoint")
+    primary = check_shape(wait.bindings[0], Binding, "waitpoint")
     match wait.condition:
         case Single(waitpoint=key) if primary.use is Use.FRESH and key != primary.key:
             raise Invalid(f"waitpoint_key_mismatch: {key!r} is not {primary.key!r}")
@@ -64,16 +65,18 @@ def _check_wait(wait: Wait, now: Millis) -> None:
 def _check_ending(wait: Wait) -> None:
     """Whether what happens after the wait can be stored."""
     check_kind_of(wait.behaviour, Behaviour, "behaviour")
-    delay = check_kind_of(wait.policy, ResumePolicy, "resume policy").resume_delay
+    policy = check_shape(wait.policy, ResumePolicy, "resume policy")
+    check_one_of(policy.target, TARGETS, "the target of a resume policy")
+    delay = policy.resume_delay
     if delay is not None:
-        check_whole(delay, "resume_delay", 0, MAX_SPAN)
+        check_span(delay, "resume_delay")
     if wait.step is not None:
-        check_kind_of(wait.step, StepRef, "step")
+        check_shape(wait.step, StepRef, "step")
 
 
 def _check_bindings(bindings: tuple[Binding, ...]) -> None:
     for position, binding in enumerate(bindings):
-        check_kind_of(binding, Binding, "waitpoint")
+        check_shape(binding, Binding, "waitpoint")
         if binding.use is Use.PENDING:
             if position:
                 raise Invalid(f"additional_waitpoint_binding_must_be_fresh: waitpoints[{position}]")

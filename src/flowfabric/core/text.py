@@ -32,7 +32,7 @@ def check_text(value: object, what: str, *, limit: int | None = None) -> str:
     size = len(value) if value.isascii() else _utf8_size(value, what)
     if limit is not None and size > limit:
         raise Invalid(f"{what} has {size} bytes, the limit is {limit}")
-    return value
+    return value if type(value) is str else str.__str__(value)  # no codec knows the others
 
 
 def check_lane(value: object) -> str:

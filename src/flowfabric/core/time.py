@@ -13,6 +13,8 @@ from flowfabric.core.errors import Invalid
 
 Millis = NewType("Millis", int)
 NO_TIME = Millis(0)
+Span = Millis | int | str | timedelta
+"""A span as callers of the engine write it: milliseconds, `"5s"`, or a `timedelta`."""
 
 #: The last millisecond a `datetime` can name: 9999-12-31T23:59:59.999Z.
 MAX_MILLIS = Millis(253_402_300_799_999)
@@ -43,6 +45,20 @@ def parse_span(value: object, what: str) -> Millis:
         raise Invalid(f"{what} is not a span of time such as '10s', '5m' or '1h30m'")
     if not 0 <= span <= MAX_SPAN:
         raise Invalid(f"{what} must be between zero and ten years")
+    return Millis(span)
+
+
+def check_span(value: object, what: str, least: int = 0, most: int = MAX_SPAN) -> Millis:
+    """The span an argument in milliseconds names: a whole number of them, or `"5s"`, or a
+    `timedelta`. A fraction is refused: it would be seconds to one reader and not to another."""
+    if isinstance(value, str | timedelta):
+        span = _milliseconds(value)
+    else:
+        span = value if type(value) is int else None
+    if span is None:
+        raise Invalid(f"{what} must be a whole number of milliseconds or a span such as '5s'")
+    if not least <= span <= most:
+        raise Invalid(f"{what} must be {least} to {most} milliseconds")
     return Millis(span)
 
 

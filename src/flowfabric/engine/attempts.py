@@ -31,7 +31,7 @@ from flowfabric.core.text import (
     check_bytes,
     check_text,
 )
-from flowfabric.core.time import MAX_SPAN, Millis, check_moment
+from flowfabric.core.time import Millis, Span, check_moment, check_span
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
 from flowfabric.engine.claims import Claim, Claims
@@ -81,13 +81,13 @@ class Attempts(Noun):
         return await self._decide(id, lambda held, now: rules.complete(held, owner, now, result))
 
     async def fail(
-        self, owned: Owned, failure: Failure, *, retry_after: Millis | None = None
+        self, owned: Owned, failure: Failure, *, retry_after: Span | None = None
     ) -> RetryScheduled | TerminalFailed:
         """Ends the attempt in failure. The stored policy decides whether a retry is scheduled;
         `retry_after` replaces its backoff for this once."""
         _check_failure(failure)
         if retry_after is not None:
-            check_whole(retry_after, "retry_after", 0, MAX_SPAN)
+            retry_after = check_span(retry_after, "retry_after")
         chance = Chance(self._luck(), retry_after)
         if isinstance(owned, Claim):
             change = rules.fail(owned.snapshot, _SELF, self._now(), failure, chance)
@@ -130,7 +130,7 @@ class Attempts(Noun):
             owned, lambda held, now, owner: control.cancel_owned(held, owner, now, text)
         )
 
-    async def renew(self, owned: Owned, ttl: Millis | None = None) -> Renewed:
+    async def renew(self, owned: Owned, ttl: Span | None = None) -> Renewed:
         """Extends the lease, whatever form the caller owns it in."""
         if isinstance(owned, Claim):
             return await self._claims.renew(owned, ttl)
@@ -163,7 +163,7 @@ class Attempts(Noun):
 
     def seal(self, claim: Claim) -> str:
         """The handle of a claim: opaque signed text that can leave the process."""
-        lease = claim.lease
+        lease = check_kind_of(claim, Claim, "claim").lease
         body = HandleBody(
             execution=claim.uuid,
             partition=claim.id.partition_index,

@@ -6,13 +6,15 @@ from typing import TypeVar
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from flowfabric.core.change import Change
-from flowfabric.core.check import check_whole
+from flowfabric.core.check import check_flag
 from flowfabric.core.errors import StoreFull, StoreReadOnly
 from flowfabric.core.execution import RANK_STEP, Flags, Snapshot
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
+from flowfabric.core.text import check_text
+from flowfabric.core.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.waits import Ask, Memory
 from flowfabric.engine.after import After
 from flowfabric.engine.arrivals import Arrivals
@@ -27,7 +29,8 @@ T = TypeVar("T")
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """How an engine behaves. Every process of a deployment should use the same.
+    """How an engine behaves. Every process of a deployment should use the same. Spans are "7d",
+    timedeltas, or whole numbers of milliseconds.
 
     `retention` is how long an ended execution is kept; `reclaim_grace` how long a lost one waits
     before another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key
@@ -37,22 +40,41 @@ class Options(Struct, frozen=True, kw_only=True):
     always comes first.
     """
 
-    retention: Millis = Millis(7 * 86_400_000)
-    aging: Millis | None = None
-    reclaim_grace: Millis = NO_TIME
+    retention: Span = Millis(7 * 86_400_000)
+    aging: Span | None = None
+    reclaim_grace: Span = NO_TIME
     waitpoint_secret: str | None = None
     make_keys: bool = True
 
     def __post_init__(self) -> None:
+        # Kept in milliseconds, in whatever form they came.
+        force_setattr(self, "retention", check_span(self.retention, "retention"))
+        force_setattr(self, "reclaim_grace", check_span(self.reclaim_grace, "reclaim_grace"))
         if self.aging is not None:
-            check_whole(self.aging, "aging in milliseconds", 1, MAX_SPAN)
+            force_setattr(self, "aging", check_span(self.aging, "aging", 1))
+        if self.waitpoint_secret is not None:
+            check_text(self.waitpoint_secret, "waitpoint_secret")
+        check_flag(self.make_keys, "make_keys")
+
+    @property
+    def kept_for(self) -> Millis:
+        """`retention` in milliseconds."""
+        return check_span(self.retention, "retention")
+
+    @property
+    def grace(self) -> Millis:
+        """`reclaim_grace` in milliseconds."""
+        return check_span(self.reclaim_grace, "reclaim_grace")
 
     @property
     def rank_step(self) -> int:
-        return RANK_STEP if self.aging is None else self.aging
+        return RANK_STEP if self.aging is None else check_span(self.aging, "aging", 1)
 
     def __repr__(self) -> str:
-        return f"Options(retention={self.retention}, reclaim_grace={self.reclaim_grace})"
+        return (
+            f"Options(retention={self.retention}, aging={self.aging}, "
+            f"reclaim_grace={self.reclaim_grace})"
+        )
 
 
 class Parts(Struct):

@@ -4,9 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
@@ -16,6 +14,8 @@ from flowfabric.core import lease as rules
 from flowfabric.core.attempt import Delayed, hand_back
 from flowfabric.core.change import Change
 from flowfabric.core.check import (
+    Seconds,
+    check_items,
     check_kind_of,
     check_limit,
     check_names,
@@ -46,7 +46,7 @@ from flowfabric.core.text import (
     check_text,
     check_worker,
 )
-from flowfabric.core.time import Millis, check_moment, parse_span
+from flowfabric.core.time import Millis, Span, check_moment, check_span
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.batch import Batcher
 from flowfabric.engine.decisions import Decision
@@ -126,6 +126,24 @@ class Claim(Struct, frozen=True, gc=False):
         return Owner.of(self.fence)
 
 
+class Renewals(dict[UUID, Renewed | FlowFabricError]):
+    """What became of claims that were renewed together, by the id of their lease. The id of an
+    execution finds the answer for the newest of its claims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._newest: dict[UUID, Claim] = {}
+
+    def put(self, claim: Claim, answer: Renewed | FlowFabricError) -> None:
+        self[claim.lease.id] = answer
+        newest = self._newest.get(claim.uuid)
+        if newest is None or newest.epoch < claim.epoch:
+            self._newest[claim.uuid] = claim
+
+    def __missing__(self, key: UUID) -> Renewed | FlowFabricError:
+        return self[self._newest[key].lease.id]
+
+
 class Claims(Noun):
     """`engine.claims`"""
 
@@ -147,16 +165,16 @@ class Claims(Noun):
         capabilities: Iterable[str] = (),
         kinds: Iterable[str] | None = None,
         limit: int = 1,
-        ttl: Millis = rules.DEFAULT_TTL,
+        ttl: Span = rules.DEFAULT_TTL,
         namespace: str | None = None,
-        max_wait: float = 0.0,
+        max_wait: Seconds = 0.0,
     ) -> list[Claim]:
         """Takes up to `limit` executions this worker can run, best first; an empty list is not an
         error. Lanes with weights (given here, or else set by an operator) are served in that
         proportion; without weights the order is by priority and age over all of them, and no lane
         at all means every lane. `kinds` leaves everything else for others. Waits up to `max_wait`
         seconds for work to arrive."""
-        names = check_names(tuple(lanes) if isinstance(lanes, Mapping) else lanes, "lanes")
+        names = check_lanes(lanes)
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
         weights = _weights(lanes) or await self._lanes.weights(call.lanes)
         loop = asyncio.get_running_loop()
@@ -169,7 +187,7 @@ class Claims(Noun):
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
             await self._parts.store.wait_hint(min(remaining, POLL_FLOOR), seen)
 
-    async def renew(self, owned: Claim, ttl: Millis | None = None) -> Renewed:
+    async def renew(self, owned: Claim, ttl: Span | None = None) -> Renewed:
         """Extends the lease to now + ttl. Never shortens it; raises a LeaseLost that says why."""
         lease = check_kind_of(owned, Claim, "claim").lease
         span = owned.ttl if ttl is None else check_ttl(ttl)
@@ -179,22 +197,23 @@ class Claims(Noun):
             return Renewed(expires_at, owned.epoch)
         return await self.renew_as(owned.id, owned.owner, span)
 
-    async def renew_as(self, id: str, owner: Owner, ttl: Millis) -> Renewed:
+    async def renew_as(self, id: str, owner: Owner, ttl: Span) -> Renewed:
         """The same for a caller that holds an id and a fence instead of a claim."""
         span, who = check_ttl(ttl), check_owner(owner)
         return await self._decide(id, lambda held, now: rules.renew(held, who, span, now))
 
-    async def renew_all(self, owned: Sequence[Claim]) -> dict[UUID, Renewed | FlowFabricError]:
-        """One heartbeat for everything a worker holds: each renewed, or why it was lost."""
+    async def renew_all(self, owned: Sequence[Claim]) -> "Renewals":
+        """One heartbeat for everything a worker holds: for each claim that it was renewed, or why
+        it was lost. An old and a new claim of one execution have an answer each."""
+        claims = [check_kind_of(each, Claim, "claim") for each in check_items(owned, "claims")]
         answers = await asyncio.gather(
-            *(self.renew(claim) for claim in owned), return_exceptions=True
+            *(self.renew(claim) for claim in claims), return_exceptions=True
         )
-        found: dict[UUID, Renewed | FlowFabricError] = {}
-        for claim, answer in zip(owned, answers, strict=True):
-            if isinstance(answer, Renewed | FlowFabricError):
-                found[claim.uuid] = answer
-            else:
+        found = Renewals()
+        for claim, answer in zip(claims, answers, strict=True):
+            if not isinstance(answer, Renewed | FlowFabricError):
                 raise answer
+            found.put(claim, answer)
         return found
 
     async def revoke(
@@ -213,7 +232,7 @@ class Claims(Noun):
 
     async def mark_expired(self, id: str) -> MarkedExpired | AlreadySatisfied:
         """Marks a lease that ran out as lost. The sweep does this by itself."""
-        grace = self._parts.options.reclaim_grace
+        grace = self._parts.options.grace
         return await self._decide(id, lambda held, now: rules.mark_expired(held, now, grace))
 
     async def expired(
@@ -252,7 +271,7 @@ class Claims(Noun):
         capabilities: Iterable[str],
         kinds: Iterable[str] | None,
         limit: int,
-        ttl: Millis,
+        ttl: Span,
         namespace: str | None,
     ) -> ClaimCall:
         return ClaimCall(
@@ -366,10 +385,9 @@ def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
     return give_up(held, lease, now)
 
 
-def check_ttl(ttl: Any) -> Millis:
-    """Milliseconds, or a span in words. A bare fraction would be neither: it is refused."""
-    span = parse_span(ttl, "lease ttl") if isinstance(ttl, str | timedelta) else ttl
-    return Millis(check_whole(span, "lease ttl in milliseconds", 1, rules.MAX_TTL))
+def check_ttl(ttl: object) -> Millis:
+    """The length of a lease."""
+    return check_span(ttl, "lease ttl", 1, rules.MAX_TTL)
 
 
 def check_known(worker: object) -> Worker:
@@ -378,6 +396,15 @@ def check_known(worker: object) -> Worker:
     check_worker(checked.id, "worker")
     check_worker(checked.instance, "instance")
     return checked
+
+
+def check_lanes(lanes: object) -> tuple[object, ...]:
+    """The lanes of a worker, which may have weights."""
+    if not isinstance(lanes, Mapping):
+        return check_names(lanes, "lanes")
+    for weight in lanes.values():
+        check_whole(weight, "the weight of a lane", 1)
+    return tuple(lanes)
 
 
 def _expired_cursor(after: object) -> tuple[Millis, UUID]:
@@ -389,8 +416,6 @@ def _expired_cursor(after: object) -> tuple[Millis, UUID]:
 def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     if not isinstance(lanes, Mapping):
         return {}
-    for weight in lanes.values():
-        check_whole(weight, "the weight of a lane", 1)
     return dict(lanes) if len(lanes) > 1 else {}
 
 

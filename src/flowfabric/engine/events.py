@@ -1,7 +1,10 @@
 """Reading what happened, and following what happens."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+
+from msgspec.structs import replace
 
 from flowfabric.core.check import check_limit, check_whole
 from flowfabric.core.errors import Invalid
@@ -32,18 +35,15 @@ class Events(Noun):
         """Events after a cursor, oldest first. The page's cursor continues after everything that
         was looked at, whether or not it passed the filter."""
         query = _query(after, limit, execution, namespace, family, tag)
-        key = None if execution is None else ExecutionId(execution)
-        page = await self._parts.store.events(query)
-        events = tuple(
-            event for event in page.events if _belongs(event, family) and key in (None, event.id)
-        )
-        return EventPage(events, page.cursor)
+        if not query.limit:
+            return EventPage((), query.after)
+        return await self._read(query, execution, family)
 
     async def tail(self) -> int:
         """The cursor from which only the future is seen."""
         return await self._parts.store.last_event()
 
-    async def subscribe(
+    def subscribe(
         self,
         *,
         after: int | None = None,
@@ -52,25 +52,49 @@ class Events(Noun):
         family: Family | None = None,
         tag: tuple[str, str] | None = None,
     ) -> AsyncGenerator[StoredEvent, None]:
-        """Every matching event after the cursor (default: from now on), as it is committed, each
-        once and in order. Resume with the `seq` of the last one seen."""
-        _query(after or 0, 1, execution, namespace, family, tag)
-        cursor = await self.tail() if after is None else after
+        """Every matching event after the cursor, as it is committed, each once and in order.
+        Without a cursor it begins with this call, not with the first look at it. Resume with the
+        `seq` of the last one seen."""
+        query = _query(0 if after is None else after, MAX_PAGE, execution, namespace, family, tag)
+        begin = None if after is not None else self._begin()
+        return self._follow(query, begin, execution, family)
+
+    def _begin(self) -> "asyncio.Future[int]":
+        """The cursor of now: asked for at once, though nobody awaits it yet."""
+        try:
+            begin = asyncio.ensure_future(self.tail())
+        except RuntimeError:
+            raise Invalid("a subscription from now on begins in an event loop") from None
+        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return begin
+
+    async def _follow(
+        self,
+        query: EventQuery,
+        begin: "asyncio.Future[int] | None",
+        execution: str | None,
+        family: Family | None,
+    ) -> AsyncGenerator[StoredEvent, None]:
+        cursor = query.after if begin is None else await begin
         while True:
             seen = self._parts.store.hints()
-            page = await self.read(
-                after=cursor,
-                execution=execution,
-                namespace=namespace,
-                family=family,
-                tag=tag,
-            )
+            page = await self._read(replace(query, after=cursor), execution, family)
             for event in page.events:
                 yield event
             if page.cursor == cursor:
                 with suppress(TimeoutError):
                     await self._parts.store.wait_hint(POLL_FLOOR, seen)
             cursor = page.cursor
+
+    async def _read(
+        self, query: EventQuery, execution: str | None, family: Family | None
+    ) -> EventPage:
+        key = None if execution is None else ExecutionId(execution)
+        page = await self._parts.store.events(query)
+        events = tuple(
+            event for event in page.events if _belongs(event, family) and key in (None, event.id)
+        )
+        return EventPage(events, page.cursor)
 
 
 def _query(
@@ -84,7 +108,7 @@ def _query(
     kinds: frozenset[EventKind] | None = None if family is None else kinds_of(_family(family))
     return EventQuery(
         after=check_whole(after, "cursor", 0, MAX_CURSOR),
-        limit=max(1, check_limit(limit, MAX_PAGE)),
+        limit=check_limit(limit, MAX_PAGE),
         uuid=None if execution is None else ExecutionId(execution).uuid,
         namespace=None if namespace is None else check_text(namespace, "namespace"),
         kinds=kinds,

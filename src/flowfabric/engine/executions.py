@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from flowfabric.core import control
 from flowfabric.core.attempt import RetryScheduled
-from flowfabric.core.check import check_kind_of, check_whole
+from flowfabric.core.check import check_flag, check_kind_of, check_one_of
 from flowfabric.core.control import (
     Blocked,
     Cancelled,
@@ -26,7 +26,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
 from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create, ranked
 from flowfabric.core.text import MAX_REASON, check_tag_key, check_tags, check_text
-from flowfabric.core.time import MAX_SPAN, NO_TIME, Millis
+from flowfabric.core.time import NO_TIME, Span, check_span
 from flowfabric.core.vector import public_state
 from flowfabric.core.waking import Resumed, resume
 from flowfabric.engine.base import Noun, Parts
@@ -84,6 +84,7 @@ class Executions(Noun):
         for parked ones as well."""
         if type(priority) is not int:
             raise Invalid(f"priority must be a whole number, not {type(priority).__name__}")
+        check_flag(anywhere, "anywhere")
         step = self._parts.options.rank_step
         return await self._decide(
             id,
@@ -144,13 +145,10 @@ class Executions(Noun):
             check_text(expected, "expected reason", limit=MAX_REASON)
         return await self._decide(id, lambda held, now: control.unblock(held, now, expected))
 
-    async def resume(
-        self, id: str, *, delay: Millis = NO_TIME, trigger: str = "operator"
-    ) -> Resumed:
+    async def resume(self, id: str, *, delay: Span = NO_TIME, trigger: str = "operator") -> Resumed:
         """Wakes a suspended execution without a signal, after an optional delay."""
-        wait = Millis(check_whole(delay, "delay", 0, MAX_SPAN))
-        if trigger not in TRIGGERS:
-            raise Invalid(f"trigger is one of {', '.join(sorted(TRIGGERS))}")
+        wait = check_span(delay, "delay")
+        check_one_of(trigger, TRIGGERS, "trigger")
         return await self._decide(id, lambda held, now: resume(held, now, wait, trigger))
 
     async def set_tags(self, id: str, tags: Mapping[str, str]) -> int:

@@ -7,7 +7,7 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_limit, check_names, check_seconds
+from flowfabric.core.check import Seconds, check_flag, check_limit, check_names, check_seconds
 from flowfabric.core.chore import is_spared
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import (
@@ -90,7 +90,7 @@ class FlowViews(Noun):
             return None
         return FlowDescription(flow, await self._parts.store.member_counts(flow.id))
 
-    async def wait(self, id: UUID, timeout: float | None = None) -> Flow:
+    async def wait(self, id: UUID, timeout: Seconds | None = None) -> Flow:
         """The flow once all its members have ended; TimeoutError after `timeout` seconds."""
         key = parse_uuid(id, "flow")
         span = None if timeout is None else check_seconds(timeout, "timeout")
@@ -131,7 +131,7 @@ class FlowViews(Noun):
             tag=None if tag is None else check_tag(tag),
             after=None if after is None else _cursor(after),
             limit=wanted,
-            newest_first=newest_first,
+            newest_first=check_flag(newest_first, "newest_first"),
         )
         return await self._parts.store.flow_page(query) if wanted else []
 
@@ -236,10 +236,11 @@ class FlowViews(Noun):
 
     async def results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
         """The results of executions that succeeded; None for those that did not."""
+        keys = [parse_uuid(uuid, "execution") for uuid in check_names(uuids, "executions")]
         found: dict[UUID, bytes | None] = {}
-        for start in range(0, len(uuids), PAGE):
+        for start in range(0, len(keys), PAGE):
             for uuid, snapshot in (
-                await self._parts.store.load(uuids[start : start + PAGE])
+                await self._parts.store.load(keys[start : start + PAGE])
             ).items():
                 match snapshot.state:
                     case Ended(outcome=Outcome.SUCCESS, result=result):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from flowfabric.core import membership, subflow
 from flowfabric.core.change import Change
-from flowfabric.core.check import check_kind_of, check_seconds
+from flowfabric.core.check import Seconds, check_kind_of, check_seconds
 from flowfabric.core.chore import Chore, ChoreKind
 from flowfabric.core.control import Replayed, check_replay
 from flowfabric.core.errors import (
@@ -33,6 +33,7 @@ from flowfabric.core.flow import (
     FlowState,
     Parent,
     changed,
+    check_parent,
     known,
     open_flow,
 )
@@ -152,7 +153,7 @@ class Flows(Noun):
             edges=len(laid.edges),
             revision=len(wanted.nodes) + len(laid.edges),
             graph=laid.digest,
-            parent=parent,
+            parent=None if parent is None else check_parent(parent),
             created_at=now,
             mutated_at=now,
         )
@@ -275,7 +276,7 @@ class Flows(Noun):
         reason: str = "flow_cancelled",
         policy: CancelPolicy | str = CancelPolicy.ALL,
         wait: bool = True,
-        timeout: float | None = None,
+        timeout: Seconds | None = None,
     ) -> FlowCancelled:
         """Cancels a flow and, by its policy, its members. The flow takes no members from then on,
         whatever becomes of those it has. Without `wait` members are cancelled in the background;

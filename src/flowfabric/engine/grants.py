@@ -38,7 +38,7 @@ from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.lease import DEFAULT_TTL, Taking
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import check_lane, check_namespace, check_worker
-from flowfabric.core.time import Millis
+from flowfabric.core.time import Millis, Span, check_span
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.claims import Claim, check_known, check_ttl
 from flowfabric.engine.doorkeeper import Doorkeeper
@@ -63,7 +63,7 @@ class Grants(Noun):
         worker: str | Worker,
         *,
         capabilities: Iterable[str] = (),
-        ttl: Millis = DEFAULT_GRANT,
+        ttl: Span = DEFAULT_GRANT,
         key: str | None = None,
         notes: GrantNotes = NO_NOTES,
     ) -> Granted:
@@ -81,7 +81,7 @@ class Grants(Noun):
         worker: str | Worker,
         *,
         capabilities: Iterable[str] = (),
-        ttl: Millis = DEFAULT_GRANT,
+        ttl: Span = DEFAULT_GRANT,
         max_reclaims: int | None = None,
         key: str | None = None,
         notes: GrantNotes = NO_NOTES,
@@ -99,7 +99,7 @@ class Grants(Noun):
         *,
         lane: str,
         capabilities: Iterable[str] = (),
-        ttl: Millis = DEFAULT_GRANT,
+        ttl: Span = DEFAULT_GRANT,
         namespace: str | None = None,
         notes: GrantNotes = NO_NOTES,
     ) -> Granted | None:
@@ -138,7 +138,7 @@ class Grants(Noun):
         id: str,
         worker: Worker,
         *,
-        ttl: Millis = DEFAULT_TTL,
+        ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
         expected_attempt: int | None = None,
         key: str | None = None,
@@ -163,14 +163,15 @@ class Grants(Noun):
         id: str,
         worker: Worker,
         *,
-        ttl: Millis = DEFAULT_TTL,
+        ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
         key: str | None = None,
-        timeout: Millis | None = None,
+        timeout: Span | None = None,
     ) -> Claim:
         """Redeems a grant on an interrupted attempt: the same attempt goes on. `timeout` is the
         time it has from now on, instead of what it had left."""
-        taking = self._taking(worker, ttl, lease_id, key, NewAttempt(timeout=timeout))
+        span = None if timeout is None else check_span(timeout, "timeout", 1)
+        taking = self._taking(worker, ttl, lease_id, key, NewAttempt(timeout=span))
         snapshot = await self._decide(id, lambda held, now: rules.claim_resumed(held, taking, now))
         return await self._claim(snapshot, taking)
 
@@ -179,10 +180,10 @@ class Grants(Noun):
         id: str,
         worker: Worker,
         *,
-        ttl: Millis = DEFAULT_TTL,
+        ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
         key: str | None = None,
-        timeout: Millis | None = None,
+        timeout: Span | None = None,
     ) -> Claim | None:
         """As `claim_resumed`, but None when another worker holds a live lease already."""
         try:
@@ -193,7 +194,7 @@ class Grants(Noun):
             return None
 
     async def take(
-        self, id: str, *, ttl: Millis = DEFAULT_TTL, lease_id: UUID | None = None
+        self, id: str, *, ttl: Span = DEFAULT_TTL, lease_id: UUID | None = None
     ) -> Claim:
         """An operator takes a waiting execution in one step, whatever it requires."""
         taking = self._taking(Worker(OPERATOR, OPERATOR), ttl, lease_id)
@@ -207,7 +208,7 @@ class Grants(Noun):
         id: str,
         worker: Worker,
         *,
-        ttl: Millis = DEFAULT_TTL,
+        ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
         max_reclaims: int | None = None,
         key: str | None = None,
@@ -240,7 +241,7 @@ class Grants(Noun):
     def _taking(
         self,
         worker: Worker,
-        ttl: Millis,
+        ttl: Span,
         lease_id: UUID | None,
         key: str | None = None,
         attempt: NewAttempt = AS_PLANNED,
@@ -253,11 +254,11 @@ class Grants(Noun):
         self,
         worker: str | Worker,
         capabilities: Iterable[str],
-        ttl: Millis,
+        ttl: Span,
         key: str | None,
         notes: GrantNotes,
     ) -> Grantee:
-        span = Millis(check_whole(ttl, "grant ttl in milliseconds", 1, MAX_GRANT))
+        span = check_span(ttl, "grant ttl", 1, MAX_GRANT)
         offered = frozenset(check_capabilities(capabilities, "worker"))
         known = check_known(worker) if isinstance(worker, Worker) else None
         return Grantee(

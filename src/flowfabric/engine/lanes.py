@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_limit
+from flowfabric.core.check import check_limit, check_names
 from flowfabric.core.errors import Invalid, RetryExhausted
 from flowfabric.core.lane import Lane, LaneState, check_lane_settings, set_state
 from flowfabric.core.text import check_lane, check_text
@@ -44,7 +44,7 @@ class Lanes(Noun):
 
     async def settings(self, lanes: Sequence[str] | None = None) -> dict[str, Lane]:
         """What was decided about these lanes, or about all."""
-        names = None if lanes is None else [check_lane(lane) for lane in lanes]
+        names = None if lanes is None else _names(lanes)
         return await self._parts.store.lane_settings(names)
 
     async def pause(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
@@ -78,10 +78,11 @@ class Lanes(Noun):
     async def weights(self, lanes: Sequence[str]) -> dict[str, int]:
         """The weights of these lanes (none given: of all there are); nothing when all have the
         same."""
-        if len(lanes) == 1:
+        wanted = _names(lanes)
+        if len(wanted) == 1:
             return {}
         await self._refresh()
-        found = {lane: self._weights.get(lane, 1) for lane in lanes or self._names}
+        found = {lane: self._weights.get(lane, 1) for lane in wanted or self._names}
         return found if len(set(found.values())) > 1 else {}
 
     async def _set_state(self, lane: str, state: LaneState, by: str, reason: str) -> Lane:
@@ -113,6 +114,10 @@ class Lanes(Noun):
         # Without weights nobody need know the lanes: claims take from all in one order.
         names = await self._parts.store.lanes(None, MAX_PAGE) if weights else []
         self._weights, self._names = weights, tuple(names)
+
+
+def _names(lanes: object) -> "list[str]":
+    return [check_lane(lane) for lane in check_names(lanes, "lanes")]
 
 
 def share_out(

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from flowfabric.core import sending
 from flowfabric.core import signal as rules
 from flowfabric.core.change import Change
-from flowfabric.core.check import check_kind_of, check_limit, check_whole
+from flowfabric.core.check import check_limit, check_whole
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.ids import parse_uuid
+from flowfabric.core.shape import check_shape
 from flowfabric.core.signal import (
     APPROVAL,
     DEDUP_TTL,
@@ -23,7 +24,7 @@ from flowfabric.core.signal import (
     DuplicateSignal,
 )
 from flowfabric.core.text import MAX_KEY, MAX_NAME, check_bytes, check_lane, check_text
-from flowfabric.core.time import MAX_SPAN, Millis, check_moment
+from flowfabric.core.time import Millis, check_moment, check_span
 from flowfabric.core.token import Token, peek
 from flowfabric.core.waits import MAX_SIGNALS, Heard, Memory
 from flowfabric.engine.base import Noun
@@ -155,9 +156,7 @@ def check_channel(name: object) -> str:
 
 def check_delivery(delivery: object) -> Delivery:
     """`delivery` if it can be stored; the payload has 256 KiB at most."""
-    checked = check_kind_of(delivery, Delivery, "delivery")
-    parse_uuid(checked.id, "signal")
-    parse_uuid(checked.waitpoint, "waitpoint")
+    checked = check_shape(delivery, Delivery, "delivery", spans=("delay", "dedup_ttl"))
     if not check_text(checked.name, "signal name", limit=MAX_NAME):
         raise Invalid("a signal has a name")
     texts = {
@@ -177,11 +176,10 @@ def check_delivery(delivery: object) -> Delivery:
         check_bytes(checked.payload, "signal payload", MAX_SIGNAL_PAYLOAD)
     if checked.created_at is not None:
         check_moment(checked.created_at, "created_at")
-    check_whole(checked.dedup_ttl, "dedup_ttl", 0, MAX_SPAN)
+    check_span(checked.dedup_ttl, "dedup_ttl")
     if checked.delay is not None:
-        check_whole(checked.delay, "delay", 0, MAX_SPAN)
+        check_span(checked.delay, "delay")
     check_whole(checked.max_signals, "max_signals")
-    check_kind_of(checked.internal, bool, "internal")
     return checked
 
 

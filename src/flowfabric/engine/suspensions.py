@@ -9,7 +9,7 @@ from flowfabric.core import suspend as rules
 from flowfabric.core import waitpoint as waitpoint_rules
 from flowfabric.core import waking
 from flowfabric.core.change import Change
-from flowfabric.core.check import check_kind_of, check_limit, check_names, check_whole
+from flowfabric.core.check import check_flag, check_kind_of, check_limit, check_names
 from flowfabric.core.errors import AlreadySuspended, Invalid, NoSigningKey, NotFound
 from flowfabric.core.execution import Active, Ended, Snapshot, Suspended
 from flowfabric.core.handle import HandleBody, HandleKind, seal
@@ -20,7 +20,7 @@ from flowfabric.core.signal import ask_about_tokens, revoked_at
 from flowfabric.core.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, Use
 from flowfabric.core.suspend_check import check_suspend
 from flowfabric.core.text import MAX_NAME, MAX_REASON, check_namespace, check_text
-from flowfabric.core.time import MAX_SPAN, Millis, check_moment
+from flowfabric.core.time import Millis, Span, check_moment, check_span
 from flowfabric.core.token import Claims, Token, mint
 from flowfabric.core.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
 from flowfabric.core.waits import NO_WAITS, Ask, Memory, Signal, Terms, Waitpoint
@@ -139,7 +139,7 @@ class Suspensions(Noun):
         owned: Owned,
         key: str,
         *,
-        expires_in: Millis | None = None,
+        expires_in: Span | None = None,
         id: UUID | None = None,
         terms: Terms | None = None,
         lasting: bool = False,
@@ -150,17 +150,16 @@ class Suspensions(Noun):
         the place of a pending one with the same `slot`."""
         if not check_text(key, "waitpoint key", limit=MAX_NAME):
             raise Invalid("waitpoint_key_empty")
-        if expires_in is not None:
-            check_whole(expires_in, "expires_in", 1, MAX_SPAN)
+        span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
         execution, owner = self._attempts.unpack(owned)
         ring = await self._parts.ring.to_sign()
         new = NewWaitpoint(
             id=self._fresh() if id is None else parse_uuid(id, "waitpoint"),
             key=key,
             kid=ring.current,
-            expires_in=expires_in,
+            expires_in=span,
             terms=None if terms is None else check_terms(terms),
-            lasting=lasting,
+            lasting=check_flag(lasting, "lasting"),
             slot=None if slot is None else parse_uuid(slot, "slot"),
         )
         waitpoint = await self._recalling(
@@ -227,7 +226,7 @@ class Suspensions(Noun):
         *,
         approver: str | None = None,
         decisions: tuple[str, ...] = (),
-        expires_in: Millis | None = None,
+        expires_in: Span | None = None,
         single_use: bool = False,
     ) -> Token:
         """A token that is bound: to an approver, to some decisions, to a time, to one use."""
@@ -237,15 +236,15 @@ class Suspensions(Noun):
             raise NotFound("waitpoint", waitpoint) if known else NotFound("execution", id)
         row, issued_at = found
         now = self._now()
-        span = None if expires_in is None else check_whole(expires_in, "expires_in", 1, MAX_SPAN)
-        names = tuple(str(name) for name in check_names(decisions, "decisions"))
+        span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
+        names = check_names(decisions, "decisions")
         claims = Claims(
             id=self._fresh().hex,
             issued_at=max(now, issued_at or now),
             approver=None if approver is None else _named(approver, "approver"),
             decisions=tuple(_named(name, "decision") for name in names),
             expires_at=None if span is None else Millis(now + span),
-            single_use=single_use,
+            single_use=check_flag(single_use, "single_use"),
         )
         ring = await self._parts.ring.read()
         return mint(ring, _signable(ring, row, now), claims)
@@ -261,8 +260,9 @@ class Suspensions(Noun):
         """The same token whenever it is asked for, also when its waitpoint is closed by now or its
         tokens were taken back; for an approver one that is bound to them and to one use. Empty
         when its key is gone."""
-        memory = await self._recalls.put(Ask(uuid, waitpoints=(waitpoint,)))
-        row = memory.waitpoints.get(waitpoint)
+        key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
+        memory = await self._recalls.put(Ask(key, waitpoints=(target,)))
+        row = memory.waitpoints.get(target)
         ring = await self._parts.ring.read()
         if row is None or ring.current is None:
             return Token("")
@@ -273,15 +273,16 @@ class Suspensions(Noun):
             id=f"again:{approver or ''}",
             issued_at=row.created_at,
             approver=None if approver is None else _named(approver, "approver"),
-            expires_at=expires_at,
+            expires_at=None if expires_at is None else check_moment(expires_at, "expires_at"),
             single_use=approver is not None,
         )
         return mint(ring, row, claims)
 
     async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:
         """What a waitpoint accepts, open or not; None for one that is no approval or unknown."""
-        memory = await self._recalls.put(Ask(uuid, waitpoints=(waitpoint,)))
-        row = memory.waitpoints.get(waitpoint)
+        key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
+        memory = await self._recalls.put(Ask(key, waitpoints=(target,)))
+        row = memory.waitpoints.get(target)
         return None if row is None else row.terms
 
     async def suspended(
@@ -317,6 +318,8 @@ class Suspensions(Noun):
 
     async def heard(self, uuid: UUID, suspension: UUID) -> list[Signal]:
         """Every signal that counted for a suspension, in the order they came."""
+        parse_uuid(uuid, "execution")
+        parse_uuid(suspension, "suspension")
         found: list[Signal] = []
         while page := await self._parts.store.signals(
             uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
@@ -394,7 +397,8 @@ class Suspensions(Noun):
 def check_terms(terms: object) -> Terms:
     """`terms` if they can be met and stored."""
     checked = check_kind_of(terms, Terms, "terms")
-    for what, names in (("decision", checked.decisions), ("approver", checked.approvers)):
+    for what, given in (("decision", checked.decisions), ("approver", checked.approvers)):
+        names = check_names(given, f"{what}s")
         if len(names) > MAX_APPROVERS:
             raise Invalid(f"{len(names)} {what}s, the limit is {MAX_APPROVERS}")
         for name in names:
@@ -403,7 +407,7 @@ def check_terms(terms: object) -> Terms:
             raise Invalid(f"a {what} is named twice")
     if checked.about is not None:
         check_text(checked.about, "digest", limit=MAX_NAME)
-    return checked
+    return replace(checked, decisions=tuple(checked.decisions), approvers=tuple(checked.approvers))
 
 
 def _named(name: object, what: str) -> str:

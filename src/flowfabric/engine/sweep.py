@@ -129,14 +129,14 @@ class Sweep(Noun):
 
     async def _trim_page(self) -> int:
         now = self._now()
-        before = Millis(now - self._parts.options.retention)
+        before = Millis(now - self._parts.options.kept_for)
         return await self._parts.store.trim(before, now, PAGE)
 
     def _rule(self) -> Any:
         return partial(
             _due,
             luck=self._luck(),
-            grace=self._parts.options.reclaim_grace,
+            grace=self._parts.options.grace,
             signal_id=self._fresh(),
         )
 

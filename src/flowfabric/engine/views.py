@@ -7,7 +7,14 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_kind_of, check_limit, check_names, check_seconds
+from flowfabric.core.check import (
+    Seconds,
+    check_flag,
+    check_kind_of,
+    check_limit,
+    check_names,
+    check_seconds,
+)
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
 from flowfabric.core.grant import grant_at
@@ -188,7 +195,7 @@ class Views(Noun):
         snapshot = await self._load(id)
         return None if snapshot is None else snapshot.execution.route.namespace
 
-    async def wait(self, id: str, timeout: float | None = None) -> Ending:
+    async def wait(self, id: str, timeout: Seconds | None = None) -> Ending:
         """How the execution ended, once it has. Raises TimeoutError after `timeout` seconds."""
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
@@ -244,7 +251,7 @@ def _bounded(query: Query, cursor: str | None) -> Query:
         created_until=_moment(query.created_until),
         after=_after(query.after) if cursor is None else _read_cursor(cursor),
         limit=check_limit(query.limit, MAX_PAGE),
-        newest_first=query.newest_first,
+        newest_first=check_flag(query.newest_first, "newest_first"),
     )
 
 

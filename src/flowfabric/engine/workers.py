@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from flowfabric.core import lease as leases
 from flowfabric.core import registry as rules
 from flowfabric.core.change import Change
-from flowfabric.core.check import check_limit, check_whole
+from flowfabric.core.check import check_flag, check_limit, check_whole
 from flowfabric.core.errors import (
     Corruption,
     FlowFabricError,
@@ -115,7 +115,7 @@ class Workers(Noun):
         does so as well. A worker that is alive after all learns it from its lost leases."""
         _check_key(instance, namespace)
         why = rules.check_reason(reason)
-        revoking = rules.check_flag(revoke, "revoke")
+        revoking = check_flag(revoke, "revoke")
         for _ in range(ROUNDS):
             old = await self._find(instance, namespace)
             if old is None or (old.marked_at is not None and not revoking):

@@ -63,7 +63,7 @@ class Driver(Checks):
             if timeout is None:
                 await self._settle_through(ended, "the run does not end", id)
             elif not await self._settle_until(ended, self._later(timeout)):
-                raise TimeoutError(self._report(f"the run does not end within {timeout} s", id))
+                raise TimeoutError(self._report(f"the run does not end within {timeout:g} s", id))
 
     async def _drive_flow(self, id: UUID, timeout: float | None = None) -> None:
         async with self._drive():
@@ -71,7 +71,7 @@ class Driver(Checks):
             if timeout is None:
                 await self._settle_through(over, "the flow does not end")
             elif not await self._settle_until(over, self._later(timeout)):
-                raise TimeoutError(self._report(f"the flow does not end within {timeout} s"))
+                raise TimeoutError(self._report(f"the flow does not end within {timeout:g} s"))
 
     async def _settle_through(
         self, reached: Callable[[], bool], why: str, id: ExecutionId | None = None

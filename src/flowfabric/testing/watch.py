@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from uuid import UUID
 
+from flowfabric.core.check import Seconds, check_seconds
 from flowfabric.core.flow import Flow
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.step import Step
@@ -108,10 +109,10 @@ class WatchedViews(Views):
         self._watch = watch
         self._drive = drive
 
-    async def wait(self, id: str, timeout: float | None = None) -> Ending:
+    async def wait(self, id: str, timeout: Seconds | None = None) -> Ending:
         key, waited_for = current_run.get(), ExecutionId(id)
         if key is None:
-            await self._drive(waited_for, timeout)
+            await self._drive(waited_for, seconds_of(timeout))
             return await super().wait(id)
         with self._watch.waiting(key, waited_for):
             return await super().wait(id, timeout)
@@ -129,10 +130,10 @@ class WatchedFlowViews(FlowViews):
         super().__init__(parts, settling)
         self._drive = drive
 
-    async def wait(self, id: UUID, timeout: float | None = None) -> Flow:
+    async def wait(self, id: UUID, timeout: Seconds | None = None) -> Flow:
         if current_run.get() is not None:
             return await super().wait(id, timeout)
-        await self._drive(id, timeout)
+        await self._drive(id, seconds_of(timeout))
         return await super().wait(id)
 
 
@@ -146,3 +147,7 @@ def plain_name(name: str) -> str:
     """The name of a step without the branch it was made in."""
     branch, slash, rest = name.partition("/")
     return rest if slash and branch.strip("~.0123456789") == "" else name
+
+
+def seconds_of(timeout: Seconds | None) -> float | None:
+    return None if timeout is None else check_seconds(timeout, "timeout")

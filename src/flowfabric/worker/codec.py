@@ -12,7 +12,8 @@ from typing import Any, Union
 
 import msgspec
 
-from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.errors import FlowFabricError, Invalid, InvalidCall
+from flowfabric.core.json import encode_strictly
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -29,7 +30,7 @@ class Undecodable(FlowFabricError):
 def encode(value: object) -> bytes:
     """Any value msgspec knows, pydantic models included; Invalid says what stands in the way."""
     try:
-        return _encoder.encode(value)
+        return encode_strictly(value, _encoder, _builtins)
     except Exception as error:  # a model's own serialisers may raise anything
         raise Invalid(f"{type(value).__name__}: {_told(error)}") from None
 
@@ -49,6 +50,10 @@ def plain(value: object) -> Any:
         return msgspec.to_builtins(value, enc_hook=_enc_hook, order="sorted")
     except Exception as error:  # a model's own serialisers may raise anything
         raise Invalid(f"{type(value).__name__}: {_told(error)}") from None
+
+
+def _builtins(value: object) -> Any:
+    return msgspec.to_builtins(value, enc_hook=_enc_hook)
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -87,7 +92,7 @@ class Signature:
         return {n: each.default for n, each in given if each.default is not Parameter.empty}
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The payload of a call. Raises TypeError for a call that does not fit the signature and
+        """The payload of a call. Raises InvalidCall for a call that does not fit the signature and
         Invalid, naming the parameter, for an argument that cannot be encoded or that the
         function's annotation does not accept."""
         payload = self.encode_loosely(self.bind(args, kwargs))
@@ -98,16 +103,17 @@ class Signature:
         return payload
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by the names of the parameters; TypeError if they do not fit."""
+        """The arguments of a call by the names of the parameters; InvalidCall if they do not
+        fit."""
         try:
             return self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"{self.name}: {error}") from None
+            raise InvalidCall(f"{self.name}: {error}") from None
 
     def encode_loosely(self, bound: Mapping[str, Any]) -> bytes:
         """The payload of bound arguments, whether or not they fit the annotations."""
         try:
-            return _encoder.encode(bound)
+            return encode_strictly(bound, _encoder, _builtins)
         except Exception:
             raise self._unencodable(bound) from None
 

@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 
 from msgspec.structs import replace
 
+from flowfabric.core.check import Seconds
 from flowfabric.core.errors import Invalid, InvalidGraph, NotFound
 from flowfabric.core.flow import CancelPolicy, Flow, FlowState, Parent
 from flowfabric.core.graph import Graph, Link, member_id
@@ -179,7 +180,7 @@ class FlowBuilder:
 
     # -- the flow itself
 
-    async def result(self, timeout: float | None = None) -> Any:
+    async def result(self, timeout: Seconds | None = None) -> Any:
         """The result of the last node; of several nodes that nothing follows, a dict by name.
         Raises FlowFailed when the flow failed or was cancelled."""
         engine = await self._client.engine()
@@ -208,7 +209,7 @@ class FlowBuilder:
         """Runs again what did not succeed."""
         await (await self._client.engine()).flows.replay(self.id)
 
-    def result_sync(self, timeout: float | None = None) -> Any:
+    def result_sync(self, timeout: Seconds | None = None) -> Any:
         """`result` for a script without an event loop."""
         return self._client.block_on(self.result(timeout))
 

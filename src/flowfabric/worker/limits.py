@@ -1,6 +1,6 @@
 """Limits of tasks and runs: the quotas a task declares, and what an application says of limits."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from inspect import Parameter, signature
 from typing import Any
@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from flowfabric.core.budget import (
     Amounts,
@@ -19,6 +20,7 @@ from flowfabric.core.budget import (
     check_amounts,
     check_budget_names,
 )
+from flowfabric.core.check import check_mapping, check_names, check_whole, check_word
 from flowfabric.core.errors import BudgetExceeded, Invalid
 from flowfabric.core.quota import (
     OF_TASK,
@@ -51,8 +53,19 @@ class Limits(Struct, frozen=True, kw_only=True):
     rate_key: KeyOf | None = None
     concurrency: int | None = None
     concurrency_key: KeyOf | None = None
-    quotas: Uses = ()
-    budgets: tuple[str, ...] = ()
+    quotas: Names = ()
+    budgets: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            parse_rate(self.rate)
+        if self.concurrency is not None:
+            check_whole(self.concurrency, "concurrency", 1)
+        for key, what in ((self.rate_key, "rate_key"), (self.concurrency_key, "concurrency_key")):
+            if key is not None and not isinstance(key, str) and not callable(key):
+                raise Invalid(f"{what} is the name of a parameter or a function")
+        force_setattr(self, "quotas", name_uses(self.quotas))
+        force_setattr(self, "budgets", check_budget_names(self.budgets))
 
 
 def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple[Quota, ...]:
@@ -77,7 +90,7 @@ def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple
 
 def uses_of(name: str, limits: Limits, given: Names | None, arguments: "Arguments") -> Uses:
     """What a call of the task uses: its own quotas with their keys, and those it names."""
-    found = {use.quota: use for use in limits.quotas}
+    found = {use.quota: use for use in name_uses(limits.quotas)}
     found |= {use.quota: use for use in _own_uses(name, limits, arguments)}
     if given is not None:
         found |= {use.quota: use for use in name_uses(given)}
@@ -177,11 +190,11 @@ class FabricLimits:
         budget = Budget(
             name=name,
             parent=parent,
-            scope=None if scope is None else _word(Scope, scope, "scope"),
-            scope_id=str(scope_id),
-            limits=_limits({**(hard or {}), **dimensions}, soft or {}, more or {}),
-            on_hard=_word(OnHard, on_hard, "on_hard"),
-            on_soft=_word(OnSoft, on_soft, "on_soft"),
+            scope=None if scope is None else check_word(scope, Scope, "scope"),
+            scope_id=str(scope_id) if isinstance(scope_id, UUID) else scope_id,
+            limits=_limits(_amounts(hard, dimensions), _amounts(soft), _amounts(more)),
+            on_hard=check_word(on_hard, OnHard, "on_hard"),
+            on_soft=check_word(on_soft, OnSoft, "on_soft"),
             every=None if every is None else parse_span(every, "every"),
             cron=cron,
             timezone=timezone,
@@ -213,7 +226,8 @@ class FabricLimits:
 
 def amounts_of(amounts: Mapping[str, int] | None, more: Mapping[str, int]) -> Amounts:
     """Amounts given as a mapping, by name, or both."""
-    return check_amounts({**(amounts or {}), **more})
+    given = {} if amounts is None else check_mapping(amounts, "amounts")
+    return check_amounts({**given, **more})
 
 
 def exceeded(breach: HardBreach | SoftBreach, amounts: Amounts) -> BudgetExceeded:
@@ -221,10 +235,10 @@ def exceeded(breach: HardBreach | SoftBreach, amounts: Amounts) -> BudgetExceede
     return BudgetExceeded(breach.budget, breach.dimension, breach.used, breach.limit, wanted)
 
 
-def budgets_of(own: tuple[str, ...], given: Iterable[str] | None) -> tuple[str, ...]:
-    if isinstance(given, str):
-        raise Invalid("budgets must be a list of names")
-    return check_budget_names((*own, *(given or ())))
+def budgets_of(own: Sequence[str], given: Iterable[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return check_budget_names(own)
+    return check_budget_names((*own, *check_names(given, "budgets")))
 
 
 async def declare(engine: Engine, quotas: Iterable[Quota]) -> None:
@@ -294,6 +308,11 @@ def _key_text(value: object, what: str) -> str:
     raise Invalid(f"the key of a limit is text, a number or a UUID, not {type(value).__name__}")
 
 
+def _amounts(given: object, more: Mapping[str, int] | None = None) -> dict[str, int]:
+    named = {} if given is None else check_mapping(given, "limits")
+    return {**named, **(more or {})}
+
+
 def _limits(
     hard: Mapping[str, int], soft: Mapping[str, int], more: Mapping[str, int]
 ) -> dict[str, Limit]:
@@ -304,11 +323,3 @@ def _limits(
         name: Limit(hard=hard.get(name), soft=soft.get(name), more=more.get(name))
         for name in {**hard, **soft}
     }
-
-
-def _word(kind: Any, value: object, what: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        words = ", ".join(kind)
-        raise Invalid(f"{what} is one of {words}, not {value!r}") from None

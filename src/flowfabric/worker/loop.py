@@ -8,18 +8,23 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
+from flowfabric.core.check import check_flag, check_kind_of, check_whole
 from flowfabric.core.errors import FlowFabricError, Invalid
 from flowfabric.core.execution import Worker as Identity
 from flowfabric.core.lease import DEFAULT_TTL
 from flowfabric.core.registry import Presence
-from flowfabric.core.time import Millis, parse_span
-from flowfabric.engine.claims import MAX_CLAIM, Claim, check_ttl
+from flowfabric.core.routing import check_capabilities
+from flowfabric.core.text import check_lane, check_namespace, check_worker
+from flowfabric.core.time import Span, parse_span
+from flowfabric.engine.claims import MAX_CLAIM, Claim, check_lanes, check_ttl
 from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import Store
 from flowfabric.worker.control import DRAIN, LOST
@@ -49,8 +54,9 @@ _LOSSES = {
 class WorkerOptions(Struct, frozen=True, kw_only=True):
     """How a worker behaves. `lanes` may have weights: {"fast": 3, "slow": 1}; none means all.
 
-    `ttl` is the length of a lease: how long a worker that died goes unnoticed. `drain` is how long
-    a stopping worker waits for what it runs before it hands it back.
+    `ttl` is the length of a lease ("30s", or milliseconds): how long a worker that died goes
+    unnoticed. `drain` is how long a stopping worker waits for what it runs before it hands it back
+    ("1m", or seconds).
     """
 
     name: str = "worker"
@@ -60,9 +66,25 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     capabilities: Sequence[str] = ()
     namespace: str | None = None
     processes: int | None = None
-    ttl: Millis = DEFAULT_TTL
-    drain: str | float = 30.0
+    ttl: Span = DEFAULT_TTL
+    drain: str | float | timedelta = 30.0
     heartbeat: bool = True
+
+    def __post_init__(self) -> None:
+        check_worker(self.name, "name")
+        if self.instance is not None:
+            check_worker(self.instance, "instance")
+        check_whole(self.concurrency, "concurrency", 1)
+        for lane in check_lanes(self.lanes):
+            check_lane(lane)
+        check_capabilities(self.capabilities, "worker")
+        if self.namespace is not None:
+            check_namespace(self.namespace)
+        if self.processes is not None:
+            check_whole(self.processes, "processes", 1)
+        force_setattr(self, "ttl", check_ttl(self.ttl))
+        parse_span(self.drain, "drain")
+        check_flag(self.heartbeat, "heartbeat")
 
 
 class Worker:
@@ -75,10 +97,7 @@ class Worker:
         options: WorkerOptions,
         heartbeat_store: Callable[[], Awaitable[Store]] | None = None,
     ) -> None:
-        if options.concurrency < 1:
-            raise Invalid("concurrency must be at least 1")
-        if isinstance(options.lanes, str):
-            raise Invalid(f"lanes are a list of names, such as [{options.lanes!r}]")
+        check_kind_of(options, WorkerOptions, "options of a worker")
         self.engine = engine
         self.options = options
         self.identity = Identity(options.name, options.instance or _instance())

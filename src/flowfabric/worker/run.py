@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from flowfabric.core.check import Seconds
 from flowfabric.core.control import Cancelled, Replayed
 from flowfabric.core.errors import NotFound
 from flowfabric.core.event import StoredEvent
@@ -51,7 +52,7 @@ class Run(Generic[R]):
     def __repr__(self) -> str:
         return f"Run({self.id!s})"
 
-    async def result(self, timeout: float | None = None) -> R:
+    async def result(self, timeout: Seconds | None = None) -> R:
         """What the task returned, once it has. Raises RunFailed, RunCancelled, RunExpired or
         RunSkipped when it ended otherwise, TimeoutError after `timeout` seconds."""
         engine = await self._client.engine()
@@ -117,7 +118,7 @@ class Run(Generic[R]):
                 if not later.events:
                     return
 
-    def result_sync(self, timeout: float | None = None) -> R:
+    def result_sync(self, timeout: Seconds | None = None) -> R:
         """`result` for a script without an event loop."""
         value: R = self._client.block_on(self.result(timeout))
         return value
@@ -147,7 +148,7 @@ class Run(Generic[R]):
                 raise RunSkipped(ending.id, "")
 
 
-async def gather_results(runs: "list[Run[R]]", timeout: float | None = None) -> list[R]:
+async def gather_results(runs: "list[Run[R]]", timeout: Seconds | None = None) -> list[R]:
     """The results of many runs, in order; one query answers however many wait."""
     return await asyncio.gather(*(run.result(timeout) for run in runs))
 

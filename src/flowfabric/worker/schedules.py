@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from flowfabric.core.errors import Invalid
+from flowfabric.core.check import check_mapping, check_names, check_word
+from flowfabric.core.errors import Invalid, InvalidCall
 from flowfabric.core.policy import Policy, write_policy
 from flowfabric.core.schedule import CatchUp, Schedule, check_schedule
+from flowfabric.core.text import check_tags
 from flowfabric.core.time import parse_span
+from flowfabric.worker.options import CallOptions, TaskOptions
 from flowfabric.worker.run import Client, Run
-from flowfabric.worker.task import CallOptions, Task, TaskOptions
+from flowfabric.worker.task import Task
 
 Span = str | float | timedelta
 
@@ -42,6 +45,8 @@ class Schedules:
     ) -> Schedule:
         """Has a task run again and again, by a cron expression or by an interval (at least a
         second). Putting it again changes it; putting the same thing again changes nothing."""
+        if not isinstance(task, Task):
+            raise Invalid(f"a task is needed, not {type(task).__name__}")
         own = task.options
         wanted = replace(
             own,
@@ -49,12 +54,13 @@ class Schedules:
             every=every,
             timezone=timezone,
             catch_up=catch_up,
-            lane=lane or own.lane,
-            namespace=namespace or own.namespace,
+            lane=own.lane if lane is None else lane,
+            namespace=own.namespace if namespace is None else namespace,
             priority=own.priority if priority is None else priority,
-            tags={**own.tags, **(tags or {})},
+            tags={**own.tags, **({} if tags is None else check_tags(tags))},
         )
-        payload = task.signature.encode(tuple(args), kwargs or {})
+        given = {} if kwargs is None else check_mapping(kwargs, "kwargs")
+        payload = task.signature.encode(check_names(args, "args"), given)
         schedule = _schedule(name, task, wanted, payload)
         return await (await self._client.engine()).schedules.put(schedule)
 
@@ -100,7 +106,7 @@ def schedule_of(task: Task[Any, Any]) -> Schedule | None:
         return None
     try:
         payload = task.signature.encode((), {})
-    except TypeError as error:
+    except InvalidCall as error:
         raise Invalid(
             f"{error}: a schedule of its own gives a task no arguments; use fabric.schedules.put"
         ) from None
@@ -116,19 +122,12 @@ def _schedule(name: str, task: Task[Any, Any], options: TaskOptions, payload: by
         cron=options.schedule,
         every=None if every is None else parse_span(every, "every"),
         timezone=options.timezone,
-        catch_up=_catch_up(options.catch_up),
+        catch_up=check_word(options.catch_up, CatchUp, "catch_up"),
         payload=payload,
         options=_members(options.priority, options.tags, policy),
         namespace=options.namespace,
         lane=options.lane,
     )
-
-
-def _catch_up(word: str) -> CatchUp:
-    try:
-        return CatchUp(word)
-    except ValueError:
-        raise Invalid(f"catch_up is one of {', '.join(CatchUp)}, not {word!r:.80}") from None
 
 
 def _members(priority: int, tags: Mapping[str, str], policy: Policy) -> dict[str, Any]:

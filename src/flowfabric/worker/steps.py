@@ -20,7 +20,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core.check import check_kind_of
 from flowfabric.core.errors import Invalid
+from flowfabric.core.policy import check_retries
 from flowfabric.core.retry import Backoff, Exponential, RetryPolicy, backoff_delay
 from flowfabric.core.step import Recorded
 from flowfabric.core.text import check_text
@@ -28,7 +30,8 @@ from flowfabric.core.time import parse_span
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.control import Fail, Retry, StepsChanged
 from flowfabric.worker.journal import Journal, Place, inside_step
-from flowfabric.worker.task import Task, is_async
+from flowfabric.worker.options import Span
+from flowfabric.worker.task import Task, check_function, is_async
 from flowfabric.worker.threads import Threads
 
 P = ParamSpec("P")
@@ -54,7 +57,14 @@ class StepOptions(Struct, frozen=True, kw_only=True):
     name: str | None = None
     retries: int = 0
     backoff: Backoff = Exponential(initial=200, maximum=10_000)
-    timeout: str | float | None = None
+    timeout: Span | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name)
+        check_retries(self.retries, self.backoff)
+        if self.timeout is not None and not parse_span(self.timeout, "timeout"):
+            raise Invalid("timeout must be longer than zero")
 
     @property
     def seconds(self) -> float | None:
@@ -66,10 +76,9 @@ class StepFunction(Generic[P, R]):
     called anywhere else, inside another step included, it is just the function."""
 
     def __init__(self, function: Callable[P, Any], options: StepOptions) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, check_function(function))
         self.function = function
-        self.options = options
-        _check(options)
+        self.options = check_kind_of(options, StepOptions, "options of a step")
 
     @overload
     def __call__(
@@ -82,16 +91,6 @@ class StepFunction(Generic[P, R]):
         if context is None:
             return self.function(*args, **kwargs)
         return context.step(self, *args, **kwargs)
-
-
-def _check(options: StepOptions) -> None:
-    """Refused here rather than in the middle of a run."""
-    if options.retries < 0:
-        raise Invalid("a step is retried 0 times or more")
-    if options.name is not None:
-        check_name(options.name)
-    if options.timeout is not None:
-        parse_span(options.timeout, "timeout")
 
 
 class Facts(Struct, frozen=True):
@@ -135,6 +134,7 @@ class Work(Struct, frozen=True):
     @classmethod
     def of(cls, function: Callable[..., Any], args: Any, kwargs: Any) -> "Work":
         options = _DEFAULTS
+        check_function(function)
         if isinstance(function, StepFunction):
             options, function = function.options, function.function
         elif isinstance(function, Task):
@@ -269,10 +269,11 @@ class _Inside:
         current_context.reset(self._context)
 
 
-def check_name(name: str) -> str:
-    if not name or _BRANCH_NAME.match(name):
-        raise Invalid(f"{name!r} cannot name a step")
-    return check_text(name, "step name", limit=200)
+def check_name(name: object) -> str:
+    text = check_text(name, "step name", limit=200)
+    if not text or _BRANCH_NAME.match(text):
+        raise Invalid(f"{text!r} cannot name a step")
+    return text
 
 
 def _name_of(function: Callable[..., Any]) -> str:

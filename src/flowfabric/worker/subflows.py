@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from flowfabric.core.check import Seconds
 from flowfabric.core.condition import Single
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import Flow, FlowState, Parent
@@ -74,7 +75,7 @@ class SubFlow(FlowBuilder):
             lambda: context._engine.flow_views.is_orphan(self.id), context._journal.stopped
         )
 
-    async def result(self, timeout: float | None = None) -> Any:
+    async def result(self, timeout: Seconds | None = None) -> Any:
         """The result of the last node, or of those that nothing follows as a dict by name. The
         run needs no worker until then. Raises FlowFailed when the flow did not succeed, and
         WaitTimeout when it has not ended after so many seconds; it goes on then."""
@@ -88,7 +89,7 @@ class SubFlow(FlowBuilder):
         return await self._recorded(place, nodes)
 
     async def _recorded(
-        self, place: Place, nodes: Sequence[Node[Any]], timeout: float | None = None
+        self, place: Place, nodes: Sequence[Node[Any]], timeout: Seconds | None = None
     ) -> list[Any]:
         """Results as they were first read: the run needs the flow no longer, which retention may
         take away before it ends. What is too much for a step is read again each time."""
@@ -119,7 +120,7 @@ class SubFlow(FlowBuilder):
     def _signal(self) -> str:
         return f"flow:{self.id}"
 
-    async def _wait(self, timeout: float | None) -> None:
+    async def _wait(self, timeout: Seconds | None) -> None:
         context = self._context
         if self._life.replays and await self._is_over():
             self._told = True  # perhaps while the run had ended, and could not hear it
@@ -138,7 +139,7 @@ class SubFlow(FlowBuilder):
         )
         return flow is not None and flow.ended_at is not None
 
-    async def _ended(self, timeout: float | None = None) -> Flow:
+    async def _ended(self, timeout: Seconds | None = None) -> Flow:
         """The flow, as it is now: one that was replayed since it told the run is waited for."""
         context = self._context
         if not self._told:
@@ -168,7 +169,7 @@ class SyncFlow:
     def add(self, task: "Task[..., R] | Call[..., R]", /, *args: Any, **kwargs: Any) -> Node[R]:
         return self.flow.add(task, *args, **kwargs)
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: Seconds | None = None) -> Any:
         return self._block(self.flow.result(timeout))
 
     def __enter__(self) -> "SyncFlow":
@@ -219,7 +220,7 @@ class Subflows(Waits):
         await flow.declare()
         return await flow.results(nodes)
 
-    async def _wait_for_flow(self, place: Place, signal: str, timeout: float | None) -> None:
+    async def _wait_for_flow(self, place: Place, signal: str, timeout: Seconds | None) -> None:
         await self._one(place, self._channels((signal,), Single(signal), timeout), Any)
 
 

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from flowfabric.core.check import check_kind_of
 from flowfabric.core.errors import Invalid
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policy import (
@@ -16,12 +16,14 @@ from flowfabric.core.policy import (
     RoutingRequirements,
     StreamPolicy,
     TimeoutPolicy,
+    check_retries,
     parse_policy,
 )
-from flowfabric.core.retry import Backoff, Exponential, RetryPolicy
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.submission import Duplicate, Submission, Submitted
-from flowfabric.core.text import check_kind, check_lane, check_namespace, check_tags
+from flowfabric.core.text import (
+    check_kind,
+)
 from flowfabric.core.time import Millis, from_datetime, parse_span
 from flowfabric.engine.engine import Engine
 from flowfabric.store.foreign import run_sync
@@ -35,12 +37,12 @@ from flowfabric.worker.limits import (
     declare,
     uses_of,
 )
+from flowfabric.worker.options import CallOptions, Span, TaskOptions, deadline_at, span_of
 from flowfabric.worker.run import Client, Run
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Span = str | float | timedelta
+T = TypeVar("T")
 
 
 class Mode(StrEnum):
@@ -49,51 +51,6 @@ class Mode(StrEnum):
     ASYNC = "async"
     THREAD = "thread"
     PROCESS = "process"
-
-
-class TaskOptions(Struct, frozen=True, kw_only=True):
-    """What a task asks for by default. Spans are "10m", seconds or timedeltas.
-
-    `limits` hold for all workers together; `worker_concurrency` bounds how many of this task one
-    worker runs at once. `timeout` bounds one attempt, `deadline` the whole run from its submission.
-    `schedule` is a cron expression, `every` an interval: the task is run again and again.
-    """
-
-    name: str | None = None
-    lane: str = "default"
-    namespace: str = "default"
-    retries: int = 0
-    backoff: Backoff = Exponential()
-    timeout: Span | None = None
-    deadline: Span | None = None
-    priority: int = 0
-    capabilities: tuple[str, ...] = ()
-    tags: Mapping[str, str] = {}
-    process: bool = False
-    worker_concurrency: int | None = None
-    limits: Limits = Limits()
-    retention: Span | None = None
-    schedule: str | None = None
-    every: Span | None = None
-    timezone: str = "UTC"
-    catch_up: str = "latest"
-
-
-class CallOptions(Struct, frozen=True, kw_only=True):
-    """What one submission asks for; None leaves the task's default."""
-
-    key: str | None = None
-    delay: Span | None = None
-    at: datetime | None = None
-    priority: int | None = None
-    tags: Mapping[str, str] | None = None
-    lane: str | None = None
-    namespace: str | None = None
-    deadline: Span | datetime | None = None
-    quotas: Names | None = None
-    budgets: Iterable[str] | None = None
-    id: str | None = None
-    connection: Any = None
 
 
 _CALL_OPTIONS = frozenset(CallOptions.__struct_fields__)
@@ -105,22 +62,17 @@ class Task(Generic[P, R]):
     """A registered function. Calling it runs it here and now; `submit` has it run durably."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions, client: Client) -> None:
-        self.function = function
-        self.options = options
+        self.function = check_function(function)
+        self.options = check_kind_of(options, TaskOptions, "options of a task")
         self.name = check_kind(_name(function) if options.name is None else options.name)
         self.takes_context = _takes_context(function)
         self.mode = _mode(function, options)
         self.signature = Signature(function, skip_first=self.takes_context)
         self.policy = _policy(options)
         self._client = client
-        check_lane(options.lane)
-        check_namespace(options.namespace)
-        check_tags(options.tags)
         self._check_context()
         if self.mode is Mode.PROCESS:
             self._check_process()
-        if options.worker_concurrency is not None and options.worker_concurrency < 1:
-            raise Invalid(f"{self.name}: worker_concurrency must be at least 1")
         self.quotas = check_limits(self.name, options.limits, self.signature.parameters)
         self._declared_on: Engine | None = None
 
@@ -224,7 +176,7 @@ class Task(Generic[P, R]):
             tags={**own.tags, **(options.tags or {})},
             policy=self.policy_of(options, args, kwargs, payload),
             delay_until=_delay_until(options, now),
-            deadline_at=_deadline_at(options.deadline, now),
+            deadline_at=deadline_at(options.deadline, now),
             encoding="json",
         )
 
@@ -340,6 +292,13 @@ class Call(Generic[P, R]):
         return self.task._submit_sync(self.options, args, kwargs)
 
 
+def check_task(task: object) -> "Task[Any, Any] | Call[Any, Any]":
+    """`task` if it is one, or one with options."""
+    if not isinstance(task, Task | Call):
+        raise Invalid(f"a task is needed, not {type(task).__name__}")
+    return task
+
+
 def arguments_of(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(call, tuple):
         return call, {}
@@ -391,10 +350,10 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def _policy(options: TaskOptions) -> Policy:
-    retry = RetryPolicy(max_retries=options.retries, backoff=options.backoff)
-    timeout = _span(options.timeout, "timeout")
-    deadline = _span(options.deadline, "deadline")
-    retention = _span(options.retention, "retention")
+    retry = check_retries(options.retries, options.backoff)
+    timeout = span_of(options.timeout, "timeout")
+    deadline = span_of(options.deadline, "deadline")
+    retention = span_of(options.retention, "retention")
     capabilities = check_capabilities(options.capabilities)
     policy = Policy(
         retry_policy=retry if options.retries else None,
@@ -404,26 +363,19 @@ def _policy(options: TaskOptions) -> Policy:
         routing_requirements=RoutingRequirements(required_capabilities=capabilities)
         if capabilities
         else None,
-        stream_policy=StreamPolicy(retention_ttl_ms=retention) if retention else None,
+        stream_policy=StreamPolicy(retention_ttl_ms=retention) if retention is not None else None,
     )
     return parse_policy(policy)
 
 
-def _span(value: Span | None, what: str) -> Millis | None:
-    return None if value is None else parse_span(value, what)
+def check_function(function: object) -> Callable[..., Any]:
+    """`function` if it can be called."""
+    if not callable(function):
+        raise Invalid(f"a function is needed, not {type(function).__name__}")
+    return function
 
 
 def _delay_until(options: CallOptions, now: Millis) -> Millis | None:
-    if options.delay is not None and options.at is not None:
-        raise Invalid("give either a delay or a moment (at), not both")
     if options.at is not None:
         return from_datetime(options.at, "at")
     return None if options.delay is None else Millis(now + parse_span(options.delay, "delay"))
-
-
-def _deadline_at(deadline: Span | datetime | None, now: Millis) -> Millis | None:
-    if deadline is None:
-        return None
-    if isinstance(deadline, datetime):
-        return from_datetime(deadline, "deadline")
-    return Millis(now + parse_span(deadline, "deadline"))
