@@ -35,6 +35,7 @@ ONLY: dict[str, set[str]] = {
         "laid_flow",
         "lease_rows",
         "locked_quotas",
+        "newest_route",
         "moment",
         "names_lock",
         "new_schema",

@@ -83,14 +83,14 @@ async def test_decisions_of_two_processes_at_once_all_count(lab: Lab, second_lab
 
 
 async def test_a_draining_lane_goes_on_with_what_has_begun(lab: Lab) -> None:
-    """F-47: retries, resumes, reclaims and replays are taken; nothing begins"""
+    """F-47: retries, resumes and reclaims are taken; nothing begins, and nothing begins again"""
     begun = {
         await situations.retry_ready(lab),
         await situations.resumed(lab),
         await situations.lost(lab),
         await situations.revoked(lab),
-        await situations.replay_ready(lab),
     }
+    again = await situations.replay_ready(lab)
     asleep = await situations.suspended(lab)
     fresh = await lab.submit(priority=9)
     other = await lab.submit(lane="other")
@@ -104,6 +104,7 @@ async def test_a_draining_lane_goes_on_with_what_has_begun(lab: Lab) -> None:
     assert await lab.claim() == []
     await lab.engine.lanes.resume("default")
     assert [claim.id for claim in await waiter] == [fresh]
+    assert (await lab.claim_one()).id == again
 
 
 # -- how many at once

@@ -130,7 +130,7 @@ def most_read(steps: str) -> int:
 async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench) -> None:
     asked = [queue(each=str(i)) for i in range(5)]
     for name in ("each", "all"):
-        values = (name, asked, 100, 16, crowded.now, FEW_SLOTS)
+        values: tuple[Any, ...] = (name, asked, 100, 16, crowded.now, FEW_SLOTS, [], [])
         steps = await plan(crowded, PINNED, "standing", *values)
         assert "Seq Scan" not in steps
         assert most_read(steps) <= 5 * 16 + 5 + 5 + 5 + 10
@@ -139,7 +139,7 @@ async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench
 
 
 async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Bench) -> None:
-    values = ("all", None, 20, 3, crowded.now, FEW_SLOTS)
+    values: tuple[Any, ...] = ("all", None, 20, 3, crowded.now, FEW_SLOTS, [], [])
     steps = await plan(crowded, PINNED, "standing", *values)
     assert "using queue_turn on queue" in steps
     assert "using parked_queue on parked" in steps
@@ -153,7 +153,7 @@ async def test_slots_are_counted_the_same_either_way(crowded: Bench) -> None:
     values = ("all", None, 3, 1, crowded.now)
     held = []
     for most in (FEW_SLOTS, 1, 0):
-        rows = await session.fetch(session.limit, "standing", *values, most)
+        rows = await session.fetch(session.limit, "standing", *values, most, [], [])
         held.append([(row[3], row[4]) for row in rows if row[0] == 3 and row[4]])
     assert held == [[(queue(all="0"), 1)]] * 3
 

@@ -57,6 +57,10 @@ def steps(path: str, name: str, **named: object) -> int:
     return count * 10
 
 
+OPEN = {"closed": "[]", "draining": "[]"}
+"""No route is passed over."""
+
+
 def crowd(path: str) -> None:
     """A hundred thousand who wait in one queue, copies of the one that is there."""
     connection = sqlite3.connect(path)
@@ -78,9 +82,9 @@ async def test_a_crowd_costs_no_more_than_one_who_waits(bench: Bench, path: str)
     asked: dict[str, dict[str, object]] = {
         "crowds": {"after": 0, "limit": 500},
         "waiting_in": {"queue": queue(a="x"), "limit": 10},
-        "lines": {"quota": "a", "limit": 100},
-        "lines_among": {"quota": "a", "queues": f"[{queue(a='x')}]", "limit": 100},
-        "line_candidates": {"queue": queue(a="x"), "limit": 10},
+        "lines": {"quota": "a", "limit": 100, **OPEN},
+        "lines_among": {"quota": "a", "queues": f"[{queue(a='x')}]", "limit": 100, **OPEN},
+        "line_candidates": {"queue": queue(a="x"), "limit": 10, **OPEN},
         "idle_queues": {"limit": 100},
         "ahead_of": {"queue": queue(a="x"), "rank": 1 << 62, "id": b"", "limit": 10},
         "held_queues": {"quotas": '["a"]'},
@@ -100,13 +104,13 @@ async def test_a_crowd_costs_no_more_than_one_who_waits(bench: Bench, path: str)
 
 async def test_every_question_has_its_index(bench: Bench, path: str) -> None:
     number = {"queue": 5, "limit": 9}
-    text = plan(path, "line_candidates", **number) + plan(path, "waiting_in", **number)
+    text = plan(path, "line_candidates", **number, **OPEN) + plan(path, "waiting_in", **number)
     assert text.count("parked_queue (queue=?)") == 2
     text += plan(path, "ahead_of", rank=5, id=b"", **number)
     crowds = plan(path, "crowds", after=0, limit=9)
     assert "queue_id (id=?)" in crowds
     assert crowds.count("parked_queue (queue>?)") == 2
-    text += plan(path, "lines", quota="a", limit=9)
+    text += plan(path, "lines", quota="a", limit=9, **OPEN)
     assert "queue_turn (quota=?)" in text
     text += plan(path, "begun_executions", route=1, now=1, worker="w", limit=9)
     text += plan(path, "begun_candidates_of_route", route=1, now=1, limit=9)

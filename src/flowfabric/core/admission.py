@@ -6,12 +6,23 @@ from flowfabric.core.attempt import hand_back
 from flowfabric.core.budget import Exhausted
 from flowfabric.core.change import Change, unchanged
 from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Active, Gate, Lease, Next, Snapshot, Start, Waiting
+from flowfabric.core.execution import (
+    Active,
+    Flags,
+    Gate,
+    Lease,
+    Next,
+    Ready,
+    Snapshot,
+    Start,
+    Waiting,
+)
 from flowfabric.core.gate import admit
+from flowfabric.core.lane import BEGINS
 from flowfabric.core.lease import Owner, fence_of, lease_event
 from flowfabric.core.time import Millis
 
-STARTS = frozenset({Start.INITIAL, Start.RETRY, Start.REPLAY})
+STARTS = BEGINS | {Start.RETRY}
 """Taking one of these is new work. What runs already is never turned away."""
 
 
@@ -56,6 +67,16 @@ def let_in(snapshot: Snapshot | None, budget: str, now: Millis) -> "Change[bool]
         case Snapshot(state=Waiting(gate=Gate.BUDGET, next=next)) if snapshot.life.budget == budget:
             life = replace(snapshot.life, budget=None, detail=None)
             after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            return Change(True, snapshot, after)
+        case _:
+            return unchanged(False)
+
+
+def give_slot_back(snapshot: Snapshot | None, now: Millis) -> "Change[bool]":
+    """One that nobody can take gives its slot back and waits in its line again, at its place."""
+    match snapshot:
+        case Snapshot(state=Ready(next=next)) if snapshot.head.flags & Flags.LIMITS:
+            after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
             return Change(True, snapshot, after)
         case _:
             return unchanged(False)

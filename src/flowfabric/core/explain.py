@@ -37,12 +37,13 @@ from flowfabric.core.explain_workers import NOBODY, Running, lane_reasons, worke
 from flowfabric.core.gate import DELAYS, closed
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, AnyOf, Join, JoinState
-from flowfabric.core.lane import Lane
+from flowfabric.core.lane import Lane, LaneState, begins
 from flowfabric.core.reason import Code, Place, before_it, listed, number
 from flowfabric.core.reason import Explanation as Explanation
 from flowfabric.core.reason import Reason as Reason
 from flowfabric.core.registry import Presence
 from flowfabric.core.release import Key, Standing
+from flowfabric.core.serving import serving
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import public_state
 
@@ -326,7 +327,18 @@ def _limit(snapshot: Snapshot, state: Waiting, around: Around) -> Iterable[Reaso
         holders=around.holders,
         place=around.in_queue,
         here=here,
+        untaken=_untaken(snapshot, state.next, around),
     )
+
+
+def _untaken(snapshot: Snapshot, next: Next, around: Around) -> str | None:
+    """Why it takes no slot that others could use."""
+    route, lane = snapshot.execution.route, around.lane
+    if not begins(lane, next.start):
+        return f"lane {route.lane} {'drains' if lane.state is LaneState.DRAINING else 'is paused'}"
+    if around.workers and not serving(route, around.workers, around.now).capable:
+        return "no live worker can run it"
+    return None
 
 
 def is_limited(snapshot: Snapshot) -> bool:

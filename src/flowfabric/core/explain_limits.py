@@ -54,8 +54,10 @@ def limit_reasons(
     holders: Mapping[Key, Sequence[ExecutionId]],
     place: Place | None,
     here: bool,
+    untaken: str | None = None,
 ) -> Iterator[Reason]:
-    """The limits without room, then the place in line; `here`: it waits at this gate."""
+    """The limits without room, then the place in line; `here`: it waits at this gate. `untaken` is
+    why nobody can take it now."""
     room = Room(standing, now)
     full, starts = room.full(uses), next.start is not Start.CONTINUE
     spent = room.used_up(uses) if starts else []
@@ -64,7 +66,7 @@ def limit_reasons(
     for wait in spent:
         yield _rate_reason(wait)
     if here:
-        yield _line_reason(uses, place or Place(0), open=not (full or spent))
+        yield _line_reason(uses, place or Place(0), open=not (full or spent), untaken=untaken)
 
 
 def key_of(full: Full) -> Key:
@@ -138,10 +140,12 @@ def rate_words(rate: Rate) -> str:
     return f"{number(rate.count, 'start')} in {span}"
 
 
-def _line_reason(uses: Uses, place: Place, *, open: bool) -> Reason:
+def _line_reason(uses: Uses, place: Place, *, open: bool, untaken: str | None) -> Reason:
     names = listed([use.quota for use in uses], most=len(uses))
     what = f"quota {names}" if len(uses) == 1 else f"quotas {names}"
-    if place.ahead:
+    if untaken is not None:
+        text = f"it takes no slot of {what} from others while {untaken}, and keeps its place"
+    elif place.ahead:
         text = f"{before_it(place.ahead, place.exact)} before it in the line for {what}"
     elif open:
         has = "has" if len(uses) == 1 else "have"
@@ -153,6 +157,7 @@ def _line_reason(uses: Uses, place: Place, *, open: bool) -> Reason:
         "quotas": {use.quota: use.key for use in uses},
         "ahead": place.ahead,
         "exact": place.exact,
+        "untaken": untaken,
     }
     return Reason(code=Code.IN_LINE, text=text, detail=detail)
 

@@ -15,6 +15,9 @@ from flowfabric.core.time import Millis
 
 MAX_WEIGHT = 1000
 
+BEGINS = frozenset({Start.INITIAL, Start.REPLAY})
+"""Taking one of these begins a run, or begins it again."""
+
 
 class LaneState(IntEnum):
     """Numbers are stored."""
@@ -23,7 +26,8 @@ class LaneState(IntEnum):
     PAUSED = 1
     """Nothing is taken."""
     DRAINING = 2
-    """What has begun goes on (retries, resumes, reclaims included); nothing begins."""
+    """What has begun goes on (retries, resumes, reclaims included); nothing begins, nor begins
+    again: a replay waits."""
 
 
 class Lane(Document, frozen=True, kw_only=True):
@@ -44,7 +48,7 @@ def begins(lane: Lane, start: Start) -> bool:
     """Whether anything of the lane is taken that begins like this. The claims of the stores repeat
     this and `is_full` for many rows at once."""
     if lane.state is LaneState.DRAINING:
-        return start is not Start.INITIAL
+        return start not in BEGINS
     return lane.state is LaneState.OPEN
 
 

@@ -41,6 +41,8 @@ class After:
         """Does everything that is owed to a flow."""
         self.limited: Callable[[Iterable[Execution]], None] = lambda executions: None
         """Told who waits for limits, and who has given room back."""
+        self.claimable: Callable[[], None] = lambda: None
+        """Told that a lane or a worker has changed, so that other work can be taken now."""
         self.let_go: Callable[[Iterable[UUID]], None] = lambda uuids: None
         """Told which executions nobody holds a lease of any more."""
 

@@ -35,6 +35,7 @@ from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.doorkeeper import Doorkeeper
+from flowfabric.engine.unclaimable import live_workers
 from flowfabric.store.contract import EdgeQuery, Store
 from flowfabric.store.limits import StandingAsk
 from flowfabric.store.readable import load_readable
@@ -49,7 +50,6 @@ MAX_AHEAD = 1000
 MAX_CANDIDATES = 500
 MAX_HOLDERS = 10
 MAX_QUEUES = 100
-MAX_WORKERS = 5000
 MAX_LINES = 1000
 MAX_LOOKS = 50
 """How many queues of a lane are asked for their names."""
@@ -281,19 +281,6 @@ class _LaneLook:
                 self._queues[queue], self._rooms[queue] = uses, room
             case _:
                 pass  # it has gone on meanwhile
-
-
-async def live_workers(store: Store, now: Millis) -> list[Presence]:
-    """Those of every namespace: a worker may take work of all of them."""
-    found: list[Presence] = []
-    after = ("", "")
-    while len(found) < MAX_WORKERS:
-        page = await store.presences(None, after, PAGE)
-        found += [presence for presence in page if presence.alive(now)]
-        if len(page) < PAGE:
-            break
-        after = page[-1].key
-    return found
 
 
 async def standing_of(store: Store, uses: Uses, now: Millis, *, whole: bool = False) -> Standing:

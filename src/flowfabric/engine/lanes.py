@@ -100,6 +100,8 @@ class Lanes(Noun):
             if await store.put_lane(new, old.version):
                 self._refreshed_at = None
                 store.hint(frozenset({name}))
+                if new.state is not old.state:
+                    self._parts.after.claimable()
                 return replace(new, version=old.version + 1)
             await asyncio.sleep(0)
         raise RetryExhausted("lost against rivals ten times in a row")

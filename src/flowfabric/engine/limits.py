@@ -28,6 +28,8 @@ class LimitSweep(Noun):
         self._releases = releases
         self._door = doorkeeper
         self._rests_until = 0.0
+        self._looks: set[asyncio.Task[None]] = set()
+        parts.after.claimable = self._look_soon
 
     async def sweep(self, *, everybody: bool = True) -> None:
         """Resets budgets that are due, then lets in and through everybody there is room for.
@@ -57,7 +59,8 @@ class LimitSweep(Noun):
 
     async def drain(self) -> None:
         """Until whoever can go now has gone."""
-        while self._door.busy or self._releases.busy:
+        while self._looks or self._door.busy or self._releases.busy:
+            await asyncio.gather(*self._looks)
             await self._door.drain()
             await self._releases.drain()
 
@@ -75,14 +78,33 @@ class LimitSweep(Noun):
         """When the next budget begins a new period."""
         return await self._door.next_at()
 
+    def _look_soon(self) -> None:
+        """Told that other work can be taken than before."""
+        task = asyncio.create_task(self._look_again(), name="flowfabric-limits")
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+
+    async def _look_again(self) -> None:
+        try:
+            await self._releases.closed.refresh()
+            await self._look_at_all()
+        except FlowFabricError as error:
+            log.warning("limits are left to the sweep: %s", error)
+
     async def _look_at_all(self) -> None:
-        after = -1
+        after, waited = -1, False
         self._releases.forget_rates()
         while crowds := await self._parts.store.crowds(after, PAGE):
+            if not waited and any(crowd.gate is Gate.LIMIT for crowd in crowds):
+                waited = True
+                await self._releases.closed.refresh()
             await self._look_at(crowds)
             after = crowds[-1].queue
             if len(crowds) < PAGE:
                 break
+        if waited:
+            given = await self._releases.closed.give_slots_back()
+            await self._releases.give_starts_back(given)
 
     async def _next_in(self, queue: int) -> Snapshot | None:
         """Somebody of a queue whose first cannot be read."""

@@ -12,12 +12,16 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from itertools import count
 
+from msgspec.structs import replace
+
 from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.execution import Execution, Gate, Snapshot, Waiting
 from flowfabric.core.quota import Quota, Uses, queue_of
 from flowfabric.core.release import Release, Standing, release, starts_back
 from flowfabric.core.time import Millis
+from flowfabric.core.unclaimable import Unclaimable
 from flowfabric.engine.base import Noun, Parts
+from flowfabric.engine.unclaimable import ClosedRoutes
 from flowfabric.store.limits import Crowd, StandingAsk, Through
 
 MAX_MOVES = 500
@@ -59,12 +63,14 @@ class Releases(Noun):
         self._moved_at: dict[str, int] = {}
         self._moves = count(1)
         self._opens_at: dict[str, Millis] = {}
+        self.closed = ClosedRoutes(parts)
         parts.after.limited = self.kick
 
     def kick(self, executions: Iterable[Execution]) -> None:
         """Told of executions that wait for their limits, or have just given room back."""
         for execution in executions:
             self._note(execution.uses)
+            self.closed.meet(execution.route)
         self._start()
 
     def changed(self, quota: Quota) -> None:
@@ -178,6 +184,10 @@ class Releases(Noun):
                 await self._serve(quota, queues)
             finally:
                 self._busy.discard(quota)
+        try:
+            await self.closed.refresh(now_and_then=True)
+        except FlowFabricError as error:
+            log.warning("lanes and workers are looked at later: %s", error)
 
     async def _introduce(self) -> None:
         """Has the store know the queues that are new to this process. Whoever finds another task at
@@ -215,15 +225,20 @@ class Releases(Noun):
         return queues
 
     async def _tried(self, quota: str, queues: set[int] | None) -> bool:
-        """Whether every line was looked at; what cannot be done now is left to the sweep."""
+        """Lets through whom there is room for and who can be taken. Room that nobody of those needs
+        is for work without a live worker: one that does not register may come for it. Returns
+        whether every line was looked at; what cannot be done now is left to the sweep."""
+        closed = self.closed.known
         try:
-            return await self._release(quota, queues)
+            if closed.unserved:
+                await self._release(quota, queues, closed)
+            return await self._release(quota, queues, replace(closed, unserved=()))
         except FlowFabricError as error:
             log.warning("whoever waits for quota %s is left to the sweep: %s", quota, error)
             return True
 
-    async def _release(self, quota: str, queues: set[int] | None) -> bool:
-        """Lets through whom there is room for, until nobody more can go."""
+    async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
+        """Until nobody more can go."""
         among = None if queues is None else tuple(sorted(queues))
         lines = MIXED_LINES if self._shapes.get(quota) is Shape.MIXED else FIRST_LINES
         lines = lines if among is None else len(among)
@@ -231,7 +246,8 @@ class Releases(Noun):
         lost = 0
         while lost < MAX_ROUNDS:
             now = self._now()
-            ask = StandingAsk(quota, among, lines, depth, now)
+            shut = (closed.closed, closed.draining)
+            ask = StandingAsk(quota, among, lines, depth, now, *shut)
             standing = await self._parts.store.standing(ask)
             self._learn(standing)
             decided = release(standing, now, MAX_MOVES)

@@ -63,6 +63,7 @@ class Workers(Noun):
             if await self._put(new, old):
                 if isinstance(outcome, Registered):
                     log.info("worker %s (%s) registered as %s", *_named(new), new.worker)
+                    self._parts.after.claimable()
                 return outcome
         raise _rivals()
 

@@ -47,13 +47,16 @@ class QueueCount(Struct, frozen=True):
 class StandingAsk(Struct, frozen=True):
     """Which lines of a quota a release looks at: those of `queues` (None: of all its queues) in
     which somebody waits at the limits gate, at most `lines` by (turn, queue), of each the best
-    `depth` by (rank, id)."""
+    `depth` by (rank, id). Who has a route of `closed` is passed over, and of `draining` who would
+    begin, as if they were not there."""
 
     quota: str
     queues: tuple[int, ...] | None
     lines: int
     depth: int
     now: Millis
+    closed: tuple[Route, ...] = ()
+    draining: tuple[Route, ...] = ()
 
 
 class BookAsk(Struct, frozen=True):
@@ -204,6 +207,13 @@ class LaneStore(Protocol):
 
     async def running_in(self, lane: str, limit: int) -> list[UUID]:
         """Executions of a lane that have a row in `lease`, at most so many."""
+
+    async def routes(self) -> list[Route]:
+        """Every route anything was ever submitted to."""
+
+    async def slots_in(self, routes: Sequence[Route], limit: int) -> list[UUID]:
+        """Executions of these routes that hold a slot of a quota while they are ready (not lost),
+        those let through first come first."""
 
     async def ready_routes(self, lane: str, namespace: str | None) -> dict[Route, int]:
         """How many executions of a lane are ready (not lost), by route, each up to 100,000."""

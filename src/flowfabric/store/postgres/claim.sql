@@ -30,7 +30,7 @@ cross join lateral (
     union all
     (
         select q.rank, q.id from {schema}.ready q
-        where d.state = 2 and q.start <> 0
+        where d.state = 2 and q.start <> 0 and q.start <> 2
             and q.route = r.number and (q.held_until <= $2 or q.held_for = $3)
         order by q.rank, q.id
         limit 1
@@ -183,7 +183,7 @@ picked as materialized (
             from open
             cross join lateral (
                 select q.ctid as at, q.rank, q.id from {schema}.ready q
-                where q.route = open.number and q.start <> 0
+                where q.route = open.number and q.start <> 0 and q.start <> 2
                     and (q.held_until <= $2 or q.held_for = $3)
                 order by q.rank, q.id
                 limit $4

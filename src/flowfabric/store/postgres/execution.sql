@@ -131,7 +131,7 @@ from (
         select q.id, q.rank from {schema}.ready q
         where q.route = r.number and q.lost is null and q.held_until <= $3
             and (
-                q.start <> 0 or $5::text[] is null
+                (q.start <> 0 and q.start <> 2) or $5::text[] is null
                 or (select l.state from {schema}.lane l where l.name = $1) is distinct from 2
             )
         order by q.rank, q.id limit $4

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.errors import Corruption
-from flowfabric.core.execution import Gate, Start
+from flowfabric.core.execution import Gate, Route, Start
 from flowfabric.core.quota import Quota, Uses
 from flowfabric.core.release import Candidate, Key, Line, Release, Standing, StartsBack
 from flowfabric.core.time import Millis
@@ -61,7 +61,8 @@ class Limiting(Part):
 
     async def standing(self, ask: StandingAsk) -> Standing:
         queues = None if ask.queues is None else list(ask.queues)
-        values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS)
+        shut = (self._numbers(ask.closed), self._numbers(ask.draining))
+        values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS, *shut)
         rows = await self._session.fetch(self._session.limit, "standing", *values)
         return _standing(ask.quota, rows)
 
@@ -111,6 +112,11 @@ class Limiting(Part):
             for gate, queue, count in rows
             if count
         ]
+
+    def _numbers(self, routes: Sequence[Route]) -> list[int]:
+        """Of the routes this process has seen: the asking one has read all there are."""
+        known = self._session.book.names.route_numbers
+        return [known[route] for route in routes if route in known]
 
     async def _take_starts_back(
         self, values: Columns, connection: Connection, repeated: bool

@@ -33,7 +33,8 @@ on conflict (quota, id) do nothing
 -- 0 a quota, with its latest turn, 1 a line, 2 one who waits in it, 3 how many slots a queue has,
 -- 4 an admission.
 -- Slots of all queues of a quota are counted from the slots there are, if these are no more than
--- $6, and queue by queue otherwise.
+-- $6, and queue by queue otherwise. Who cannot be taken is passed over: routes of $7, and of $8 what
+-- would begin.
 with line as materialized (
     select k.id, k.turn, k.uses
     from (
@@ -41,7 +42,14 @@ with line as materialized (
             select q.id, q.turn, q.uses
             from {schema}.queue q
             cross join lateral (
-                select from {schema}.parked p where p.queue = q.id and p.gate = 8 limit 1
+                select from {schema}.parked p
+                where p.queue = q.id and p.gate = 8 and (
+                    cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+                        select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+                        from {schema}.execution e where e.id = p.id
+                    )
+                )
+                limit 1
             ) w
             where $2::bigint[] is null and q.quota = $1
             order by q.turn, q.id
@@ -56,7 +64,14 @@ with line as materialized (
                 where t.quota = $1 and t.id = a.n offset 0
             ) q
             cross join lateral (
-                select from {schema}.parked p where p.queue = q.id and p.gate = 8 limit 1
+                select from {schema}.parked p
+                where p.queue = q.id and p.gate = 8 and (
+                    cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+                        select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+                        from {schema}.execution e where e.id = p.id
+                    )
+                )
+                limit 1
             ) w
         )
     ) k
@@ -144,14 +159,24 @@ from line
 cross join lateral (
     (
         select p.id, p.version, p.rank, p.start from {schema}.parked p
-        where p.queue = line.id and p.gate = 8
+        where p.queue = line.id and p.gate = 8 and (
+            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+                from {schema}.execution e where e.id = p.id
+            )
+        )
         order by p.rank, p.id
         limit $4
     )
     union
     (
         select p.id, p.version, p.rank, p.start from {schema}.parked p
-        where p.queue = line.id and p.gate = 8 and p.start = 4
+        where p.queue = line.id and p.gate = 8 and p.start = 4 and (
+            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+                from {schema}.execution e where e.id = p.id
+            )
+        )
         order by p.rank, p.id
         limit $4
     )

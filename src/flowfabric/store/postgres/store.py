@@ -123,7 +123,8 @@ class PostgresStore:
 
         whereabouts = Whereabouts(session)
         self.holding, self.running_in = whereabouts.holding, whereabouts.running_in
-        self.ready_routes = whereabouts.ready_routes
+        self.ready_routes, self.routes = whereabouts.ready_routes, whereabouts.routes
+        self.slots_in = whereabouts.slots_in
 
     async def close(self) -> None:
         if self._keeper is not None:

@@ -23,3 +23,18 @@ from (
     where r.lane = $1 and ($2::text is null or r.namespace = $2)
 ) w
 where w.count > 0
+
+-- name: newest_route
+select max(number) from {schema}.route
+
+-- name: slots_in
+select r.id
+from unnest($1::integer[]) as wanted (number)
+cross join lateral (
+    select q.id, q.rank from {schema}.ready q
+    where q.route = wanted.number and q.queue is not null and q.lost is null
+    order by q.rank, q.id
+    limit $2
+) r
+order by r.rank, r.id
+limit $2

@@ -30,7 +30,8 @@ select
     r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
 from ready as r indexed by ready_begun
 cross join execution as e on e.id = r.id
-where r.route = :route and r.start <> 0 and (r.held_until <= :now or r.held_for = :worker)
+where r.route = :route and r.start <> 0 and r.start <> 2
+    and (r.held_until <= :now or r.held_for = :worker)
 order by r.rank, r.id
 limit :limit
 

@@ -34,7 +34,7 @@ from flowfabric.store.limit_rows import (
 from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
 from flowfabric.store.readable import readable
 from flowfabric.store.sqlite.claims import routes_for
-from flowfabric.store.sqlite.reads import numbers
+from flowfabric.store.sqlite.reads import numbers, route_numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
 
 MOST = 100_000
@@ -180,7 +180,13 @@ def wait_counts(session: Session, lane: str, namespace: str | None) -> list[Wait
 
 
 def _lines(session: Session, ask: StandingAsk) -> list[Line]:
-    values = {"quota": ask.quota, "limit": ask.lines}
+    if ask.closed or ask.draining:
+        session.learn_routes()
+    shut: dict[str, str | None] = {
+        "closed": numbers(route_numbers(session, ask.closed)),
+        "draining": numbers(route_numbers(session, ask.draining)),
+    }
+    values = {"quota": ask.quota, "limit": ask.lines, **shut}
     if ask.queues is None:
         found = session.rows("lines", values)
     else:
@@ -188,7 +194,7 @@ def _lines(session: Session, ask: StandingAsk) -> list[Line]:
     return readable(
         found,
         lambda row: Line(
-            row[0], read_uses(row[2]), row[1], _candidates(session, row[0], ask.depth)
+            row[0], read_uses(row[2]), row[1], _candidates(session, row[0], ask.depth, shut)
         ),
         "line",
         itemgetter(0),
@@ -205,8 +211,10 @@ def _windows(rows: Iterable[tuple[str, int, bytes | None]]) -> list[tuple[str, i
     )
 
 
-def _candidates(session: Session, queue: int, limit: int) -> list[Candidate]:
-    values = {"queue": queue, "limit": limit}
+def _candidates(
+    session: Session, queue: int, limit: int, shut: dict[str, str | None]
+) -> list[Candidate]:
+    values = {"queue": queue, "limit": limit, **shut}
     rows = session.rows("line_candidates", values)
     if len(rows) == limit:
         rows = sorted({*rows, *session.rows("line_continuing", values)}, key=_place_in_line)

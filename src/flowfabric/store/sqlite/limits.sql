@@ -27,10 +27,19 @@ insert into queue (quota, id, uses) values (?, ?, ?)
 on conflict (quota, id) do nothing
 
 -- name: lines
--- The queues of a quota in which somebody waits, the least recently served first.
+-- The queues of a quota in which somebody waits who can be taken, the least recently served first.
 select q.id, q.turn, q.uses from queue as q indexed by queue_turn
-where q.quota = :quota
-    and exists (select 1 from parked as p where p.queue = q.id and p.gate = 8)
+where q.quota = :quota and exists (
+    select 1 from parked as p
+    where p.queue = q.id and p.gate = 8
+        and (
+            :closed = '[]' and :draining = '[]' or (
+                select e.route not in (select value from json_each(:closed))
+                    and (p.start not in (0, 2) or e.route not in (select value from json_each(:draining)))
+                from execution as e where e.id = p.id
+            )
+        )
+)
 order by q.turn, q.id
 limit :limit
 
@@ -38,21 +47,45 @@ limit :limit
 select q.id, q.turn, q.uses
 from (select distinct value as id from json_each(:queues)) as wanted
 cross join queue as q on q.quota = :quota and q.id = wanted.id
-where exists (select 1 from parked as p where p.queue = q.id and p.gate = 8)
+where exists (
+    select 1 from parked as p
+    where p.queue = q.id and p.gate = 8
+        and (
+            :closed = '[]' and :draining = '[]' or (
+                select e.route not in (select value from json_each(:closed))
+                    and (p.start not in (0, 2) or e.route not in (select value from json_each(:draining)))
+                from execution as e where e.id = p.id
+            )
+        )
+)
 order by q.turn, q.id
 limit :limit
 
 -- name: line_candidates
-select id, version, rank, start from parked
-where queue = :queue and gate = 8
-order by rank, id
+select p.id, p.version, p.rank, p.start from parked as p
+where p.queue = :queue and p.gate = 8
+        and (
+            :closed = '[]' and :draining = '[]' or (
+                select e.route not in (select value from json_each(:closed))
+                    and (p.start not in (0, 2) or e.route not in (select value from json_each(:draining)))
+                from execution as e where e.id = p.id
+            )
+        )
+order by p.rank, p.id
 limit :limit
 
 -- name: line_continuing
 -- Those whose attempt goes on: a rate that is used up does not keep them.
-select id, version, rank, start from parked
-where queue = :queue and start = 4 and gate = 8
-order by rank, id
+select p.id, p.version, p.rank, p.start from parked as p
+where p.queue = :queue and p.start = 4 and p.gate = 8
+        and (
+            :closed = '[]' and :draining = '[]' or (
+                select e.route not in (select value from json_each(:closed))
+                    and (p.start not in (0, 2) or e.route not in (select value from json_each(:draining)))
+                from execution as e where e.id = p.id
+            )
+        )
+order by p.rank, p.id
 limit :limit
 
 -- name: latest_turns

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.errors import Corruption
-from flowfabric.core.execution import Attempt, Snapshot
+from flowfabric.core.execution import Attempt, Route, Snapshot
 from flowfabric.core.routing import Capabilities, satisfies
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
@@ -162,3 +162,9 @@ def _read_expired(session: Session, row: Sequence[Any]) -> ExpiredLease:
 def numbers(values: Iterable[int] | None) -> str | None:
     """A JSON array of numbers for a query, None for no filter."""
     return None if values is None else f"[{','.join(map(str, map(int, values)))}]"
+
+
+def route_numbers(session: Session, routes: Iterable[Route]) -> list[int]:
+    """The numbers of those that have one."""
+    known = session.names.route_numbers
+    return [known[route] for route in routes if route in known]

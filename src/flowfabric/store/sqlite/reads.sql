@@ -35,7 +35,7 @@ limit :limit
 
 -- name: begun_candidates_of_route
 select r.rank, r.id from ready as r indexed by ready_begun
-where r.route = :route and r.start <> 0 and r.lost is null and r.held_until <= :now
+where r.route = :route and r.start <> 0 and r.start <> 2 and r.lost is null and r.held_until <= :now
 order by r.rank, r.id
 limit :limit
 

@@ -182,6 +182,8 @@ class SqliteStore:
     holding = _reading(whereabouts.holding)
     running_in = _reading(whereabouts.running_in)
     ready_routes = _reading(whereabouts.ready_routes)
+    routes = _reading(whereabouts.routes)
+    slots_in = _reading(whereabouts.slots_in)
 
     load = _reading(reads.load)
     ended = _reading(reads.ended)

@@ -19,3 +19,11 @@ select w.value, w.number from (
     from json_each(:routes) as wanted
 ) as w
 where w.number > 0
+
+-- name: slots_in
+select r.id
+from json_each(:routes) as wanted
+cross join ready as r on r.route = wanted.value
+where r.queue is not null and r.lost is null
+order by r.rank, r.id
+limit :limit
