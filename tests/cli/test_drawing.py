@@ -4,6 +4,7 @@ import random
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from flowfabric import AnyOf, Quorum
@@ -209,6 +210,17 @@ def test_svg_stays_inside_its_frame(seed: int) -> None:
         x, y = float(box.get("x", 0)), float(box.get("y", 0))
         assert 0 <= x <= x + float(box.get("width", 0)) <= width
         assert 0 <= y <= y + float(box.get("height", 0)) <= height
+
+
+@pytest.mark.parametrize("kind", ["short", "nightly-" * 30, "夜間バッチ" * 20])
+def test_the_title_of_an_svg_is_never_cut(kind: str) -> None:
+    """The picture is as wide as its title needs; a bold letter of 15 pixels is 9 wide"""
+    found = graph({"only": "c"})
+    root = parsed(svg(replace(found, flow=replace(found.flow, kind=kind))))
+    title = next(each for each in root.iter(f"{SVG}text") if "bold" in each.attrib.values())
+    assert kind in (title.text or "")
+    end = float(title.get("x", 0)) + 9 * cell_len(title.text or "")
+    assert end <= float(root.get("width", ""))
 
 
 def test_svg_folds_a_layer_that_no_screen_could_show() -> None:

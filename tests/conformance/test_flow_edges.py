@@ -405,16 +405,27 @@ async def test_a_failed_upstream_ends_a_running_child(lab: Lab) -> None:
         await lab.complete(claim)
 
 
-async def test_an_edge_into_an_ended_child_leaves_it_alone(lab: Lab) -> None:
-    """I-15"""
+@pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILED, Outcome.CANCELLED])
+async def test_an_edge_into_an_ended_member_is_refused(lab: Lab, outcome: Outcome) -> None:
+    """I-15, F-13: it waits for nothing any more, and the graph says nothing that is not so"""
     flow = await Growing.begin(lab, "a", "child")
+    if outcome is not Outcome.CANCELLED:  # which is possible in an open flow as well
+        await flow.seal()
+    await flow.end("child", outcome)
+    before = await kept(flow)
+    with pytest.raises(InvalidGraph):
+        await flow.link("a>child")
+    assert await kept(flow) == before
+
+
+async def test_an_edge_that_is_there_is_told_so_after_the_end_of_its_downstream(lab: Lab) -> None:
+    flow = await Growing.begin(lab, "a", "child", "rest")
+    edge = flow.edge("a>child")
+    await lab.engine.flows.stage(edge)
     await flow.seal()
+    await flow.complete("a")
     await flow.complete("child")
-    await flow.link("a>child")
-    await flow.fail("a")
-    assert await lab.state(flow["child"]) is PublicState.COMPLETED
-    assert await completions(lab, flow["child"]) == [Outcome.SUCCESS]
-    assert await lab.engine.views.result(flow["child"]) == b"child"
+    assert isinstance(await lab.engine.flows.stage(edge), AlreadyStaged)
 
 
 async def test_the_graph_shows_members_and_edges(lab: Lab) -> None:

@@ -384,7 +384,7 @@ async def test_an_interrupted_attempt_is_continued_by_its_own_way(lab: Lab) -> N
     assert (attempt.index, attempt.type, attempt.worker) == (0, Start.INITIAL, W2)
     events = await lab.events(id)
     assert (events[-1].lease, events[-1].reason) == ("acquired", "claim_resumed")
-    with pytest.raises(LeaseConflict):
+    with pytest.raises(NotLeaseable):
         await lab.engine.grants.claim_resumed(id, W2)
     assert await lab.engine.grants.try_resume(id, W1) is None
 

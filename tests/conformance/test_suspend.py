@@ -8,6 +8,7 @@ from flowfabric.core.condition import AllOf, ByName, Single, all_waitpoints
 from flowfabric.core.errors import (
     AlreadySuspended,
     FenceRequired,
+    InvalidHandle,
     LeaseExpired,
     LeaseRevoked,
     NotActive,
@@ -466,3 +467,16 @@ async def test_a_retry_after_a_suspension_is_a_new_attempt(lab: Lab) -> None:
     retry = await lab.claim_one()
     assert (retry.attempt, retry.epoch) == (1, 3)
     assert await lab.engine.suspensions.observe(retry) == []
+
+
+async def test_the_handle_of_a_suspended_execution_reads_its_signals(lab: Lab) -> None:
+    """§3.37: nothing while it waits, then what ended the wait; it owns nothing all the same"""
+    claim = await lab.running()
+    answer = await suspend(lab, claim, wait_on(lab, GO))
+    assert answer.handle is not None
+    assert await lab.engine.suspensions.observe(answer.handle) == []
+    await signal(lab, claim.id, answer.primary, payload=b"here")
+    [heard] = await lab.engine.suspensions.observe(answer.handle)
+    assert (heard.name, heard.payload) == (GO, b"here")
+    with pytest.raises(InvalidHandle):
+        await lab.engine.attempts.complete(answer.handle)

@@ -18,7 +18,6 @@ from flowfabric.core.errors import (
     GrantExpired,
     Invalid,
     InvalidGrant,
-    LeaseConflict,
     NotFound,
     NotLeaseable,
     NotResumed,
@@ -293,14 +292,14 @@ async def test_a_resume_grant_runs_out(lab: Lab) -> None:
 
 
 async def test_a_resume_grant_is_for_one_worker_and_one_use(lab: Lab) -> None:
-    """E-T240, E-T242: then it is held, as every active execution is."""
+    """E-T240, E-T242, §3.9: the second redemption finds it with its worker, not leaseable."""
     claim = await resumed(lab)
     await lab.engine.grants.issue(claim.id, W1.id)
     with pytest.raises(InvalidGrant):
         await lab.engine.grants.claim_resumed(claim.id, W2)
     again = await lab.engine.grants.claim_resumed(claim.id, W1)
     assert again.epoch == 2
-    with pytest.raises(LeaseConflict):
+    with pytest.raises(NotLeaseable):
         await lab.engine.grants.claim_resumed(claim.id, W1)
 
 

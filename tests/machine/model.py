@@ -75,7 +75,7 @@ class Life(Sleeper):
     def claim_resumed(self, worker: str, lease_id: UUID, ttl: int, now: int) -> Answers:
         if again := self._has_it(worker, lease_id, now):
             return again
-        self._leaseable()
+        self._must_be(Stage.WAITING, "NotLeaseable")
         if self.start != "continue":
             raise Refused("NotResumed")
         return self._redeem(worker, lease_id, ttl, now)

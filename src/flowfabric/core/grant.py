@@ -125,8 +125,8 @@ def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Ch
             pass
         case Ready():
             raise NotResumed("no interrupted attempt waits to be continued")
-        case _:
-            ready = _leaseable(snapshot)
+        case _:  # also one that a worker holds: the grant was used up by its claim
+            raise NotLeaseable("the execution does not wait for a worker")
     _check_grant(snapshot, ready.hold, taking, now)
     return take(snapshot, ready.next, taking, now)
 

@@ -117,6 +117,8 @@ def stage(
             raise NotInFlow("both ends of an edge are members of the flow")
     if upstream is None or downstream is None:
         raise NotInFlow("both ends of an edge are members of the flow")
+    if isinstance(downstream.state, Ended):
+        raise InvalidGraph("the downstream has ended: it waits for nothing any more")
     grown = changed(flow, now, edges=flow.edges + 1, revision=flow.revision + 1)
     change = _gated(_holding(flow, downstream), edge, upstream, now)
     change = replace(change, before=downstream)

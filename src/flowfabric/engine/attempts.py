@@ -189,8 +189,9 @@ class Attempts(Noun):
         await self._notes.drain()
         await self._steps.drain()
 
-    def unpack(self, owned: Owned) -> tuple[ExecutionId, Owner]:
-        """Which execution, and what its caller presents as the owner."""
+    def unpack(self, owned: Owned, *, suspended: bool = False) -> tuple[ExecutionId, Owner]:
+        """Which execution, and what its caller presents as the owner. `suspended`: a handle that
+        has given its lease up will do, to read with."""
         match owned:
             case Claim():
                 return owned.id, owned.owner
@@ -198,7 +199,7 @@ class Attempts(Noun):
                 return ExecutionId(owned.id), check_owner(owned.owner)
             case _:
                 body = self.open(owned)
-                if body.kind is HandleKind.SUSPENDED:
+                if body.kind is HandleKind.SUSPENDED and not suspended:
                     raise InvalidHandle("a suspended handle owns nothing any more")
                 return body.execution_id, _owner_of(body)
 

@@ -11,13 +11,10 @@ from flowfabric.core.check import Seconds, check_flag, check_limit, check_names,
 from flowfabric.core.chore import is_spared
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.execution import (
-    Active,
     Ended,
     Flags,
-    Lost,
     Ready,
     Snapshot,
-    Suspended,
     Waiting,
 )
 from flowfabric.core.flow import Flow, FlowState, count_chores, known
@@ -185,20 +182,17 @@ class FlowViews(Noun):
         return FlowGraph(flow, members, edges)
 
     async def eligibility(self, id: str) -> str:
-        """Why an execution may run or may not, as far as its dependencies go, in one word."""
+        """Why an execution may run or may not, as far as its dependencies go, in one word:
+        `not_found`, `impossible`, `not_runnable` (a worker has it, it is suspended or has ended),
+        `blocked_by_dependencies` or `eligible`."""
         snapshot = await self._load(id)
         if snapshot is None:
             return "not_found"
-        match snapshot.state:
-            case Ended():
-                return "terminal"
-            case Active() | Lost():
-                return "owned"
-            case Suspended():
-                return "not_runnable"
-            case Ready() | Waiting():
-                pass
         join = snapshot.life.join
+        if join is not None and join.state is JoinState.IMPOSSIBLE:
+            return "impossible"  # and skipped by the change that made it so
+        if not isinstance(snapshot.state, Ready | Waiting):
+            return "not_runnable"
         if snapshot.life.unsealed or (join is not None and join.state is JoinState.PENDING):
             return "blocked_by_dependencies"
         return "eligible"

@@ -9,11 +9,11 @@ from flowfabric.core.check import check_limit, check_whole
 from flowfabric.core.errors import (
     Contention,
     GrantExists,
-    LeaseConflict,
     NotEligible,
     NotFound,
+    NotLeaseable,
 )
-from flowfabric.core.execution import Snapshot, Worker
+from flowfabric.core.execution import Active, Snapshot, Worker
 from flowfabric.core.grant import (
     OPERATOR,
     Granted,
@@ -190,8 +190,11 @@ class Grants(Noun):
             return await self.claim_resumed(
                 id, worker, ttl=ttl, lease_id=lease_id, key=key, timeout=timeout
             )
-        except LeaseConflict:
-            return None
+        except NotLeaseable:
+            found = await self._load(id)
+            if found is not None and isinstance(found.state, Active):
+                return None
+            raise
 
     async def take(
         self, id: str, *, ttl: Span = DEFAULT_TTL, lease_id: UUID | None = None

@@ -303,8 +303,9 @@ class Suspensions(Noun):
 
     async def observe(self, owned: Owned) -> list[Signal]:
         """The signals that ended the last suspension of this attempt, in the order they came;
-        after a timeout the one that tells of it, after an operator's resume none."""
-        id, owner = self._attempts.unpack(owned)
+        after a timeout the one that tells of it, after an operator's resume none. The handle of
+        the suspended execution reads them as well."""
+        id, owner = self._attempts.unpack(owned, suspended=True)
         snapshot = await self._load(id)
         last = None if snapshot is None else (snapshot.life.waits or NO_WAITS).last
         if snapshot is None or last is None or last.closer is None:

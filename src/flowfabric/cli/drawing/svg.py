@@ -16,6 +16,8 @@ MOST = 12
 NARROW = 420.0
 WIDE = 2400.0
 LETTER = 7.3
+TEXT = 12.0
+TITLE = 15.0
 PADDING = 12.0
 HEIGHT = 30.0
 LEVEL = 78.0
@@ -26,6 +28,7 @@ LEGEND = 26.0
 
 _DASHES = {On.SUCCESS: "", On.FAILURE: "6 4", On.ANY_END: "2 3"}
 _INK = "#0f172a"
+_FONT = "ui-monospace, Menlo, Consolas, monospace"
 _LINE = "#64748b"
 
 
@@ -33,17 +36,18 @@ def svg(graph: FlowGraph) -> str:
     """The picture as a document of its own, readable without colours and by screen readers."""
     found, plan = _planned(Shape(graph))
     legend = list(_legend(found, plan.width))
-    width = plan.width + 2 * MARGIN
+    width = max(plan.width, _title_width(graph)) + 2 * MARGIN
     bottom = HEADER + max(len(plan.layers), 1) * LEVEL
     height = bottom + len(legend) * LEGEND + MARGIN
+    title = _text(_title(graph))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
         f' viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-labelledby="title about">',
         *_words(graph),
         _MARKER,
         f'<rect width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>',
-        f'<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12" fill="{_INK}">',
-        f'<text x="{MARGIN}" y="28" font-size="15" font-weight="bold">{_title(graph)}</text>',
+        f'<g font-family="{_FONT}" font-size="{TEXT:.0f}" fill="{_INK}">',
+        f'<text x="{MARGIN}" y="28" font-size="{TITLE:.0f}" font-weight="bold">{title}</text>',
         *(_line(plan, leg) for leg in plan.legs),
         *(_box(found, spot) for spot in plan.spots if spot.box is not None),
         *(f'<g transform="translate(0 {bottom + n * LEGEND:.1f})">{row}</g>'
@@ -75,7 +79,11 @@ _HEAD = 'marker-end="url(#head)"'
 
 
 def _title(graph: FlowGraph) -> str:
-    return _text(f"Flow {graph.flow.kind}: {graph.flow.state}")
+    return f"Flow {graph.flow.kind}: {graph.flow.state}"
+
+
+def _title_width(graph: FlowGraph) -> float:
+    return cell_len(_title(graph)) * LETTER * TITLE / TEXT
 
 
 def _words(graph: FlowGraph) -> Iterable[str]:
@@ -83,7 +91,7 @@ def _words(graph: FlowGraph) -> Iterable[str]:
     for member in graph.members:
         states[member.state] = states.get(member.state, 0) + 1
     about = f"{len(graph.members)} members, {len(graph.edges)} edges: {counts(states)}."
-    yield f'<title id="title">{_title(graph)}</title>'
+    yield f'<title id="title">{_text(_title(graph))}</title>'
     yield f'<desc id="about">{_text(f"Flow {graph.flow.id}. {about}")}</desc>'
 
 
