@@ -121,7 +121,7 @@ def list_flows(
 @app.command()
 def show(flow: FlowId, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show a flow: its state, how its members stand, what it waits for."""
-    asyncio.run(_show(url, _parsed(flow), Screen(as_json)))
+    asyncio.run(_show(url, parsed(flow), Screen(as_json)))
 
 
 @app.command()
@@ -144,13 +144,13 @@ def cancel(
     debug: Debug = False,
 ) -> None:
     """Cancel a flow and its members: all of them, those that never started, or none."""
-    asyncio.run(_cancel(url, _parsed(flow), reason, policy, Screen(as_json), wait=not no_wait))
+    asyncio.run(_cancel(url, parsed(flow), reason, policy, Screen(as_json), wait=not no_wait))
 
 
 @app.command()
 def replay(flow: FlowId, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Run again what did not succeed; members that succeeded stay as they are."""
-    asyncio.run(_replay(url, _parsed(flow), Screen(as_json)))
+    asyncio.run(_replay(url, parsed(flow), Screen(as_json)))
 
 
 @app.command()
@@ -169,10 +169,10 @@ def graph(
 
     Many members of the same form are drawn as one, which says how many there are.
     """
-    asyncio.run(_graph(url, _parsed(flow), format, output, Screen(as_json)))
+    asyncio.run(_graph(url, parsed(flow), format, output, Screen(as_json)))
 
 
-def _parsed(flow: str) -> UUID:
+def parsed(flow: str) -> UUID:
     try:
         return parse_uuid(flow.lower(), "flow")
     except InvalidId:

@@ -5,8 +5,11 @@ import typer
 from flowfabric.cli import (
     budgets,
     flows,
+    grants,
+    growing,
     keys,
     lanes,
+    leases,
     quotas,
     runs,
     schedules,
@@ -37,6 +40,8 @@ app.command()(submit)
 app.add_typer(runs.app, name="run")
 app.command()(why)
 app.add_typer(flows.app, name="flow")
+for command in growing.COMMANDS:
+    flows.app.command()(command)
 app.command()(signal)
 app.command()(approve)
 app.command()(reject)
@@ -48,5 +53,7 @@ app.add_typer(quotas.app, name="quotas")
 app.add_typer(budgets.app, name="budgets")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(workers.app, name="workers")
+app.add_typer(grants.app, name="grants")
+app.add_typer(leases.app, name="lease")
 app.command()(migrate)
 app.command()(version)

@@ -9,7 +9,7 @@ from flowfabric.cli import listing, showing, steering
 from flowfabric.cli.listing import Filter
 from flowfabric.cli.options import AsJson, Debug, RunId, RunIds, Timeout, Url
 from flowfabric.cli.screen import Screen
-from flowfabric.core.vector import PublicState
+from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState
 
 app = typer.Typer(help="Look at runs, cancel and replay them.", no_args_is_help=True)
 
@@ -89,6 +89,41 @@ def cancel(
 def replay(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Run ended runs again. Recorded steps are kept unless the run had succeeded."""
     raise typer.Exit(asyncio.run(steering.replay(url, steering.given(ids), Screen(as_json))))
+
+
+@app.command()
+def block(
+    ids: RunIds,
+    reason: Annotated[
+        str,
+        typer.Option("--reason", metavar="REASON", help=f"{', '.join(sorted(ADMISSION_BLOCKS))}."),
+    ] = Blocking.OPERATOR,
+    detail: Annotated[
+        str | None, typer.Option("--detail", show_default=False, help="Why, for people.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Keep waiting runs from being claimed until they are unblocked."""
+    screen = Screen(as_json)
+    raise typer.Exit(asyncio.run(steering.block(url, steering.given(ids), reason, detail, screen)))
+
+
+@app.command()
+def unblock(
+    ids: RunIds,
+    expected: Annotated[
+        str | None,
+        typer.Option("--expected", metavar="REASON", show_default=False, help="Only this block."),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Let blocked runs go on."""
+    screen = Screen(as_json)
+    raise typer.Exit(asyncio.run(steering.unblock(url, steering.given(ids), expected, screen)))
 
 
 @app.command()

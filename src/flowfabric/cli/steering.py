@@ -66,6 +66,24 @@ async def resume(url: str | None, ids: list[str], delay: str | None, screen: Scr
     return await _all(url, ids, Deed("resuming", "resumed", steer), screen)
 
 
+async def block(
+    url: str | None, ids: list[str], reason: str, detail: str | None, screen: Screen
+) -> Code:
+    async def steer(engine: Engine, id: str) -> Document:
+        await engine.executions.block(id, reason, detail)
+        return {"id": id, "state": await engine.views.state(id)}
+
+    return await _all(url, ids, Deed("blocking", "blocked", steer), screen)
+
+
+async def unblock(url: str | None, ids: list[str], expected: str | None, screen: Screen) -> Code:
+    async def steer(engine: Engine, id: str) -> Document:
+        await engine.executions.unblock(id, expected)
+        return {"id": id, "state": await engine.views.state(id)}
+
+    return await _all(url, ids, Deed("unblocking", "unblocked", steer), screen)
+
+
 async def _all(url: str | None, ids: list[str], deed: Deed, screen: Screen) -> Code:
     """Does it to each, says how each went. The code is that of the failures if they agree."""
     report = Report(screen, deed, len(ids))

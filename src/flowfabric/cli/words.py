@@ -6,6 +6,7 @@ import msgspec
 
 from flowfabric.core.event import StoredEvent
 from flowfabric.core.execution import Attempt
+from flowfabric.core.granted import Grant
 from flowfabric.core.time import Millis, to_datetime
 from flowfabric.engine.views import Description, Info
 from flowfabric.store.contract import Progress
@@ -72,7 +73,7 @@ def run_row(info: Info, now: Millis) -> list[str]:
 
 def run_fields(facts: Description, now: Millis) -> list[tuple[str, str]]:
     """Names and values of what is worth a line; the rest is left out."""
-    lease, failure = facts.lease, facts.failure
+    lease, grant, failure = facts.lease, facts.grant, facts.failure
     found = [
         ("id", facts.id),
         ("kind", facts.kind),
@@ -81,6 +82,7 @@ def run_fields(facts: Description, now: Millis) -> list[tuple[str, str]]:
         ("progress", progress_text(facts.progress)),
         ("worker", "" if lease is None else f"{lease.worker} ({lease.instance})"),
         ("lease", "" if lease is None else f"{span(lease.expires_at - now)} left"),
+        ("reserved", "" if grant is None else _reserved(grant)),
         ("lane", facts.lane),
         ("namespace", facts.namespace),
         ("priority", str(facts.priority)),
@@ -95,6 +97,11 @@ def run_fields(facts: Description, now: Millis) -> list[tuple[str, str]]:
         ("cancelled", facts.cancel_reason or ""),
     ]
     return [(name, value) for name, value in found if value]
+
+
+def _reserved(grant: Grant) -> str:
+    instance = f" ({grant.instance})" if grant.instance else ""
+    return f"for {grant.worker}{instance} until {local(grant.expires_at)}"
 
 
 def attempt_row(attempt: Attempt) -> list[str]:

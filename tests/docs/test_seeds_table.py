@@ -1,0 +1,29 @@
+"""The table of the operations of the original names tests and operations that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/design/seeds.md").read_text("utf-8")
+PROOFS = sorted(set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE)))
+OURS = sorted(set(re.findall(r"`engine\.(\w+)\.(\w+)`", PAGE)))
+
+
+@pytest.mark.parametrize(("file", "name"), PROOFS)
+def test_every_proof_is_there(file: str, name: str) -> None:
+    text = (ROOT / "tests/conformance" / file).read_text("utf-8")
+    assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{file}::{name}"
+
+
+@pytest.mark.parametrize(("noun", "operation"), OURS)
+def test_every_operation_is_there(noun: str, operation: str) -> None:
+    text = (ROOT / f"src/flowfabric/engine/{noun}.py").read_text("utf-8")
+    assert re.search(rf"^    async def {operation}\(", text, re.MULTILINE)
+
+
+def test_no_row_is_without_a_proof() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    assert len(rows) > 20
+    assert [row for row in rows if "::" not in row] == []
