@@ -47,7 +47,9 @@ def test_no_number_is_written_as_null(wrap: Callable[[float], Any], number: floa
 
 
 @pytest.mark.parametrize(
-    "value", [object(), "\ud800", {"a": {1, object()}}, 1j, lambda: None, {(1, 2): 3}], ids=repr
+    "value",
+    [object(), "\ud800", {"a": {1, object()}}, 1j, lambda: None, {(1, 2): 3}],
+    ids=["object", "surrogate", "object within", "complex", "function", "tuple as key"],
 )
 def test_what_has_no_json_form_is_refused(value: Any) -> None:
     with pytest.raises(Invalid):
