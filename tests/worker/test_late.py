@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from flowfabric import Context, SyncContext, WorkerOptions
+from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
+from flowfabric.core.errors import Unavailable
 from flowfabric.core.execution import Worker as Identity
 from flowfabric.core.time import Millis
+from flowfabric.engine.engine import Engine
+from flowfabric.store.contract import ClaimCall, Taken
 from flowfabric.worker.run import Run
-from tests.worker.bench import TTL, Bench, Log
+from tests.worker import handlers
+from tests.worker.bench import TTL, Bench, Log, Wire, until, working
 
 OTHER = Identity("other", "other-1")
 
@@ -160,3 +164,90 @@ async def test_a_lease_that_stands_after_all_lets_the_step_begin(bench: Bench, l
     run = await job.submit()
     await worker.run_until_idle()
     assert (log, await run.result(1)) == (["done"], "done")
+
+
+# -- replies that are lost
+
+
+def lose_reply(engine: Engine, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> list[ClaimCall]:
+    """The store takes what is asked for, and its answer does not arrive."""
+    lost: list[ClaimCall] = []
+    claim = engine.store.claim
+
+    async def lossy(call: ClaimCall, now: Millis) -> list[Taken]:
+        taken = await claim(call, now)
+        if taken and len(lost) < times:
+            lost.append(call)
+            raise Unavailable("the reply was lost")
+        return taken
+
+    monkeypatch.setattr(engine.store, "claim", lossy)
+    return lost
+
+
+@pytest.mark.parametrize("lanes", [(), {"default": 2, "other": 1}])
+async def test_a_claim_whose_reply_was_lost_is_found_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, lanes: Any
+) -> None:
+    runs = await bench.fabric.task()(handlers.square).submit_many([(1,), (2,), (3,)])
+    lose_reply(bench.engine, monkeypatch, times=2)
+    claims = bench.engine.claims
+    for limit in (2, 1):
+        with pytest.raises(Unavailable):
+            await claims.claim(OTHER, lanes=lanes, limit=limit)
+    found = await claims.claim(OTHER, lanes=lanes, limit=9)
+    assert {claim.id for claim in found} == {run.id for run in runs}
+    assert {claim.attempt for claim in found} == {0}, "no attempt is spent"
+    assert await claims.claim(OTHER, lanes=lanes, limit=9) == []
+
+
+async def test_a_lost_reply_costs_other_workers_no_lease_either(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this process cannot run any more goes to one that can."""
+    (run,) = await bench.fabric.task()(handlers.square).submit_many([(1,)])
+    lose_reply(bench.engine, monkeypatch)
+    with pytest.raises(Unavailable):
+        await bench.engine.claims.claim(OTHER)
+    assert await bench.engine.claims.claim(OTHER, kinds=["another"]) == []
+    (found,) = await bench.engine.claims.claim(Identity("third", "third-1"))
+    assert found.id == run.id
+
+
+async def test_a_lost_reply_is_not_forgotten_while_the_store_is_away(
+    bench: Bench, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = await bench.fabric.task()(handlers.square).submit_many([(1,)])
+    lose_reply(bench.engine, monkeypatch)
+    with pytest.raises(Unavailable):
+        await bench.engine.claims.claim(OTHER)
+    wire.cut = True
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await bench.engine.claims.claim(OTHER)
+    wire.cut = False
+    (found,) = await bench.engine.claims.claim(OTHER)
+    assert found.id == run.id
+
+
+async def test_a_worker_runs_what_it_claimed_before_the_link_broke(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await fabric.engine()
+    lost = lose_reply(engine, monkeypatch)
+    run = await fabric.task()(handlers.square).submit(3)
+    async with working(fabric, ttl=Millis(60_000)):
+        assert await run.result(10) == 9
+    assert len(lost) == 1
+
+
+async def test_a_worker_that_stops_gives_back_what_it_never_heard_of(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await fabric.engine()
+    lost = lose_reply(engine, monkeypatch)
+    run = await fabric.task()(handlers.square).submit(3)
+    async with working(fabric, ttl=Millis(60_000)) as worker:
+        await until(lambda: lost)
+        worker.stop()
+    assert await run.state() is PublicState.WAITING

@@ -22,7 +22,7 @@ from flowfabric.core.check import (
     check_seconds,
     check_whole,
 )
-from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.errors import FlowFabricError, Invalid, Unavailable
 from flowfabric.core.execution import Active, Fence, Flags, Lease, Snapshot, Start, Worker
 from flowfabric.core.handle import HandleKind
 from flowfabric.core.ids import ExecutionId, parse_uuid
@@ -155,6 +155,7 @@ class Claims(Noun):
             "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
         )
         self._rescues: set[asyncio.Future[None]] = set()
+        self._unanswered: dict[UUID, tuple[ClaimCall, Millis]] = {}
         self._turns: dict[tuple[str, ...], dict[str, float]] = {}
 
     async def claim(
@@ -176,6 +177,7 @@ class Claims(Noun):
         seconds for work to arrive."""
         names = check_lanes(lanes)
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
+        await self.recover()
         weights = _weights(lanes) or await self._lanes.weights(call.lanes)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
@@ -186,6 +188,18 @@ class Claims(Noun):
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
             await self._parts.store.wait_hint(min(remaining, POLL_FLOOR), seen)
+
+    async def recover(self) -> None:
+        """Gives back what was taken by claims whose replies were lost, so that it can be claimed at
+        once and not only when its lease has run out. Every claim does this first."""
+        for id, (call, ends_at) in list(self._unanswered.items()):
+            if self._now() < ends_at:
+                repeat = replace(call, limit=0, repeated=True)
+                taken = await self._parts.store.claim(repeat, self._now())
+                for answer in await self._give_back(taken):
+                    if isinstance(answer, Unavailable):
+                        raise answer
+            self._unanswered.pop(id, None)
 
     async def renew(self, owned: Claim, ttl: Span | None = None) -> Renewed:
         """Extends the lease to now + ttl. Never shortens it; raises a LeaseLost that says why."""
@@ -322,7 +336,7 @@ class Claims(Noun):
         behind, who must not wait for the next poll because of those in front."""
         await self._door.let_in_due()
         for _ in range(MAX_REFUSED):
-            taken = await self._parts.store.claim(call, self._now())
+            taken = await self._ask(call)
             kept = await self._give_up_spent(taken)
             admitted = await self._door.check(kept) if kept else []
             if admitted or not taken:
@@ -330,6 +344,14 @@ class Claims(Noun):
             call = replace(call, id=self._fresh())
         self._parts.store.hint(frozenset(call.lanes))  # whoever waits for work asks again at once
         return []
+
+    async def _ask(self, call: ClaimCall) -> list[Taken]:
+        now = self._now()
+        try:
+            return await self._parts.store.claim(call, now)
+        except Unavailable:
+            self._unanswered[call.id] = call, Millis(now + call.ttl)  # it may have been done
+            raise
 
     async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
         """Ends what has been taken over too often. If that fails, the lease runs out and the next
@@ -357,11 +379,14 @@ class Claims(Noun):
             await self._hand_back(await work)
 
     async def _hand_back(self, taken: Sequence[Taken]) -> None:
-        claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
         with suppress(FlowFabricError):
-            await self._parts.decisions.decide_all(
-                [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
-            )
+            await self._give_back(taken)
+
+    async def _give_back(self, taken: Sequence[Taken]) -> list[object]:
+        claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
+        return await self._parts.decisions.decide_all(
+            [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
+        )
 
     def _shares(
         self, weights: dict[str, int], call: ClaimCall

@@ -342,8 +342,8 @@ class Store(
         lanes allow (`LaneStore`), by (rank, id) over all of them. Each moves to `lease` exactly as
         `core.lease.take` would do it, with its event. Rows locked by another claimer are skipped:
         a short result does not mean an empty queue. With `repeated` the executions this call took
-        before are returned first. One that cannot be read is set aside; the next best is taken in
-        its place."""
+        before and still holds are returned first, all of them; a limit of 0 asks for no others. One
+        that cannot be read is set aside; the next best is taken in its place."""
 
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         """Extends each lease whose id and epoch match and which has not expired; never shortens

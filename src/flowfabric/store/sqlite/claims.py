@@ -237,7 +237,7 @@ def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
 
 
 def _taken_before(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
-    values = {"claim": call.id.bytes, "now": now, "limit": call.limit}
+    values = {"claim": call.id.bytes, "now": now}
     rows = session.rows("leases_by_claim", values)
     return readable(rows, lambda row: _taken(session, call, row), "execution", itemgetter(0))
 

@@ -73,7 +73,6 @@ from lease as l
 cross join execution as e on e.id = l.id
 where l.claim = :claim and l.expires_at > :now
 order by l.rank, l.id
-limit :limit
 
 -- name: refused_fences
 -- Those that do not stand or have run out, most often none. The version may be left open.
