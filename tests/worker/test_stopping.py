@@ -4,10 +4,12 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -97,6 +99,41 @@ async def test_a_plain_function_that_does_not_end_keeps_nobody_waiting(fabric: F
     await asyncio.wait_for(running, 10)
     await handed_back(run)
     release.set()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_a_handler_that_swallows_its_cancellation_is_left_behind(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, log: Log, beside: bool
+) -> None:
+    """The run is handed back without it, and what it reports later does not count."""
+    monkeypatch.setattr("flowfabric.worker.loop.STOP_GRACE", 0.2)
+    release = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                log.note("no")
+
+    @fabric.task()
+    async def job(ctx: Context) -> str:
+        await ctx.gather(stubborn()) if beside else await stubborn()
+        log.note("over")
+        return "stale"
+
+    worker, running = await start(fabric, drain=0.05)
+    run = await job.submit()
+    await until(lambda: worker.active)
+    job_task = next(iter(worker.active.values())).job
+    worker.stop()
+    await asyncio.wait_for(running, 4)
+    await handed_back(run)
+    assert "no" in log
+    assert job_task not in asyncio.all_tasks(), "the end of asyncio.run would wait for it"
+    release.set()
+    await asyncio.wait([job_task])
+    await handed_back(run)
 
 
 async def test_a_process_that_does_not_end_is_killed_and_handed_back(
@@ -273,7 +310,8 @@ async def test_a_worker_stopped_before_it_runs_does_nothing(bench: Bench) -> Non
 async def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping(
     fabric: Fabric, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.worker.loop.LAST_MOMENT", 0.2)
+    monkeypatch.setattr("flowfabric.worker.loop.LAST_MOMENT", 0.5)
+    monkeypatch.setattr("flowfabric.worker.loop.STOP_GRACE", 0.2)
 
     @fabric.task()
     async def job() -> None:
@@ -286,3 +324,66 @@ async def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping(
     worker.stop()
     await asyncio.wait_for(running, 10)
     wire.cut = False
+
+
+# -- the process
+
+
+class Program:
+    """A worker in a process of its own, with handlers that do not end."""
+
+    def __init__(self, url: str, *tasks: str) -> None:
+        command = [sys.executable, "-m", "tests.worker.apps.stubborn", url, *tasks]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def until_begun(self, count: int) -> list[str]:
+        """The ids of the runs."""
+        assert self.process.stdout is not None
+        begun: list[str] = []
+        for line in self.process.stdout:
+            begun += [line.split()[1]] if line.startswith("begun") else []
+            if len(begun) == count:
+                return begun
+        raise AssertionError("the program has ended")
+
+    def end(self, signals: int = 1) -> int:
+        for _ in range(signals):
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(25)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        ("swallows", "thread"),
+        ("pool_thread",),
+        ("swallows", "swallows_beside", "thread", "pool_thread", "own_thread", "full_pool"),
+    ],
+    ids=len,
+)
+async def test_a_process_whose_handlers_do_not_end_ends_in_time(
+    store_url: str, tasks: tuple[str, ...]
+) -> None:
+    """In the loop, beside it, in threads of all kinds: all is handed back and left behind."""
+    with Program(store_url, *tasks) as program:
+        ids = await asyncio.to_thread(program.until_begun, len(tasks))
+        assert await asyncio.to_thread(program.end) == 0
+    async with Fabric(store_url) as fabric:
+        for id in ids:
+            await handed_back(await fabric.run(id))
+
+
+async def test_a_process_whose_event_loop_is_blocked_ends_in_time(store_url: str) -> None:
+    """Nothing can be handed back; the lease runs out."""
+    with Program(store_url, "blocks") as program:
+        (id,) = await asyncio.to_thread(program.until_begun, 1)
+        assert await asyncio.to_thread(program.end) == 1
+    async with Fabric(store_url) as fabric:
+        assert await (await fabric.run(id)).state() is PublicState.ACTIVE

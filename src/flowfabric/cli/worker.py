@@ -53,7 +53,7 @@ def worker(  # noqa: PLR0913 - the options are the interface
     ),
     drain: Annotated[
         str, typer.Option("--drain", help="How long a stopping worker lets runs finish.")
-    ] = "30s",
+    ] = "20s",
     log_level: Annotated[Level, typer.Option("--log-level", case_sensitive=False)] = Level.INFO,
     url: AppUrl = None,
     as_json: AsJson = False,

@@ -31,6 +31,7 @@ log = logging.getLogger("flowfabric.worker")
 T = TypeVar("T")
 
 BLOCKED_AFTER = 2.0
+STOP_SECONDS = 1.0
 LOOK_EVERY = 1.0
 """Seconds after which a lease is looked at, so that a cancelled run is stopped soon."""
 
@@ -83,6 +84,7 @@ class Heartbeat:
         self._worker_thread = threading.get_ident()
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
         self._ponged_at = time.monotonic()
         self._warned = False
         self._thread = threading.Thread(target=self._main, name="flowfabric-heartbeat", daemon=True)
@@ -93,7 +95,10 @@ class Heartbeat:
     async def stop(self) -> None:
         with suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._stopping.set)
-        await asyncio.to_thread(self._thread.join, 5.0)
+        # No thread of the loop's pool: handlers may keep all of them.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
+            self._thread.join(STOP_SECONDS)
 
     def hold(self, lease: HeldLease) -> None:
         with self._lock:
@@ -113,8 +118,12 @@ class Heartbeat:
     # -- in the thread
 
     def _main(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._beat())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._beat())
+        finally:
+            with suppress(RuntimeError):  # the worker's loop is closed
+                self._worker_loop.call_soon_threadsafe(self._ended.set)
 
     async def _beat(self) -> None:
         tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._watch())]

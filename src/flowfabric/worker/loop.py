@@ -29,10 +29,13 @@ from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import Store
 from flowfabric.worker.control import DRAIN, LOST
 from flowfabric.worker.execute import Active, Executor
+from flowfabric.worker.exit import ExitGuard, forget
 from flowfabric.worker.heartbeat import Heartbeat
 from flowfabric.worker.lease import HeldLease, Key, Loss
+from flowfabric.worker.patience import patiently
 from flowfabric.worker.presence import PresenceKeeper
 from flowfabric.worker.processes import Processes
+from flowfabric.worker.report import handing_back
 from flowfabric.worker.room import Room, Wish
 from flowfabric.worker.task import Task
 from flowfabric.worker.threads import Threads
@@ -41,8 +44,13 @@ log = logging.getLogger("flowfabric.worker")
 
 POLL_FLOOR = 1.0
 MAX_BACKOFF = 10.0
-LAST_MOMENT = 10.0
-"""Seconds a stopping worker waits for the store to take back what it hands back."""
+STOP_GRACE = 2.0
+"""Seconds a handler has to end after it was cancelled, before its run is handed back without it."""
+LAST_MOMENT = 4.0
+"""Seconds after the drain until a stopping worker ends, whatever handlers and the store do."""
+SIGN_OFF = 1.0
+EXIT_AFTER = LAST_MOMENT + 4.0
+"""Seconds after the drain until a process that was asked to stop by a signal is ended."""
 
 
 _LOSSES = {
@@ -56,7 +64,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
 
     `ttl` is the length of a lease ("30s", or milliseconds): how long a worker that died goes
     unnoticed. `drain` is how long a stopping worker waits for what it runs before it hands it back
-    ("1m", or seconds).
+    ("1m", or seconds); a process that was stopped by a signal has ended eight seconds after that.
     """
 
     name: str = "worker"
@@ -67,7 +75,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     processes: int | None = None
     ttl: Span = DEFAULT_TTL
-    drain: str | float | timedelta = 30.0
+    drain: str | float | timedelta = 20.0
     heartbeat: bool = True
 
     def __post_init__(self) -> None:
@@ -103,6 +111,7 @@ class Worker:
         self.identity = Identity(options.name, options.instance or _instance())
         self.active: dict[Key, Active] = {}
         self._newest: dict[UUID, Active] = {}
+        self._left_behind: list[asyncio.Task[None]] = []
         self.completed = 0
         self._ttl = check_ttl(options.ttl)
         self._drain_for = parse_span(options.drain, "drain") / 1000
@@ -113,6 +122,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._signals: list[int] = []
+        self._exit: ExitGuard | None = None
         self._hint: asyncio.Future[bool] | None = None
         self._heartbeat_store = heartbeat_store
         self._heartbeat: Heartbeat | None = None
@@ -133,7 +143,8 @@ class Worker:
             await self._drain()
         finally:
             await self._hand_back()
-            await registry.stop()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(registry.stop(), SIGN_OFF)
             await self._finish(bench)
 
     def stop(self) -> None:
@@ -144,10 +155,14 @@ class Worker:
         self._freed.set()
 
     def handle_signals(self) -> None:
-        """SIGTERM and SIGINT drain; a second one stops now."""
+        """SIGTERM and SIGINT drain; a second one stops now. The process ends within the time of the
+        drain and a few seconds, even if a handler or a thread does not."""
         loop = asyncio.get_running_loop()
+        self._exit = ExitGuard(self._drain_for + EXIT_AFTER)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+            # The loop hears of signals through a pipe of its own, when it is not blocked.
+            signal.signal(number, self._exit.on_signal)
             self._signals.append(number)
 
     async def run_until_idle(self) -> int:
@@ -349,11 +364,33 @@ class Worker:
             done.cancel()
 
     async def _hand_back(self) -> None:
-        """Stops whatever still runs; the same attempt goes on in another worker."""
+        """Stops what still runs; the same attempt goes on in another worker."""
         for active in list(self.active.values()):
             active.stop(DRAIN)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._all_done(), LAST_MOMENT)
+            async with asyncio.timeout(LAST_MOMENT):
+                done = asyncio.ensure_future(self._all_done())
+                await asyncio.wait([done], timeout=STOP_GRACE)
+                done.cancel()
+                await self._leave_behind()
+                await patiently(self.engine.claims.recover, give_up=lambda: False)
+                await self._all_done()
+
+    async def _leave_behind(self) -> None:
+        """Handlers that do not end although they were cancelled do not keep the worker: their runs
+        are handed back, and the fence refuses what they report later."""
+        stuck = [active for active in self.active.values() if active.handling]
+        for active in stuck:
+            log.warning("%s does not stop; it is handed back without its handler", active.claim.id)
+            del self.active[active.key]
+            if active.job is not None:
+                self._left_behind.append(active.job)
+                forget(active.job)
+        reports = [partial(handing_back(active.claim), self.engine) for active in stuck]
+        await asyncio.gather(
+            *(patiently(report, give_up=lambda: False) for report in reports),
+            return_exceptions=True,
+        )
 
     async def _all_done(self) -> None:
         while jobs := [active.job for active in self.active.values() if active.job is not None]:
@@ -382,6 +419,9 @@ class Worker:
         if self._heartbeat is not None:
             await self._heartbeat.stop()
             self._heartbeat = None
+        if self._exit is not None:
+            self._exit.release(left=any(not job.done() for job in self._left_behind))
+            self._exit = None
 
 
 class Bench:
