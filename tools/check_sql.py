@@ -82,6 +82,7 @@ ONLY: dict[str, set[str]] = {
         "completed_lease",
         "counted_quotas",
         "dropped_admissions",
+        "duty_holder",
         "fewer_admissions",
         "forgotten_admissions",
         "full_windows",

@@ -311,7 +311,8 @@ class Fabric(Outside, FabricLimits):
         engine = self._engine
         if engine is not None and engine.store.name == "sqlite":
             return engine.store  # its writer thread serves any loop
-        return await open_store(self.url, clock=self._clock, connections=1)
+        clock = self._clock if engine is None else engine.store.clock  # followed already
+        return await open_store(self.url, clock=clock, connections=1)
 
 
 def _with_secret(options: Options | None) -> Options:

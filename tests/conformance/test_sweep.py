@@ -20,6 +20,7 @@ from flowfabric.core.vector import PublicState
 from flowfabric.engine import sweep as sweep_module
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
+from flowfabric.store.contract import Glance
 from flowfabric.store.open import open_store
 from tests import situations
 from tests.lab import TTL, W1, W2, Lab
@@ -221,14 +222,15 @@ class Turns:
     def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[bool] = []
         self._more = asyncio.Event()
-        self._take = lab.engine.store.take_duty
-        monkeypatch.setattr(lab.engine.store, "take_duty", self.take_duty)
+        self._glance = lab.engine.store.glance
+        monkeypatch.setattr(lab.engine.store, "glance", self.glance)
         monkeypatch.setattr(sweep_module, "MAX_PAUSE", 0.01)
 
-    async def take_duty(self, duty: str, holder: str, now: Millis, until: Millis) -> bool:
-        self.answers.append(await self._take(duty, holder, now, until))
+    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+        seen = await self._glance(duty, holder, now, until)
+        self.answers.append(seen.has_duty)
         self._more.set()
-        return self.answers[-1]
+        return seen
 
     async def wait_for(self, answer: bool, times: int = 1) -> None:
         async with asyncio.timeout(20):
@@ -244,7 +246,7 @@ async def test_the_duty_moves_when_its_holder_is_gone(
     turns = Turns(lab, monkeypatch)
     now = lab.clock.now()
     crashed_until = Millis(now + sweep_module.DUTY_SPAN)
-    assert await lab.engine.store.take_duty("sweep", "crashed", now, crashed_until)
+    assert (await lab.engine.store.glance("sweep", "crashed", now, crashed_until)).has_duty
     id = await lab.submit(deadline_at=Millis(now + 1))
     lab.clock.advance(1)
     lab.engine.sweep.start()
@@ -262,14 +264,14 @@ async def test_who_stops_gives_the_duty_back(
     await turns.wait_for(True)
     now = lab.clock.now()
     other = second_lab.engine.store
-    assert not await other.take_duty("sweep", "next", now, Millis(now + 1))
+    assert not (await other.glance("sweep", "next", now, Millis(now + 1))).has_duty
     await lab.engine.sweep.stop()
     await lab.engine.sweep.stop()
-    assert await other.take_duty("sweep", "next", now, Millis(now + 1))
+    assert (await other.glance("sweep", "next", now, Millis(now + 1))).has_duty
     await other.drop_duty("sweep", "somebody else")
-    assert not await other.take_duty("sweep", "third", now, Millis(now + 1))
+    assert not (await other.glance("sweep", "third", now, Millis(now + 1))).has_duty
     await other.drop_duty("sweep", "next")
-    assert await other.take_duty("sweep", "third", now, Millis(now + 1))
+    assert (await other.glance("sweep", "third", now, Millis(now + 1))).has_duty
 
 
 @pytest.mark.parametrize("trouble", [Unavailable("gone"), RuntimeError("bug")])
@@ -359,9 +361,13 @@ async def test_a_duty_taken_before_the_clock_was_set_back_is_taken_over(lab: Lab
     """Its holder is gone; nobody may wait an hour for it."""
     store, now = lab.engine.store, lab.clock.now()
     span = sweep_module.DUTY_SPAN
-    assert await store.take_duty("sweep", "gone", Millis(now + 3_600_000), Millis(now + 3_602_500))
-    assert await store.take_duty("sweep", "here", now, Millis(now + span))
-    assert not await store.take_duty("sweep", "other", Millis(now - 100), Millis(now - 100 + span))
+    assert (
+        await store.glance("sweep", "gone", Millis(now + 3_600_000), Millis(now + 3_602_500))
+    ).has_duty
+    assert (await store.glance("sweep", "here", now, Millis(now + span))).has_duty
+    assert not (
+        await store.glance("sweep", "other", Millis(now - 100), Millis(now - 100 + span))
+    ).has_duty
 
 
 async def test_what_becomes_due_does_not_wait_until_everything_old_is_deleted(

@@ -20,12 +20,7 @@ from flowfabric.store.sql import load_migrations, load_queries
 from tests.postgres import Databases
 from tests.store import limit_bench, postgres_bench
 from tests.store.limit_bench import candidate, queue, uses_of, uuid_of, uuids
-from tests.store.postgres_bench import (
-    lose_reply,
-    migrated_template,
-    until_waiting,
-    wait_for_locks,
-)
+from tests.store.postgres_bench import lose_reply, migrated_template, until_waiting, wait_for_locks
 
 MINUTE = Millis(60_000)
 

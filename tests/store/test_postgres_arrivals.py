@@ -212,7 +212,7 @@ async def test_a_waiting_worker_hears_of_it(
 ) -> None:
     """Nobody polls here: the notification of the transaction is all there is."""
     monkeypatch.setattr("flowfabric.engine.sweep.MAX_PAUSE", 60)
-    monkeypatch.setattr("flowfabric.worker.loop.POLL_FLOOR", 60)
+    monkeypatch.setattr("flowfabric.worker.loop.REST", 60)
     monkeypatch.setattr("flowfabric.engine.waiting.POLL_FLOOR", 60)
     seen = asyncio.Event()
 

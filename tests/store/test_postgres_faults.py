@@ -338,10 +338,10 @@ async def test_a_read_only_server_is_told_apart_and_looked_for_again(bench: Benc
     connection = await link.run(its_connection)
     await connection.execute("set default_transaction_read_only = on")
     with pytest.raises(StoreReadOnly):
-        await bench.store.take_duty("sweep", "me", bench.now, Millis(bench.now + 1))
+        await bench.store.glance("sweep", "me", bench.now, Millis(bench.now + 1))
     assert connection.is_closed()
     await raw.execute(f"alter database {name} set default_transaction_read_only = off")
-    assert await bench.store.take_duty("sweep", "me", bench.now, Millis(bench.now + 1))
+    assert (await bench.store.glance("sweep", "me", bench.now, Millis(bench.now + 1))).has_duty
 
 
 # -- addresses

@@ -36,7 +36,7 @@ OPERATIONS: dict[str, Operation] = {
     "claim": lambda bench: bench.claim(),
     "counts": lambda bench: bench.store.counts(None, None),
     "due": lambda bench: bench.store.due(bench.now, 9),
-    "duty": lambda bench: bench.store.take_duty("d", "me", bench.now, bench.now),
+    "duty": lambda bench: bench.store.glance("d", "me", bench.now, bench.now),
     "load": lambda bench: bench.store.load([bench.fresh()]),
     "cancel": _cancel,
 }

@@ -170,7 +170,7 @@ async def test_a_lost_reply_to_a_question_is_asked_again(bench: Bench, name: str
         case "load":
             assert await bench.load(submitted) == submitted
         case "sweep":
-            assert await bench.store.take_duty("d", "me", bench.now, Millis(bench.now + 1))
+            assert (await bench.store.glance("d", "me", bench.now, Millis(bench.now + 1))).has_duty
         case "report":
             assert await bench.store.lanes(None, 9) == ["default"]
         case _:

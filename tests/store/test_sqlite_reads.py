@@ -280,16 +280,16 @@ async def test_lanes_are_listed_in_order(bench: Bench) -> None:
 
 async def test_a_duty_has_one_holder_until_it_lapses(bench: Bench) -> None:
     until = Millis(bench.now + 100)
-    assert await bench.store.take_duty("sweep", "a", bench.now, until)
-    assert not await bench.store.take_duty("sweep", "b", bench.now, until)
-    assert await bench.store.take_duty("sweep", "a", bench.now, Millis(until + 1))
-    assert await bench.store.take_duty("other", "b", bench.now, until)
+    assert (await bench.store.glance("sweep", "a", bench.now, until)).has_duty
+    assert not (await bench.store.glance("sweep", "b", bench.now, until)).has_duty
+    assert (await bench.store.glance("sweep", "a", bench.now, Millis(until + 1))).has_duty
+    assert (await bench.store.glance("other", "b", bench.now, until)).has_duty
     bench.clock.advance(101)
-    assert await bench.store.take_duty("sweep", "b", bench.now, Millis(bench.now + 1))
+    assert (await bench.store.glance("sweep", "b", bench.now, Millis(bench.now + 1))).has_duty
     await bench.store.drop_duty("sweep", "a")
-    assert not await bench.store.take_duty("sweep", "a", bench.now, until)
+    assert not (await bench.store.glance("sweep", "a", bench.now, until)).has_duty
     await bench.store.drop_duty("sweep", "b")
-    assert await bench.store.take_duty("sweep", "a", bench.now, until)
+    assert (await bench.store.glance("sweep", "a", bench.now, until)).has_duty
 
 
 async def test_the_secret_is_made_once(bench: Bench) -> None:

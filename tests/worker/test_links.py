@@ -120,3 +120,21 @@ async def test_a_lease_that_is_locked_elsewhere_costs_its_neighbours_nothing(url
             go_on.set()
             assert [await run.result(20) for run in runs] == ["done"] * 3
     await application.close()
+
+
+async def test_a_worker_at_rest_sends_one_statement_a_second(way: tuple[Proxy, str]) -> None:
+    """The only worker, so the one with the duty, for as long as it needs to say it is there."""
+    proxy, url = way
+    async with Fabric(url) as fabric:
+
+        @fabric.task()
+        async def job() -> str:
+            return "done"
+
+        async with working(fabric, ttl=Millis(30_000)):
+            assert await (await job.submit()).result(20) == "done"
+            await asyncio.sleep(2)  # what followed the run has ended
+            before = proxy.statements
+            await asyncio.sleep(12)
+            sent = proxy.statements - before
+    assert sent <= 13

@@ -7,7 +7,7 @@ is harmless, because the rule decides on what is stored now.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,12 +24,19 @@ from flowfabric.engine.limits import LimitSweep
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.settler import Settler
 from flowfabric.engine.workers import Workers
+from flowfabric.store.contract import Glance
 from flowfabric.store.readable import SET_ASIDE
 
 DUTY = "sweep"
 DUTY_SPAN = Millis(2_500)
 PAGE = 500
 MAX_PAUSE = 1.0
+"""The poll floor: so often a process looks for what no hint has told it of."""
+REST_PAUSE = 1.25
+"""The same when there was nothing at all: with what workers say of themselves that makes one
+statement a second."""
+REST = 30.0
+"""The door looks by itself that rarely: the sweep wakes it."""
 DOOR_PAUSE = 0.02
 TRIM_EVERY = Millis(60_000)
 
@@ -150,6 +157,7 @@ class Sweep(Noun):
                 if healthy:
                     log.warning("the sweep pauses: %s", error)
                 healthy, pause = False, MAX_PAUSE
+                self._parts.store.wake()  # those who rest must see for themselves
             except Exception:
                 log.exception("the sweep stumbled and goes on")
                 pause = MAX_PAUSE
@@ -160,7 +168,7 @@ class Sweep(Noun):
         seen = -1  # whatever arrived before this process began
         while True:
             try:
-                await self._parts.store.wait_hint(MAX_PAUSE, seen)
+                await self._parts.store.wait_hint(REST, seen)
                 seen = self._parts.store.hints()
                 await self._parts.arrivals.admit()
             except FlowFabricError as error:
@@ -175,9 +183,15 @@ class Sweep(Noun):
         """One round if this process has the duty; returns how long to sleep."""
         store, now = self._parts.store, self._now()
         self._soonest = None
-        self._has_duty = await store.take_duty(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
+        seen = await store.glance(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
+        self._has_duty = seen.has_duty
+        if seen.arrivals or seen.ready:
+            store.wake()
         if not self._has_duty:
-            return MAX_PAUSE
+            return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
+        if not self._must_look(seen, now):
+            pause = self._until([seen.next_at, self._limits.opens_at], now)
+            return REST_PAUSE if pause == MAX_PAUSE and not seen.ready else pause
         await self._round(everybody=False)
         if now - self._trimmed_at >= TRIM_EVERY:
             if await self._trim_page() == PAGE:
@@ -190,6 +204,15 @@ class Sweep(Noun):
             await self._schedules.next_at(),
             await self._limits.next_at(),
         ]
+        return self._until(moments, now)
+
+    def _must_look(self, seen: Glance, now: Millis) -> bool:
+        """Whether there is anything to do for the holder of the duty."""
+        opens_at = self._limits.opens_at
+        opens = opens_at is not None and opens_at <= now
+        return seen.busy or opens or now - self._trimmed_at >= TRIM_EVERY
+
+    def _until(self, moments: Iterable[Millis | None], now: Millis) -> float:
         # What was due before this round and still is cannot be done here, now.
         next_due = min((at for at in moments if at is not None and at > now), default=None)
         if next_due is None:
@@ -208,7 +231,7 @@ class Sweep(Noun):
             early = self._early.is_set()
 
     def _soon(self) -> float:
-        return MAX_PAUSE if self._soonest is None else (self._soonest - self._now()) / 1000
+        return REST_PAUSE if self._soonest is None else (self._soonest - self._now()) / 1000
 
     def _due_at(self, at: Millis) -> None:
         if self._has_duty and (self._soonest is None or at < self._soonest):

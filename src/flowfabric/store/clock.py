@@ -27,12 +27,14 @@ class OffsetClock:
     def __init__(self) -> None:
         self._offset = time.time() - _steady()
         self._error = float("inf")
+        self.sampled_at = float("-inf")
 
     def now(self) -> Millis:
         return Millis(int((_steady() + self._offset) * 1000))
 
     def sample(self, sent: float, received: float, theirs: float) -> None:
         """`theirs` (seconds) was read somewhere between our `sent` and `received`."""
+        self.sampled_at = received
         error = (received - sent) / 2
         offset = theirs - (sent + received) / 2
         self._error *= 1.1

@@ -176,6 +176,18 @@ class Counts(Struct, frozen=True):
     capped: frozenset[str]
 
 
+class Glance(Struct, frozen=True):
+    """What there is to do. `arrivals` wait to be let in, `ready` work to be claimed. The rest is
+    told to the holder of the duty only: whether there is anything to sweep now (`busy`), and the
+    next moment after now at which something becomes due."""
+
+    has_duty: bool
+    arrivals: bool
+    ready: bool
+    busy: bool = False
+    next_at: Millis | None = None
+
+
 class ScheduleStore(Protocol):
     """Schedules, by name."""
 
@@ -393,8 +405,9 @@ class Store(
         retention of its own: when that has passed by `now`) with everything that belongs to them,
         and keys whose window has passed. Returns the number of executions deleted."""
 
-    async def take_duty(self, duty: str, holder: str, now: Millis, until: Millis) -> bool:
-        """Whether `holder` has the duty until `until`: it had it, or nobody has it any more."""
+    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+        """All that a process at rest must know, in one statement; `holder` takes the duty until
+        `until` if it had it, or if it is free."""
 
     async def drop_duty(self, duty: str, holder: str) -> None:
         """Gives the duty up if `holder` has it."""
@@ -460,6 +473,9 @@ class Store(
 
     def hint(self, lanes: frozenset[str]) -> None:
         """Tells other processes (and this one) that work arrived in these lanes or ended."""
+
+    def wake(self) -> None:
+        """A hint for those who wait in this process only."""
 
     def hints(self) -> int:
         """How many hints there were so far. Ask before looking at the store, and give the answer

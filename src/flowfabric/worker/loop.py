@@ -42,7 +42,9 @@ from flowfabric.worker.threads import Threads
 
 log = logging.getLogger("flowfabric.worker")
 
-POLL_FLOOR = 1.0
+REST = 30.0
+"""Seconds after which a worker claims by itself. The sweep of its engine looks every second whether
+there is work, and wakes it."""
 MAX_BACKOFF = 10.0
 STOP_GRACE = 2.0
 """Seconds a handler has to end after it was cancelled, before its run is handed back without it."""
@@ -258,12 +260,12 @@ class Worker:
     async def _listen(self) -> None:
         """Before the claim, so that a hint about work that arrives meanwhile is not lost."""
         if self._hint is None or self._hint.done():
-            self._hint = asyncio.ensure_future(self.engine.store.wait_hint(POLL_FLOOR))
+            self._hint = asyncio.ensure_future(self.engine.store.wait_hint(REST))
             self._hint.add_done_callback(_seen)
             await asyncio.sleep(0)
 
     async def _pause(self, seconds: float | None) -> None:
-        """Until a hint says that work arrived, a stop, or `seconds` (None: the poll floor). Room
+        """Until a hint says that work arrived, a stop, or `seconds` (None: at rest). Room
         for a task with a limit of its own is a reason to look again as well."""
         events = [self._stopping, self._freed] if self._room.limited else [self._stopping]
         waits = [asyncio.ensure_future(event.wait()) for event in events]
@@ -273,7 +275,7 @@ class Worker:
         try:
             await asyncio.wait(
                 watched,
-                timeout=POLL_FLOOR if seconds is None else seconds,
+                timeout=REST if seconds is None else seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:

@@ -5,7 +5,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from flowfabric.core.registry import FOREVER
 from flowfabric.core.time import Millis
+from flowfabric.store.clock import OffsetClock
+from flowfabric.store.contract import Glance
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 
@@ -59,12 +62,25 @@ class Sweeping(Part):
             await self._session.fetch(self._session.sweep, "shrunk_tables", _PASSED, LARGE)
         return trimmed
 
-    async def take_duty(self, duty: str, holder: str, now: Millis, until: Millis) -> bool:
-        session = self._session
-        return bool(await session.fetch(session.sweep, "duty_holder", duty, holder, now, until))
+    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+        values = (duty, holder, now, until, FOREVER)
+        return await self._session.sweep.run(partial(self._glance, values))
 
     async def drop_duty(self, duty: str, holder: str) -> None:
         await self._session.fetch(self._session.sweep, "dropped_duty", duty, holder)
+
+    async def _glance(
+        self, values: tuple[Any, ...], connection: Connection, repeated: bool
+    ) -> Glance:
+        clock = self._session.clock
+        sent = OffsetClock.steady()
+        row = await connection.fetchrow(self._session.queries["glance"], *values)
+        if row is None:
+            raise AssertionError("a glance always has an answer")
+        *seen, moment = row
+        if isinstance(clock, OffsetClock):
+            clock.sample(sent, clock.steady(), moment)
+        return Glance(*seen)
 
     async def _trim(
         self,

@@ -26,14 +26,52 @@ insert into {schema}.meta (key, value) values ('secret', $1) on conflict do noth
 -- name: secret
 select value from {schema}.meta where key = 'secret'
 
--- name: duty_holder
--- Gives a row when the holder has the duty now. One that would last for more than a minute was taken
--- before the clock was set back.
-insert into {schema}.duty (name, holder, until) values ($1, $2, $4)
-on conflict (name) do update set holder = excluded.holder, until = excluded.until
-where duty.until <= $3 or duty.holder = excluded.holder
-    or duty.until - 60000 > $3
-returning 1
+-- name: glance
+-- All that a process at rest must know; the first column says whether the holder has the duty now.
+-- One that would last for more than a minute was taken before the clock was set back.
+with held as (
+    insert into {schema}.duty (name, holder, until) values ($1, $2, $4)
+    on conflict (name) do update set holder = excluded.holder, until = excluded.until
+    where duty.until <= $3 or duty.holder = excluded.holder
+        or duty.until - 60000 > $3
+    returning 1
+),
+mine as materialized (
+    select count(*) > 0 as has_duty from held
+)
+select
+    mine.has_duty,
+    exists (select from {schema}.arrival),
+    exists (select from {schema}.ready r where r.held_until <= $3),
+    mine.has_duty and (
+        exists (select from {schema}.deadline d where d.at <= $3)
+        or exists (select from {schema}.parked p where p.due_at <= $3)
+        or exists (select from {schema}.parked p where p.queue > -1)
+        or exists (select from {schema}.lease l where l.expires_at <= $3)
+        or exists (select from {schema}.lease l where l.times_out_at <= $3)
+        or exists (select from {schema}.schedule s where s.next_at <= $3)
+        or exists (select from {schema}.budget b where b.next_reset_at <= $3)
+        or exists (select from {schema}.chore)
+        or exists (select from {schema}.reservation)
+        or exists (select from {schema}.presence p where p.expires_at = $5)
+    ),
+    case when mine.has_duty then (
+        select min(soon.at) from (
+            select min(d.at) as at from {schema}.deadline d where d.at > $3
+            union all
+            select min(p.due_at) from {schema}.parked p where p.due_at > $3
+            union all
+            select min(l.expires_at) from {schema}.lease l where l.expires_at > $3
+            union all
+            select min(l.times_out_at) from {schema}.lease l where l.times_out_at > $3
+            union all
+            select min(s.next_at) from {schema}.schedule s where s.next_at > $3
+            union all
+            select min(b.next_reset_at) from {schema}.budget b where b.next_reset_at > $3
+        ) soon
+    ) end,
+    cast(extract(epoch from clock_timestamp()) as double precision)
+from mine
 
 -- name: dropped_duty
 delete from {schema}.duty where name = $1 and holder = $2
@@ -71,7 +109,7 @@ where a.pid = any($1::integer[]) and a.state <> 'active'
     and a.state_change < clock_timestamp() - interval '1 second'
 
 -- name: moment
--- The one place that asks the database for the time: the store's clock follows it.
+-- The store's clock follows it; at rest the glance brings it along.
 select cast(extract(epoch from clock_timestamp()) as double precision)
 
 -- name: schema_lines

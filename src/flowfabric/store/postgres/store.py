@@ -56,7 +56,7 @@ class PostgresStore:
         sweeping = Sweeping(session)
         self.due, self.next_due, self.trim = sweeping.due, sweeping.next_due, sweeping.trim
         self.set_aside = sweeping.set_aside
-        self.take_duty, self.drop_duty = sweeping.take_duty, sweeping.drop_duty
+        self.glance, self.drop_duty = sweeping.glance, sweeping.drop_duty
         self._look(session)
         self._limit(session)
 
@@ -134,6 +134,9 @@ class PostgresStore:
 
     def hint(self, lanes: frozenset[str]) -> None:
         self.session.wakes.hint()
+
+    def wake(self) -> None:
+        self.session.wakes.wake()
 
     def hints(self) -> int:
         return self.session.wakes.count

@@ -32,7 +32,7 @@ class Wakes:
         self._closed = False
 
     def hint(self) -> None:
-        self._wake()
+        self.wake()
         if not self._dialer.pooled and not self._closed:
             self._pending.set()
             self._start()
@@ -54,7 +54,7 @@ class Wakes:
 
     async def close(self) -> None:
         self._closed = True
-        self._wake()
+        self.wake()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -62,7 +62,7 @@ class Wakes:
         if self._ear is not None:
             self._ear.remove_termination_listener(self._ended)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         self.count += 1
         for waiter in self._waiters:
             if not waiter.done():
@@ -78,7 +78,7 @@ class Wakes:
         while True:
             with suppress(FlowFabricError):
                 ear = await self._link.run(self._listen)
-                self._wake()
+                self.wake()
                 pause = FIRST_PAUSE
                 await self._talk(ear)
             await asyncio.sleep(pause)
@@ -105,7 +105,7 @@ class Wakes:
 
     def _heard(self, connection: object, pid: int, channel: str, origin: object) -> None:
         if origin != self._origin:
-            self._wake()
+            self.wake()
 
 
 async def _tell(

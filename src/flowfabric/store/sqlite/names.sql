@@ -21,6 +21,39 @@ where duty.holder = excluded.holder or duty.until <= :now
     or duty.until - 60000 > :now
 returning holder
 
+-- name: glance
+-- Nothing but the first two is asked for by those who do not have the duty.
+select
+    exists (select 1 from arrival),
+    exists (select 1 from ready where held_until <= :now),
+    :has_duty and (
+        exists (select 1 from deadline where at <= :now)
+        or exists (select 1 from parked where due_at <= :now)
+        or exists (select 1 from parked where queue > -1)
+        or exists (select 1 from lease where expires_at <= :now)
+        or exists (select 1 from lease where times_out_at <= :now)
+        or exists (select 1 from schedule where next_at <= :now)
+        or exists (select 1 from budget where next_reset_at <= :now)
+        or exists (select 1 from chore)
+        or exists (select 1 from reservation)
+        or exists (select 1 from presence where expires_at = :forever)
+    ),
+    case when :has_duty then (
+        select min(at) from (
+            select min(at) as at from deadline where at > :now
+            union all
+            select min(due_at) from parked where due_at > :now
+            union all
+            select min(expires_at) from lease where expires_at > :now
+            union all
+            select min(times_out_at) from lease where times_out_at > :now
+            union all
+            select min(next_at) from schedule where next_at > :now
+            union all
+            select min(next_reset_at) from budget where next_reset_at > :now
+        )
+    ) end
+
 -- name: dropped_duty
 delete from duty where name = :name and holder = :holder
 

@@ -130,7 +130,7 @@ class SqliteStore:
     set_aside = _batched(upkeep.set_aside)
     next_due = _reading(upkeep.next_due)
     _trim = _writing(upkeep.trim)
-    take_duty = _writing(upkeep.take_duty)
+    glance = _writing(upkeep.glance)
     drop_duty = _writing(upkeep.drop_duty)
 
     recall = _reading(wait_rows.recall)
@@ -216,6 +216,9 @@ class SqliteStore:
 
     def hint(self, lanes: frozenset[str]) -> None:
         """Other processes see the commit itself, so this wakes only those of this one."""
+        self._runners.wakeups.hint()
+
+    def wake(self) -> None:
         self._runners.wakeups.hint()
 
     def hints(self) -> int:

@@ -4,7 +4,9 @@ import secrets
 from collections.abc import Sequence
 from uuid import UUID
 
+from flowfabric.core.registry import FOREVER
 from flowfabric.core.time import Millis
+from flowfabric.store.contract import Glance
 from flowfabric.store.sqlite.session import Session, read_uuid
 
 FREE_PAGES = 1000
@@ -83,9 +85,13 @@ def _trim_edges(session: Session, values: dict[str, int]) -> list[bytes]:
     return ids
 
 
-def take_duty(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> bool:
+def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
     values = {"name": duty, "holder": holder, "now": now, "until": until}
-    return bool(session.rows("duty_holder", values))
+    has_duty = bool(session.rows("duty_holder", values))
+    row = session.row("glance", {"now": now, "has_duty": has_duty, "forever": FOREVER})
+    assert row is not None  # noqa: S101 - it always gives one
+    arrivals, ready, busy, next_at = row
+    return Glance(has_duty, bool(arrivals), bool(ready), bool(busy), next_at)
 
 
 def drop_duty(session: Session, duty: str, holder: str) -> None:
