@@ -12,6 +12,9 @@ from flowfabric.store.contract import Glance
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 
+GLANCE_SECONDS = 3.0
+"""At rest it is the only statement, so the one that notices a connection that fell silent."""
+
 _TRIMMED = (
     "trimmed_keys",
     "trimmed_tags",
@@ -64,7 +67,8 @@ class Sweeping(Part):
 
     async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
         values = (duty, holder, now, until, FOREVER)
-        return await self._session.sweep.run(partial(self._glance, values))
+        work = partial(self._glance, values)
+        return await self._session.sweep.run(work, limit=GLANCE_SECONDS)
 
     async def drop_duty(self, duty: str, holder: str) -> None:
         await self._session.fetch(self._session.sweep, "dropped_duty", duty, holder)
