@@ -77,6 +77,7 @@ ONLY: dict[str, set[str]] = {
         "candidates_of_route",
         "charges",
         "claimable_executions",
+        "completed_chore",
         "completed_deadline",
         "completed_event",
         "completed_lease",

@@ -152,6 +152,16 @@ def test_replay_runs_an_ended_run_again(cli: Cli, greeted: str, work: Work) -> N
     assert cli.json("run", "replay", greeted) == {"id": greeted, "state": "waiting"}
 
 
+def test_a_run_is_held_back_and_let_go(cli: Cli, work: Work) -> None:
+    id = cli.submit("greet", "--arg", "name=x")
+    assert cli("run", "hold", id, "--reason", "not today").stdout == f"held {id}\n"
+    assert work() == 0
+    assert "an operator holds it back: not today" in cli("why", id).stdout
+    assert cli.json("run", "unhold", id) == {"id": id, "state": "waiting"}
+    assert cli.complaint("run", "unhold", id, code=1).startswith(id)
+    assert work() == 1
+
+
 def test_replaying_a_run_that_has_not_ended_fails(cli: Cli) -> None:
     id = cli.submit("greet", "--arg", "name=x")
     assert cli.complaint("run", "replay", id, code=1).startswith(id)

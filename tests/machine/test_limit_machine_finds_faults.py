@@ -116,7 +116,7 @@ RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (spending, "settle", settle_twice),
     (spending, "drop", drop_again),
     (release_rules.Room, "take", take_slots_only),
-    (doorkeeper, "_spent", admits_always),
+    (doorkeeper, "spent", admits_always),
 ]
 
 

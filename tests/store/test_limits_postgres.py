@@ -115,18 +115,15 @@ async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) 
 
 def most_read(steps: str) -> int:
     """The most rows any step gave at once."""
-    return max(
-        int(float(line.split("rows=")[1].split()[0]))
-        for line in steps.splitlines()
-        if "rows=" in line
-    )
+    counted = [line.split("rows=")[1] for line in steps.splitlines() if "rows=" in line]
+    return max(int(float(rest.split()[0])) for rest in counted)
 
 
 async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench) -> None:
     asked = [queue(each=str(i)) for i in range(5)]
     for name in ("each", "all"):
-        values: tuple[Any, ...] = (name, asked, 100, 16, crowded.now, FEW_SLOTS, [], [])
-        steps = await plan(crowded, PINNED, "standing", *values)
+        some = (name, asked, 100, 16, crowded.now, FEW_SLOTS)
+        steps = await plan(crowded, PINNED, "standing", *some, [], [])
         assert "Seq Scan" not in steps
         assert most_read(steps) <= 5 * 16 + 5 + 5 + 5 + 10
     assert "using queue_key on queue" in steps
@@ -134,8 +131,8 @@ async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench
 
 
 async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Bench) -> None:
-    values: tuple[Any, ...] = ("all", None, 20, 3, crowded.now, FEW_SLOTS, [], [])
-    steps = await plan(crowded, PINNED, "standing", *values)
+    every = ("all", None, 20, 3, crowded.now, FEW_SLOTS)
+    steps = await plan(crowded, PINNED, "standing", *every, [], [])
     assert "using queue_turn on queue" in steps
     assert "using parked_queue on parked" in steps
     assert "Seq Scan" not in steps
@@ -166,8 +163,7 @@ async def test_a_release_reads_by_key(crowded: Bench) -> None:
     standing = await crowded.standing("each", lines=100, depth=5)
     decided = release(standing, crowded.now, 100)
     assert len(decided.moves) == 100
-    moves = sorted((move.uuid, move.version, move.at) for move in decided.moves)
-    columns = list(zip(*moves, strict=True))
+    columns = list(zip(*sorted((m.uuid, m.version, m.at) for m in decided.moves), strict=True))
     values = (
         ["each"], [1], *columns[:2],
         *zip(*((*place, turn) for place, turn in decided.turns.items()), strict=True),

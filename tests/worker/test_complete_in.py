@@ -12,6 +12,7 @@ from flowfabric.engine.claims import Claim
 from flowfabric.worker.transactions import UNCOMMITTED, Completion
 from tests.connections import NoSale, libraries
 from tests.worker.bench import AGAIN, TTL, Bench, Log
+from tests.worker.flows import work
 from tests.worker.test_transactions import blocking, double
 
 
@@ -274,10 +275,10 @@ async def test_what_cannot_end_in_a_transaction_is_refused_before(
                 await ctx.step(inside)
             with pytest.raises(Invalid, match="object"):
                 await ctx.complete_in(connection, object())
-            head = replace(ctx._claim.snapshot.head, flags=Flags.DEADLINE | Flags.FLOW)
+            head = replace(ctx._claim.snapshot.head, flags=Flags.DEADLINE | Flags.WAITPOINTS)
             snapshot = replace(ctx._claim.snapshot, head=head)
             owns_more = Claim(snapshot, b"", TTL)
-            with pytest.raises(Invalid, match="owns more"):
+            with pytest.raises(Invalid, match="has waitpoints"):
                 await Completion(bench.engine, owns_more, lambda: None).write(connection, 1)
         return "nothing was written"
 
@@ -299,3 +300,36 @@ async def test_a_retention_of_its_own_counts(bench: Bench, store_url: str) -> No
     await bench.pass_time(1)
     assert await bench.engine.sweep.trim() == 1
     assert await bench.engine.views.state(run.id) is None
+
+
+async def test_a_run_with_limits_ends_with_the_transaction(bench: Bench, store_url: str) -> None:
+    """C-T96: its slot is free at once, and what it had set aside of a budget too."""
+    await bench.fabric.budget("team", tokens=10)
+
+    @bench.fabric.task(concurrency=1, budgets=["team"])
+    async def job(ctx: Context, number: int) -> int:
+        async with libraries(store_url)[0]() as connection, ctx.reserve(tokens=6):
+            await ctx.complete_in(connection, number)
+        return 0
+
+    runs = [await job.submit(number) for number in range(3)]
+    await bench.work()
+    assert [await run.result() for run in runs] == [0, 1, 2]
+    assert (await bench.fabric.budget_status("team")).reserved == {}
+
+
+async def test_a_node_of_a_flow_ends_with_the_transaction(bench: Bench, store_url: str) -> None:
+    """C-T01: what comes after it starts, with its result."""
+
+    @bench.fabric.task()
+    async def first(ctx: Context, number: int) -> int:
+        async with libraries(store_url)[number]() as connection:
+            await ctx.complete_in(connection, number + 1)
+        return 0
+
+    second = bench.fabric.task()(double)
+    for number in range(len(libraries(store_url))):
+        async with bench.fabric.flow(f"flow-{number}") as flow:
+            flow.add(second, flow.add(first, number).output)
+        await work(bench)
+        assert await flow.result(5) == 2 * (number + 1)

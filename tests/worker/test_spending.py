@@ -373,3 +373,52 @@ async def test_a_plain_function_spends_the_same_way(bench: Bench) -> None:
     refused = "budget team: 5 of 10 tokens are taken, 6 more do not fit"
     assert await run.result() == ["Spent()", "Spent()", refused]
     assert await used(bench) == (5, 0)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+async def test_an_estimate_that_does_not_fit_may_wait_for_a_human(
+    bench: Bench, raised: bool
+) -> None:
+    """C-T81: as a spend does; what comes after it finds its place when the handler runs again."""
+    await bench.fabric.budget("team", tokens=5, on_hard="suspend")
+    steps: list[str] = []
+
+    @bench.fabric.task(**AGAIN, budgets=["team"])
+    async def job(ctx: Context) -> str:
+        try:
+            async with ctx.reserve(tokens=8) as reserved:
+                reserved.settle(tokens=7)
+        except BudgetExceeded as error:
+            return error.detail
+        await ctx.step(steps.append, "after")
+        if ctx.info.first:
+            raise ValueError
+        return repr(reserved.outcome)
+
+    run = await job.submit()
+    await bench.work()
+    assert (await run.state(), await used(bench)) == (PublicState.SUSPENDED, (0, 0))
+    if raised:
+        await bench.fabric.budget("team", tokens=10, on_hard="suspend")
+    await answer(bench, run, yes=True)
+    refused = "budget team: 0 of 5 tokens are taken, 8 more do not fit"
+    assert await run.result() == ("Spent()" if raised else refused)
+    assert await used(bench) == ((7, 0) if raised else (0, 0))
+    assert steps == (["after"] if raised else [])
+
+
+async def test_a_human_may_refuse_an_estimate(bench: Bench) -> None:
+    await bench.fabric.budget("team", tokens=5, on_hard="suspend")
+
+    @bench.fabric.task(**AGAIN, budgets=["team"])
+    async def job(ctx: Context) -> str:
+        with pytest.raises(BudgetExceeded):
+            async with ctx.reserve(tokens=8):
+                raise AssertionError
+        return "refused"
+
+    run = await job.submit()
+    await bench.work()
+    await bench.fabric.budget("team", tokens=10, on_hard="suspend")
+    await answer(bench, run, yes=False)
+    assert await run.result() == "refused"

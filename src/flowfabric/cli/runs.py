@@ -86,6 +86,25 @@ def cancel(
 
 
 @app.command()
+def hold(
+    ids: RunIds,
+    reason: Annotated[str | None, typer.Option("--reason", show_default=False)] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Hold runs back that wait, for whatever it is; they do not start before `unhold`."""
+    code = asyncio.run(steering.hold(url, steering.given(ids), reason, Screen(as_json)))
+    raise typer.Exit(code)
+
+
+@app.command()
+def unhold(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Let runs go that were held back."""
+    raise typer.Exit(asyncio.run(steering.unhold(url, steering.given(ids), Screen(as_json))))
+
+
+@app.command()
 def replay(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Run ended runs again. Recorded steps are kept unless the run had succeeded."""
     raise typer.Exit(asyncio.run(steering.replay(url, steering.given(ids), Screen(as_json))))

@@ -48,6 +48,22 @@ async def cancel(url: str | None, ids: list[str], reason: str, screen: Screen) -
     return await _all(url, ids, Deed("cancelling", "cancelled", steer), screen)
 
 
+async def hold(url: str | None, ids: list[str], reason: str | None, screen: Screen) -> Code:
+    async def steer(engine: Engine, id: str) -> Document:
+        held = await engine.executions.hold(id, reason)
+        return {"id": id, "state": held.state}
+
+    return await _all(url, ids, Deed("holding", "held", steer), screen)
+
+
+async def unhold(url: str | None, ids: list[str], screen: Screen) -> Code:
+    async def steer(engine: Engine, id: str) -> Document:
+        freed = await engine.executions.unhold(id)
+        return {"id": id, "state": freed.state}
+
+    return await _all(url, ids, Deed("letting go", "let go", steer), screen)
+
+
 async def replay(url: str | None, ids: list[str], screen: Screen) -> Code:
     async def steer(engine: Engine, id: str) -> Document:
         replayed = await engine.executions.replay(id)

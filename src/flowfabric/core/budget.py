@@ -189,6 +189,15 @@ def chain(budgets: Mapping[str, Budget], names: Iterable[str]) -> list[Budget]:
     return list(found.values())
 
 
+def spent(budgets: Mapping[str, Budget], names: Iterable[str]) -> Exhausted | None:
+    """Why nothing may start; a budget that was deleted limits nothing."""
+    known = [name for name in names if name in budgets]
+    for budget in chain(budgets, known):
+        if (why := exhausted(budget)) is not None:
+            return why
+    return None
+
+
 def check_budget(budget: Budget) -> Budget:
     """The definition if it makes sense; Invalid says what is wrong with it otherwise."""
     check_budget_name(budget.name)

@@ -109,6 +109,7 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
                 for key, few in around.members.items()
             }
             yield from suspended_reasons(snapshot, snapshot.state, members)
+            yield from [] if snapshot.life.blocked is None else [_blocked(snapshot)]
         case Waiting(next=next):
             yield from _gate_reasons(snapshot, snapshot.state, around)
             yield from _later(snapshot, next, around)

@@ -99,6 +99,11 @@ class Attempts(Noun):
             id, lambda found, now: rules.fail(found, owner, now, failure, chance), held
         )
 
+    def ended_elsewhere(self, owned: Claim, ended: Snapshot) -> None:
+        """Told that a transaction of the application has ended what was claimed: whoever waits for
+        the result, its flow or its slot need not wait for the sweep."""
+        self._parts.after.applied([Change(None, owned.snapshot, ended)])
+
     async def delay(self, owned: Owned, until: Millis, *, step: Step | None = None) -> Delayed:
         """Gives the lease up; the same attempt goes on at `until`. A step given along is recorded
         by the very change that parks the execution."""

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from flowfabric.core import spending as rules
 from flowfabric.core.admission import is_start, let_in, take_back, turn_away
-from flowfabric.core.budget import Budget, Exhausted, chain, exhausted
+from flowfabric.core.budget import Exhausted, spent
 from flowfabric.core.change import Change
 from flowfabric.core.errors import Corruption, FlowFabricError
 from flowfabric.core.execution import Active, Flags, Gate, Lease, Snapshot, Waiting
@@ -94,9 +94,7 @@ class Doorkeeper(Noun):
         asked = tuple(dict.fromkeys(name for names in named.values() for name in names))
         budgets = await self.known.budgets(asked)
         refused = {
-            uuid: why
-            for uuid, names in named.items()
-            if (why := _spent(budgets, names)) is not None
+            uuid: why for uuid, names in named.items() if (why := spent(budgets, names)) is not None
         }
         self._count_admitted(named, refused)
         if refused:
@@ -205,7 +203,7 @@ class Doorkeeper(Noun):
 
     async def let_in(self, name: str) -> None:
         """One page of those who wait for a budget, if it admits."""
-        why = _spent(await self.known.budgets((name,)), (name,))
+        why = spent(await self.known.budgets((name,)), (name,))
         if why is not None:
             self._note_reset(why)
             first = await self._parts.store.waiting_in(budget_queue(name), 1)
@@ -277,15 +275,6 @@ def _unbegun(snapshots: Sequence[Snapshot], answers: Sequence[bool | Exception])
     """Who went back before anybody worked on it: it has started nothing that a rate counts."""
     pairs = zip(snapshots, answers, strict=True)
     return [snapshot for snapshot, back in pairs if back is True and is_start(snapshot)]
-
-
-def _spent(budgets: dict[str, Budget], names: Iterable[str]) -> Exhausted | None:
-    """Why nothing may start; a budget that was deleted limits nothing."""
-    known = [name for name in names if name in budgets]
-    for budget in chain(budgets, known):
-        if (why := exhausted(budget)) is not None:
-            return why
-    return None
 
 
 def _live_epoch(snapshot: Snapshot | None) -> int | None:

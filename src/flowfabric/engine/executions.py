@@ -7,7 +7,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core import control
+from flowfabric.core import control, holding
 from flowfabric.core.attempt import RetryScheduled
 from flowfabric.core.check import check_flag, check_kind_of, check_one_of
 from flowfabric.core.control import (
@@ -22,6 +22,7 @@ from flowfabric.core.errors import FlowTerminal, Invalid, NotFound
 from flowfabric.core.execution import Flags, Snapshot, Source
 from flowfabric.core.flow import FlowState
 from flowfabric.core.flow_replay import ask_to_replay, replay_member
+from flowfabric.core.holding import Held, Unheld
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import AlreadySatisfied, Owner, check_owner
 from flowfabric.core.submission import Creation, Duplicate, Submission, Submitted, create, ranked
@@ -144,6 +145,17 @@ class Executions(Noun):
         if expected is not None:
             check_text(expected, "expected reason", limit=MAX_REASON)
         return await self._decide(id, lambda held, now: control.unblock(held, now, expected))
+
+    async def hold(self, id: str, detail: str | None = None) -> Held:
+        """Holds a run back that waits for anything: a worker, a moment, upstreams, a limit, a
+        signal. It does not start, or go on, before `unhold`."""
+        if detail is not None:
+            check_text(detail, "detail", limit=MAX_REASON)
+        return await self._decide(id, lambda held, now: holding.hold(held, now, detail))
+
+    async def unhold(self, id: str) -> Unheld:
+        """Lets a run go that was held back."""
+        return await self._decide(id, lambda held, now: holding.unhold(held, now))
 
     async def resume(self, id: str, *, delay: Span = NO_TIME, trigger: str = "operator") -> Resumed:
         """Wakes a suspended execution without a signal, after an optional delay."""

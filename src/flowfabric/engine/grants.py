@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from flowfabric.core import grant as rules
+from flowfabric.core.admission import STARTS
+from flowfabric.core.budget import spent
 from flowfabric.core.check import check_limit, check_whole
 from flowfabric.core.errors import (
     Contention,
@@ -13,7 +15,7 @@ from flowfabric.core.errors import (
     NotFound,
     NotLeaseable,
 )
-from flowfabric.core.execution import Active, Snapshot, Worker
+from flowfabric.core.execution import Active, Ready, Snapshot, Worker
 from flowfabric.core.grant import (
     OPERATOR,
     Granted,
@@ -67,7 +69,8 @@ class Grants(Noun):
         key: str | None = None,
         notes: GrantNotes = NO_NOTES,
     ) -> Granted:
-        """Reserves a waiting execution for one worker; hidden from others until it is redeemed or
+        """Reserves a waiting execution for one worker, also in a lane that is paused: who names it
+        has decided so. Hidden from others until it is redeemed or
         runs out. An interrupted one (a resume grant) is redeemed by `claim_resumed`.
 
         A grant has a key: the one that is given, so that the call can be repeated, or a new one.
@@ -104,7 +107,8 @@ class Grants(Noun):
         notes: GrantNotes = NO_NOTES,
     ) -> Granted | None:
         """The best waiting execution of a lane that this worker can run, granted to it; None when
-        there is none or the lane is paused. What it cannot run hides nothing behind it."""
+        there is none or the lane is paused. What it cannot run, or a spent budget keeps, hides
+        nothing behind it and stays as it is."""
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
@@ -113,6 +117,8 @@ class Grants(Noun):
             name, place, self._now(), EXAMINED, grantee.capabilities
         )
         for candidate in candidates:
+            if await self._is_spent(candidate):
+                continue
             try:
                 return await self.issue(
                     candidate.execution.id,
@@ -199,7 +205,8 @@ class Grants(Noun):
     async def take(
         self, id: str, *, ttl: Span = DEFAULT_TTL, lease_id: UUID | None = None
     ) -> Claim:
-        """An operator takes a waiting execution in one step, whatever it requires."""
+        """An operator takes a waiting execution in one step, whatever it requires: neither its lane
+        nor its budgets are asked."""
         taking = self._taking(Worker(OPERATOR, OPERATOR), ttl, lease_id)
         snapshot = await self._decide(
             id, lambda held, now: rules.grant_and_claim(held, taking, now)
@@ -235,6 +242,15 @@ class Grants(Noun):
             return []
         found = await self._parts.store.candidates(name, place, self._now(), wanted)
         return [snapshot.execution.id for snapshot in found]
+
+    async def _is_spent(self, candidate: Snapshot) -> bool:
+        """Whether a budget lets nothing start of it. What has begun goes on."""
+        state = candidate.state
+        if not isinstance(state, Ready) or state.next.start not in STARTS:
+            return False
+        names = await self._door.known.names_of(candidate.execution)
+        known = await self._door.known.budgets(names) if names else {}
+        return spent(known, names) is not None
 
     async def _admitted(self, snapshot: Snapshot) -> Snapshot:
         if not await self._door.check([Taken(snapshot, b"")]):

@@ -40,7 +40,8 @@ _NUMBERED = re.compile(r"\$(\d+)")
 
 
 class Ending(Struct, frozen=True):
-    """What ends an execution in somebody else's transaction, under its fence."""
+    """What ends an execution in somebody else's transaction, under its fence. Its `flow` is owed
+    the ending."""
 
     uuid: UUID
     lease_id: UUID
@@ -49,6 +50,7 @@ class Ending(Struct, frozen=True):
     now: Millis
     result: bytes | None
     trim_at: Millis | None
+    flow: UUID | None = None
 
 
 class Foreign:
@@ -150,6 +152,7 @@ async def complete(connection: Any, ending: Ending) -> bool:
         ending.now,
         ending.result,
         ending.trim_at,
+        ending.flow,
     )
     ((count,),) = await foreign.run("completed_here", _numbered(values))
     return bool(count)
@@ -213,6 +216,8 @@ async def _complete_sqlite(foreign: Foreign, ending: Ending) -> bool:
     await foreign.run("completed_event", {"id": values["id"], "now": ending.now})
     await foreign.run("completed_lease", {"id": values["id"]})
     await foreign.run("completed_deadline", {"id": values["id"]})
+    if ending.flow is not None:
+        await foreign.run("completed_chore", {"id": values["id"], "flow": ending.flow.bytes})
     return True
 
 

@@ -41,10 +41,11 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
     whatever happened to the handler afterwards."""
 
     async def report(engine: Engine) -> None:
-        found = await engine.store.load([claim.uuid])
-        if not completed_by(claim, found.get(claim.uuid)):
+        found = (await engine.store.load([claim.uuid])).get(claim.uuid)
+        if found is None or not completed_by(claim, found):
             await otherwise(engine)
             return
+        engine.attempts.ended_elsewhere(claim, found)
         engine.store.hint(frozenset())  # whoever waits for the result
         if raised is not None:
             log.warning("%s is completed; afterwards its handler raised", claim.id, exc_info=raised)

@@ -13,14 +13,15 @@ from flowfabric.core.spending import (
     Counted,
     HardBreach,
     Overrun,
+    Reserved,
     SoftBreach,
     Spent,
 )
 from flowfabric.worker.control import Unwind
-from flowfabric.worker.journal import Place
+from flowfabric.worker.journal import Place, anew
 from flowfabric.worker.limits import amounts_of, exceeded
 from flowfabric.worker.patience import patiently
-from flowfabric.worker.steps import perform, read
+from flowfabric.worker.steps import keep, perform, read
 from flowfabric.worker.subflows import Subflows
 
 
@@ -46,22 +47,33 @@ class Reserve:
 
     async def __aenter__(self) -> "Reserve":
         context = self._context
+        asked_at = anew(self._place, 0)
+        breach = await context._journal.recorded(asked_at)
+        if breach is not None:
+            await context._ask(self._place, read(asked_at, breach, HardBreach), self.amounts)
         record = await context._journal.recorded(self._place)
         if record is not None:
             self.outcome = read(self._place, record, Counted)
             return self
-        claim = context._claim
+        answer = await self._set_aside()
+        if isinstance(answer, HardBreach) and answer.action is OnHard.SUSPEND and breach is None:
+            await keep(context._journal, asked_at, answer, HardBreach)
+            await context._ask(self._place, answer, self.amounts)
+            answer = await self._set_aside()
+        if isinstance(answer, HardBreach):
+            raise exceeded(answer, self.amounts)
+        return self
+
+    async def _set_aside(self) -> Reserved | HardBreach:
+        context, claim = self._context, self._context._claim
         # Of this lease only: when it goes, what it has set aside goes with it.
         self._id = uuid5(claim.uuid, f"reserve:{context._key_at(self._place)}:{claim.epoch}")
-        answer = await patiently(
+        return await patiently(
             lambda: context._engine.budgets.reserve(
                 claim, self.amounts, budgets=_named(self._budget), id=self._id
             ),
             context._journal.stopped,
         )
-        if isinstance(answer, HardBreach):
-            raise exceeded(answer, self.amounts)
-        return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self.outcome is not None or self._id is None:
@@ -144,7 +156,8 @@ class Spending(Subflows):
         **dimensions: int,
     ) -> Reserve:
         """Sets an estimate aside before something expensive is done, so that nobody else spends
-        it; see Reserve. BudgetExceeded when it does not fit. A crash neither keeps it nor counts
+        it; see Reserve. BudgetExceeded when it does not fit; a budget may ask a human before that,
+        as it does for `spend`. A crash neither keeps it nor counts
         it twice."""
         wanted = amounts_of(amounts, dimensions)
         return Reserve(self, self._journal.place("reserve"), wanted, budget)

@@ -24,7 +24,11 @@ from flowfabric.worker.codec import encode
 
 UNCOMMITTED = "the transaction that was to complete the run did not commit"
 
-_PLAIN = Flags.DEADLINE | Flags.RETENTION | Flags.SUSPECT
+_SIMPLE = (
+    Flags.DEADLINE | Flags.RETENTION | Flags.SUSPECT | Flags.LIMITS | Flags.BUDGETS | Flags.FLOW
+)
+"""What a run may own that ends in a transaction: a slot goes with its row, what is set aside of a
+budget with the lease, and its flow is owed the ending."""
 
 
 class Door:
@@ -110,8 +114,8 @@ class Completion:
         return snapshot
 
     def _ending(self, snapshot: Snapshot, body: bytes) -> foreign.Ending:
-        if snapshot.head.flags & ~_PLAIN:
-            raise Invalid("this run owns more than itself and cannot end in a transaction")
+        if snapshot.head.flags & ~_SIMPLE:
+            raise Invalid("this run has waitpoints and cannot end in a transaction")
         now, claim = self._engine.now(), self._claim
         return foreign.Ending(
             uuid=claim.uuid,
@@ -121,6 +125,7 @@ class Completion:
             now=now,
             result=body,
             trim_at=trim_at(snapshot, now),
+            flow=snapshot.execution.flow if snapshot.head.flags & Flags.FLOW else None,
         )
 
 

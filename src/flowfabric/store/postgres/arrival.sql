@@ -47,6 +47,11 @@ written as (
         0, cast($5 as bigint), e.claim, e.worker, e.started_at, cast($6 as bytea), cast($7 as bigint)
     from ended e
 ),
+owed as (
+    insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+    select cast($8 as uuid), e.id, e.version + 1, 1, 0, false
+    from ended e where cast($8 as uuid) is not null
+),
 told as (
     insert into {schema}.event (id, at, kind, epoch, attempt, worker)
     select e.id, cast($5 as bigint), 10, e.epoch, e.attempt, e.worker from ended e
