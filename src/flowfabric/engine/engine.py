@@ -90,6 +90,7 @@ class Engine:
         """An engine on a store, its schema brought up to date."""
         if migrate:
             await store.migrate()
+        await store.keep_time()
         chosen = options or Options()
         catalogue = Catalogue(store)
         arrivals = Arrivals(store, catalogue)

@@ -89,6 +89,7 @@ class Sweep(Noun):
     async def once(self) -> int:
         """Does everything that is due now, whoever has the duty; returns how many executions
         were looked at."""
+        await self._parts.store.keep_time()
         return await self._round(everybody=True)
 
     async def _round(self, *, everybody: bool) -> int:
@@ -181,7 +182,9 @@ class Sweep(Noun):
 
     async def _turn(self) -> float:
         """One round if this process has the duty; returns how long to sleep."""
-        store, now = self._parts.store, self._now()
+        store = self._parts.store
+        await store.keep_time()
+        now = self._now()
         self._soonest = None
         seen = await store.glance(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
         self._has_duty = seen.has_duty

@@ -1,9 +1,24 @@
 """One clock per store. Rules never ask for the time; whoever calls them does, once."""
 
+import logging
+import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
 from flowfabric.core.time import Millis
+
+TOLERANCE = 1000
+"""Milliseconds a clock may go back without having been set: it is adjusted."""
+
+KEEP_SECONDS = 10.0
+SLEW_EVERY = 10_000
+SEEN_EVERY = 60_000
+
+log = logging.getLogger("flowfabric.store")
 
 
 class Clock(Protocol):
@@ -47,6 +62,71 @@ class OffsetClock:
     steady = staticmethod(lambda: _steady())
 
 
+class Correction(Struct, frozen=True):
+    """What all processes of a store know of its clock: how far it is behind the time that counts,
+    and the latest moment that was seen."""
+
+    offset: int = 0
+    seen: int = 0
+
+
+class StoreClock:
+    """The clock of a store: that of its machine, which may be set back, made one that is not.
+
+    Moments in rows lie on a line that never turns back: a lease that ends at noon ends then, also
+    if the machine's clock is set from 11:59 to 10:59. What was lost is added from then on, kept in
+    the store for processes that start later, and given back slowly: a tenth of the time that
+    passes. An hour is made up for in ten, and nothing stands still meanwhile.
+    """
+
+    def __init__(self, source: Clock) -> None:
+        self.source = source
+        self._lock = threading.Lock()
+        self._raw = -1
+        self._last = -1
+        self._offset = 0
+        self._stepped = False
+        self._kept_at = float("-inf")
+
+    def now(self) -> Millis:
+        with self._lock:
+            raw = self.source.now()
+            if raw < self._raw - TOLERANCE:
+                self._offset += self._raw - raw
+                self._stepped = True
+            self._raw = raw
+            self._last = max(self._last, raw + self._offset)
+            return Millis(self._last)
+
+    @property
+    def wants_keeping(self) -> bool:
+        """Whether it is time to compare with what the store knows."""
+        self.now()  # notices a step
+        return self._stepped or _steady() - self._kept_at >= KEEP_SECONDS
+
+    def corrected(self, known: Correction) -> Correction:
+        """What the store should know, from what it knows. `adopt` takes it over once it does."""
+        now = self.now()
+        moment = self._raw + known.offset
+        if self._stepped:
+            offset = max(known.offset, self._offset)
+        elif moment < known.seen - TOLERANCE:  # set back while no process ran
+            offset = known.offset + known.seen - moment
+        elif moment - known.seen >= SLEW_EVERY:
+            offset = max(0, known.offset - (moment - known.seen) // 10)
+        else:
+            return known
+        if offset == known.offset and now - known.seen < SEEN_EVERY:
+            return known
+        return Correction(offset, max(known.seen, self._raw + offset))
+
+    def adopt(self, known: Correction) -> None:
+        with self._lock:
+            self._offset = known.offset
+            self._stepped = False
+            self._kept_at = _steady()
+
+
 class ManualClock:
     """A clock that stands still until told otherwise; for tests and simulation."""
 
@@ -59,6 +139,45 @@ class ManualClock:
     def advance(self, millis: int) -> Millis:
         self._now += millis
         return self.now()
+
+
+def read_correction(data: bytes | None) -> Correction:
+    """What is stored; nothing is known of one that cannot be read."""
+    try:
+        return Correction() if data is None else msgspec.json.decode(data, type=Correction)
+    except msgspec.MsgspecError:
+        return Correction()
+
+
+def write_correction(correction: Correction) -> bytes:
+    return msgspec.json.encode(correction)
+
+
+async def keep_time(
+    clock: StoreClock,
+    read: Callable[[], Awaitable[bytes | None]],
+    write: Callable[[bytes, bytes | None], Awaitable[bool]],
+) -> None:
+    """Compares the clock with what is stored. `write` replaces what is expected to be stored; who
+    loses against another process takes over what that one has written."""
+    for _ in range(3):
+        stored = await read()
+        known = read_correction(stored)
+        wanted = clock.corrected(known)
+        if wanted == known or await write(write_correction(wanted), stored):
+            clock.adopt(wanted)
+            tell_step(known, wanted)
+            return
+
+
+def tell_step(before: Correction, after: Correction) -> None:
+    """Says once, in the process that has written it, that a clock was set back."""
+    if after.offset > before.offset:
+        log.warning(
+            "the clock of the store was set back by %.1f s; leases, sleeps and schedules go on from"
+            " where they were, and the difference is made up for slowly",
+            (after.offset - before.offset) / 1000,
+        )
 
 
 def _steady() -> float:

@@ -35,7 +35,7 @@ from flowfabric.core.submission import Creation
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
 from flowfabric.core.waits import Ask, Heard, Memory
-from flowfabric.store.clock import Clock
+from flowfabric.store.clock import StoreClock
 from flowfabric.store.limits import BudgetStore, LaneStore, QuotaStore
 from flowfabric.store.presence import PresenceStore
 
@@ -321,7 +321,7 @@ class Store(
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
-    clock: Clock
+    clock: StoreClock
 
     # -- life of the store itself
 
@@ -335,6 +335,10 @@ class Store(
     async def identity(self) -> str:
         """Names the database itself, however it is reached. `store.foreign` compares a connection
         of the application with it."""
+
+    async def keep_time(self) -> None:
+        """Compares the clock with what all processes know of it (`StoreClock`), now and then and
+        after it was set back. Called when an engine opens and by the sweep."""
 
     async def close(self) -> None:
         """Finishes what is under way and lets go of every connection."""

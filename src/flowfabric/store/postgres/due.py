@@ -76,7 +76,7 @@ class Sweeping(Part):
     async def _glance(
         self, values: tuple[Any, ...], connection: Connection, repeated: bool
     ) -> Glance:
-        clock = self._session.clock
+        clock = self._session.clock.source
         sent = OffsetClock.steady()
         row = await connection.fetchrow(self._session.queries["glance"], *values)
         if row is None:

@@ -26,6 +26,14 @@ insert into {schema}.meta (key, value) values ('secret', $1) on conflict do noth
 -- name: secret
 select value from {schema}.meta where key = 'secret'
 
+-- name: clock_correction
+select value from {schema}.meta where key = 'clock'
+
+-- name: new_clock_correction
+insert into {schema}.meta as m (key, value) values ('clock', $1)
+on conflict (key) do update set value = excluded.value where m.value is not distinct from $2
+returning key
+
 -- name: glance
 -- All that a process at rest must know; the first column says whether the holder has the duty now.
 -- One that would last for more than a minute was taken before the clock was set back.

@@ -5,6 +5,7 @@ import secrets
 from functools import partial
 
 from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew
+from flowfabric.store.clock import keep_time
 from flowfabric.store.foreign import postgres_identity
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
@@ -38,6 +39,19 @@ class Keeping(Part):
         if not rows:
             raise Corruption("the key that signs handles was deleted")
         return bytes(rows[0][0])
+
+    async def keep_time(self) -> None:
+        clock = self._session.clock
+        if clock.wants_keeping:
+            await keep_time(clock, self._correction, self._put_correction)
+
+    async def _correction(self) -> bytes | None:
+        rows = await self._session.fetch(self._session.sweep, "clock_correction")
+        return bytes(rows[0][0]) if rows else None
+
+    async def _put_correction(self, value: bytes, expected: bytes | None) -> bool:
+        session = self._session
+        return bool(await session.fetch(session.sweep, "new_clock_correction", value, expected))
 
     async def identity(self) -> str:
         rows = await self._session.fetch(self._session.sweep, "database_identity")

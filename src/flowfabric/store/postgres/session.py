@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from flowfabric.core.execution import Snapshot
-from flowfabric.store.clock import Clock
+from flowfabric.store.clock import StoreClock
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.postgres.names import NameBook
@@ -24,7 +24,9 @@ _ROUTE, _WORKER = SNAPSHOT.index("exec_route"), SNAPSHOT.index("worker")
 class Session:
     """One link per kind of work; all of them share the few connections of the process."""
 
-    def __init__(self, wires: Wires, queries: dict[str, str], clock: Clock, schema: str) -> None:
+    def __init__(
+        self, wires: Wires, queries: dict[str, str], clock: StoreClock, schema: str
+    ) -> None:
         self.wires = wires
         self.dialer = wires.dialer
         self.queries = queries

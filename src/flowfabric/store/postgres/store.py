@@ -1,7 +1,7 @@
 """The store as a whole: its sides put together, opened and closed."""
 
 from flowfabric.core.errors import FlowFabricError
-from flowfabric.store.clock import Clock, OffsetClock
+from flowfabric.store.clock import Clock, OffsetClock, StoreClock
 from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.apply import Applying
 from flowfabric.store.postgres.budgets import Budgeting
@@ -36,13 +36,14 @@ class PostgresStore:
 
     def __init__(self, session: Session, keeper: ClockKeeper | None) -> None:
         self.session = session
-        self.clock: Clock = session.clock
+        self.clock = session.clock
         self._keeper = keeper
 
         keeping = Keeping(session)
         self.migrate = keeping.migrate
         self.secret = keeping.secret
         self.identity = keeping.identity
+        self.keep_time = keeping.keep_time
         self.schema_text = keeping.schema_text
 
         submitting = Submitting(session)
@@ -170,7 +171,7 @@ async def open_postgres(
         raise
     except Exception as error:
         raise translate(error, address) from None
-    session = Session(wires, queries, clock, schema)
+    session = Session(wires, queries, StoreClock(clock), schema)
     if keeper is not None:
         keeper.start(session.load)
     return PostgresStore(session, keeper)

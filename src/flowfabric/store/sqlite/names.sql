@@ -60,5 +60,13 @@ delete from duty where name = :name and holder = :holder
 -- name: new_secret
 insert into meta (key, value) values ('secret', :value) on conflict do nothing
 
+-- name: clock_correction
+select value from meta where key = 'clock'
+
+-- name: new_clock_correction
+insert into meta (key, value) values ('clock', :value)
+on conflict (key) do update set value = excluded.value where meta.value is :expected
+returning key
+
 -- name: secret
 select value from meta where key = 'secret'

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from flowfabric.core.errors import Invalid
 from flowfabric.core.time import Millis
-from flowfabric.store.clock import Clock, SystemClock
+from flowfabric.store.clock import Clock, StoreClock, SystemClock, keep_time
 from flowfabric.store.flow_rows import Turn
 from flowfabric.store.foreign import sqlite_identity
 from flowfabric.store.sqlite import (
@@ -89,7 +89,7 @@ def _bound(
 class SqliteStore:
     """A store in one file, or in memory. Made by `open_sqlite`; see the contract for methods."""
 
-    def __init__(self, path: str, clock: Clock, runners: Runners) -> None:
+    def __init__(self, path: str, clock: StoreClock, runners: Runners) -> None:
         self.name = "sqlite"
         self.path = path
         self.clock = clock
@@ -100,6 +100,8 @@ class SqliteStore:
 
     migrate = _writing(schema.migrate)
     secret = _writing(upkeep.secret)
+    _correction = _reading(upkeep.correction)
+    _put_correction = _writing(upkeep.put_correction)
 
     submit = _batched(submissions.submit)
     arrivals = _reading(submissions.arrivals)
@@ -199,6 +201,10 @@ class SqliteStore:
     events = _reading(event_reads.events)
     last_event = _reading(event_reads.last_event)
 
+    async def keep_time(self) -> None:
+        if self.clock.wants_keeping:
+            await keep_time(self.clock, self._correction, self._put_correction)
+
     async def identity(self) -> str:
         return f"sqlite {MEMORY} {id(self)}" if self.path == MEMORY else sqlite_identity(self.path)
 
@@ -249,4 +255,4 @@ async def open_sqlite(
     else:
         runners = await asyncio.to_thread(open_runners, path, synchronous)
         runners.start()
-    return SqliteStore(path, clock or SystemClock(), runners)
+    return SqliteStore(path, StoreClock(clock or SystemClock()), runners)

@@ -98,6 +98,16 @@ def drop_duty(session: Session, duty: str, holder: str) -> None:
     session.execute("dropped_duty", {"name": duty, "holder": holder})
 
 
+def correction(session: Session) -> bytes | None:
+    row = session.row("clock_correction")
+    return None if row is None else bytes(row[0])
+
+
+def put_correction(session: Session, value: bytes, expected: bytes | None) -> bool:
+    values = {"value": value, "expected": expected}
+    return session.row("new_clock_correction", values) is not None
+
+
 def secret(session: Session) -> bytes:
     if (row := session.row("secret")) is None:
         session.execute("new_secret", {"value": secrets.token_bytes(32)})
