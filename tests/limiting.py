@@ -60,8 +60,9 @@ async def slots(lab: Lab, name: str = "q") -> tuple[int, int]:
     """How many have a slot of a quota, and how many wait for one."""
     await settled(lab)
     status = await lab.engine.quotas.status(name)
-    assert status.running == sum(queue.held for queue in status.keys)
-    return status.running, status.waiting
+    assert status.admitted == sum(queue.held for queue in status.keys)
+    assert status.running == sum(queue.running for queue in status.keys) <= status.admitted
+    return status.admitted, status.waiting
 
 
 async def waits(lab: Lab, id: str) -> bool:

@@ -105,6 +105,7 @@ class Fabric(Outside, FabricLimits):
         process: bool = False,
         rate: str | tuple[int, Span] | None = None,
         rate_key: KeyOf | None = None,
+        smooth: bool = False,
         concurrency: int | None = None,
         concurrency_key: KeyOf | None = None,
         worker_concurrency: int | None = None,
@@ -119,7 +120,8 @@ class Fabric(Outside, FabricLimits):
         """Registers a function. Coroutines run in the event loop, plain functions in threads,
         with `process=True` in a process of their own. A first parameter `ctx` gets the context.
         `rate` ("100/m") and `concurrency` hold for all workers together; with a key (a parameter's
-        name, or a function of the arguments) for each value of it on its own.
+        name, or a function of the arguments) for each value of it on its own. `smooth` spreads the
+        starts of a rate evenly.
         With a `schedule` (a cron expression) or `every` (an interval) it is run again and again,
         from the first worker on."""
         options = TaskOptions(
@@ -138,6 +140,7 @@ class Fabric(Outside, FabricLimits):
             limits=Limits(
                 rate=rate,
                 rate_key=rate_key,
+                smooth=smooth,
                 concurrency=concurrency,
                 concurrency_key=concurrency_key,
                 quotas=quotas,

@@ -43,9 +43,12 @@ def test_a_quota_is_made_changed_and_deleted(cli: Cli) -> None:
     assert cli(*words, "--concurrency", "0").stdout == "api: 7/90s\n"
     told = cli.json(*words, "--concurrency-per-key", "1", "--rate-per-key", "2/s", "--rate", "none")
     assert told["rate"] is None
-    assert (told["concurrency_per_key"], told["rate_per_key"]) == (1, {"count": 2, "window": 1000})
+    rate = {"count": 2, "window": 1000, "smooth": False}
+    assert (told["concurrency_per_key"], told["rate_per_key"]) == (1, rate)
+    assert cli(*words, "--rate", "5/m smooth").stdout.endswith("5/m smooth, 2/s per key\n")
+    cli(*words, "--rate", "none")
     row = cli("quotas", "list").stdout.splitlines()[1]
-    assert row.split() == ["api", "1", "2/s", "0", "0"]
+    assert row.split() == ["api", "1", "2/s", "0", "0", "0"]
     assert "next start" not in cli("quotas", "show", "api").stdout
     assert cli("quotas", "delete", "api").stdout == "deleted api\n"
     assert cli.complaint("quotas", "delete", "api", code=3) == "no quota api"
@@ -59,7 +62,7 @@ def test_a_quota_tells_who_has_a_slot_and_who_waits(
     cli("quotas", "set", "api", "--rate", "4/h", "--concurrency", "3")
     wait_for("aaab")
     told = cli.json("quotas", "show", "api")
-    assert (told["running"], told["waiting"]) == (3, 2)
+    assert (told["running"], told["admitted"], told["waiting"]) == (0, 3, 2)
     assert [key["key"] for key in told["keys"]] == ["", "eve"]
     assert told["opens_at"] is None
     shown = cli("quotas", "show", "api").stdout
@@ -67,11 +70,11 @@ def test_a_quota_tells_who_has_a_slot_and_who_waits(
     assert "the rate allows it now" in shown
     assert "(no key)" in shown
     own = cli.json("quotas", "show", "task:call")
-    held = {key["key"]: key["running"] for key in own["keys"]}
+    held = {key["key"]: key["admitted"] for key in own["keys"]}
     assert held["a"] <= 2
     cli("quotas", "set", "api", "--concurrency", "5")
     told = cli.json("quotas", "show", "api")
-    assert (told["running"], told["waiting"]) == (4, 1)
+    assert (told["admitted"], told["waiting"]) == (4, 1)
     assert told["opens_at"].endswith("Z")
     note = cli("quotas", "set", "task:call", "--concurrency-per-key", "9").stderr
     assert note.startswith("the next worker")

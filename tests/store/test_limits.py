@@ -431,7 +431,7 @@ async def test_how_full_queues_are(bench: Bench) -> None:
     done = await bench.running({"a": "done"})
     await bench.store.end([bench.completing(done)], bench.now)
     counts = [
-        (queue(a="x"), QueueCount(uses_of(a="x"), 2, 1)),
+        (queue(a="x"), QueueCount(uses_of(a="x"), 2, 1, 1)),
         (queue(a="y", b=""), QueueCount(uses_of(a="y", b=""), 1, 0)),
     ]
     counts.sort(key=lambda count: count[0])

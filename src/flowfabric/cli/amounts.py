@@ -41,7 +41,8 @@ def rate_text(rate: Rate | None) -> str:
     if rate is None:
         return ""
     window = span_text(rate.window)
-    return f"{rate.count}/{window.removeprefix('1') if window in _ONES else window}"
+    evenly = " smooth" if rate.smooth else ""
+    return f"{rate.count}/{window.removeprefix('1') if window in _ONES else window}{evenly}"
 
 
 _ONES = frozenset({"1s", "1m", "1h", "1d"})

@@ -51,7 +51,8 @@ RateOption = Annotated[
     typer.Option(
         "--rate",
         show_default=False,
-        help="How many may start in a span of time: 100/m, 5/30s; none: any number.",
+        help="How many may start in a span of time: 100/m, 5/30s, '100/m smooth' to spread them; "
+        "none: any number.",
     ),
 ]
 RatePerKey = Annotated[
@@ -59,8 +60,8 @@ RatePerKey = Annotated[
     typer.Option("--rate-per-key", show_default=False, help="The same, for each key."),
 ]
 
-COLUMNS = ("name", "concurrency", "per key", "rate", "per key", "running", "waiting")
-KEY_COLUMNS = ("key", "running", "waiting")
+COLUMNS = ("name", "concurrency", "per key", "rate", "per key", "running", "admitted", "waiting")
+KEY_COLUMNS = ("key", "running", "admitted", "waiting", "next start")
 
 _PAGE = 1000
 
@@ -141,10 +142,13 @@ async def _show(url: str | None, name: str, screen: Screen) -> None:
         screen.document(_document(status))
         return
     screen.fields([(name, value) for name, value in _fields(status) if value])
-    if status.running or status.waiting:
+    if status.admitted or status.waiting:
         screen.line("")
-        keys = _by_key(status).items()
-        rows = [[key or "(no key)", str(held), str(waits)] for key, (held, waits) in keys]
+        opens = status.key_opens_at
+        rows = [
+            [key or "(no key)", *map(str, counts), local(opens.get(key))]
+            for key, counts in _by_key(status).items()
+        ]
         screen.table(KEY_COLUMNS, rows)
     if _capped(status):
         screen.note(f"only the first {MAX_KEYS} lines are counted")
@@ -220,14 +224,16 @@ def _limit(value: int | str, name: str) -> int | Rate | None:
     return None if value == NONE else parse_rate(value, f"--{name.replace('_', '-')}")
 
 
-def _by_key(status: QuotaStatus) -> dict[str, tuple[int, int]]:
-    """Running and waiting of each key. Those who use other quotas beside stand in other lines."""
-    found: dict[str, tuple[int, int]] = {}
+def _by_key(status: QuotaStatus) -> dict[str, tuple[int, int, int]]:
+    """Running, admitted and waiting of each key. Those who use other quotas beside stand in other
+    lines."""
+    found: dict[str, tuple[int, int, int]] = {}
     for line in status.keys:
         for use in line.uses:
             if use.quota == status.quota.name:
-                held, waits = found.get(use.key, (0, 0))
-                found[use.key] = (held + line.held, waits + line.waiting)
+                runs, held, waits = found.get(use.key, (0, 0, 0))
+                counts = (runs + line.running, held + line.held, waits + line.waiting)
+                found[use.key] = counts
     return dict(sorted(found.items()))
 
 
@@ -235,10 +241,17 @@ def _document(status: QuotaStatus) -> Document:
     return {
         **document(status.quota),
         "running": status.running,
+        "admitted": status.admitted,
         "waiting": status.waiting,
         "keys": [
-            {"key": key, "running": held, "waiting": waits}
-            for key, (held, waits) in _by_key(status).items()
+            {
+                "key": key,
+                "running": runs,
+                "admitted": held,
+                "waiting": waits,
+                "opens_at": plain("opens_at", status.key_opens_at.get(key)),
+            }
+            for key, (runs, held, waits) in _by_key(status).items()
         ],
         "capped": _capped(status),
         "opens_at": plain("opens_at", status.opens_at),
@@ -258,6 +271,7 @@ def _row(status: QuotaStatus) -> list[str]:
         rate_text(quota.rate),
         rate_text(quota.rate_per_key),
         f"{status.running}{more}",
+        f"{status.admitted}{more}",
         f"{status.waiting}{more}",
     ]
 
@@ -269,7 +283,8 @@ def _fields(status: QuotaStatus) -> list[tuple[str, str]]:
     return [
         ("name", quota.name),
         ("limits", _limits(quota)),
-        ("running", f"{status.running}{more}{of}"),
+        ("running", f"{status.running}{more}"),
+        ("admitted", f"{status.admitted}{more}{of}"),
         ("waiting", f"{status.waiting}{more}"),
         ("next start", (local(status.opens_at) or "the rate allows it now"))
         if has_rate

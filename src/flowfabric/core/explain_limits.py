@@ -137,7 +137,8 @@ def rate_words(rate: Rate) -> str:
     count = rate.window // size
     article = "an" if unit == "hour" else "a"
     span = f"{article} {unit}" if count == 1 else number(count, unit)
-    return f"{number(rate.count, 'start')} in {span}"
+    evenly = ", spread evenly" if rate.smooth else ""
+    return f"{number(rate.count, 'start')} in {span}{evenly}"
 
 
 def _line_reason(uses: Uses, place: Place, *, open: bool, untaken: str | None) -> Reason:

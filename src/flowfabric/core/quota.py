@@ -26,17 +26,31 @@ MAX_USES = 8
 OF_TASK = "task:"
 """How the names of quotas begin that tasks declare for themselves."""
 
+SMOOTH = " smooth"
 _UNITS = {"s": "1s", "m": "1m", "h": "1h", "d": "1d"}
 
 
-class Rate(Struct, frozen=True, gc=False):
-    """At most `count` starts in any span of `window`."""
+class Rate(Struct, frozen=True, gc=False, omit_defaults=True):
+    """At most `count` are let through in any span of `window`; `smooth`: spread evenly over it,
+    instead of all at its beginning."""
 
     count: int
     window: Millis
+    smooth: bool = False
 
     def __str__(self) -> str:
-        return f"{self.count} per {self.window} ms"
+        evenly = ", spread evenly" if self.smooth else ""
+        return f"{self.count} per {self.window} ms{evenly}"
+
+    @property
+    def interval(self) -> Millis:
+        """How far apart starts are that are spread; more than one a millisecond share it."""
+        return Millis(max(1, -(-self.window // self.count)))
+
+    @property
+    def at_once(self) -> int:
+        """How many may start within an interval when they are spread."""
+        return max(1, self.count // self.window)
 
 
 class Use(Document, frozen=True, kw_only=True):
@@ -89,7 +103,8 @@ def _checked_rate(rate: Rate | None) -> Rate | None:
         return None
     check_kind_of(rate, Rate, "rate")
     count = check_whole(rate.count, "the count of a rate", 1)
-    return Rate(count, check_span(rate.window, "the window of a rate", 1))
+    window = check_span(rate.window, "the window of a rate", 1)
+    return Rate(count, window, check_kind_of(rate.smooth, bool, "smooth"))
 
 
 def check_quota_name(name: object, what: str = "the name of a quota") -> str:
@@ -114,14 +129,16 @@ def check_uses(uses: Iterable[Use]) -> Uses:
 
 
 def parse_rate(value: object, what: str = "rate") -> Rate:
-    """The rate `value` names: `"100/m"`, `"5/30s"`, or a pair of count and span.
+    """The rate `value` names: `"100/m"`, `"5/30s"`, `"100/m smooth"`, or a pair of count and span.
 
     >>> parse_rate("100/m")
-    Rate(count=100, window=60000)
+    Rate(count=100, window=60000, smooth=False)
     """
     match value:
         case Rate():
             return value
+        case str() if value.endswith(SMOOTH):
+            return replace(parse_rate(value.removesuffix(SMOOTH), what), smooth=True)
         case str() if value.count("/") == 1:
             count, _, span = value.partition("/")
             if count.strip().isascii() and count.strip().isdigit() and len(count) < 12:
@@ -131,6 +148,11 @@ def parse_rate(value: object, what: str = "rate") -> Rate:
         case _:
             pass
     raise Invalid(f"{what} is not a rate such as '100/m' or '5/30s'")
+
+
+def spread(rate: Rate | None, smooth: bool) -> Rate | None:
+    """The rate, spread evenly if that is asked for."""
+    return replace(rate, smooth=True) if rate is not None and smooth else rate
 
 
 def _rate(count: int, span: object, what: str) -> Rate:

@@ -315,21 +315,26 @@ class Room:
         """How many more may start now."""
         left = self._starts.get(key)
         if left is None:
-            since = self._now - rate.window
-            spent = sum(n for at, n in self._admitted.get(key, ()) if at > since)
-            left = self._starts[key] = rate.count - spent
+            left = rate.count - self._since(rate.window, key)
+            if rate.smooth:
+                left = min(left, rate.at_once - self._since(rate.interval, key))
+            self._starts[key] = left
         return left
+
+    def _since(self, span: Millis, key: Key) -> int:
+        """How many were let through within a span."""
+        since = self._now - span
+        return sum(n for at, n in self._admitted.get(key, ()) if at > since)
 
     def _opens_at(self, rate: Rate, key: Key) -> Millis:
         """When enough of the window has passed for one more to start."""
-        count = 0
         mine, _ = self._admissions.get(key, (0, rate))
-        window = [*self._admitted.get(key, ()), (_noted_at(rate, self._now), mine)]
-        for at, number in sorted(window, reverse=True):
-            count += number
-            if count >= rate.count:
-                return Millis(at + rate.window)
-        return self._now
+        noted = [*self._admitted.get(key, ()), (_noted_at(rate, self._now), mine)]
+        window = sorted(noted, reverse=True)
+        opens_at = _passed(window, rate.count, rate.window)
+        if rate.smooth:
+            opens_at = max(opens_at, _passed(window, rate.at_once, rate.interval))
+        return max(opens_at, self._now)
 
     def _caps(self, use: Use) -> list[tuple[int, str]]:
         quota = self._quotas.get(use.quota)
@@ -376,10 +381,20 @@ def _keys(use: Use) -> tuple[Key, Key]:
     return (use.quota, ALL), (use.quota, one_key(use.key))
 
 
+def _passed(window: Window, most: int, span: Millis) -> Millis:
+    """When fewer than `most` of these, the latest first, are within a span."""
+    count = 0
+    for at, number in window:
+        count += number
+        if count >= most:
+            return Millis(at + span)
+    return Millis(0)
+
+
 def _noted_at(rate: Rate, now: Millis) -> Millis:
     """When an admission of now is said to have been. Of long windows a thousandth is the finest
     that is told apart, always later than it was: the log stays short, nobody starts too early."""
-    if rate.window <= LONG:
+    if rate.window <= LONG or rate.smooth:
         return now
     grain = rate.window // 1000
     return Millis(-(-now // grain) * grain)

@@ -26,10 +26,10 @@ from flowfabric.core.explain_workers import NOBODY, Running
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import JoinState
 from flowfabric.core.lane import Lane
-from flowfabric.core.quota import Uses, queue_of
+from flowfabric.core.quota import Quota, Uses, queue_of
 from flowfabric.core.reason import Place
 from flowfabric.core.registry import Presence
-from flowfabric.core.release import Key, Room, Standing
+from flowfabric.core.release import Key, Room, Standing, Window
 from flowfabric.core.text import check_lane, check_namespace
 from flowfabric.core.time import Millis
 from flowfabric.core.vector import PublicState
@@ -50,8 +50,8 @@ MAX_AHEAD = 1000
 MAX_CANDIDATES = 500
 MAX_HOLDERS = 10
 MAX_QUEUES = 100
-MAX_LINES = 1000
-MAX_LOOKS = 50
+MAX_LINES = 100_000
+MAX_LOOKS = 1000
 """How many queues of a lane are asked for their names."""
 PAGE = 1000
 
@@ -207,6 +207,8 @@ class _Look:
         uses, uuid = snapshot.execution.uses, snapshot.execution.uuid
         queue = queue_of(uses)
         standing = await standing_of(self._store, uses, self._now)
+        if not standing.lines:  # it does not stand in its line yet, and nobody else does
+            standing = await _without_a_line(self._store, uses, self._now)
         place = None
         if state.gate is Gate.LIMIT:
             ahead = await self._store.ahead_of(queue, snapshot.head.rank, uuid, MAX_AHEAD)
@@ -293,6 +295,19 @@ async def standing_of(store: Store, uses: Uses, now: Millis, *, whole: bool = Fa
         if standing.lines:
             return standing
     return NOTHING
+
+
+async def _without_a_line(store: Store, uses: Uses, now: Millis) -> Standing:
+    """How full the quotas of these uses are for one that does not wait for them yet."""
+    quotas, admitted = dict[str, Quota](), dict[Key, Window]()
+    held: dict[int, tuple[Uses, int]] = {}
+    for use in uses:
+        found = await store.standing(StandingAsk(use.quota, (), 1, 1, now))
+        quotas |= found.quotas
+        admitted |= found.admitted
+        counts = await store.queue_counts(use.quota, MAX_LINES)
+        held |= {queue_of(count.uses): (count.uses, count.held) for count in counts}
+    return Standing(quotas, (), list(held.values()), admitted)
 
 
 async def running_of(store: Store, lane: Lane) -> Running:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.check import check_kind_of, check_limit
@@ -19,19 +19,23 @@ from flowfabric.engine.releases import Releases
 from flowfabric.store.limits import QueueCount, StandingAsk
 
 MAX_PAGE = 1000
-MAX_KEYS = 1000
+MAX_KEYS = 100_000
 MAX_ROUNDS = 10
 
 
 class QuotaStatus(Struct, frozen=True):
-    """How full a quota is: altogether, and by key (the first thousand). `opens_at` is when another
-    start is allowed, None when one is allowed now or no rate is set."""
+    """How full a quota is: altogether, and by key (the first hundred thousand). `admitted` have a
+    slot: of those `running` are with a worker, the others wait for one. `opens_at` is when another
+    start is allowed, None when one is allowed now or no rate is set; `key_opens_at` the same by
+    key, for keys whose own rate is used up and that somebody waits with."""
 
     quota: Quota
     running: int
     waiting: int
     keys: tuple[QueueCount, ...]
     opens_at: Millis | None = None
+    admitted: int = 0
+    key_opens_at: dict[str, Millis] = field(default_factory=dict)
 
 
 class Quotas(Noun):
@@ -78,14 +82,20 @@ class Quotas(Noun):
         await self._let_in()
         counts = await self._parts.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
-        standing = await self._parts.store.standing(StandingAsk(quota.name, None, 1, 1, now))
-        waits = Room(standing, now).used_up((Use(quota=quota.name),))
+        lines = MAX_KEYS if quota.rate_per_key is not None else 1
+        standing = await self._parts.store.standing(StandingAsk(quota.name, None, lines, 1, now))
+        room = Room(standing, now)
+        own = [use for line in standing.lines for use in line.uses if use.quota == quota.name]
+        uses = {"": Use(quota=quota.name)} | {use.key: use for use in own}
+        waits = room.used_up(tuple(uses.values()))
         return QuotaStatus(
             quota=quota,
-            running=sum(count.held for count in counts),
+            running=sum(count.running for count in counts),
+            admitted=sum(count.held for count in counts),
             waiting=sum(count.waiting for count in counts),
             keys=tuple(counts),
             opens_at=max((wait.opens_at for wait in waits if not wait.of_key), default=None),
+            key_opens_at={wait.use.key: wait.opens_at for wait in waits if wait.of_key},
         )
 
     async def check_admission(self, name: str, id: str) -> Admission:

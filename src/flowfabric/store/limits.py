@@ -37,11 +37,13 @@ class Through(Struct, frozen=True):
 
 
 class QueueCount(Struct, frozen=True):
-    """How many wait in a queue and how many hold a slot of it."""
+    """How many wait in a queue and how many hold a slot of it; of those `running` have a lease, the
+    others wait for a worker."""
 
     uses: Uses
     waiting: int
     held: int
+    running: int = 0
 
 
 class StandingAsk(Struct, frozen=True):

@@ -31,6 +31,7 @@ from flowfabric.core.quota import (
     check_uses,
     name_uses,
     parse_rate,
+    spread,
 )
 from flowfabric.core.spending import AlreadyApplied, HardBreach, Overrun, SoftBreach, Spent
 from flowfabric.core.text import MAX_NAME, check_text
@@ -51,6 +52,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     rate: str | tuple[int, Span] | None = None
     rate_key: KeyOf | None = None
+    smooth: bool = False
     concurrency: int | None = None
     concurrency_key: KeyOf | None = None
     quotas: Names = ()
@@ -59,6 +61,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.rate is not None:
             parse_rate(self.rate)
+        elif self.smooth:
+            raise Invalid("smooth is given without a rate")
         if self.concurrency is not None:
             check_whole(self.concurrency, "concurrency", 1)
         for key, what in ((self.rate_key, "rate_key"), (self.concurrency_key, "concurrency_key")):
@@ -145,17 +149,18 @@ class FabricLimits:
         rate: str | tuple[int, Span] | None = None,
         concurrency_per_key: int | None = None,
         rate_per_key: str | tuple[int, Span] | None = None,
+        smooth: bool = False,
     ) -> Quota:
         """A quota as it should be: made, or given these limits. Tasks use it by name
         (`quotas=["openai"]`), or with a key (`quotas={"openai": customer}`); limits per key hold
-        for each key on its own."""
+        for each key on its own. `smooth` spreads the starts of its rates evenly."""
         engine = await self._client.engine()
         quota = Quota(
             name=name,
             concurrency=concurrency,
-            rate=None if rate is None else parse_rate(rate),
+            rate=None if rate is None else spread(parse_rate(rate), smooth),
             concurrency_per_key=concurrency_per_key,
-            rate_per_key=None if rate_per_key is None else parse_rate(rate_per_key),
+            rate_per_key=None if rate_per_key is None else spread(parse_rate(rate_per_key), smooth),
         )
         await engine.quotas.define(quota)
         return await engine.quotas.get(name)
@@ -247,7 +252,8 @@ async def declare(engine: Engine, quotas: Iterable[Quota]) -> None:
 
 
 def _declared(name: str, limits: Limits) -> list[Quota]:
-    rate = None if limits.rate is None else parse_rate(limits.rate, f"the rate of {name}")
+    given = None if limits.rate is None else parse_rate(limits.rate, f"the rate of {name}")
+    rate = spread(given, limits.smooth)
     of_rate = {"rate" if limits.rate_key is None else "rate_per_key": rate}
     keyed = limits.concurrency_key is not None
     of_cap = {"concurrency_per_key" if keyed else "concurrency": limits.concurrency}

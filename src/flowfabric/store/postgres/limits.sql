@@ -360,16 +360,16 @@ from crowd c limit $2
 select p.id from {schema}.parked p where p.queue = $1 order by p.rank, p.id limit $2
 
 -- name: queue_counts
-select q.uses, c.waiting, c.held
+select q.uses, c.waiting, c.ready + c.running, c.running
 from {schema}.queue q
 cross join lateral (
     select
         (select count(*) from {schema}.parked p where p.queue = q.id) as waiting,
-        (select count(*) from {schema}.ready r where r.queue = q.id)
-            + (select count(*) from {schema}.lease l where l.queue = q.id) as held
+        (select count(*) from {schema}.ready r where r.queue = q.id) as ready,
+        (select count(*) from {schema}.lease l where l.queue = q.id) as running
     offset 0
 ) c
-where q.quota = $1 and c.waiting + c.held > 0
+where q.quota = $1 and c.waiting + c.ready + c.running > 0
 order by q.id
 limit $2
 

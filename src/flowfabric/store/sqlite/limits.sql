@@ -203,7 +203,8 @@ select
     q.uses,
     (select count(*) from (select 1 from parked where queue = q.id limit :most)),
     (select count(*) from (select 1 from ready where queue = q.id limit :most))
-    + (select count(*) from (select 1 from lease where queue = q.id limit :most))
+    + (select count(*) from (select 1 from lease where queue = q.id limit :most)),
+    (select count(*) from (select 1 from lease where queue = q.id limit :most))
 from queue as q
 where q.quota = :quota
     and (
