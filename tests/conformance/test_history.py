@@ -364,7 +364,8 @@ class Past:
 async def test_what_is_history_never_changes(lab: Lab) -> None:
     """INV-9: an attempt that is over is read the same in every later state"""
     policy: dict[str, Any] = {
-        "retry_policy": {"max_retries": 9, "backoff": {"type": "fixed", "delay_ms": 0}}
+        "retry_policy": {"max_retries": 9, "backoff": {"type": "fixed", "delay_ms": 0}},
+        "max_reclaim_count": 9,
     }
     claim = await lab.running(policy=policy)
     past = Past(lab, claim.id)
