@@ -6,7 +6,7 @@ from uuid import UUID
 
 from tests.machine.model import Life
 from tests.machine.waits import Ring
-from tests.machine.words import Answers, Refused, Stage, Wish, one
+from tests.machine.words import Answers, Refused, Stage, Unauthorized, Wish, one
 
 
 @dataclass
@@ -57,11 +57,14 @@ def claim_order(life: Life) -> tuple[int, int, UUID]:
     return (-life.priority, life.created_at, life.uuid)
 
 
-def ask(life: Life, operation: Callable[[], Answers]) -> Answers:
-    """What the model answers, refusals included."""
-    if life.stage is Stage.GONE:
-        return one("NotFound") | one("AlreadySatisfied") | one("GrantNotFound")
+def ask(life: Life, operation: Callable[[Life], Answers]) -> Answers:
+    """What the model answers, refusals included. Of one that is gone only the token is looked at,
+    where there must be one: its answer must not tell what exists."""
+    gone = life.stage is Stage.GONE
     try:
-        return operation()
-    except Refused as refused:
+        answers = operation(life.copy() if gone else life)
+    except Unauthorized as refused:
         return refused.answers
+    except Refused as refused:
+        answers = refused.answers
+    return one("NotFound") | one("AlreadySatisfied") | one("GrantNotFound") if gone else answers

@@ -140,7 +140,7 @@ class Play:
         life = self.book.lives[uuid]
         copy = life.copy()
         ready = addressed(act, copy, Desk(_numbered(), self.book.tokens, self.now))
-        ask(copy, lambda: ready.model(copy, NAMES, self.now))
+        ask(copy, lambda life: ready.model(life, NAMES, self.now))
         return copy.changes != life.changes
 
     def addressed(self, uuid: UUID, thing: T) -> T:
@@ -288,7 +288,7 @@ class Play:
         told = [word for event in page.events for word in words_of(event)]
         for order in itertools.permutations(range(len(turns))):
             copy = self.book.lives[uuid].copy()
-            allowed = [(turn, ask(copy, partial(models[turn], copy))) for turn in order]
+            allowed = [(turn, ask(copy, models[turn])) for turn in order]
             fits = copy.told == told or copy.stage is Stage.GONE
             if fits and all(said[turn][0] in answers for turn, answers in allowed):
                 self.book.lives[uuid] = copy
@@ -356,8 +356,7 @@ class Play:
         return answer
 
     def _ask(self, uuid: UUID, operation: Callable[[Life], Answers]) -> Answers:
-        life = self.book.lives[uuid]
-        return ask(life, lambda: operation(life))
+        return ask(self.book.lives[uuid], operation)
 
     def _best(self, demand: Demand) -> list[Life]:
         """What the demand must get, in order, if it asked for everything."""

@@ -19,7 +19,7 @@ from tests.machine.waits import (
     effect,
     is_true,
 )
-from tests.machine.words import Answer, Answers, Fence, Refused, Stage, one
+from tests.machine.words import Answer, Answers, Fence, Refused, Stage, Unauthorized, one
 
 WEEK = 7 * 86_400_000
 ENDINGS = {"fail": "failed", "cancel": "cancelled", "expire": "expired"}
@@ -133,7 +133,7 @@ class Sleeper(Standing):
 
     def deliver(self, door_id: UUID, letter: Letter, now: int, refusal: str | None) -> Answers:
         if refusal is not None:
-            raise Refused(refusal)
+            raise Unauthorized(refusal)
         door = self.doors.get(door_id)
         if door is None:
             raise Refused("NotFound")

@@ -32,7 +32,7 @@ from tests.machine.waits import (
     Request,
     Single,
 )
-from tests.machine.words import Answers, Fence, Refused
+from tests.machine.words import Answers, Fence, Refused, Stage
 
 T = TypeVar("T")
 NOWHERE = UUID(int=0)
@@ -205,7 +205,8 @@ class Deliver:
 
     def model(self, life: Life, lease_id: UUID, now: int) -> Answers:
         assert self.letter is not None
-        refusal = life.ring.refusal(self.shown, self.genuine, now)
+        genuine = self.genuine and life.stage is not Stage.GONE
+        refusal = life.ring.refusal(self.shown, genuine, now)
         return life.deliver(self.door or NOWHERE, self.letter, now, refusal)
 
 

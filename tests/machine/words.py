@@ -20,6 +20,10 @@ class Refused(Exception):
         self.answers: Answers = frozenset((answer,) for answer in answers)
 
 
+class Unauthorized(Refused):
+    """The token is refused, before anybody looks what exists."""
+
+
 class Stage(Enum):
     WAITING = "for a worker"
     DELAYED = "until a moment"
