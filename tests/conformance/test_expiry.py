@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core.attempt import RetryScheduled
+from flowfabric.core.attempt import RetryScheduled, TerminalFailed
 from flowfabric.core.control import Expired
-from flowfabric.core.errors import LeaseLost
+from flowfabric.core.errors import Invalid, LeaseLost
 from flowfabric.core.execution import AttemptOutcome, Failure, Outcome, Start
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.lease import AlreadySatisfied, MarkedExpired
@@ -178,6 +178,37 @@ async def test_an_attempt_that_runs_too_long_is_retried_while_it_may_be(lab: Lab
     assert [attempt.failure for attempt in attempts] == [
         Failure("attempt_timeout", "timeout"),
     ] * 3
+
+
+async def test_an_owner_whose_timer_is_ahead_of_the_clock_times_its_attempt_out(lab: Lab) -> None:
+    """D-18: as the sweep would, a moment later; repeating it changes nothing."""
+    claim = await lab.running(policy=timeouts(attempt=5000))
+    await lab.pass_time(4999)
+    for _ in range(2):
+        answer = await lab.engine.attempts.time_out(claim)
+        assert answer == TerminalFailed(claim.id)
+        assert await lab.state(claim.id) is PublicState.EXPIRED
+    (attempt,) = await lab.engine.views.attempts(claim.id)
+    assert attempt.failure == Failure("attempt_timeout", "timeout")
+    assert await completions(lab, claim.id) == [Outcome.EXPIRED]
+
+
+async def test_an_owner_that_times_its_attempt_out_gets_the_retry_it_may_have(lab: Lab) -> None:
+    claim = await lab.running(policy={**RETRY, **timeouts(attempt=5000)})
+    first = await lab.engine.attempts.time_out(claim)
+    assert isinstance(first, RetryScheduled)
+    assert await lab.engine.attempts.time_out(claim) == first
+    await lab.pass_time(DELAY)
+    assert (await lab.claim_one()).attempt == 1
+    with pytest.raises(LeaseLost):
+        await lab.engine.attempts.time_out(claim)
+
+
+async def test_an_attempt_without_a_timeout_cannot_time_out(lab: Lab) -> None:
+    claim = await lab.running()
+    with pytest.raises(Invalid, match="no timeout"):
+        await lab.engine.attempts.time_out(claim)
+    await lab.complete(claim)
 
 
 async def test_a_timeout_is_not_retried_when_the_policy_leaves_it_out(lab: Lab) -> None:

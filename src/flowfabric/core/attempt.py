@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.change import Change, unchanged
+from flowfabric.core.errors import Invalid
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
     Active,
@@ -112,6 +113,22 @@ def time_out(
     if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, Category.TIMEOUT):
         return _schedule_retry(snapshot, lease, now, failure, Chance(luck))
     return _end_failed(snapshot, lease, now, failure, Outcome.EXPIRED)
+
+
+def time_out_owned(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, luck: float
+) -> "Change[RetryScheduled | TerminalFailed]":
+    """The owner gives up an attempt that ran too long by its own timer, which may be a little ahead
+    of the store's clock."""
+    snapshot = present(snapshot)
+    if (repeat := _failed_by(snapshot, owner, Outcome.EXPIRED)) is not None:
+        return unchanged(repeat)
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    if lease.times_out_at is None:
+        raise Invalid("this attempt has no timeout")
+    return time_out(snapshot, lease, now, luck)
 
 
 def delay(
@@ -277,8 +294,10 @@ def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
             return False
 
 
-def _failed_by(snapshot: Snapshot, owner: Owner) -> RetryScheduled | TerminalFailed | None:
-    if _ended_by(snapshot, owner, Outcome.FAILED):
+def _failed_by(
+    snapshot: Snapshot, owner: Owner, outcome: Outcome = Outcome.FAILED
+) -> RetryScheduled | TerminalFailed | None:
+    if _ended_by(snapshot, owner, outcome):
         return TerminalFailed(snapshot.execution.id)
     last = same_release(snapshot, owner.fence, "fail")
     if last is None or last.until is None:

@@ -104,6 +104,14 @@ class Attempts(Noun):
         the result, its flow or its slot need not wait for the sweep."""
         self._parts.after.applied([Change(None, owned.snapshot, ended)])
 
+    async def time_out(self, owned: Owned) -> RetryScheduled | TerminalFailed:
+        """Gives the attempt up because it took longer than its timeout, as the sweep would: it is
+        retried or has expired. For the owner, whose timer may be ahead of the store's clock."""
+        luck = self._luck()
+        return await self._release(
+            owned, lambda held, now, owner: rules.time_out_owned(held, owner, now, luck)
+        )
+
     async def delay(self, owned: Owned, until: Millis, *, step: Step | None = None) -> Delayed:
         """Gives the lease up; the same attempt goes on at `until`. A step given along is recorded
         by the very change that parks the execution."""

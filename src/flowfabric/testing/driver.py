@@ -22,7 +22,7 @@ from flowfabric.store.contract import Query
 from flowfabric.store.sqlite.store import open_sqlite
 from flowfabric.testing.checks import Checks, at_once
 from flowfabric.testing.hand import Hand
-from flowfabric.testing.stuck import ENDED, Stuck
+from flowfabric.testing.stuck import ENDED, Hanging, Stuck
 from flowfabric.testing.watch import Watch, WatchedAttempts, WatchedFlowViews, WatchedViews
 
 JUMPS = 1000
@@ -30,6 +30,9 @@ JUMPS = 1000
 
 PATIENCE = 10.0
 """Seconds of real time a handler may be busy before it is taken for hanging."""
+
+LOOK_EVERY = 0.1
+"""Seconds of real time after which leases are looked at, as by a heartbeat."""
 
 
 class Driver(Checks):
@@ -83,7 +86,11 @@ class Driver(Checks):
     async def _settle_until(self, reached: Callable[[], bool], end: Millis | None) -> bool:
         """Whether it became so, by `end` or before nothing was left to wait for."""
         for jumps in count():
-            await self._settle(reached)
+            try:
+                await self._settle(reached)
+            except Hanging:
+                if not _has_limit(self._working()):
+                    raise  # no moment will come that ends it
             if reached():
                 return True
             due = await self._next_due()
@@ -127,20 +134,24 @@ class Driver(Checks):
     async def _movement(self) -> None:
         """Until something happens; handlers may do real work, but not for ever."""
         hand, store = self._working(), self._open_engine().store
+        pause = min(LOOK_EVERY, PATIENCE)
         jobs = {active.job for active in hand.active.values() if active.job is not None}
         signs = {
             asyncio.ensure_future(self._watch.moved.wait()),
             asyncio.ensure_future(store.wait_hint(2 * PATIENCE)),
         }
         try:
-            done, _ = await asyncio.wait(
-                {*jobs, *signs}, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED
-            )
+            for _ in range(max(1, int(PATIENCE / pause))):
+                done, _ = await asyncio.wait(
+                    {*jobs, *signs}, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return
+                await hand.renew()
         finally:
             for sign in signs:
                 sign.cancel()
-        if not done:
-            raise Stuck(self._report(f"for {PATIENCE:.0f} s nothing happens"))
+        raise Hanging(self._report(f"for {PATIENCE:.0f} s nothing happens"))
 
     # -- time
 
@@ -250,3 +261,11 @@ class Driver(Checks):
     def _unended(self) -> tuple[Info, ...]:
         states = tuple(state for state in PublicState if state not in ENDED)
         return at_once(self._open_engine().views.list(Query(states=states))).items
+
+
+def _has_limit(hand: Hand) -> bool:
+    """Whether a handler that hangs is given up when its time is over."""
+    return any(
+        active.claim.lease.times_out_at is not None or active.claim.snapshot.deadline_at is not None
+        for active in hand.active.values()
+    )

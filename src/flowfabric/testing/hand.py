@@ -5,17 +5,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.errors import FlowFabricError
 from flowfabric.core.time import Millis
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.engine import Engine
 from flowfabric.testing.watch import current_run
-from flowfabric.worker.codec import encode
 from flowfabric.worker.control import LOST
 from flowfabric.worker.execute import Executor
 from flowfabric.worker.loop import Bench as Benches
 from flowfabric.worker.loop import Worker, WorkerOptions
-from flowfabric.worker.processes import Processes
+from flowfabric.worker.processes import Answer, Processes, answer_of, call
 from flowfabric.worker.steps import skip_pauses
 from flowfabric.worker.task import Task
 from flowfabric.worker.threads import Threads
@@ -29,8 +28,9 @@ class Hand(Worker):
     def __init__(self, engine: Engine, tasks: Tasks) -> None:
         super().__init__(engine, tasks, WorkerOptions(name="bench", heartbeat=False))
         self._benches = Benches(self)
-        self._in_process = Threads(self.options.concurrency, "flowfabric-process")
-        self._benches.executor._processes = InThread(self._in_process)
+        size = self.options.concurrency
+        self._in_process = Threads(size, "flowfabric-process")
+        self._benches.executor._processes = InThread(self._in_process, size)
 
     async def claim(self) -> int:
         """Starts everything that can be claimed now; returns how many runs that are."""
@@ -85,19 +85,13 @@ class Hand(Worker):
 class InThread(Processes):
     """Calls what would run in a process of its own here, where a test can see and replace it."""
 
-    def __init__(self, threads: Threads) -> None:
-        super().__init__(1)
+    def __init__(self, threads: Threads, size: int) -> None:
+        super().__init__(size)
         self._threads = threads
 
-    async def call(self, handler: Task[Any, Any], payload: bytes) -> bytes:
-        body: bytes = await self._threads.call(lambda: _call(handler, payload))
-        return body
+    async def _ask(self, handler: Task[Any, Any], payload: bytes) -> Answer:
+        def work() -> bytes:
+            return call(handler.function, handler.signature, payload, handler.name)
 
-
-def _call(handler: Task[Any, Any], payload: bytes) -> bytes:
-    args, kwargs = handler.signature.decode(payload)
-    result = handler.function(*args, **kwargs)
-    try:
-        return encode(result)
-    except Invalid as error:
-        raise Invalid(f"what {handler.name} returned cannot be stored: {error.detail}") from None
+        answer: Answer = await self._threads.call(lambda: answer_of(work))
+        return answer

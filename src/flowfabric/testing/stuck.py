@@ -20,6 +20,10 @@ class Stuck(AssertionError):
     """Nothing moves any more and what was waited for has not happened."""
 
 
+class Hanging(Stuck):
+    """A handler does something that takes real time, and does not come to an end."""
+
+
 def tell(
     run: Description, tasks: frozenset[str], error: str | None, waits: Sequence[str] = ()
 ) -> str:

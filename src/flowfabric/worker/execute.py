@@ -220,16 +220,19 @@ class Executor:
         times_out_at = active.claim.lease.times_out_at
         if times_out_at is None:
             return await self._call(active, handler, args, kwargs)
-        left = max(0.0, (times_out_at - self._engine.now()) / 1000)
+        timer = asyncio.timeout(max(0.0, (times_out_at - self._engine.now()) / 1000))
         try:
-            async with asyncio.timeout(left) as timer:
-                return await self._call(active, handler, args, kwargs)
-        except TimeoutError:
+            async with timer:
+                result = await self._call(active, handler, args, kwargs)
+        except BaseException:
             if not timer.expired():
                 raise
-            if active.context is not None:
-                active.context.stop(TIMED_OUT)
-            raise _TimedOut from None
+        if not timer.expired():
+            return result
+        # However the handler took it: the sweep would have said the same.
+        if active.context is not None:
+            active.context.stop(TIMED_OUT)
+        raise _TimedOut
 
     async def _call(
         self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]

@@ -46,21 +46,21 @@ class Processes:
     async def call(self, handler: Task[Any, Any], payload: bytes) -> bytes:
         """What the handler returns, as JSON. Raises ProcessDied when there is no answer, and
         InProcess for what the handler raised."""
-        function = handler.function
-        target = function.__module__, function.__qualname__
         async with self._room:
-            answer = await self._ask(target, payload, handler.name)
+            answer = await self._ask(handler, payload)
         if answer.raised is not None:
             raise InProcess(answer.raised)
         return answer.body or b"null"
 
-    async def _ask(self, target: tuple[str, str], payload: bytes, name: str) -> Answer:
-        pool, future = self._submit(target, payload)
+    async def _ask(self, handler: Task[Any, Any], payload: bytes) -> Answer:
+        function = handler.function
+        target = function.__module__, function.__qualname__
+        pool, future = self._submit(target, payload, handler.name)
         self._busy.add(pool)
         try:
             body = await asyncio.wrap_future(future)
         except BrokenProcessPool:
-            raise ProcessDied(f"the process that ran {name} died") from None
+            raise ProcessDied(f"the process that ran {handler.name} died") from None
         else:
             self._idle.append(pool)
             return msgspec.msgpack.decode(body, type=Answer)
@@ -69,15 +69,17 @@ class Processes:
             if pool not in self._idle:
                 _kill(pool)
 
-    def _submit(self, target: tuple[str, str], payload: bytes) -> tuple[ProcessPoolExecutor, Any]:
+    def _submit(
+        self, target: tuple[str, str], payload: bytes, name: str
+    ) -> tuple[ProcessPoolExecutor, Any]:
         while self._idle:
             pool = self._idle.pop()
             try:
-                return pool, pool.submit(_run, target, payload)
+                return pool, pool.submit(_run, target, payload, name)
             except BrokenProcessPool:  # it died while nobody needed it
                 _kill(pool)
         pool = _start()
-        return pool, pool.submit(_run, target, payload)
+        return pool, pool.submit(_run, target, payload, name)
 
     def close(self) -> None:
         """No process of this worker is left, whatever it does."""
@@ -115,24 +117,28 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(target: tuple[str, str], payload: bytes) -> bytes:
-    """Finds the function again by its address and calls it. Errors go back as data: many cannot
-    be made again from a pickle."""
-    try:
-        answer = Answer(body=_call(target, payload))
-    except BaseException as error:
-        answer = Answer(raised=Raised.by(error))
+def _run(target: tuple[str, str], payload: bytes, name: str) -> bytes:
+    """Finds the function again by its address and calls it."""
+    answer = answer_of(lambda: call(*_find(target), payload, name))
     return msgspec.msgpack.encode(answer)
 
 
-def _call(target: tuple[str, str], payload: bytes) -> bytes:
-    function, signature = _find(target)
+def answer_of(work: Callable[[], bytes]) -> Answer:
+    """Errors go back as data: many cannot be made again from a pickle."""
+    try:
+        return Answer(body=work())
+    except BaseException as error:
+        return Answer(raised=Raised.by(error))
+
+
+def call(function: Callable[..., Any], signature: Signature, payload: bytes, name: str) -> bytes:
+    """What the function returns, as JSON; `name` is that of its task."""
     args, kwargs = signature.decode(payload)
     result = function(*args, **kwargs)
     try:
         return encode(result)
     except Invalid as error:
-        raise Invalid(f"what {target[1]} returned cannot be stored: {error.detail}") from None
+        raise Invalid(f"what {name} returned cannot be stored: {error.detail}") from None
 
 
 @lru_cache

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from flowfabric.core.execution import Failure
-from flowfabric.core.lease import AlreadySatisfied
 from flowfabric.core.retry import Category
 from flowfabric.core.time import Millis
 from flowfabric.engine.claims import Claim
@@ -73,14 +72,8 @@ def leaving(claim: Claim) -> Report:
 
 
 def timing_out(claim: Claim) -> Report:
-    """As the sweep would: whoever of the two is first, the run ends the same way."""
-
-    async def report(engine: Engine) -> None:
-        if isinstance(await engine.executions.expire(claim.id), AlreadySatisfied):
-            # The timer was a little faster than the store's clock.
-            await failing(claim, "attempt_timeout", Category.TIMEOUT)(engine)
-
-    return report
+    """Ends the attempt as the sweep would have done it, whichever of the two is first."""
+    return lambda engine: engine.attempts.time_out(claim)
 
 
 def failing(claim: Claim, message: str, category: Category = Category.PERMANENT) -> Report:
