@@ -69,7 +69,8 @@ async def test_a_recorded_step_does_not_run_again_after_a_crash(bench: Bench, lo
     assert log == ["a", "b"]  # the stale one begins no further step
     assert len(await bench.steps(run)) == 2
     kinds = [event.kind.name for event in await run.events()]
-    assert kinds == ["CLAIMED", "LEASE_EXPIRED", "RECLAIMED", "COMPLETED"]
+    kinds = [kind for kind in kinds if kind != "CLEARED"]  # the run may end before
+    assert kinds == ["CLAIMED", "LEASE_EXPIRED", "RECLAIMED", "PROBATION", "COMPLETED"]
 
 
 async def test_a_recorded_step_does_not_run_again_after_a_sleep(bench: Bench, log: Log) -> None:

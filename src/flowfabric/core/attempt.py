@@ -11,6 +11,7 @@ from flowfabric.core.change import Change, unchanged
 from flowfabric.core.errors import Invalid
 from flowfabric.core.event import EventKind
 from flowfabric.core.execution import (
+    HANDED_BACK,
     Active,
     Attempt,
     AttemptOutcome,
@@ -147,7 +148,7 @@ def delay(
 
 def hand_back(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Change[Delayed]":
     """Gives the lease up at once (a worker that stops): same attempt, no retry spent."""
-    return _pause(snapshot, owner, now, now, EventKind.HANDED_BACK, "handed_back")
+    return _pause(snapshot, owner, now, now, EventKind.HANDED_BACK, HANDED_BACK)
 
 
 def pause_attempt(snapshot: Snapshot, lease: Lease, now: Millis, reason: str) -> tuple[Life, Next]:
@@ -204,6 +205,7 @@ def _pause(
     life, next = pause_attempt(snapshot, lease, now, reason)
     life = replace(
         life,
+        probation=None if reason == HANDED_BACK else life.probation,
         not_before=until if until > now else None,
         delay=Gate.WORKER_DELAY,
         released=released(snapshot, lease, reason, until),

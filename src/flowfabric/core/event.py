@@ -42,6 +42,8 @@ class EventKind(IntEnum):
     WOKEN = 41
     ESCALATED = 42
     WAITPOINT_CLOSED = 43
+    PROBATION = 50
+    CLEARED = 51
 
 
 class Family(StrEnum):

@@ -31,6 +31,9 @@ from flowfabric.core.rank import rank_of as rank_of
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Waits
 
+HANDED_BACK = "handed_back"
+"""Why an attempt is interrupted whose worker stops."""
+
 
 class Gate(IntEnum):
     """Why a waiting execution waits. Gates are asked in the order of `gate.admit`."""
@@ -63,6 +66,10 @@ class Flags(IntFlag):
     BUDGETS = 32
     SUSPECT = 64
     SPENT = 128
+
+
+# A number, since flags are slow and every change is asked.
+_SUSPECT = int(Flags.SUSPECT)
 
 
 class Source(StrEnum):
@@ -343,6 +350,8 @@ class Snapshot(Struct, frozen=True, gc=False):
     def to(self, state: State, **head: Any) -> "Snapshot":
         """The snapshot after a change: next version, given state, given head members."""
         new = replace(self.head, version=self.head.version + 1, **head)
+        if int(new.flags) & _SUSPECT and _survived(self.state, state, new.life):
+            new = replace(new, flags=new.flags & ~Flags.SUSPECT, life=excused(new.life))
         if new.life.waits is not None:
             new = replace(new, life=replace(new.life, waits=_still_open(new.life.waits, state)))
         after = replace(self, head=new, state=state)
@@ -444,6 +453,27 @@ class Snapshot(Struct, frozen=True, gc=False):
                 return lease.started_at
             case _:
                 return None
+
+
+def excused(life: Life) -> Life:
+    """The life of one that has shown that a worker survives it. Without a probation others may
+    have been there as well: then it is no suspect any more, and what it has lost still counts."""
+    if life.probation is None:
+        return life
+    return replace(life, excused=life.losses, revokes=0, probation=None)
+
+
+def _survived(before: State, after: State, life: Life) -> bool:
+    """Whether an attempt has come to a suspension, a delay or a failure of its own. Handing it back
+    says nothing: the worker stops, wherever the attempt is."""
+    match after:
+        case Suspended():
+            return isinstance(before, Active)
+        case Waiting(next=next) | Ready(next=next) if isinstance(before, Active):
+            paused = life.paused is not None and life.paused.reason != HANDED_BACK
+            return next.start is Start.RETRY or (next.start is Start.CONTINUE and paused)
+        case _:
+            return False
 
 
 def _still_open(waits: Waits, state: State) -> Waits:

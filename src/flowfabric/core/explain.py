@@ -31,6 +31,7 @@ from flowfabric.core.explain_state import (
     hold_reasons,
     lost_reason,
     running_reason,
+    suspect_reasons,
     suspended_reasons,
 )
 from flowfabric.core.explain_workers import NOBODY, Running, lane_reasons, worker_reason
@@ -118,6 +119,7 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
             yield from _claimable(snapshot, next, hold, around)
         case Ready(next=next, hold=hold):
             yield from _claimable(snapshot, next, hold, around)
+            yield from suspect_reasons(snapshot)
     if snapshot.deadline_at is not None:
         yield Reason(
             code=Code.DEADLINE,

@@ -12,8 +12,18 @@ from flowfabric.core.condition import (
     names_for,
     read_condition,
 )
-from flowfabric.core.execution import Ended, Hold, Lease, Lost, Outcome, Snapshot, Suspended
-from flowfabric.core.reason import Code, Reason, listed
+from flowfabric.core.execution import (
+    Ended,
+    Flags,
+    Hold,
+    Lease,
+    Lost,
+    Outcome,
+    Probation,
+    Snapshot,
+    Suspended,
+)
+from flowfabric.core.reason import Code, Reason, listed, number
 from flowfabric.core.time import Millis
 from flowfabric.core.waits import Arm, Behaviour
 
@@ -65,14 +75,14 @@ def running_reason(snapshot: Snapshot, lease: Lease, now: Millis) -> Reason:
     if lease.expires_at <= now:
         text = f"the lease of {who} has run out; it is taken from it in a moment"
         return Reason(code=Code.LOST, text=text, since=lease.expires_at, detail=detail)
-    children: tuple[Reason, ...] = ()
+    children = tuple(suspect_reasons(snapshot))
     if lease.times_out_at is not None:
         limit = Reason(
             code=Code.ATTEMPT_TIMEOUT,
             text="the attempt times out unless it ends before",
             until=lease.times_out_at,
         )
-        children = (limit,)
+        children = (*children, limit)
     return Reason(
         code=Code.LEASED,
         text=f"it runs: {who} has a lease for attempt {lease.attempt + 1}",
@@ -97,7 +107,24 @@ def lost_reason(snapshot: Snapshot, lost: Lost) -> Reason:
         "losses": snapshot.life.losses,
     }
     since = None if lapsed is None else lapsed.at
-    return Reason(code=Code.LOST, text=text, since=since, detail=detail)
+    children = tuple(suspect_reasons(snapshot))
+    return Reason(code=Code.LOST, text=text, since=since, detail=detail, children=children)
+
+
+def suspect_reasons(snapshot: Snapshot) -> Iterator[Reason]:
+    """How a claim treats one that was lost with its worker."""
+    life, flags = snapshot.life, snapshot.head.flags
+    detail = {"probation": life.probation, "losses": life.losses}
+    if flags & Flags.SPENT:
+        text = f"it was lost {number(life.losses, 'time')}: the next claim gives it up"
+        yield Reason(code=Code.SPENT, text=text, detail=detail)
+    elif flags & Flags.SUSPECT and life.probation is not None:
+        where = "alone in its process" if life.probation is Probation.ALONE else "with nothing new"
+        text = f"it may have ended its last worker and is on probation: it runs {where}"
+        yield Reason(code=Code.SUSPECT, text=text, detail=detail)
+    elif flags & Flags.SUSPECT:
+        text = "it may have ended its last worker: a worker runs it alone, one such run at a time"
+        yield Reason(code=Code.SUSPECT, text=text, detail=detail)
 
 
 def hold_reasons(hold: Hold | None, now: Millis) -> Iterator[Reason]:

@@ -21,6 +21,8 @@ class Code(StrEnum):
     ATTEMPT_TIMEOUT = "attempt_timeout"
     DEADLINE = "deadline"
     LOST = "lost"
+    SUSPECT = "suspect"
+    SPENT = "spent"
     RECLAIM_GRACE = "reclaim_grace"
     HELD_FOR_GRANT = "held_for_grant"
     WAITING_FOR_SIGNAL = "waiting_for_signal"

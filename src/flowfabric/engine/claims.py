@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core import lease as rules
+from flowfabric.core import probation
 from flowfabric.core.attempt import Delayed, hand_back
 from flowfabric.core.change import Change
 from flowfabric.core.check import (
@@ -23,7 +24,16 @@ from flowfabric.core.check import (
     check_whole,
 )
 from flowfabric.core.errors import FlowFabricError, Invalid, Unavailable
-from flowfabric.core.execution import Active, Fence, Flags, Lease, Snapshot, Start, Worker
+from flowfabric.core.execution import (
+    Active,
+    Fence,
+    Flags,
+    Lease,
+    Probation,
+    Snapshot,
+    Start,
+    Worker,
+)
 from flowfabric.core.handle import HandleKind
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.lease import (
@@ -52,7 +62,7 @@ from flowfabric.engine.batch import Batcher
 from flowfabric.engine.decisions import Decision
 from flowfabric.engine.doorkeeper import Doorkeeper
 from flowfabric.engine.lanes import Lanes, share_out
-from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Taken
+from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
 
 log = logging.getLogger("flowfabric.claims")
 
@@ -63,6 +73,7 @@ MAX_HELD = 10_000
 MAX_REFUSED = 100
 """How often one claim takes again when budgets refuse all it took."""
 
+_SPENT = int(Flags.SPENT)
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
 
 
@@ -158,7 +169,7 @@ class Claims(Noun):
         self._unanswered: dict[UUID, tuple[ClaimCall, Millis]] = {}
         self._turns: dict[tuple[str, ...], dict[str, float]] = {}
 
-    async def claim(
+    async def claim(  # noqa: PLR0913 - the options are the interface
         self,
         worker: Worker,
         *,
@@ -169,14 +180,17 @@ class Claims(Noun):
         ttl: Span = rules.DEFAULT_TTL,
         namespace: str | None = None,
         max_wait: Seconds = 0.0,
+        suspects: Suspects = Suspects.ANY,
     ) -> list[Claim]:
         """Takes up to `limit` executions this worker can run, best first; an empty list is not an
         error. Lanes with weights (given here, or else set by an operator) are served in that
         proportion; without weights the order is by priority and age over all of them, and no lane
         at all means every lane. `kinds` leaves everything else for others. Waits up to `max_wait`
-        seconds for work to arrive."""
+        seconds for work to arrive. `suspects` tells apart what may have ended its worker: a process
+        that runs several executions takes those alone."""
         names = check_lanes(lanes)
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
+        call = replace(call, suspects=check_kind_of(suspects, Suspects, "suspects"))
         await self.recover()
         weights = _weights(lanes) or await self._lanes.weights(call.lanes)
         loop = asyncio.get_running_loop()
@@ -242,6 +256,24 @@ class Claims(Noun):
             lambda held, now: rules.revoke(
                 held, now, reason=text, lease_id=aimed_at, instance=instance
             ),
+        )
+
+    async def watch(self, owned: Claim, *, alone: bool) -> Claim:
+        """Says that a suspect is on probation: whether it is the only one in its process decides
+        what another loss means. Gives the claim as it stands then."""
+        claim = check_kind_of(owned, Claim, "claim")
+        how = Probation.ALONE if alone else Probation.BESIDE
+        after = await self._decide(
+            claim.id, lambda held, now: probation.watch(held, claim.owner, now, how)
+        )
+        return replace(claim, snapshot=after)
+
+    async def clear(self, owned: Claim, reason: str) -> bool:
+        """A worker has survived a suspect: it is one no longer, and its losses are excused."""
+        claim = check_kind_of(owned, Claim, "claim")
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        return await self._decide(
+            claim.id, lambda held, now: probation.clear(held, claim.owner, now, text)
         )
 
     async def mark_expired(self, id: str) -> MarkedExpired | AlreadySatisfied:
@@ -356,7 +388,7 @@ class Claims(Noun):
     async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
         """Ends what has been taken over too often. If that fails, the lease runs out and the next
         claim tries again."""
-        spent = [item for item in taken if item.snapshot.head.flags & Flags.SPENT]
+        spent = [item for item in taken if _spent(item)]
         if not spent:
             return taken
         decisions = [
@@ -367,7 +399,7 @@ class Claims(Noun):
         for answer in await self._parts.decisions.decide_all(decisions):
             if isinstance(answer, Exception):
                 log.warning("giving up a lost execution failed; the next claim tries: %s", answer)
-        return [item for item in taken if not item.snapshot.head.flags & Flags.SPENT]
+        return [item for item in taken if not _spent(item)]
 
     def _rescue(self, work: Coroutine[None, None, None]) -> None:
         rescue = asyncio.ensure_future(work)
@@ -404,6 +436,10 @@ class Claims(Noun):
 
 def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
     return hand_back(held, owner, now)
+
+
+def _spent(item: Taken) -> bool:
+    return int(item.snapshot.head.flags) & _SPENT != 0
 
 
 def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:

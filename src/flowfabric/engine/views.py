@@ -348,7 +348,7 @@ def _description(detail: Detail, now: Millis) -> Description:
         failure=life.failure,
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
-        progress=detail.progress,
+        progress=detail.progress if detail.progress_of == snapshot.current_attempt else None,
         capabilities=execution.route.capabilities,
         creator=execution.facts.creator,
         encoding=execution.facts.encoding,

@@ -16,6 +16,7 @@ Obligations that hold for every method:
 """
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Protocol
 from uuid import UUID
 
@@ -43,6 +44,15 @@ MAX_BATCH = 500
 """Most items one call of a writing method is given."""
 
 
+class Suspects(StrEnum):
+    """Which executions a claim takes: as they come, only those that are no suspects, or only
+    suspects (`core/takeover.py`)."""
+
+    ANY = "any"
+    NONE = "none"
+    ONLY = "only"
+
+
 class ClaimCall(Struct, frozen=True, gc=False):
     """One request for work. `id` becomes the lease id of everything it takes, so repeating a
     call whose reply was lost returns what it already took."""
@@ -56,6 +66,7 @@ class ClaimCall(Struct, frozen=True, gc=False):
     ttl: Millis
     kinds: frozenset[str] | None = None
     repeated: bool = False
+    suspects: Suspects = Suspects.ANY
 
 
 class Taken(Struct, frozen=True, gc=False):
@@ -106,13 +117,15 @@ class Arrival(Struct, frozen=True):
 
 
 class Detail(Struct, frozen=True):
-    """Everything a person may want to see of one execution."""
+    """Everything a person may want to see of one execution. `progress_of` is the attempt that
+    reported its progress, which may be an earlier one."""
 
     snapshot: Snapshot
     payload: bytes
     tags: Mapping[str, str]
     progress: Progress | None
     touched_at: Millis
+    progress_of: int | None = None
 
 
 class Query(Struct, frozen=True, kw_only=True):
@@ -359,7 +372,13 @@ class Store(
         `core.lease.take` would do it, with its event. Rows locked by another claimer are skipped:
         a short result does not mean an empty queue. With `repeated` the executions this call took
         before and still holds are returned first, all of them; a limit of 0 asks for no others. One
-        that cannot be read is set aside; the next best is taken in its place."""
+        that cannot be read is set aside; the next best is taken in its place. `suspects` leaves out
+        suspects or all others. A row that is SPENT is taken without a new epoch and without an
+        event, for the caller to give it up."""
+
+    def suspects_seen(self) -> bool:
+        """Whether a suspect waited, of any route, when this process last claimed. Costs nothing;
+        True before the first claim."""
 
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         """Extends each lease whose id and epoch match and which has not expired; never shortens

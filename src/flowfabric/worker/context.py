@@ -75,6 +75,7 @@ class Context(Spending):
         lease: HeldLease,
         threads: Threads,
         on_completed: Callable[[], None] = lambda: None,
+        on_step: Callable[[], None] = lambda: None,
         *,
         again: bool = False,
         heard: Heard | None = None,
@@ -92,13 +93,19 @@ class Context(Spending):
         self._owner: object = None
         self._made: Journal | None = None
         self._on_completed = on_completed
+        self._on_step = on_step
 
     @property
     def _journal(self) -> Journal:
         """Made when it is first needed: many runs never ask for anything."""
         if self._made is None:
             self._made = Journal(
-                self._engine, self._lease, self._halt, self._owner, again=self._again
+                self._engine,
+                self._lease,
+                self._halt,
+                self._owner,
+                again=self._again,
+                on_step=self._on_step,
             )
         return self._made
 

@@ -69,6 +69,7 @@ class Active:
         """Whether the handler ended the run in a transaction; only the store knows whether that
         was committed."""
         self.on_completed: Callable[[], None] = _nothing
+        self.on_step: Callable[[], None] = _nothing
 
     @property
     def key(self) -> Key:
@@ -175,6 +176,7 @@ class Executor:
                 active.lease,
                 self._steps,
                 active.complete,
+                active.on_step,
                 again=active.again,
                 heard=active.heard,
             )

@@ -6,7 +6,7 @@ a call is made, and whatever runs side by side counts on its own, in a branch.
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NoReturn
@@ -93,11 +93,19 @@ class Journal:
     further call is refused."""
 
     def __init__(
-        self, engine: Engine, lease: HeldLease, halt: Halt, owner: object, *, again: bool = False
+        self,
+        engine: Engine,
+        lease: HeldLease,
+        halt: Halt,
+        owner: object,
+        *,
+        again: bool = False,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
         """`owner` is the task or thread that runs the handler, `again` whether it did so before
-        under the same lease."""
+        under the same lease; `on_step` is called after a step was recorded."""
         claim = lease.claim
+        self._on_step = on_step
         self._engine = engine
         self._lease = lease
         self._claim = claim
@@ -206,6 +214,7 @@ class Journal:
         except LeaseLost:
             self._halt.stop(LOST)
             raise
+        self._on_step()
 
     async def finish(self) -> None:
         """The handler returned: everything recorded must have been asked for."""

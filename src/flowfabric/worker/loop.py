@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from flowfabric.core.check import check_flag, check_kind_of, check_whole
 from flowfabric.core.errors import FlowFabricError, Invalid
@@ -26,7 +26,7 @@ from flowfabric.core.text import check_lane, check_namespace, check_worker
 from flowfabric.core.time import Span, parse_span
 from flowfabric.engine.claims import MAX_CLAIM, Claim, check_lanes, check_ttl
 from flowfabric.engine.engine import Engine
-from flowfabric.store.contract import Store
+from flowfabric.store.contract import Store, Suspects
 from flowfabric.worker.control import DRAIN, LOST
 from flowfabric.worker.execute import Active, Executor
 from flowfabric.worker.exit import ExitGuard, forget
@@ -34,6 +34,7 @@ from flowfabric.worker.heartbeat import Heartbeat
 from flowfabric.worker.lease import HeldLease, Key, Loss
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.presence import PresenceKeeper
+from flowfabric.worker.probation import ProbationWard, is_suspect
 from flowfabric.worker.processes import Processes
 from flowfabric.worker.report import handing_back
 from flowfabric.worker.room import Room, Wish
@@ -121,6 +122,7 @@ class Worker:
         self._processes = options.processes or os.cpu_count() or 1
         self._room = Room(options.concurrency, self._processes, tasks)
         self._freed = asyncio.Event()
+        self._ward = ProbationWard(engine, self.active, self._freed.set)
         self._stopping = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._signals: list[int] = []
@@ -214,7 +216,7 @@ class Worker:
         backoff = 0.1
         while not self._stopping.is_set():
             self._freed.clear()
-            if self._room.left <= 0:
+            if self._room.left <= 0 or self._ward.closed:
                 await self._freed.wait()
                 continue
             await self._listen()
@@ -229,18 +231,36 @@ class Worker:
                 continue
             self._health.well()
             backoff = 0.1
-            if count < MAX_CLAIM and self._room.left > 0:
+            if count < MAX_CLAIM and self._room.left > 0 and not self._ward.closed:
                 await self._pause(None)
 
     async def _claim(self, executor: Executor) -> int:
-        """Starts what there is room for. Tasks with a limit of their own are asked for one by
-        one; all others come in the order the store has for them."""
-        count = 0
-        for wish in self._room.narrow():
-            count += await self._claim_wish(executor, wish)
-        return count + await self._claim_wish(executor, self._room.wide())
+        """Starts a suspect if it is the turn of one, or else what there is room for. A worker with
+        nothing else to do takes suspects out of turn."""
+        asked = self._ward.has_turn and self.engine.store.suspects_seen()
+        if asked and await self._claim_suspect(executor):
+            return 1
+        count = await self._claim_others(executor)
+        if count or asked or self.active or not self.engine.store.suspects_seen():
+            return count
+        return await self._claim_suspect(executor)
 
-    async def _claim_wish(self, executor: Executor, wish: Wish) -> int:
+    async def _claim_suspect(self, executor: Executor) -> int:
+        for wish in (*self._room.narrow(), self._room.wide()):
+            one = replace(wish, limit=min(1, wish.limit))
+            if count := await self._claim_wish(executor, one, Suspects.ONLY):
+                return count
+        return 0
+
+    async def _claim_others(self, executor: Executor) -> int:
+        """Tasks with a limit of their own are asked for one by one; all others come in the order
+        the store has for them."""
+        count = 0
+        for wish in (*self._room.narrow(), self._room.wide()):
+            count += await self._claim_wish(executor, wish, Suspects.NONE)
+        return count
+
+    async def _claim_wish(self, executor: Executor, wish: Wish, suspects: Suspects) -> int:
         limit = min(wish.limit, self._room.left, MAX_CLAIM)
         if limit <= 0 or not wish.kinds:
             return 0
@@ -252,6 +272,7 @@ class Worker:
             limit=limit,
             ttl=self._ttl,
             namespace=self.options.namespace,
+            suspects=suspects,
         )
         for claim in claims:
             self._launch(executor, claim)
@@ -293,10 +314,15 @@ class Worker:
         if self._heartbeat is not None:
             self._heartbeat.hold(active.lease)
             active.on_completed = partial(self._heartbeat.rest, active.key)
-        active.job = asyncio.create_task(executor.run(active))
+        active.job = asyncio.create_task(self._work(active, executor))
         active.job.add_done_callback(lambda job: self._done(active, job))
         if self._stopping.is_set():
             active.stop(DRAIN)
+
+    def _work(self, active: Active, executor: Executor) -> Coroutine[None, None, None]:
+        if not is_suspect(active.claim) or self._ward.closed:
+            return executor.run(active)
+        return self._ward.run(self._ward.admit(active), executor)
 
     def _supersede(self, active: Active) -> None:
         """A new claim of a run proves that the old lease is gone, before any heartbeat asks."""

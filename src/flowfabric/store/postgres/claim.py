@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.time import Millis
-from flowfabric.store.contract import ClaimCall, Taken
+from flowfabric.store.contract import ClaimCall, Suspects, Taken
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, Session
 from flowfabric.store.readable import SET_ASIDE
@@ -25,7 +25,16 @@ MAX_TRIES = 30
 MAX_REMEMBERED = 1000
 
 _PAYLOAD = len(SNAPSHOT)
-_NEWEST, _CANDIDATES, _SPECIAL, _MISSED = range(_PAYLOAD + 1, _PAYLOAD + 5)
+_NEWEST, _CANDIDATES, _SUSPECTS, _SPECIAL, _MISSED = range(_PAYLOAD + 1, _PAYLOAD + 6)
+
+_MARK = "(q.flags & 64) is not null"
+_MARKED = {
+    Suspects.ANY: _MARK,
+    Suspects.NONE: "(q.flags & 64) = 0",
+    Suspects.ONLY: "(q.flags & 64) <> 0",
+}
+"""The part of the statements that tells suspects from others. It is text, so that each kind of call
+has a plan of its own: there is an index of suspects alone."""
 
 
 class Claiming(Part):
@@ -33,10 +42,21 @@ class Claiming(Part):
         super().__init__(session)
         self._special: set[tuple[str, ...]] = set()
         """What was asked for when a lane drained or had a concurrency."""
+        self._suspects = True
+        self._queries = {
+            kind: {
+                name: session.queries[name].replace(_MARK, mark)
+                for name in ("taken_leases", "taken_leases_by_lane", "waiting_routes")
+            }
+            for kind, mark in _MARKED.items()
+        }
 
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
         await self._session.book.need_workers([call.worker])
         return await self._session.claim.run(partial(self._claim, call, now))
+
+    def suspects_seen(self) -> bool:
+        return self._suspects
 
     async def _claim(
         self, call: ClaimCall, now: Millis, connection: Connection, repeated: bool
@@ -85,11 +105,12 @@ class Claiming(Part):
         rows: list[Any] = []
         missed = False
         if call.lanes not in self._special:
-            rows = await connection.fetch(self._session.queries["taken_leases"], *values)
+            rows = await connection.fetch(self._queries[call.suspects]["taken_leases"], *values)
         if not rows or rows[0][_SPECIAL]:
             rows = await self._take_by_lane(connection, call, values)
             missed = rows[0][_MISSED]
         first = rows[0]
+        self._suspects = first[_SUSPECTS]
         taken = [] if first[0] is None else rows
         return taken, first[_NEWEST] or 0, missed or first[_CANDIDATES] == candidates
 
@@ -98,7 +119,7 @@ class Claiming(Part):
     ) -> list[Any]:
         """Where lanes drain or have a concurrency. From one with a concurrency only one process
         takes at a time; the others try again."""
-        query = self._session.queries["taken_leases_by_lane"]
+        query = self._queries[call.suspects]["taken_leases_by_lane"]
         rows = await connection.fetch(query, *values)
         if len(self._special) > MAX_REMEMBERED:
             self._special.clear()
@@ -121,7 +142,8 @@ class Claiming(Part):
         if len(routes) <= MERGED_ROUTES:
             return routes
         values = (routes, now, call.worker.id, candidates)
-        rows = await connection.fetch(self._session.queries["waiting_routes"], *values)
+        query = self._queries[call.suspects]["waiting_routes"]
+        rows = await connection.fetch(query, *values)
         return [number for (number,) in rows]
 
     async def _read(

@@ -1,4 +1,5 @@
--- Taking work.
+-- Taking work. Where it says that the mark of a suspect (64) is not null, which is always true, the
+-- store puts in that it is set or is not, for calls that take only suspects or none.
 
 -- name: waiting_routes
 -- Of the given routes those whose best is among the best: no other can have one of the first $4
@@ -24,6 +25,7 @@ cross join lateral (
         select q.rank, q.id from {schema}.ready q
         where d.state is distinct from 2
             and q.route = r.number and (q.held_until <= $2 or q.held_for = $3)
+            and (q.flags & 64) is not null
         order by q.rank, q.id
         limit 1
     )
@@ -32,6 +34,7 @@ cross join lateral (
         select q.rank, q.id from {schema}.ready q
         where d.state = 2 and q.start <> 0 and q.start <> 2
             and q.route = r.number and (q.held_until <= $2 or q.held_for = $3)
+            and (q.flags & 64) is not null
         order by q.rank, q.id
         limit 1
     )
@@ -42,10 +45,11 @@ limit $4
 
 -- name: taken_leases
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or
--- was held meanwhile is skipped. The last three columns come also when nothing was taken: the
--- newest route there is, how many candidates there were, and whether any of the lanes drains or has
--- a concurrency. Then nothing is taken: `taken_leases_by_lane` can, and costs more. Nor is anything
--- taken while there are routes above $9, the newest one the caller knows: better work may be there.
+-- was held meanwhile is skipped. The last four columns come also when nothing was taken: the
+-- newest route there is, how many candidates there were, whether a suspect waits in any route, and
+-- whether any of the lanes drains or has a concurrency. Then nothing is taken:
+-- `taken_leases_by_lane` can, and costs more. Nor is anything taken while there are routes above
+-- $9, the newest one the caller knows: better work may be there.
 with open as materialized (
     select r.number, (
         select case when l.concurrency is null then l.state else 2 end
@@ -66,6 +70,7 @@ picked as materialized (
     cross join lateral (
         select q.ctid as at, q.rank, q.id from {schema}.ready q
         where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
+            and (q.flags & 64) is not null
         order by q.rank, q.id
         limit $4
     ) c
@@ -105,11 +110,12 @@ told as (
     where t.flags & 128 = 0
     order by t.rank, t.id
 )
-select s.*, head.newest, head.candidates, head.special
+select s.*, head.newest, head.candidates, head.suspects, head.special
 from (
     select
         (select max(number) from {schema}.route) as newest,
         (select count(*) from picked) as candidates,
+        exists (select from {schema}.ready x where (x.flags & 64) <> 0) as suspects,
         (select special.found from special) as special
 ) head
 left join lateral (
@@ -174,6 +180,7 @@ picked as materialized (
             cross join lateral (
                 select q.ctid as at, q.rank, q.id from {schema}.ready q
                 where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
+                    and (q.flags & 64) is not null
                 order by q.rank, q.id
                 limit $4
             ) f
@@ -185,6 +192,7 @@ picked as materialized (
                 select q.ctid as at, q.rank, q.id from {schema}.ready q
                 where q.route = open.number and q.start <> 0 and q.start <> 2
                     and (q.held_until <= $2 or q.held_for = $3)
+                    and (q.flags & 64) is not null
                 order by q.rank, q.id
                 limit $4
             ) f
@@ -244,11 +252,12 @@ told as (
     where t.flags & 128 = 0
     order by t.rank, t.id
 )
-select s.*, head.newest, head.candidates, head.special, head.missed
+select s.*, head.newest, head.candidates, head.suspects, head.special, head.missed
 from (
     select
         (select max(number) from {schema}.route) as newest,
         (select count(*) from picked) as candidates,
+        exists (select from {schema}.ready x where (x.flags & 64) <> 0) as suspects,
         (
             select count(*) > 0 from given where given.state = 2 or given.concurrency is not null
         ) as special,

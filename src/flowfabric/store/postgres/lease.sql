@@ -67,7 +67,7 @@ select ended.id from ended
 -- The lease is locked against being ended or lost, not against being renewed.
 with held as (
     select
-        l.id, g.percent, g.message, g.generation, g.name, g.occurrence, g.position, g.doc
+        l.id, l.attempt, g.percent, g.message, g.generation, g.name, g.occurrence, g.position, g.doc
     from unnest(
         $1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::text[],
         $6::integer[], $7::text[], $8::integer[], $9::integer[], $10::bytea[]
@@ -83,12 +83,15 @@ recorded as (
     on conflict (id, generation, name, occurrence) do nothing
 ),
 reported as (
-    insert into {schema}.progress (id, percent, message, at)
-    select h.id, h.percent, h.message, $11
+    insert into {schema}.progress (id, attempt, percent, message, at)
+    select h.id, h.attempt, h.percent, h.message, $11
     from held h where h.percent is not null or h.message is not null
     on conflict (id) do update set
-        percent = coalesce(excluded.percent, progress.percent),
-        message = coalesce(excluded.message, progress.message),
+        attempt = excluded.attempt,
+        percent = case when progress.attempt = excluded.attempt
+            then coalesce(excluded.percent, progress.percent) else excluded.percent end,
+        message = case when progress.attempt = excluded.attempt
+            then coalesce(excluded.message, progress.message) else excluded.message end,
         at = excluded.at
 )
 select distinct held.id from held

@@ -59,11 +59,12 @@ class Reading(Part):
         if row is None:
             return None
         (snapshot,) = await self._session.read(connection, [row])
-        payload, keys, values, reported, percent, message, touched_at = row[_WIDTH:]
+        payload, keys, values, attempt, percent, message, touched_at = row[_WIDTH:]
         return Detail(
             snapshot=snapshot,
             payload=payload,
             tags=dict(zip(keys, values, strict=True)),
-            progress=Progress(percent, message) if reported else None,
+            progress=None if attempt is None else Progress(percent, message),
+            progress_of=attempt,
             touched_at=touched_at,
         )

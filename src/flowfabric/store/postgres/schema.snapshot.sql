@@ -142,6 +142,7 @@ table progress.at bigint not null
 table progress.id uuid not null
 table progress.percent integer
 table progress.message text
+table progress.attempt integer not null
 table queue.id bigint not null
 table queue.turn bigint not null
 table queue.quota text not null
@@ -382,6 +383,7 @@ CREATE INDEX ready_begun ON flowfabric.ready USING btree (route, rank, id) WHERE
 CREATE INDEX ready_lost_id ON flowfabric.ready USING btree (id) WHERE (lost IS NOT NULL)
 CREATE INDEX ready_queue ON flowfabric.ready USING btree (queue) WHERE (queue IS NOT NULL)
 CREATE INDEX ready_rank ON flowfabric.ready USING btree (route, rank, id)
+CREATE INDEX ready_suspect ON flowfabric.ready USING btree (route, rank, id) WHERE (((flags)::integer & 64) <> 0)
 CREATE UNIQUE INDEX ready_id ON flowfabric.ready USING btree (id)
 CREATE INDEX reservation_execution ON flowfabric.reservation USING btree (execution)
 CREATE UNIQUE INDEX reservation_pkey ON flowfabric.reservation USING btree (id)

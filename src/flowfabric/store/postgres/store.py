@@ -49,7 +49,8 @@ class PostgresStore:
         submitting = Submitting(session)
         self.submit = submitting.submit
         self.arrivals, self.admit = submitting.arrivals, submitting.admit
-        self.claim = Claiming(session).claim
+        claiming = Claiming(session)
+        self.claim, self.suspects_seen = claiming.claim, claiming.suspects_seen
         owning = Owning(session)
         self.renew, self.end, self.note = owning.renew, owning.end, owning.note
         self.apply = Applying(session).apply

@@ -15,12 +15,13 @@ from flowfabric.core.execution import Active, Flags, Head, Lease, Route, Snapsho
 from flowfabric.core.routing import satisfies
 from flowfabric.core.time import Millis
 from flowfabric.store import rows
-from flowfabric.store.contract import ClaimCall, Note, Renewal, Taken
+from flowfabric.store.contract import ClaimCall, Note, Renewal, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.sqlite.lanes import Door, doors
 from flowfabric.store.sqlite.session import Session, keyed, read_uuid
 
 _STARTS = tuple(Start)
+_SPENT = int(Flags.SPENT)
 
 Row = tuple[Any, ...]
 Fenced = TypeVar("Fenced", Renewal, Note)
@@ -28,6 +29,7 @@ Fenced = TypeVar("Fenced", Renewal, Note)
 
 def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
     session.learn_routes()
+    session.registry.suspects_seen = session.row("any_suspect") is not None
     taken = _taken_before(session, call, now) if call.repeated else []
     limit = call.limit - len(taken)
     if limit <= 0:
@@ -60,7 +62,7 @@ def note(session: Session, notes: Sequence[Note], now: Millis) -> set[UUID]:
         if note.progress is not None:
             progress.append((id, note.progress.percent, note.progress.message, now))
     session.insert("new_steps", steps)
-    session.insert("new_progress", progress)
+    session.each("new_progress", progress)
     return standing
 
 
@@ -146,7 +148,8 @@ class _Search(Struct, frozen=True):
 def _choose(session: Session, search: _Search) -> list[Row]:
     """The best rows over all routes. Each route is read no further than it is needed."""
     call, names = search.call, session.names.routes
-    values = {"now": search.now, "worker": call.worker.id}
+    suspects = call.suspects is not Suspects.NONE
+    values = {"now": search.now, "worker": call.worker.id, "suspects": suspects}
     routes = _wanted_routes(session, search, values)
     cursors = [
         session.execute(query, {**values, "route": route, "limit": search.most(names[route].lane)})
@@ -168,6 +171,8 @@ def _wanted_routes(
 ) -> dict[int, str]:
     """The routes the best rows are in, each with the query to read it by."""
     free, draining = _open_routes(session, search)
+    if search.call.suspects is Suspects.ONLY:
+        return dict.fromkeys((*free, *draining), "suspect_executions")
     if len(free) > 1:
         # Where a lane has only so much room, the best routes may not give enough.
         limit = len(free) if search.capped else search.limit
@@ -229,9 +234,8 @@ def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
         Millis(now + call.ttl),
         None if timeout is None else Millis(now + timeout),
     )
-    marks = _read_flags(flags)
-    issued = 0 if marks & Flags.SPENT else 1
-    head = Head(version + 1, epoch + issued, rank, marks, rows.read_life(life))
+    issued = epoch + (not flags & _SPENT)
+    head = Head(version + 1, issued, rank, _read_flags(flags), rows.read_life(life))
     execution = rows.read_execution(row, session.names, read_uuid)
     return Taken(Snapshot(execution, head, Active(lease)), payload)
 

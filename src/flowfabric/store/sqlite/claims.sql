@@ -6,6 +6,7 @@ cross join ready as r on r.id = (
     select best.id from ready as best
     where best.route = wanted.value
         and (best.held_until <= :now or best.held_for = :worker)
+        and (:suspects or best.flags & 64 = 0)
     order by best.rank, best.id
     limit 1
 )
@@ -20,6 +21,7 @@ select
 from ready as r
 cross join execution as e on e.id = r.id
 where r.route = :route and (r.held_until <= :now or r.held_for = :worker)
+    and (:suspects or r.flags & 64 = 0)
 order by r.rank, r.id
 limit :limit
 
@@ -32,8 +34,23 @@ from ready as r indexed by ready_begun
 cross join execution as e on e.id = r.id
 where r.route = :route and r.start <> 0 and r.start <> 2
     and (r.held_until <= :now or r.held_for = :worker)
+    and (:suspects or r.flags & 64 = 0)
 order by r.rank, r.id
 limit :limit
+
+-- name: suspect_executions
+-- As claimable_executions, only those that may have ended their worker. All of them have begun.
+select
+    e.id, e.created_at, e.route, e.policy, e.facts, e.flow, e.payload,
+    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
+from ready as r indexed by ready_suspect
+cross join execution as e on e.id = r.id
+where r.route = :route and r.flags & 64 <> 0 and (r.held_until <= :now or r.held_for = :worker)
+order by r.rank, r.id
+limit :limit
+
+-- name: any_suspect
+select 1 from ready indexed by ready_suspect where flags & 64 <> 0 limit 1
 
 -- name: leases_by_route
 -- How many run of these routes. Leases are few: all are looked at.
@@ -92,8 +109,13 @@ update lease set expires_at = max(expires_at, ?), renewed_at = ? where id in (?)
 select id, expires_at from lease where expires_at > ? and id in (?)
 
 -- name: new_progress
-insert into progress (id, percent, message, at) values (?, ?, ?, ?)
+-- What an earlier attempt has said is forgotten.
+insert into progress (id, percent, message, at, attempt)
+select g.id, g.percent, g.message, g.at, l.attempt
+from (select ? as id, ? as percent, ? as message, ? as at) as g cross join lease as l on l.id = g.id
+where true
 on conflict (id) do update set
-    percent = coalesce(excluded.percent, percent),
-    message = coalesce(excluded.message, message),
-    at = excluded.at
+    percent = iif(attempt = excluded.attempt, coalesce(excluded.percent, percent), excluded.percent),
+    message = iif(attempt = excluded.attempt, coalesce(excluded.message, message), excluded.message),
+    at = excluded.at,
+    attempt = excluded.attempt

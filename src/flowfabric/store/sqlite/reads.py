@@ -57,12 +57,13 @@ def detail(session: Session, uuid: UUID) -> Detail | None:
     row = session.row("details", {"id": uuid.bytes})
     if row is None or not found:
         return None
-    payload, percent, message, reported, touched_at = row
+    payload, percent, message, attempt, touched_at = row
     return Detail(
         snapshot=found[uuid.bytes],
         payload=payload,
         tags=dict(session.rows("tags_of", {"id": uuid.bytes})),
-        progress=Progress(percent, message) if reported else None,
+        progress=None if attempt is None else Progress(percent, message),
+        progress_of=attempt,
         touched_at=touched_at,
     )
 

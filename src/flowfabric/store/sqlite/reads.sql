@@ -4,7 +4,7 @@ select * from snapshot where id in (?)
 -- name: details
 -- What a person sees beside the snapshot; the last column is when anything last happened.
 select
-    e.payload, p.percent, p.message, p.id is not null,
+    e.payload, p.percent, p.message, p.attempt,
     max(
         e.created_at,
         coalesce(p.at, 0),

@@ -125,7 +125,7 @@ CREATE TABLE progress (
     percent integer,
     message text,
     at integer not null
-) strict, without rowid;
+, attempt integer not null default 0) strict, without rowid;
 
 CREATE TABLE event (
     seq integer primary key autoincrement,
@@ -434,3 +434,5 @@ select
     null, null, null, null,
     s.outcome, s.ended_at, s.pending, s.result
 from done s join execution e on e.id = s.id;
+
+CREATE INDEX ready_suspect on ready (route, rank, id) where flags & 64 <> 0;

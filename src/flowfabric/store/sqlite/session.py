@@ -39,6 +39,7 @@ class Registry:
         self.names = Names()
         self.routes_seen = 0
         self.workers_seen = 0
+        self.suspects_seen = True
         self._fresh_routes: list[int] = []
         self._fresh_workers: list[int] = []
 

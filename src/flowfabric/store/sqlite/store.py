@@ -227,6 +227,9 @@ class SqliteStore:
     def wake(self) -> None:
         self._runners.wakeups.hint()
 
+    def suspects_seen(self) -> bool:
+        return self.writer.session.registry.suspects_seen
+
     def hints(self) -> int:
         return self._runners.wakeups.count
 
