@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-FILE_LINES = 500
+FILE_LINES = 700
 FUNCTION_LINES = 40
 CLASS_METHODS = 25
 
-EXCEPTIONS: dict[str, int] = {"src/flowfabric/store/contract.py::Store": 40}
+EXCEPTIONS: dict[str, int] = {
+    "src/flowfabric/store/contract.py::Store": 40,
+    "src/flowfabric/worker/loop.py::Worker": 28,
+}
 """What may be larger, and how large."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
