@@ -66,6 +66,8 @@ ONLY: dict[str, set[str]] = {
         "unsettled_edges",
     },
     "sqlite": {
+        "any_suspect",
+        "suspect_executions",
         "admission_quotas",
         "admissions",
         "arrived_holder",
