@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 
-from chaos.proxy import Proxy
+from chaos.proxy import ProxyThread
 from tests.postgres import start_server
 
 SETTINGS = """
@@ -49,7 +48,7 @@ def sqlite_target(folder: Path) -> Iterator[Target]:
 def postgres_target(folder: Path) -> Iterator[Target]:
     server = start_server(SETTINGS)
     direct = server.get_uri()
-    proxy = Proxy(f"{parse_qs(urlsplit(direct).query)['host'][0]}/.s.PGSQL.5432")
+    proxy = ProxyThread(direct)
     try:
         url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
         yield Target("postgres", url, direct, _network(proxy) | _server(direct))
@@ -58,7 +57,7 @@ def postgres_target(folder: Path) -> Iterator[Target]:
         server.cleanup()
 
 
-def _network(proxy: Proxy) -> dict[str, Fault]:
+def _network(proxy: ProxyThread) -> dict[str, Fault]:
     def outage(dice: random.Random) -> None:
         proxy.refuse(True)
         time.sleep(dice.uniform(0.2, 4))
