@@ -14,7 +14,7 @@ from flowfabric.core.check import check_kind_of
 from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.retry import Backoff, Exponential
-from flowfabric.core.text import check_text
+from flowfabric.core.text import MAX_KEY, check_kind, check_namespace, check_text
 from flowfabric.engine.base import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import Clock, SystemClock
@@ -211,7 +211,11 @@ class Fabric(Outside, FabricLimits):
         created when the block ends. The same `key` names the same flow: declared again with the
         same nodes nothing happens, with others it is refused. What its nodes spend, they spend of
         these budgets as well."""
-        id = self._client.door.fresh() if key is None else flow_id(namespace, name, key)
+        if key is None:
+            id = self._client.door.fresh()
+        else:
+            text = check_text(key, "the key of a flow", limit=MAX_KEY)
+            id = flow_id(check_namespace(namespace), check_kind(name), text)
         return FlowBuilder(
             self._client, name, id=id, namespace=namespace, tags=tags, budgets=budgets
         )

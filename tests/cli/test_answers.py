@@ -103,7 +103,7 @@ def test_a_wrong_token_is_refused_and_not_repeated(cli: Cli, patient: Patient) -
 def test_a_token_for_a_run_is_wrong_usage(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
     complaint = cli.complaint("signal", id, "paid", "--token", "x", code=2)
-    assert complaint.startswith("a token belongs to a callback's")
+    assert complaint.startswith("a token belongs to one callback")
 
 
 @pytest.mark.parametrize(

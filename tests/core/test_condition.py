@@ -365,10 +365,10 @@ def counts(**members: object) -> list[object]:
     [
         *(None, 7, "Single", {"kind": "Single", "waitpoint": "a"}, [Single("a")], Single),
         *(ByName("x"), Wildcard(), NEWER, AllOf((NEWER,))),
-        *each(Single, None, 7, b"a", "", "a\0", "\ud800", "a" * 1025),
+        *each(Single, None, 7, b"a", "", "a\0", "\ud800", "a" * 257),
         *each(partial(Single, "a"), None, "x", Single("a")),
         *each(
-            lambda name: Single("a", ByName(name)), None, 7, "a\0", "\udfff", "a" * 257, "é" * 129
+            lambda name: Single("a", ByName(name)), None, 7, "a\0", "\udfff", "a" * 257, "é" * 257
         ),
         *each(AllOf, None, 7, "ab", [Single("a")], {}, (Single("a"), None)),
         *each(AnyOf, None, Single("a")),
@@ -386,7 +386,8 @@ def test_anything_else_is_refused(condition: object) -> None:
 
 
 def test_texts_may_be_as_long_as_their_limits() -> None:
-    assert check_condition(Single("k" * 1024, ByName("n" * 256)))
+    assert check_condition(Single("k" * 256, ByName("n" * 256)))
+    assert check_condition(Single("é" * 256, ByName("信" * 256)))
 
 
 def test_a_condition_has_a_thousand_leaves_at_most() -> None:

@@ -214,7 +214,7 @@ def test_what_a_request_says_unless_told_otherwise() -> None:
     assert (policy.consume_matched_signals, policy.close_waitpoint_on_resume) == (True, True)
     assert policy.retain_signal_buffer_until_closed is False
     assert Binding.fresh(WAITPOINT) == Binding(id=WAITPOINT, key=f"wpk:{WAITPOINT}")
-    assert (wait().behaviour, request().requested_by) == (Behaviour.FAIL, "worker")
+    assert (wait().behaviour, request().requested_by) == (None, "worker")  # then the policy's
     for condition in (Single("go", ByName("yes")), Single("go", Wildcard())):
         through = msgspec.json.decode(msgspec.json.encode(write_condition(condition)))
         assert read_condition(through) == condition

@@ -278,7 +278,7 @@ async def test_the_secret_of_the_environment_signs_and_can_be_rotated(
         assert SECRET not in repr(fabric._options)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201, 7, "a\x00"])
+@pytest.mark.parametrize("name", ["", "x" * 257, 7, "a\x00"])
 async def test_names_that_make_no_sense_are_refused(bench: Bench, name: Any) -> None:
     @bench.fabric.task()
     async def pay(ctx: Context) -> str:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric import (
     Context,
@@ -12,8 +13,10 @@ from flowfabric import (
     NotSignalable,
     PublicState,
     RunCancelled,
+    WaitTimeout,
 )
 from flowfabric.core.errors import MissingToken, PayloadTooLarge
+from flowfabric.worker.options import CallOptions
 from tests.worker.bench import Bench
 
 
@@ -85,7 +88,7 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
         await fabric.signal(7, "go")  # type: ignore[arg-type]
     with pytest.raises(Invalid):
         await fabric.signal("no id", "go")
-    with pytest.raises(Invalid, match="belongs to a callback's"):
+    with pytest.raises(Invalid, match="belongs to one callback"):
         await fabric.signal(run, "go", token="x:1")
     with pytest.raises(MissingToken):
         await fabric.signal(f"{run.id}/{waitpoint.id}", "go")
@@ -103,7 +106,7 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
     ("ask", "complaint"),
     [
         (lambda ctx: ctx.wait_for_signal(""), "a signal has a name"),
-        (lambda ctx: ctx.wait_for_signal("x" * 201), "signal name"),
+        (lambda ctx: ctx.wait_for_signal("x" * 257), "signal name"),
         (lambda ctx: ctx.wait_for_signal(7), "signal name"),
         (lambda ctx: ctx.wait_for_signal("go\x00"), "signal name"),
         (lambda ctx: ctx.wait_for_any(), "at least one"),
@@ -129,3 +132,85 @@ async def test_waits_that_make_no_sense_are_refused_where_they_are_made(
     await bench.fabric.signal(run, "go", "and on")
     await bench.work()
     assert await run.result() == "and on"
+
+
+async def test_a_token_without_the_id_that_goes_with_it_is_told_where_it_belongs(
+    bench: Bench,
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> bool:
+        approval = await ctx.request_approval("pay")
+        return (await approval.verdict()).approved
+
+    run = await job.submit()
+    await bench.work()
+    token = await bench.fabric.waitpoint_token(run, "pay")
+    for decide in (bench.fabric.approve, bench.fabric.reject):
+        for target in (run, str(run.id)):
+            with pytest.raises(Invalid, match=r"approval\.id"):
+                await decide(target, "pay", token=token)
+    (open_one,) = await bench.fabric.waitpoints(run)
+    await bench.fabric.approve(f"{run.id}/{open_one.id}", token=token)
+    await bench.work()
+    assert await run.result() is True
+
+
+@pytest.mark.parametrize("letter", ["x", "信"])
+async def test_who_waits_and_who_sends_have_one_limit_of_names(bench: Bench, letter: str) -> None:
+    """In characters, in any script."""
+    longest, longer = letter * 256, letter * 257
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        for wait in (
+            lambda: ctx.wait_for_signal(longer),
+            lambda: ctx.wait_for_any("go", longer),
+            lambda: ctx.approval(longer),
+            lambda: ctx.callback(longer),
+        ):
+            with pytest.raises(Invalid):
+                wait()
+        found = [await ctx.wait_for_signal(longest)]
+        found += [(await ctx.approval(longest)).approved]
+        callback = await ctx.callback(longest)
+        return [*found, len(callback.id) > 0]
+
+    run = await job.submit()
+    await bench.work()
+    with pytest.raises(Invalid):
+        await bench.fabric.signal(run, longer)
+    await bench.fabric.signal(run, longest, 7)
+    await bench.work()
+    await bench.fabric.approve(run, longest)
+    await bench.work()
+    assert await run.result(timeout=5) == [7, True, True]
+
+
+async def test_a_wait_without_a_timeout_has_that_of_the_policy(bench: Bench) -> None:
+    """As a suspension without one has: §1.7, suspension_policy."""
+
+    @bench.fabric.task()
+    async def job(ctx: Context, timeout: str | None) -> str:
+        try:
+            await ctx.wait_for_signal("go", timeout=timeout)
+        except WaitTimeout:
+            return "timeout"
+        return "signal"
+
+    policies = [{"default_timeout_ms": 60_000, "timeout_behavior": word} for word in WORDS]
+    ids = []
+    for policy in policies:
+        submission = job.submission(CallOptions(), (None,), {}, bench.engine.now())
+        rules = replace(submission, policy={"suspension_policy": policy})
+        ids.append((await bench.engine.executions.submit(rules)).id)
+    own = await job.submit("2m")
+    await bench.work()
+    await bench.pass_time(60_000)
+    await bench.work()
+    states = [await bench.engine.views.state(id) for id in ids]
+    assert states == [PublicState.FAILED, PublicState.CANCELLED, PublicState.COMPLETED]
+    assert await bench.engine.views.result(ids[-1]) == b'"timeout"'
+    assert await own.state() is PublicState.SUSPENDED
+
+
+WORDS = ("fail", "cancel", "auto_resume_with_timeout_signal")

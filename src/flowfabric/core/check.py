@@ -4,7 +4,7 @@ Every check returns the value it accepts and raises `Invalid` otherwise, whateve
 argument. A refused number is not repeated in the text: it may have more digits than Python prints.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
@@ -90,6 +90,13 @@ def check_items(value: object, what: str) -> tuple[object, ...]:
     if not isinstance(value, list | tuple | set | frozenset):
         raise Invalid(f"{what} must be a list, not {type(value).__name__}")
     return tuple(value)
+
+
+def check_iterable(value: Iterable[T], what: str) -> Iterable[T]:
+    """`value` if one can go through it; the letters of a text are no items."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise Invalid(f"{what} must be a list, not {type(value).__name__}")
+    return value
 
 
 def check_mapping(value: object, what: str) -> Mapping[Any, Any]:

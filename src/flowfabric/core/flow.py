@@ -19,7 +19,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import Edge
 from flowfabric.core.outcome import Outcome
 from flowfabric.core.shape import check_shape
-from flowfabric.core.text import check_text
+from flowfabric.core.text import check_signal_name
 from flowfabric.core.time import Millis
 
 SPARED = "spared"
@@ -107,7 +107,7 @@ class FlowChange(Struct, frozen=True):
 def check_parent(parent: object) -> Parent:
     """`parent` if it names an execution and a signal, as plain text that can be stored."""
     checked = check_shape(parent, Parent, "parent")
-    return Parent(str(ExecutionId(checked.execution)), check_text(checked.signal, "signal name"))
+    return Parent(str(ExecutionId(checked.execution)), check_signal_name(checked.signal))
 
 
 def known(flow: Flow | None, id: object = "") -> Flow:

@@ -22,6 +22,7 @@ from flowfabric.core.retry import Count, Exponential, Fixed, RetryPolicy, Span
 from flowfabric.core.routing import check_capabilities
 from flowfabric.core.text import check_size
 from flowfabric.core.time import MAX_MILLIS, MAX_SPAN, Millis
+from flowfabric.core.waits import MAX_SIGNALS
 
 MAX_POLICY = 1 << 16
 DEFAULT_RECLAIM_CAP = 3
@@ -83,7 +84,7 @@ class Policy(Document, frozen=True, kw_only=True):
     routing_requirements: RoutingRequirements | None = None
     dedup_window_ms: Span = 86_400_000
     stream_policy: StreamPolicy | None = None
-    max_signals_per_execution: Count = 10_000
+    max_signals_per_execution: Count = MAX_SIGNALS
 
     @property
     def attempt_timeout(self) -> Millis | None:

@@ -32,7 +32,6 @@ from flowfabric.core.listening import Listened, listen, mark_key, source_key
 from flowfabric.core.time import NO_TIME, Millis
 from flowfabric.core.token import Claims, Token, verify
 from flowfabric.core.waits import (
-    MAX_SIGNALS,
     NO_WAITS,
     Ask,
     Effect,
@@ -55,8 +54,8 @@ APPROVAL = "approval"
 
 class Delivery(Struct, frozen=True, kw_only=True):
     """A signal on its way. `about` is the digest of what the sender believes to approve;
-    `max_signals` 0 means that there is no limit. `internal` is the engine's own, which nobody
-    sent: no limit on signals holds for it, and it counts for none."""
+    `max_signals` comes before the policy of the execution, 0 is no limit. `internal` is the
+    engine's own: no limit on signals holds for it, and it counts for none."""
 
     id: UUID
     waitpoint: UUID
@@ -72,7 +71,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
     created_at: Millis | None = None
     dedup_ttl: Millis = DEDUP_TTL
     delay: Millis | None = None
-    max_signals: int = MAX_SIGNALS
+    max_signals: int | None = None
     about: str | None = None
     internal: bool = False
 
@@ -190,10 +189,19 @@ class _Deliver:
         if not active:
             self._check_pending()
         self._check_terms()
-        limit = 0 if self._delivery.internal else self._delivery.max_signals
-        if limit and self._waits.sent >= limit:
+        if (limit := self._limit) and self._waits.sent >= limit:
             raise SignalLimitExceeded(f"{self._waits.sent} signals were accepted")
         return self._accept() if active else self._buffer()
+
+    @property
+    def _limit(self) -> int:
+        """How many signals the execution accepts, 0 for any number: what the delivery says, or else
+        the policy of the execution."""
+        if self._delivery.internal:
+            return 0
+        given = self._delivery.max_signals
+        rules = self._snapshot.execution.rules
+        return rules.max_signals_per_execution if given is None else given
 
     def _delivered(self) -> UUID | None:
         """The signal this one repeats, by its id or its idempotency key."""

@@ -29,6 +29,7 @@ from flowfabric.core.execution import Active, Flags, Lease, Snapshot, Suspended
 from flowfabric.core.history import closing_attempts
 from flowfabric.core.lease import Owner, enter, fence_of, lease_event, present
 from flowfabric.core.listening import listen, mark_key, source_key
+from flowfabric.core.policy import SuspensionPolicy
 from flowfabric.core.step import Step
 from flowfabric.core.time import Millis
 from flowfabric.core.waitpoint import closed_because, closed_key, is_over
@@ -83,12 +84,13 @@ class Binding(Struct, frozen=True, kw_only=True):
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """One arm of a request; the first binding is the primary one."""
+    """One arm of a request; the first binding is the primary one. What it does not say about a
+    timeout the policy of the execution says."""
 
     condition: Condition
     bindings: tuple[Binding, ...]
     timeout_at: Millis | None = None
-    behaviour: Behaviour = Behaviour.FAIL
+    behaviour: Behaviour | None = None
     policy: ResumePolicy = ResumePolicy()
     step: StepRef | None = None
 
@@ -217,6 +219,7 @@ class _Binder:
         self, snapshot: Snapshot, lease: Lease, now: Millis, request: Suspend, memory: Memory
     ) -> None:
         self._execution = snapshot.execution.uuid
+        self._rules = snapshot.execution.rules.suspension_policy or SuspensionPolicy()
         self._lease = lease
         self._now = now
         self._kid = request.kid
@@ -229,15 +232,18 @@ class _Binder:
 
     def arm(self, wait: Wait) -> Arm:
         left = [binding for binding in wait.bindings if not self._is_closed(binding, wait)]
-        bound = tuple(self._bind(binding, wait.timeout_at) for binding in left)
+        timeout_at, default = wait.timeout_at, self._rules.default_timeout_ms
+        if timeout_at is None and default is not None:
+            timeout_at = Millis(self._now + default)
+        bound = tuple(self._bind(binding, timeout_at) for binding in left)
         if wait.bindings[0].use is Use.PENDING:
             check_references(wait.condition, [item.key for item in bound])
         return Arm(
             condition=write_condition(wait.condition),
             bound=bound,
             tallies=blank(wait.condition),
-            timeout_at=wait.timeout_at,
-            behaviour=wait.behaviour,
+            timeout_at=timeout_at,
+            behaviour=wait.behaviour or Behaviour(self._rules.timeout_behavior),
             policy=wait.policy,
             step=wait.step,
         )

@@ -8,7 +8,7 @@ from flowfabric.core.errors import Invalid
 from flowfabric.core.shape import check_shape
 from flowfabric.core.step import Step
 from flowfabric.core.suspend import Binding, Suspend, Use, Wait
-from flowfabric.core.text import MAX_KEY, MAX_NAME, MAX_REASON, check_text
+from flowfabric.core.text import MAX_KEY, MAX_REASON, check_signal_name, check_text
 from flowfabric.core.time import Millis, check_moment, check_span
 from flowfabric.core.waits import Behaviour, ResumePolicy, StepRef
 
@@ -64,7 +64,8 @@ def _check_wait(wait: Wait, now: Millis) -> None:
 
 def _check_ending(wait: Wait) -> None:
     """Whether what happens after the wait can be stored."""
-    check_kind_of(wait.behaviour, Behaviour, "behaviour")
+    if wait.behaviour is not None:
+        check_kind_of(wait.behaviour, Behaviour, "behaviour")
     policy = check_shape(wait.policy, ResumePolicy, "resume policy")
     check_one_of(policy.target, TARGETS, "the target of a resume policy")
     delay = policy.resume_delay
@@ -81,7 +82,7 @@ def _check_bindings(bindings: tuple[Binding, ...]) -> None:
             if position:
                 raise Invalid(f"additional_waitpoint_binding_must_be_fresh: waitpoints[{position}]")
             continue
-        check_text(binding.key, "waitpoint key", limit=MAX_NAME)
+        check_signal_name(binding.key, "waitpoint key")
         if not binding.key:
             if position:
                 raise Invalid(f"additional_waitpoint_binding_empty_key: waitpoints[{position}]")

@@ -18,6 +18,9 @@ MAX_REASON = 4096
 MAX_LANE = 64
 MAX_NAME = 256
 MAX_KEY = 1024
+MAX_SIGNAL_NAME = 256
+MAX_STEP_NAME = 2048
+"""Bytes: the longest name of a signal, what it is, and the branch it stands in."""
 MAX_TAG_VALUE = 4096
 
 _TAG_KEY = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_][a-z0-9_.]*")
@@ -53,6 +56,16 @@ def check_kind(value: object) -> str:
 def check_worker(value: object, what: str) -> str:
     """A worker's or an instance's name: 1 to 256 bytes, no white space, no control character."""
     return _solid_name(value, what) if isinstance(value, str) else check_text(value, what)
+
+
+def check_signal_name(value: object, what: str = "signal name") -> str:
+    """The name of a signal, and of whatever waits for one (a channel, an approval, a callback, a
+    waitpoint): at most 256 characters, in whatever script. Whether it may be empty is the
+    caller's rule."""
+    text = check_text(value, what)
+    if len(text) > MAX_SIGNAL_NAME:
+        raise Invalid(f"{what} has {len(text)} characters, the limit is {MAX_SIGNAL_NAME}")
+    return text
 
 
 def check_key(value: object) -> str | None:

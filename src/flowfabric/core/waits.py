@@ -19,7 +19,7 @@ from flowfabric.core.join import EdgeState
 from flowfabric.core.time import Millis
 
 MAX_SIGNALS = 10_000
-"""Signals one execution accepts, unless the caller says otherwise."""
+"""Signals one execution accepts, unless its policy or the caller says otherwise."""
 FEW_SIGNALS = 32
 """How many kept signals of a waitpoint are looked at before all of them are."""
 

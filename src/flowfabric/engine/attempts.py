@@ -24,10 +24,10 @@ from flowfabric.core.lease import Owner, Renewed, check_owner, enter, present
 from flowfabric.core.retry import Category
 from flowfabric.core.step import Step
 from flowfabric.core.text import (
-    MAX_NAME,
     MAX_PROGRESS_MESSAGE,
     MAX_REASON,
     MAX_RESULT,
+    MAX_STEP_NAME,
     check_bytes,
     check_text,
 )
@@ -301,7 +301,7 @@ def _note_weight(note: Note) -> int:
 
 def _check_step(step: Step) -> None:
     check_kind_of(step, Step, "step")
-    check_text(step.name, "step name", limit=MAX_NAME)
+    check_text(step.name, "step name", limit=MAX_STEP_NAME)
     check_bytes(step.doc, "step", MAX_STEP)
     for number in (step.generation, step.position, step.occurrence):
         check_whole(number, "a number of a step")

@@ -23,10 +23,17 @@ from flowfabric.core.signal import (
     Delivery,
     DuplicateSignal,
 )
-from flowfabric.core.text import MAX_KEY, MAX_NAME, check_bytes, check_lane, check_text
+from flowfabric.core.text import (
+    MAX_KEY,
+    MAX_NAME,
+    check_bytes,
+    check_lane,
+    check_signal_name,
+    check_text,
+)
 from flowfabric.core.time import Millis, check_moment, check_span
 from flowfabric.core.token import Token, peek
-from flowfabric.core.waits import MAX_SIGNALS, Heard, Memory
+from flowfabric.core.waits import Heard, Memory
 from flowfabric.engine.base import Noun
 
 MAX_PAGE = 1000
@@ -60,7 +67,7 @@ class Signals(Noun):
         suffix: str,
         delay: Millis | None = None,
         dedup_ttl: Millis = DEDUP_TTL,
-        max_signals: int = MAX_SIGNALS,
+        max_signals: int | None = None,
     ) -> Answer:
         """An operator's decision at a waitpoint, without a token; `suffix` makes a repeat of it
         recognisable."""
@@ -149,15 +156,16 @@ class Signals(Noun):
 
 def check_channel(name: object) -> str:
     """`name` if something can wait for it."""
-    if not check_text(name, "name", limit=MAX_NAME):
+    text = check_signal_name(name, "name")
+    if not text:
         raise Invalid("a signal is sent to a name")
-    return str(name)
+    return text
 
 
 def check_delivery(delivery: object) -> Delivery:
     """`delivery` if it can be stored; the payload has 256 KiB at most."""
     checked = check_shape(delivery, Delivery, "delivery", spans=("delay", "dedup_ttl"))
-    if not check_text(checked.name, "signal name", limit=MAX_NAME):
+    if not check_signal_name(checked.name):
         raise Invalid("a signal has a name")
     texts = {
         "category": checked.category,
@@ -179,7 +187,8 @@ def check_delivery(delivery: object) -> Delivery:
     check_span(checked.dedup_ttl, "dedup_ttl")
     if checked.delay is not None:
         check_span(checked.delay, "delay")
-    check_whole(checked.max_signals, "max_signals")
+    if checked.max_signals is not None:
+        check_whole(checked.max_signals, "max_signals")
     return checked
 
 

@@ -19,7 +19,13 @@ from flowfabric.core.lease import DEFAULT_TTL, AlreadySatisfied, Owner
 from flowfabric.core.signal import ask_about_tokens, revoked_at
 from flowfabric.core.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, Use
 from flowfabric.core.suspend_check import check_suspend
-from flowfabric.core.text import MAX_NAME, MAX_REASON, check_namespace, check_text
+from flowfabric.core.text import (
+    MAX_NAME,
+    MAX_REASON,
+    check_namespace,
+    check_signal_name,
+    check_text,
+)
 from flowfabric.core.time import Millis, Span, check_moment, check_span
 from flowfabric.core.token import Claims, Token, mint
 from flowfabric.core.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
@@ -148,7 +154,7 @@ class Suspensions(Noun):
         """Makes a pending waitpoint: its token can be handed out, and signals are kept for the
         suspension that will wait at it. It closes with the attempt unless it is `lasting`. It takes
         the place of a pending one with the same `slot`."""
-        if not check_text(key, "waitpoint key", limit=MAX_NAME):
+        if not check_signal_name(key, "waitpoint key"):
             raise Invalid("waitpoint_key_empty")
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
         execution, owner = self._attempts.unpack(owned)
@@ -242,7 +248,7 @@ class Suspensions(Noun):
             id=self._fresh().hex,
             issued_at=max(now, issued_at or now),
             approver=None if approver is None else _named(approver, "approver"),
-            decisions=tuple(_named(name, "decision") for name in names),
+            decisions=tuple(_decision(name) for name in names),
             expires_at=None if span is None else Millis(now + span),
             single_use=check_flag(single_use, "single_use"),
         )
@@ -403,12 +409,20 @@ def check_terms(terms: object) -> Terms:
         if len(names) > MAX_APPROVERS:
             raise Invalid(f"{len(names)} {what}s, the limit is {MAX_APPROVERS}")
         for name in names:
-            _named(name, what)
+            _decision(name) if what == "decision" else _named(name, what)
         if len(set(names)) != len(names):
             raise Invalid(f"a {what} is named twice")
     if checked.about is not None:
         check_text(checked.about, "digest", limit=MAX_NAME)
     return replace(checked, decisions=tuple(checked.decisions), approvers=tuple(checked.approvers))
+
+
+def _decision(name: object) -> str:
+    """A decision is the name of the signal that makes it."""
+    text = check_signal_name(name, "decision")
+    if not text:
+        raise Invalid("a decision without a name")
+    return text
 
 
 def _named(name: object, what: str) -> str:

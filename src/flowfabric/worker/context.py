@@ -33,7 +33,7 @@ from flowfabric.worker.spending import Spending, SyncReserve
 from flowfabric.worker.steps import Work, attempt, attempt_here, keep, perform, read
 from flowfabric.worker.subflows import SyncFlow
 from flowfabric.worker.sync_waits import SyncWaits
-from flowfabric.worker.task import Call, Task
+from flowfabric.worker.task import Call, Task, check_task
 from flowfabric.worker.threads import Threads
 from flowfabric.worker.transactions import Completion
 from flowfabric.worker.waits import Heard
@@ -173,6 +173,7 @@ class Context(Spending):
     ) -> Coroutine[Any, Any, Run[R]]:
         """Submits a child run exactly once, however often the handler runs. It spends of the
         budgets of this run, and of its own."""
+        check_task(task)
         call = task if isinstance(task, Call) else task.with_options()
         if call.options.connection is not None:
             raise Invalid("in a transaction a run is submitted by the task itself, not by ctx")

@@ -14,7 +14,7 @@ from uuid import UUID, uuid5
 
 from msgspec.structs import replace
 
-from flowfabric.core.check import Seconds
+from flowfabric.core.check import Seconds, check_kind_of
 from flowfabric.core.errors import Invalid, InvalidGraph, NotFound
 from flowfabric.core.flow import CancelPolicy, Flow, FlowState, Parent
 from flowfabric.core.graph import Graph, Link, member_id
@@ -22,6 +22,7 @@ from flowfabric.core.graph import Node as Declared
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.join import AllOf, JoinPolicy, On
 from flowfabric.core.submission import Submission
+from flowfabric.core.text import MAX_NAME, check_kind, check_namespace, check_tags, check_text
 from flowfabric.core.vector import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_views import FlowGraph
@@ -98,13 +99,13 @@ class FlowBuilder:
         tags: Mapping[str, str] | None = None,
         budgets: Iterable[str] = (),
     ) -> None:
-        self.name = name
+        self.name = check_kind(name)
         self.id = id
         self.nodes: dict[str, Node[Any]] = {}
         self.created = False
         self._client = client
-        self._namespace = namespace
-        self._tags = dict(tags or {})
+        self._namespace = check_namespace(namespace)
+        self._tags = {} if tags is None else check_tags(tags)
         self._budgets = budgets_of((), budgets)
         self._declared: list[Declared] = []
         self._links: list[Link] = []
@@ -225,6 +226,8 @@ class FlowBuilder:
     def _name_for(self, task: Task[..., Any], name: str | None) -> str:
         """A name of its own for every node: the task's, numbered from the second on."""
         if name is not None:
+            if not check_text(name, "the name of a node", limit=MAX_NAME):
+                raise InvalidGraph("a node without a name")
             if name in self.nodes:
                 raise InvalidGraph(f"two members are called {name!r}")
             return name
@@ -339,7 +342,8 @@ def _nodes(after: object) -> list[Node[Any]]:
         return [after]
     if not isinstance(after, Iterable) or isinstance(after, str):
         raise InvalidGraph("after is a node or a list of nodes")
-    return list(dict.fromkeys(after))
+    nodes = [check_kind_of(node, Node, "a member of after") for node in after]
+    return list(dict.fromkeys(nodes))
 
 
 def _has_output(value: Any) -> bool:

@@ -11,6 +11,7 @@ from flowfabric.core.errors import Invalid, NotFound
 from flowfabric.core.hide import without_secrets
 from flowfabric.core.ids import ExecutionId, parse_uuid
 from flowfabric.core.signal import APPROVAL, Accepted, Delivery, DuplicateSignal
+from flowfabric.core.text import check_signal_name
 from flowfabric.core.time import Millis, parse_span
 from flowfabric.core.token import Token
 from flowfabric.core.waitpoint import OpenWaitpoint
@@ -26,6 +27,12 @@ MAX_LISTED = 1000
 
 Target = Run[Any] | str
 """A run, its id, or the id of a callback or approval (`run/waitpoint`)."""
+
+
+_WHERE_IT_BELONGS = (
+    "a token belongs to one callback or approval, not to a run: give the id that goes with it "
+    "(`callback.id`, `approval.id`, or run/waitpoint as `fabric.waitpoints` lists it) as the target"
+)
 
 
 class Sent(Struct, frozen=True):
@@ -70,7 +77,7 @@ class Outside:
         if waitpoint is not None:
             return _sent(await engine.signals.deliver(id, delivery, token))
         if token is not None:
-            raise Invalid("a token belongs to a callback's or an approval's id, not to a run's")
+            raise Invalid(_WHERE_IT_BELONGS)
         if name is None:
             raise Invalid("a signal to a run has a name")
         return _sent(await engine.signals.send(id, name, delivery))
@@ -86,7 +93,8 @@ class Outside:
         token: Token | str | None = None,
     ) -> Sent:
         """Approves what a run waits for. With `about` only if that is exactly the thing that is
-        to be approved; with a token for whoever holds one."""
+        to be approved; with a token for whoever holds one, and then the target is the id that goes
+        with it (`approval.id`)."""
         return await self._decide(target, name, APPROVED, approver, about, comment, token)
 
     async def reject(
@@ -195,6 +203,8 @@ class Outside:
             about=None if about is None else about_digest(about),
         )
         if token is not None:
+            if waitpoint is None:
+                raise Invalid(_WHERE_IT_BELONGS)
             return _sent(await engine.signals.deliver(id, delivery, token))
         if waitpoint is not None:
             return _sent(await engine.signals.decide_at(id, delivery))
@@ -215,6 +225,8 @@ def _address(target: object) -> tuple[ExecutionId, UUID | None]:
 
 async def _named(engine: Engine, id: ExecutionId, name: str | None) -> UUID:
     """The open waitpoint of that name; of any name if there is only one."""
+    if name is not None:
+        check_signal_name(name, "name")
     found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
     matching = [item for item in found if name is None or item.key == name]
     if not matching:

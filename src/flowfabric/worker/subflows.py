@@ -7,12 +7,13 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric.core.check import Seconds
+from flowfabric.core.check import Seconds, check_iterable
 from flowfabric.core.condition import Single
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import Flow, FlowState, Parent
 from flowfabric.core.sending import waitpoint_id
 from flowfabric.core.step import Recorded
+from flowfabric.core.text import check_kind
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.control import WaitTimeout
 from flowfabric.worker.flow import FlowBuilder, Node, as_result, decoded, failed
@@ -20,7 +21,7 @@ from flowfabric.worker.journal import Place, anew
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Client
 from flowfabric.worker.steps import perform
-from flowfabric.worker.task import Call, Task, arguments_of
+from flowfabric.worker.task import Call, Task, arguments_of, check_task
 from flowfabric.worker.transactions import Door
 from flowfabric.worker.waits import Waits
 
@@ -188,6 +189,7 @@ class Subflows(Waits):
     def flow(self, name: str) -> SubFlow:
         """A flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
         `await flow.result()`."""
+        check_kind(name)
         places = self._journal.place(f"flow:{name}"), self._journal.place(f"flow-end:{name}")
         return SubFlow(self, self._client(), name, places)
 
@@ -197,9 +199,11 @@ class Subflows(Waits):
         """Runs a task once per item, all at the same time and wherever there are workers, and
         gives the results in the order of the items. A tuple is the arguments of one run, a dict
         its arguments by name. Raises FlowFailed when any of them did not succeed."""
-        of = task.task if isinstance(task, Call) else task
-        flow = self.flow(name or f"map:{of.name}")
-        nodes = [_add(flow, task, item, at) for at, item in enumerate(items)]
+        asked = check_task(task)
+        of = asked.task if isinstance(asked, Call) else asked
+        flow = self.flow(f"map:{of.name}" if name is None else name)
+        given = check_iterable(items, "items")
+        nodes = [_add(flow, task, item, at) for at, item in enumerate(given)]
         return self._map(flow, nodes)
 
     def _client(self) -> Client:

@@ -8,7 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_kind_of
+from flowfabric.core.check import check_iterable, check_kind_of
 from flowfabric.core.errors import Invalid
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policy import (
@@ -228,6 +228,7 @@ class Task(Generic[P, R]):
         return [self.run_of(id, duplicate=duplicate) for id, duplicate in found]
 
     async def _submit_many(self, options: CallOptions, calls: Iterable[Any]) -> list[Run[R]]:
+        check_iterable(calls, "calls")
         if options.connection is not None:
             now = self._client.door.now()
             arriving = [self._one_of_many(options, call, now) for call in calls]

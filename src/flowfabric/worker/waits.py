@@ -28,7 +28,7 @@ from flowfabric.core.errors import ApprovalOutdated, Invalid
 from flowfabric.core.sending import channel_id, waitpoint_id
 from flowfabric.core.step import Recorded
 from flowfabric.core.suspend import Binding, Use, Wait
-from flowfabric.core.text import MAX_NAME, check_text
+from flowfabric.core.text import check_signal_name
 from flowfabric.core.time import Millis, parse_span, to_datetime
 from flowfabric.core.token import Token
 from flowfabric.core.waits import Behaviour, ResumePolicy, Signal, Terms, Waited
@@ -268,7 +268,7 @@ class Waits:
 
     def callback(self, name: str = "callback") -> Coroutine[Any, Any, Callback[Any]]:
         """A door for one answer from outside: an id and a token to hand out, awaited later."""
-        if not check_text(name, "callback name", limit=200):
+        if not check_signal_name(name, "callback name"):
             raise Invalid("a callback has a name")
         return self._callback(self._journal.place(f"callback-for:{name}"), name)
 
@@ -281,7 +281,7 @@ class Waits:
         if not wanted:
             raise Invalid("wait for at least one signal")
         for name in wanted:
-            if not check_text(name, "signal name", limit=200):
+            if not check_signal_name(name):
                 raise Invalid("a signal has a name")
         if len(set(wanted)) != len(wanted):
             raise Invalid("a signal is named twice")
@@ -300,7 +300,7 @@ class Waits:
             condition=asked.condition,
             bindings=asked.bindings,
             timeout_at=None if timeout is None else Millis(self._engine.now() + timeout),
-            behaviour=Behaviour.AUTO_RESUME,
+            behaviour=None if timeout is None else Behaviour.AUTO_RESUME,
             policy=_LASTING if asked.lasting else ResumePolicy(),
         )
         record = await self._parking.wait(place, wait, asked.reason)
@@ -435,7 +435,7 @@ class Waits:
 
 
 def _approving(name: str, of: int, approvers: Sequence[str], about: object) -> _Approving:
-    if not check_text(name, "approval name", limit=MAX_NAME - 20):
+    if not check_signal_name(name, "approval name"):
         raise Invalid("an approval has a name")
     named = tuple(str(each) for each in check_names(approvers, "approvers"))
     check_whole(of, "of", 1, MAX_APPROVERS)

@@ -20,7 +20,7 @@ from flowfabric.core.condition.tree import (
     keys_of,
 )
 from flowfabric.core.errors import Invalid
-from flowfabric.core.text import MAX_KEY, MAX_NAME, check_text
+from flowfabric.core.text import check_signal_name
 
 MAX_DEPTH = 4
 """Bodies (all that is no leaf, and `Count`) within one another."""
@@ -115,7 +115,7 @@ def _check_tuple(value: object, what: str, path: str) -> None:
 
 
 def _check_waitpoint(key: object, path: str) -> None:
-    if not check_text(key, f"the waitpoint key at {path}", limit=MAX_KEY):
+    if not check_signal_name(key, f"the waitpoint key at {path}"):
         raise Invalid(f"the waitpoint key is empty at {path}")
 
 
@@ -124,5 +124,5 @@ def _check_matcher(matcher: object, path: str) -> None:
         return
     if not isinstance(matcher, ByName):
         raise Invalid(f"a matcher is expected, not {type(matcher).__name__}, at {path}")
-    if not check_text(matcher.name, f"the signal name at {path}", limit=MAX_NAME):
+    if not check_signal_name(matcher.name, f"the signal name at {path}"):
         raise Invalid(f"the signal name is empty, use a wildcard to accept any name, at {path}")
