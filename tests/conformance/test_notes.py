@@ -1,6 +1,7 @@
 """What an owner writes beside its lease: progress and steps."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from flowfabric.core.errors import (
 )
 from flowfabric.core.event import EventKind
 from flowfabric.core.step import Step
+from flowfabric.core.time import Millis
 from flowfabric.engine.claims import Claim
 from flowfabric.store.contract import Progress
 from tests.lab import Lab
@@ -19,6 +21,7 @@ from tests.owners import (
     RETRYING,
     STEP,
 )
+from tests.situations import RETRY_AT_ONCE
 
 # -- what is written beside the lease
 
@@ -51,6 +54,75 @@ async def test_progress_is_seen_as_the_last_thing_that_happened(lab: Lab) -> Non
     description = await lab.engine.views.describe(claim.id)
     assert description is not None
     assert description.touched_at == lab.clock.now()
+
+
+async def begins_again_by_a_retry(lab: Lab, claim: Claim) -> None:
+    await lab.fail(claim)
+
+
+async def begins_again_by_a_takeover(lab: Lab, claim: Claim) -> None:
+    await lab.lose(claim)
+
+
+async def begins_again_by_a_replay(lab: Lab, claim: Claim) -> None:
+    await lab.complete(claim)
+    await lab.engine.executions.replay(claim.id)
+
+
+@pytest.mark.parametrize(
+    "again", [begins_again_by_a_retry, begins_again_by_a_takeover, begins_again_by_a_replay]
+)
+async def test_a_new_attempt_has_no_progress_of_the_old_one(
+    lab: Lab, again: Callable[[Lab, Claim], Awaitable[None]]
+) -> None:
+    """§3.13: progress is of the attempt; what the new one leaves out is not taken from the old"""
+    claim = await lab.running(policy=RETRY_AT_ONCE)
+    await lab.engine.attempts.progress(claim, 90, "nearly done")
+    await again(lab, claim)
+    claim = await lab.claim_one()
+    assert claim.attempt == 1
+    assert await progress_of(lab, claim.id) is None
+    await lab.engine.attempts.progress(claim, 5)
+    assert await progress_of(lab, claim.id) == Progress(5, None)
+    await lab.complete(claim)
+    assert await progress_of(lab, claim.id) == Progress(5, None)
+
+
+async def test_an_attempt_that_goes_on_keeps_its_progress(lab: Lab) -> None:
+    """Also while it is interrupted, and after its worker was lost"""
+    claim = await lab.running()
+    await lab.engine.attempts.progress(claim, 50, "halfway")
+    await lab.engine.attempts.hand_back(claim)
+    assert await progress_of(lab, claim.id) == Progress(50, "halfway")
+    claim = await lab.claim_one()
+    await lab.engine.attempts.progress(claim, 60)
+    await lab.lose(claim)
+    assert await progress_of(lab, claim.id) == Progress(60, "halfway")
+
+
+async def touched_at(lab: Lab, id: str) -> Millis:
+    description = await lab.engine.views.describe(id)
+    assert description is not None
+    return description.touched_at
+
+
+async def test_every_change_is_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
+    """All transitions set last_mutation_at, also those no event tells of"""
+    engine = lab.engine
+    delayed = await lab.submit(delay_until=Millis(lab.clock.now() + 5))
+    await lab.pass_time(5)
+    assert await touched_at(lab, delayed) == lab.clock.now()
+    acts: list[Callable[[], Awaitable[object]]] = [
+        lambda: engine.executions.block(delayed, "paused_by_operator"),
+        lambda: engine.executions.unblock(delayed),
+        lambda: engine.executions.hold(delayed),
+        lambda: engine.executions.unhold(delayed),
+        lambda: engine.grants.issue(delayed, "w1"),
+    ]
+    for act in acts:
+        lab.clock.advance(7)
+        await act()
+        assert await touched_at(lab, delayed) == lab.clock.now()
 
 
 @pytest.mark.parametrize("percent", [-1, 101, 10**30, 5.0, "5", True])

@@ -65,7 +65,7 @@ def let_in(snapshot: Snapshot | None, budget: str, now: Millis) -> "Change[bool]
     """The budget it waits for has room again: the rest of the gates are asked."""
     match snapshot:
         case Snapshot(state=Waiting(gate=Gate.BUDGET, next=next)) if snapshot.life.budget == budget:
-            life = replace(snapshot.life, budget=None, detail=None)
+            life = replace(snapshot.life, budget=None, detail=None, touched_at=now)
             after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
             return Change(True, snapshot, after)
         case _:

@@ -211,7 +211,7 @@ def block(
         raise NotEligible("only an execution that waits for a worker can be blocked")
     if reason not in ADMISSION_BLOCKS:
         raise InvalidBlockingReason(reason)
-    life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail)
+    life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail, touched_at=now)
     after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
     return Change(Blocked(snapshot.execution.id), snapshot, after)
 
@@ -228,7 +228,7 @@ def unblock(
             raise NotEligible("the execution is not blocked")
     if expected is not None and expected != snapshot.life.blocked:
         raise NotEligible(f"blocked for {snapshot.life.blocked}, not {expected}")
-    life = replace(snapshot.life, blocked=None, detail=None)
+    life = replace(snapshot.life, blocked=None, detail=None, touched_at=now)
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 
@@ -251,7 +251,7 @@ def due(
         case Suspended(due_at=int() as at) if at <= now:
             return expire_suspension(snapshot, now, signal_id)
         case Waiting(gate=gate, next=next, due_at=int() as at) if gate in DELAYS and at <= now:
-            life = replace(snapshot.life, not_before=None, delay=None)
+            life = replace(snapshot.life, not_before=None, delay=None, touched_at=now)
             after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
             return Change(outcome=after, before=snapshot, after=after)
         case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:

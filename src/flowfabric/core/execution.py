@@ -165,6 +165,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
 
     `losses` are all leases it has lost. Of those `excused` are not its fault, and `revokes` were
     an operator's doing since it was last excused. `max_reclaims` is the cap its grant brought.
+    `touched_at` is when a change last happened to it that is told by no event and no lease.
     """
 
     priority: int | None = None
@@ -197,6 +198,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     orphans: tuple[UUID, ...] = ()
     grant: Grant | None = None
     given: tuple[GivenAttempt, ...] = ()
+    touched_at: Millis | None = None
 
 
 EMPTY_LIFE = Life()

@@ -233,7 +233,7 @@ def _hold(
 ) -> "Change[Granted]":
     until = Millis(now + grantee.ttl)
     grant = _record(snapshot, state, grantee, now, until)
-    life = replace(head.pop("life", snapshot.life), grant=grant)
+    life = replace(head.pop("life", snapshot.life), grant=grant, touched_at=now)
     after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), life=life, **head)
     return Change(outcome=_granted(snapshot, grant, grantee), before=snapshot, after=after)
 

@@ -56,6 +56,7 @@ def unhold(snapshot: Snapshot | None, now: Millis) -> "Change[Unheld]":
 
 
 def _moved(snapshot: Snapshot, life: Life, now: Millis) -> Snapshot:
+    life = replace(life, touched_at=now)
     match snapshot.state:
         case Waiting(gate=Gate.ARRIVAL):
             raise NotEligible("it was refused and is about to end")

@@ -131,6 +131,7 @@ def _is_open(memory: Memory, told: Settlement, snapshot: Snapshot) -> bool:
 def _passed(snapshot: Snapshot, life: Life, now: Millis) -> Snapshot:
     match snapshot.state:
         case Waiting(gate=Gate.DEPENDENCIES, next=next):
+            life = replace(life, touched_at=now)
             return snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
         case _:
             return snapshot.to(snapshot.state, life=life)

@@ -344,7 +344,7 @@ def _description(detail: Detail, now: Millis) -> Description:
         started_at=snapshot.started_at,
         ended_at=_ended_at(snapshot),
         deadline_at=snapshot.deadline_at,
-        touched_at=detail.touched_at,
+        touched_at=max(detail.touched_at, life.touched_at or detail.touched_at),
         failure=life.failure,
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,

@@ -246,7 +246,7 @@ class Worker:
         return await self._claim_suspect(executor)
 
     async def _claim_suspect(self, executor: Executor) -> int:
-        for wish in (*self._room.narrow(), self._room.wide()):
+        for wish in self._room.wishes():
             one = replace(wish, limit=min(1, wish.limit))
             if count := await self._claim_wish(executor, one, Suspects.ONLY):
                 return count
@@ -256,7 +256,7 @@ class Worker:
         """Tasks with a limit of their own are asked for one by one; all others come in the order
         the store has for them."""
         count = 0
-        for wish in (*self._room.narrow(), self._room.wide()):
+        for wish in self._room.wishes():
             count += await self._claim_wish(executor, wish, Suspects.NONE)
         return count
 

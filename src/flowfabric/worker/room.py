@@ -1,7 +1,7 @@
 """How much more a worker can take: in all, of a task with a limit of its own, in processes."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -37,6 +37,11 @@ class Room:
     def give(self, kind: str) -> None:
         self._taken[kind] -= 1
         self._all -= 1
+
+    def wishes(self) -> Iterator[Wish]:
+        """The claims to make, one after the other; what one takes is room the next has not."""
+        yield from self.narrow()
+        yield self.wide()
 
     def narrow(self) -> list[Wish]:
         """Claims for tasks of which fewer can be taken than there is room in all."""
