@@ -137,3 +137,21 @@ async def test_one_its_budget_refuses_takes_no_start_of_a_rate(lab: Lab, per_key
     await lab.pass_time(1)
     await settled(lab)
     assert [claim.id for claim in await lab.claim(limit=5)] == [rich[2]]
+
+
+async def test_one_that_was_admitted_under_other_limits_gives_no_start_back(lab: Lab) -> None:
+    """C-T95: it was not counted, so what was counted of others stays."""
+    await define(lab, concurrency=9)
+    await lab.engine.budgets.define(budget(hard=1))
+    uses = [{"quota": "q", "key": ""}]
+    await lab.submit(policy={"quotas": uses, "budget_ids": ["team"]})
+    await settled(lab)
+    await lab.engine.budgets.spend("team", {"calls": 1})
+    await define(lab, rate=Rate(1, Millis(60_000)))
+    rich = [await lab.submit(policy={"quotas": uses}) for _ in range(2)]
+    await settled(lab)
+    started = []
+    for _ in range(3):
+        started += [claim.id for claim in await lab.claim(limit=5)]
+        await settled(lab)
+    assert started == rich[:1]

@@ -433,6 +433,9 @@ def test_starts_given_back_are_the_oldest_of_their_span() -> None:
         StartsBack("q", "=k", at, Millis(at + grain), 2),
     ]
     assert starts_back([(uses, at)], {}) == []
+    changed = {"q": replace(quota, since=at)}
+    later = starts_back([(uses, at), (uses, Millis(at + 1))], changed)
+    assert [back.count for back in later] == [1, 1]
 
 
 def test_who_is_let_through_with_others_has_a_moment_that_claims_go_by() -> None:

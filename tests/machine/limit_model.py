@@ -93,7 +93,9 @@ class Book:
         """Of those who were let through in a span so many have not begun, the oldest of them."""
         for back in starts:
             key = back.key[1:] if back.key else ALL
-            moments = self._moments(back.quota, per_key=bool(back.key), begun=self.begun)
+            per_key = bool(back.key)
+            begun = self.begun[self.since.get((back.quota, per_key), 0) :]
+            moments = self._moments(back.quota, per_key=per_key, begun=begun)
             within = [at for at in moments.get(key, ()) if back.since <= at <= back.until]
             self.unbegun += [(back.quota, key, at) for at in sorted(within)[: back.count]]
 

@@ -64,7 +64,8 @@ Uses = tuple[Use, ...]
 
 
 class Quota(Document, frozen=True, kw_only=True):
-    """The limits of one name; None is no limit. Those per key hold for each key on its own."""
+    """The limits of one name; None is no limit. Those per key hold for each key on its own. Whoever
+    was let through at a moment after `since` was so under these limits."""
 
     name: str = ""
     concurrency: int | None = None
@@ -72,6 +73,7 @@ class Quota(Document, frozen=True, kw_only=True):
     rate: Rate | None = None
     rate_per_key: Rate | None = None
     version: int = 0
+    since: Millis = Millis(0)
     created_at: Millis = Millis(0)
     updated_at: Millis = Millis(0)
 

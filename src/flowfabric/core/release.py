@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from flowfabric.core.quota import Quota, Rate, Use, Uses
 from flowfabric.core.time import Millis
@@ -128,7 +129,7 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
     lines = [_Served(line, room.need(line.uses)) for line in standing.lines if line.waiting]
     queue = list(lines)
     heapq.heapify(queue)
-    turns = Turns(max(standing.served.values(), default=0), now)
+    turns = Turns(_latest(standing), now)
     moves: list[Move] = []
     while queue and len(moves) < most:
         served = queue[0]
@@ -158,6 +159,19 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
         emptied=any(each.taken == len(each.line.waiting) for each in lines),
         next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
     )
+
+
+def _latest(standing: Standing) -> int:
+    """The turn all new ones are after: of those served before, and of the moments at which the
+    limits were other ones."""
+    turns = [*standing.served.values(), *(q.since * TURNS for q in standing.quotas.values())]
+    return max(turns, default=0)
+
+
+def limits_since(quota: Quota, standing: Standing, now: Millis) -> Quota:
+    """New limits of a quota: from the moment on after everybody was let through under others."""
+    latest = standing.served.get(quota.name, 0) // TURNS
+    return replace(quota, since=Millis(max(now, latest)))
 
 
 class Turns:
@@ -355,12 +369,14 @@ def starts_back(
 
     A moment may be ahead of the release it is of, so that it names a span. Of a span the oldest
     admissions are taken back: what is left is never older than what really started, and no window
-    gets more starts than it may have.
+    gets more starts than it may have. Who was let through under other limits may not have been
+    counted, and leaves the log alone.
     """
     found: dict[Key, StartsBack] = {}
     for uses, at in unstarted:
         for use in uses:
-            for rate, part in _rates(quotas.get(use.quota), use):
+            quota = quotas.get(use.quota)
+            for rate, part in _rates(quota, use) if quota and at > quota.since else ():
                 key = (use.quota, part)
                 since, until = _noted_at(rate, Millis(at - AHEAD)), _noted_at(rate, at)
                 old = found.get(key) or StartsBack(*key, since, until, 0)

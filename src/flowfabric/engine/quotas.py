@@ -11,7 +11,7 @@ from flowfabric.core.errors import NotFound, RetryExhausted
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.lease import present
 from flowfabric.core.quota import Quota, Use, check_quota, check_quota_name, queue_of
-from flowfabric.core.release import Release, Room
+from flowfabric.core.release import Release, Room, limits_since
 from flowfabric.core.text import check_text
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
@@ -140,7 +140,9 @@ class Quotas(Noun):
             if old is not None and (not over or old.limits == checked.limits):
                 return False
             created_at = now if old is None else old.created_at
-            new = replace(checked, created_at=created_at, updated_at=now)
+            standing = await store.standing(StandingAsk(checked.name, (), 1, 1, now))
+            new = limits_since(checked, standing, now)
+            new = replace(new, created_at=created_at, updated_at=now)
             if await store.put_quota(new, 0 if old is None else old.version):
                 self._parts.catalogue.quotas.add(checked.name)
                 self._releases.changed(new)

@@ -114,7 +114,8 @@ class QuotaStore(Protocol):
         queue of those quotas has (only if there are lines, and of quotas that limit concurrency; if
         all their limits are per key, only of queues with a key the lines use); `admitted`: the
         admissions within the longest window of each quota with a rate, for all of it and for the
-        keys of the lines, oldest first; `served`: the latest turn of each quota. The
+        keys of the lines, oldest first; `served`: the latest turn of each quota,
+        the one asked for also if it does not exist. The
         versions are never newer than the rest."""
 
     async def release(self, release: Release) -> Through | None:

@@ -174,14 +174,12 @@ def _standing(asked: str, rows: Sequence[Any]) -> Standing:
     waiting: dict[int, list[Candidate]] = {}
     held: dict[int, tuple[Uses, int]] = {}
     admitted: dict[Key, list[tuple[Millis, int]]] = {}
-    served: dict[str, int] = {}
     damaged: set[str] = set()
     for kind, name, key, a, b, c, d, id, doc in rows:
         try:
             match kind:
                 case 0:
                     quotas[name] = read_quota((name, a, doc))
-                    served[name] = b or 0
                 case 1:
                     lines[a] = (b, read_uses(doc))
                 case 2:
@@ -202,5 +200,5 @@ def _standing(asked: str, rows: Sequence[Any]) -> Standing:
         lines=[] if asked in damaged else servable(found, damaged),
         held=list(held.values()),
         admitted={key: window for key, window in admitted.items()},
-        served=served,
+        served={row[1]: row[3] for row in rows if row[0] == 5},
     )

@@ -30,8 +30,8 @@ on conflict (quota, id) do nothing
 
 -- name: standing
 -- Everything a release decides on, as one moment saw it. Each row says what it is (first column):
--- 0 a quota, with its latest turn, 1 a line, 2 one who waits in it, 3 how many slots a queue has,
--- 4 an admission.
+-- 0 a quota, 1 a line, 2 one who waits in it, 3 how many slots a queue has, 4 an admission, 5 the
+-- latest turn of a quota.
 -- Slots of all queues of a quota are counted from the slots there are, if these are no more than
 -- $6, and queue by queue otherwise. Who cannot be taken is passed over: routes of $7, and of $8 what
 -- would begin.
@@ -142,15 +142,18 @@ counted as materialized (
     ) q
 )
 select
-    0 as kind, rule.name, null::text as key, rule.version as a, t.turn as b, null::bigint as c,
+    0 as kind, rule.name, null::text as key, rule.version as a, null::bigint as b, null::bigint as c,
     null::smallint as d, null::uuid as id, rule.doc
 from rule
-left join lateral (
+union all
+select 5, n.quota, null, t.turn, null, null, null, null, null
+from (select $1::text as quota union select used.quota from used) n
+cross join lateral (
     select q.turn from {schema}.queue q
-    where q.quota = rule.name
+    where q.quota = n.quota
     order by q.quota desc, q.turn desc
     limit 1
-) t on true
+) t
 union all
 select 1, null, null, line.id, line.turn, null, null, null, line.uses from line
 union all

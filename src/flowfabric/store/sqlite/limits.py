@@ -83,7 +83,7 @@ def standing(session: Session, ask: StandingAsk) -> Standing:
         lines=lines,
         held=_held(session, known, used) if lines else [],
         admitted=_admitted(session, known, used, ask.now),
-        served=dict(session.rows("latest_turns", {"quotas": encode(list(known)).decode()})),
+        served=dict(session.rows("latest_turns", {"quotas": encode(list(names)).decode()})),
     )
 
 
