@@ -28,7 +28,7 @@ from flowfabric.core.time import Millis
 from flowfabric.core.waits import Terms
 from flowfabric.engine.claims import Claim
 from flowfabric.engine.flows import FlowCreated
-from flowfabric.store.contract import Query
+from flowfabric.store.contract import Query, Suspects
 from tests.fuzzing import JUNK, PLAIN, escaped, public, settled, variants
 from tests.lab import W2, Lab
 from tests.waits import fresh_id, request, suspend
@@ -39,7 +39,7 @@ NOT_OPERATIONS = {
     "executions.drain", "claims.drain", "attempts.drain", "flows.drain", "flow_views.close",
     "workers.finish", "sweep.once", "sweep.start", "sweep.stop", "sweep.trim", "workers.sweep",
     "schedules.fire_due", "schedules.next_at", "suspensions.new_id", "events.tail",
-    "signals.delivery", "keys.kids",
+    "signals.delivery", "keys.kids", "attempts.ended_elsewhere",
 }  # fmt: skip
 
 
@@ -134,7 +134,8 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "expected_revision": None, "upstream": None, "states": (FlowState.OPEN,),
         "newest_first": True, "uuids": [world.claim.uuid], "quota": QUOTA, "budget": BUDGET,
         "reservation": fresh_id(lab), "dimension": "tokens", "amount": 5, "amounts": {"tokens": 1},
-        "budgets": ("team",), "attempt": NewAttempt(timeout=Millis(5_000)), "notes": GrantNotes(),
+        "suspects": Suspects.ANY, "alone": False, "suspended": False, "budgets": ("team",),
+        "attempt": NewAttempt(timeout=Millis(5_000)), "notes": GrantNotes(),
     }  # fmt: skip
 
 
@@ -300,5 +301,11 @@ async def test_the_good_values_are_good(lab: Lab) -> None:
     assert refused.keys() == BY_RULE, refused
 
 
-BY_RULE = {"signals.decide_at", "flows.join", "flows.set_join", "budgets.grant"}
+BY_RULE = {
+    "attempts.time_out",
+    "signals.decide_at",
+    "flows.join",
+    "flows.set_join",
+    "budgets.grant",
+}
 """What is refused because of what stands in the store."""

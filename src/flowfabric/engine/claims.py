@@ -16,6 +16,7 @@ from flowfabric.core.attempt import Delayed, hand_back
 from flowfabric.core.change import Change
 from flowfabric.core.check import (
     Seconds,
+    check_flag,
     check_items,
     check_kind_of,
     check_limit,
@@ -262,7 +263,7 @@ class Claims(Noun):
         """Says that a suspect is on probation: whether it is the only one in its process decides
         what another loss means. Gives the claim as it stands then."""
         claim = check_kind_of(owned, Claim, "claim")
-        how = Probation.ALONE if alone else Probation.BESIDE
+        how = Probation.ALONE if check_flag(alone, "alone") else Probation.BESIDE
         after = await self._decide(
             claim.id, lambda held, now: probation.watch(held, claim.owner, now, how)
         )
