@@ -319,21 +319,22 @@ async def test_a_question_nobody_can_answer_is_refused(lab: Lab, wrong: dict[str
 
 
 async def test_eligibility_in_one_word(lab: Lab) -> None:
-    """E-T202, C-T64: one that never can run has ended, which is said too"""
+    """E-T202, C-T64: the words are tested in the order of 3.48, so that what runs, has ended or is
+    lost is not runnable before it is anything else"""
     drawn = await declare(lab, "a>b", "c>d", "e>g", "f>g", joins={"g": AnyOf(Rest.LET_RUN)})
     say = lab.engine.flow_views.eligibility
     assert await say(drawn["a"]) == "eligible"
     assert await say(drawn["b"]) == "blocked_by_dependencies"
     assert await say(drawn["g"]) == "blocked_by_dependencies"
     await drawn.take("a")
-    assert await say(drawn["a"]) == "owned"
+    assert await say(drawn["a"]) == "not_runnable"
     await drawn.fail("c")
-    assert await say(drawn["c"]) == "terminal"
-    assert await say(drawn["d"]) == "terminal"
+    assert await say(drawn["c"]) == "not_runnable"
+    assert await say(drawn["d"]) == "impossible"
     await drawn.complete("e")
     assert await say(drawn["g"]) == "eligible"
     assert await say(await lab.submit()) == "eligible"
-    assert await say(await situations.lost(lab)) == "owned"
+    assert await say(await situations.lost(lab)) == "not_runnable"
     assert await say(await situations.suspended(lab)) == "not_runnable"
     for missing in await missing_ids(lab):
         assert await say(missing) == "not_found"

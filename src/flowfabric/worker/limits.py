@@ -20,7 +20,7 @@ from flowfabric.core.budget import (
     check_amounts,
     check_budget_names,
 )
-from flowfabric.core.check import check_mapping, check_names, check_whole, check_word
+from flowfabric.core.check import check_flag, check_mapping, check_names, check_whole, check_word
 from flowfabric.core.errors import BudgetExceeded, Invalid
 from flowfabric.core.quota import (
     OF_TASK,
@@ -61,7 +61,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.rate is not None:
             parse_rate(self.rate)
-        elif self.smooth:
+        if check_flag(self.smooth, "smooth") and self.rate is None:
             raise Invalid("smooth is given without a rate")
         if self.concurrency is not None:
             check_whole(self.concurrency, "concurrency", 1)
