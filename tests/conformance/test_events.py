@@ -261,6 +261,7 @@ async def _deadline_by_hand(lab: Lab, claim: Claim) -> None:
 async def _over_the_cap(lab: Lab, claim: Claim) -> None:
     await lab.lose(claim)
     await lab.lose(await lab.claim_one())
+    assert not await lab.claim()  # who would take over finds the cap
 
 
 async def _over_the_cap_by_grant(lab: Lab, claim: Claim) -> None:
