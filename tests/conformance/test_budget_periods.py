@@ -155,3 +155,29 @@ async def test_one_that_was_admitted_under_other_limits_gives_no_start_back(lab:
         started += [claim.id for claim in await lab.claim(limit=5)]
         await settled(lab)
     assert started == rich[:1]
+
+
+async def test_one_whose_window_has_passed_gives_no_start_back(lab: Lab) -> None:
+    """C-T95: two are let through at a moment, one a millisecond later. A second later nothing of
+    the first two counts any more; the one of them that its budget refuses then was counted no more
+    than the other, so what was counted of the third stays."""
+    await define(lab, rate=Rate(3, Millis(1_000)))
+    await lab.engine.budgets.define(budget(hard=1))
+    uses = [{"quota": "q", "key": ""}]
+    first = await lab.submit(policy={"quotas": uses})
+    await settled(lab)
+    poor = await lab.submit(policy={"quotas": uses, "budget_ids": ["team"]})
+    await settled(lab)
+    lab.clock.advance(1)
+    third = await lab.submit(policy={"quotas": uses})
+    await settled(lab)
+    await lab.engine.budgets.spend("team", {"calls": 1})
+    lab.clock.advance(999)
+    others = [await lab.submit(policy={"quotas": uses}) for _ in range(4)]
+    await settled(lab)
+    started = []
+    for _ in range(4):
+        started += [claim.id for claim in await lab.claim(limit=10)]
+        await settled(lab)
+    assert poor not in started
+    assert started == [first, third, *others[:2]]

@@ -393,12 +393,16 @@ def test_what_no_window_reaches_is_forgotten() -> None:
     hall = Hall(Quota(name="a", rate=Rate(1, Millis(10)), rate_per_key=Rate(1, Millis(30))))
     uses = at_line(a="k")
     hall.come(uses)
-    assert hall.decide("a").forget == {"a": START - 30}
+    assert hall.decide("a").forget == {"a": START - 30 - AHEAD}
     hall.release("a")
     hall.come(uses)
     hall.now = Millis(START + 30)
     hall.release("a")
-    assert hall.admitted[("a", "=k")] == Counter({START + 30: 1})
+    assert hall.admitted[("a", "=k")] == Counter({START: 1, START + 30: 1})
+    hall.come(uses)
+    hall.now = Millis(START + 30 + AHEAD)
+    hall.release("a")
+    assert hall.admitted[("a", "=k")] == Counter({START + 30: 1, START + 30 + AHEAD: 1})
 
 
 def test_of_long_windows_a_thousandth_is_told_apart() -> None:

@@ -153,12 +153,20 @@ def release(standing: Standing, now: Millis, most: int) -> Release:
         },
         admissions=(admissions := room.admissions),
         forget={
-            name: Millis(now - standing.quotas[name].longest_window) for name, _, _ in admissions
+            name: Millis(forgotten_at(now) - standing.quotas[name].longest_window)
+            for name, _, _ in admissions
         },
         at=now,
         emptied=any(each.taken == len(each.line.waiting) for each in lines),
         next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
     )
+
+
+def forgotten_at(now: Millis) -> Millis:
+    """The log of admissions reaches back from this moment as far as the longest window. It is so
+    much longer than the window that one whose admission is forgotten takes nothing back that a
+    window still counts, however far its moment was ahead."""
+    return Millis(now - AHEAD)
 
 
 def _latest(standing: Standing) -> int:

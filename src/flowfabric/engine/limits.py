@@ -5,6 +5,7 @@ import logging
 
 from flowfabric.core.errors import Corruption, FlowFabricError
 from flowfabric.core.execution import Gate, Snapshot
+from flowfabric.core.release import forgotten_at
 from flowfabric.core.time import Millis
 from flowfabric.engine.base import Noun, Parts
 from flowfabric.engine.doorkeeper import Doorkeeper, waited_for
@@ -51,7 +52,7 @@ class LimitSweep(Noun):
     async def trim(self) -> None:
         """Forgets what no limit asks for any more."""
         now = self._now()
-        while await self._parts.store.trim_queues(now, PAGE) >= PAGE:
+        while await self._parts.store.trim_queues(forgotten_at(now), PAGE) >= PAGE:
             pass
         self._releases.forget_queues()
         while await self._parts.store.trim_charges(now, PAGE) == PAGE:

@@ -151,8 +151,8 @@ class QuotaStore(Protocol):
 
     async def trim_queues(self, now: Millis, limit: int) -> int:
         """Deletes rows of queues nobody waits in and nobody holds a slot of (all rows of a queue
-        together, `limit` queues at most), and admissions that no window reaches any more; returns
-        how many rows."""
+        together, `limit` queues at most), and admissions that no window which ends at `now`
+        reaches; returns how many rows."""
 
     async def wait_counts(self, lane: str, namespace: str | None) -> list[WaitCount]:
         """How many executions of a lane wait at which gate and in which queue, and how many are
