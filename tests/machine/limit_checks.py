@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from flowfabric.core.budget import Budget, chain, exhausted
 from flowfabric.core.execution import Active, Ended, Gate, Snapshot, Start, Waiting
 from flowfabric.core.gate import DELAYS, closed
+from flowfabric.core.lane import begins
 from flowfabric.core.quota import queue_of
 from flowfabric.core.release import Room
 from flowfabric.core.time import Millis
@@ -89,7 +90,8 @@ class Checks:
         gates = list(closed(found.life, now, found.head.flags))
         assert state.gate in gates, f"{found} waits at an open gate"
         if state.gate is Gate.LIMIT:
-            await self._has_no_room(found, state, now)
+            if self._may_be_taken(found, state):
+                await self._has_no_room(found, state, now)
         elif state.gate is Gate.BUDGET:
             name = found.life.budget or ""
             books = await self.play.plain.books(BookAsk(budgets=(name,)))
@@ -98,6 +100,11 @@ class Checks:
         elif state.gate in DELAYS:
             assert state.due_at is not None, f"{found} waits for no moment"
             assert state.due_at > now, f"{found} is due"
+
+    def _may_be_taken(self, found: Snapshot, state: Waiting) -> bool:
+        """What its lane keeps from being taken needs no slot, whether or not there is one."""
+        lane = self.play.book.lanes.get(found.execution.route.lane)
+        return lane is None or begins(lane, state.next.start)
 
     async def _has_no_room(self, found: Snapshot, state: Waiting, now: Millis) -> None:
         uses = found.execution.uses

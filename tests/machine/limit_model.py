@@ -13,7 +13,6 @@ from flowfabric.core.budget import Amounts, Budget, chain
 from flowfabric.core.execution import Active, Lost, Ready, Snapshot, Start, Waiting
 from flowfabric.core.lane import Lane
 from flowfabric.core.quota import Quota, Rate, Use, Uses
-from flowfabric.core.release import StartsBack
 from flowfabric.core.spending import Books
 
 ALL = None
@@ -21,12 +20,15 @@ Part = tuple[str, str | None]
 """A quota, and a key of it or all of them."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Begun:
-    """One that was let through to begin an attempt."""
+    """One that was let through to begin an attempt. It was `unbegun` if it went back before anybody
+    had its attempt."""
 
+    uuid: UUID
     at: int
     uses: Uses
+    unbegun: bool = False
 
 
 @dataclass
@@ -51,7 +53,6 @@ class Book:
     quotas: dict[str, Quota] = field(default_factory=dict)
     bounds: dict[Part, int] = field(default_factory=dict)
     begun: list[Begun] = field(default_factory=list)
-    unbegun: list[tuple[str, str | None, int]] = field(default_factory=list)
     since: dict[tuple[str, bool], int] = field(default_factory=dict)
     """From which start on a rate is to hold; `True` for the one per key."""
     lanes: dict[str, Lane] = field(default_factory=dict)
@@ -87,17 +88,22 @@ class Book:
         for snapshot in before:
             state = snapshot.state
             if isinstance(state, Waiting) and state.next.start is not Start.CONTINUE:
-                self.begun.append(Begun(at, snapshot.execution.uses))
+                self.begun.append(Begun(snapshot.execution.uuid, at, snapshot.execution.uses))
 
-    def take_starts_back(self, starts: Iterable[StartsBack]) -> None:
-        """Of those who were let through in a span so many have not begun, the oldest of them."""
-        for back in starts:
-            key = back.key[1:] if back.key else ALL
-            per_key = bool(back.key)
-            begun = self.begun[self.since.get((back.quota, per_key), 0) :]
-            moments = self._moments(back.quota, per_key=per_key, begun=begun)
-            within = [at for at in moments.get(key, ()) if back.since <= at <= back.until]
-            self.unbegun += [(back.quota, key, at) for at in sorted(within)[: back.count]]
+    def go_back(self, before: Snapshot, after: Snapshot) -> None:
+        """One that was let through waits again, for the attempt it waited for before."""
+        match before.state, after.state:
+            case Ready(next=first), Waiting(next=again):
+                unbegun = (first.start, first.attempt) == (again.start, again.attempt)
+            case Active(lease=lease), Waiting(next=again):
+                unbegun = (lease.start, lease.attempt) == (again.start, again.attempt)
+            case _:
+                return
+        if unbegun and again.start is not Start.CONTINUE:
+            uuid = before.execution.uuid
+            last = next((each for each in reversed(self.begun) if each.uuid == uuid), None)
+            if last is not None:
+                last.unbegun = True
 
     def check_slots(self, held: Mapping[Part, int]) -> None:
         for part, number in held.items():
@@ -131,12 +137,9 @@ class Book:
         """When attempts of a quota began, by key or of all keys together."""
         times: dict[str | None, list[int]] = {}
         for start in begun:
-            for use in start.uses:
+            for use in start.uses if not start.unbegun else ():
                 if use.quota == name:
                     times.setdefault(use.key if per_key else ALL, []).append(start.at)
-        for quota, key, at in self.unbegun:
-            if quota == name and at in times.get(key, ()):
-                times[key].remove(at)
         return times
 
     def _forget(self, name: str) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid5
 
+from flowfabric.core.change import Change
 from flowfabric.core.errors import Corruption, FlowFabricError, RetryExhausted, Unavailable
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.lane import Lane
 from flowfabric.core.quota import Quota
-from flowfabric.core.release import Release, StartsBack
+from flowfabric.core.release import Release
 from flowfabric.core.spending import Books
 from flowfabric.engine import bookkeeping, decisions, doorkeeper, known_budgets, limits, releases
 from flowfabric.engine.claims import Claim
@@ -74,9 +75,12 @@ class Witness(Wrapper):
             self._book.let_through([before[uuid] for uuid in through.moved], release.at)
         return through
 
-    async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
-        await self.inner.take_starts_back(starts)
-        self._book.take_starts_back(starts)
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        applied = await self.inner.apply(changes)
+        for change in changes:
+            if change.before and change.after and change.before.execution.uuid in applied:
+                self._book.go_back(change.before, change.after)
+        return applied
 
     async def put_lane(self, lane: Lane, expected: int) -> bool:
         written = await self.inner.put_lane(lane, expected)

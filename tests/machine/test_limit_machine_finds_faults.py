@@ -26,7 +26,7 @@ from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench
 from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench
 
-LIMIT_BUDGET = settings(BUDGET, stateful_step_count=16, max_examples=300)
+LIMIT_BUDGET = settings(BUDGET, stateful_step_count=16, max_examples=1000)
 
 
 class ReleasesUnderAnyVersion(Fault):
