@@ -300,3 +300,20 @@ async def test_a_reservation_of_named_budgets_is_settled_there(lab: Lab) -> None
     again = await settle(lab, claim, held.id, 4, budgets=["other"])
     assert again == AlreadyApplied(Spent())
     assert await used(lab, "team", "other") == [0, 4]
+
+
+@pytest.mark.parametrize("named", [None, ("team",)])
+async def test_what_was_settled_counts_once_though_its_budget_was_made_again(
+    lab: Lab, named: tuple[str, ...] | None
+) -> None:
+    """F-42, C-T82: the budget that was deleted knows nothing of it; the one it is part of does"""
+    await make(lab, 20, name="org")
+    await make(lab, parent="org")
+    claim = await lab.running(policy=TEAM)
+    held = await reserve(lab, claim, 7, budgets=named)
+    assert await settle(lab, claim, held.id, 7, budgets=named) == Spent()
+    await lab.engine.budgets.delete("team")
+    lab.clock.advance(1)
+    await make(lab, parent="org")
+    assert await settle(lab, claim, held.id, 7, budgets=named) == AlreadyApplied(Spent())
+    assert await used(lab, "team", "org") == [0, 7]

@@ -236,7 +236,7 @@ class Budgets(Noun):
             _check_own(known.execution, snapshot.execution)
             names = known.budgets
         else:
-            names = await self._chosen(snapshot.execution, budgets)
+            names = await self._whole(await self._chosen(snapshot.execution, budgets))
         if not names:
             check_amounts(amounts)
             return Spent()
@@ -322,6 +322,12 @@ class Budgets(Noun):
         if budgets is not None:
             return _names(budgets)
         return await self._door.known.names_of(execution)
+
+    async def _whole(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """These budgets and all they are part of, which is what a reservation is of."""
+        found = await self._parts.store.books(BookAsk(budgets=names))
+        upper = (part for name in names for part in _part_of(found, name))
+        return tuple(dict.fromkeys((*names, *upper)))
 
     def _post(self, names: tuple[str, ...], rule: Callable[[Books, Millis], T]) -> Awaitable[T]:
         return self._door.books.post(BookAsk(budgets=names), rule)
