@@ -163,13 +163,13 @@ async def test_an_approval_in_two_parts_about_something_else(bench: Bench, decid
     if decided:
         await fabric.approve(tokens[7][0], token=tokens[7][1])
         await bench.work()
-    for version in (8, 9):
+    for version in (8,) if decided else (8, 9):
         versions[:] = [version]
         await fabric.signal(run, f"look {version}")
         await bench.work()
     if decided:
         with pytest.raises(RunFailed, match="decided about something else"):
-            await run.result()
+            await run.result(5)
         return
     for old in (7, 8):
         with pytest.raises(ApprovalOutdated, match="has changed since"):

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -28,26 +28,89 @@ async def test_gather_gives_results_in_order(bench: Bench, log: Log) -> None:
     assert [step.occurrence for step in await bench.steps(run)] == list(range(20))
 
 
-async def test_when_one_of_many_fails_the_others_are_finished_and_recorded(
-    bench: Bench, log: Log
-) -> None:
+async def test_when_one_of_many_fails_its_error_is_raised_at_once(bench: Bench, log: Log) -> None:
+    """What was recorded until then is not done again; what was under way is"""
+    never = asyncio.Event()
+
     async def maybe(ctx: Context, word: str) -> str:
-        if word == "bad" and ctx.info.first:
+        if not ctx.info.first:
+            return str(log.note(word))
+        if word == "slow":
+            await never.wait()
+        if word == "bad":
+            await asyncio.sleep(0.01)  # after "a" was recorded
             raise ValueError(word)
-        await asyncio.sleep(0.01)
         return str(log.note(word))
 
     @bench.fabric.task(**AGAIN)
     async def job(ctx: Context) -> list[Any]:
-        return await ctx.gather(*(ctx.step(maybe, ctx, word) for word in ("a", "bad", "c")))
+        return await ctx.gather(*(ctx.step(maybe, ctx, word) for word in ("a", "bad", "slow")))
 
     run = await job.submit()
-    assert await bench.work() == 2
-    assert await run.result() == ["a", "bad", "c"]
-    assert log == ["a", "c", "bad"]
+    async with asyncio.timeout(10):
+        assert await bench.work() == 2
+    assert await run.result() == ["a", "bad", "slow"]
+    assert log == ["a", "bad", "slow"]
     (first, _) = await run.attempts()
     assert first.failure is not None
     assert first.failure.message == "ValueError: bad"
+
+
+@pytest.mark.parametrize("beside", ["sleep", "signal", "map", "nested"])
+async def test_a_failure_does_not_wait_for_what_waits(bench: Bench, log: Log, beside: str) -> None:
+    """Nothing of it is waited for later either: the handler goes on after the error"""
+
+    @bench.fabric.task()
+    async def late(number: int) -> int:
+        return number
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        async def broken() -> None:
+            await ctx.step(log.later, "step")
+            raise ValueError("broken")
+
+        waits: dict[str, Callable[[], Awaitable[Any]]] = {
+            "sleep": lambda: ctx.sleep("1h"),
+            "signal": lambda: ctx.wait_for_signal("go"),
+            "map": lambda: ctx.map(late.with_options(delay="1h"), [1]),
+            "nested": lambda: ctx.gather(ctx.sleep("1h"), ctx.wait_for_signal("go")),
+        }
+        try:
+            await ctx.gather(waits[beside](), broken())
+        except ValueError as error:
+            return str(error)
+        return "whole"
+
+    run = await job.submit()
+    await bench.work()
+    assert (await run.result(5), log) == ("broken", ["step"])
+
+
+async def test_a_branch_that_is_stopped_cleans_up_before_the_error_is_raised(
+    bench: Bench, log: Log
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        async def broken() -> None:
+            await asyncio.sleep(0)
+            raise ValueError
+
+        async def tidy() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                log.note("tidied")
+
+        try:
+            await ctx.gather(tidy(), broken())
+        except ValueError:
+            log.note("raised")
+        return "over"
+
+    run = await job.submit()
+    await bench.work()
+    assert (await run.result(5), log) == ("over", ["tidied", "raised"])
 
 
 async def side_by_side_gather(ctx: Context, branches: list[Awaitable[Any]]) -> list[Any]:

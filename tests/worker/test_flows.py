@@ -191,13 +191,27 @@ async def test_an_output_that_never_came_is_none_for_who_runs_anyway(
     assert log == ["a", [None, "a"]]
 
 
-async def test_a_node_that_did_not_run_has_no_result(bench: Bench, tasks: Tasks) -> None:
+async def test_a_cleanup_that_was_not_needed_is_no_part_of_the_result(
+    bench: Bench, tasks: Tasks
+) -> None:
+    """Skipped nodes are as if they were not there: the last one that ran gives the result"""
     async with bench.fabric.flow("nightly") as flow:
         good = flow.add(tasks.plain, 1)
         flow.add(tasks.plain, 7, after=good, on="failure", name="alarm")
-        flow.add(tasks.plain, good.output, name="next")
+        last = flow.add(tasks.plain, good.output, name="next")
+        tidy = flow.add(tasks.plain, 8, after=last, on="failure", name="tidy")
+        flow.add(tasks.plain, 9, after=tidy, name="report")
     await work(bench)
-    assert await flow.result(5) == {"alarm": None, "next": 3}
+    assert await flow.result(5) == 3
+
+
+async def test_several_last_nodes_beside_a_cleanup_are_a_dict(bench: Bench, tasks: Tasks) -> None:
+    async with bench.fabric.flow("nightly") as flow:
+        one = flow.add(tasks.plain, 1, name="one")
+        two = flow.add(tasks.plain, 2, name="two")
+        flow.add(tasks.plain, 7, after=[one, two], on="failure", name="tidy")
+    await work(bench)
+    assert await flow.result(5) == {"one": 2, "two": 3}
 
 
 @pytest.mark.parametrize("rest", list(Rest))

@@ -15,7 +15,7 @@ from flowfabric import (
     SyncContext,
     WaitTimeout,
 )
-from tests.worker.bench import Bench, Log, working
+from tests.worker.bench import AGAIN, Bench, Log, working
 from tests.worker.flows import Tasks, flows, members, work
 
 
@@ -96,20 +96,40 @@ async def test_an_empty_map_is_empty_and_makes_no_flow(bench: Bench, tasks: Task
 
 
 async def test_items_are_arguments(bench: Bench) -> None:
-    """One argument, a tuple of them, or a dict by name, whatever those names are"""
+    """A tuple is the arguments of a call, anything else is its one argument"""
 
     @bench.fabric.task()
-    async def greet(name: str, on: str = "day", after: int = 0, join: str = "") -> str:
-        return f"{name}/{on}/{after}/{join}"
+    async def show(value: Any, more: str = "") -> str:
+        return f"{value}{more}"
 
     @bench.fabric.task()
     async def job(ctx: Context) -> list[str]:
-        items = ["a", ("b", "night"), {"name": "c", "on": "x", "after": 3, "join": "y"}]
-        return await ctx.map(greet, items)
+        return await ctx.map(show, ["a", ("b", "!"), {"id": 1}, {"value": 2}, [3], None, ({},)])
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == ["a/day/0/", "b/night/0/", "c/x/3/y"]
+    found = ["a", "b!", "{'id': 1}", "{'value': 2}", "[3]", "None", "{}"]
+    assert await run.result(5) == found
+
+
+async def test_the_result_of_a_flow_of_a_run_ignores_what_was_skipped(
+    bench: Bench, tasks: Tasks
+) -> None:
+    """Also when it is asked for again after a crash"""
+
+    @bench.fabric.task(**AGAIN)
+    async def job(ctx: Context) -> Any:
+        async with ctx.flow("parts") as flow:
+            part = flow.add(tasks.plain, 1)
+            flow.add(tasks.plain, 2, after=part, on="failure", name="tidy")
+        found = await flow.result()
+        if ctx.info.first:
+            raise ConnectionError
+        return found
+
+    run = await job.submit()
+    await work(bench)
+    assert await run.result(5) == 2
 
 
 async def test_an_item_that_does_not_fit_fails_the_run_and_creates_nothing(

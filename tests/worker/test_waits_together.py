@@ -266,28 +266,6 @@ async def test_waits_within_branches_within_branches(bench: Bench) -> None:
     assert await run.result() == [["12", "12"], ["12", "12"]]
 
 
-async def test_a_wait_beside_a_failure_is_waited_for_before_the_error_is_raised(
-    bench: Bench, log: Log
-) -> None:
-    @bench.fabric.task()
-    async def job(ctx: Context) -> str:
-        async def broken() -> None:
-            raise ValueError("broken")
-
-        try:
-            await ctx.gather(broken(), ctx.wait_for_signal("go"))
-        except ValueError as error:
-            return str(error)
-        return "whole"
-
-    run = await job.submit()
-    await bench.work()
-    assert await run.state() is PublicState.SUSPENDED
-    await bench.fabric.signal(run, "go")
-    await bench.work()
-    assert await run.result() == "broken"
-
-
 async def test_no_except_can_swallow_a_wait(bench: Bench, log: Log) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> str:

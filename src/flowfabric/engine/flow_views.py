@@ -243,6 +243,15 @@ class FlowViews(Noun):
                         found[uuid] = None
         return found
 
+    async def skipped(self, uuids: list[UUID]) -> set[UUID]:
+        """Which of these executions were skipped."""
+        found: set[UUID] = set()
+        for start in range(0, len(uuids), PAGE):
+            for uuid, each in (await self._parts.store.load(uuids[start : start + PAGE])).items():
+                if isinstance(each.state, Ended) and each.state.outcome is Outcome.SKIPPED:
+                    found.add(uuid)
+        return found
+
     async def _all_members(self, flow: UUID) -> AsyncIterator[Snapshot]:
         after: UUID | None = None
         while page := await self._parts.store.members(flow, after=after, limit=PAGE):

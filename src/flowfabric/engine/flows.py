@@ -351,6 +351,7 @@ class Flows(Noun):
         replayed: list[Replayed] = []
         for start in range(0, len(plan.members), PAGE):
             replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
+        await self._settler.work.settle(key)  # the flow is open again before anybody waits for it
         return replayed
 
     async def drain(self) -> None:

@@ -97,7 +97,7 @@ class Settling(Noun):
         await self._catch_up(flow, chores)
         await self._cancel_siblings(flow, chores)
         if ChoreKind.TELL in kinds:
-            await self._tell(found)
+            await self._tell(found, max(each.number for each in chores if _is_telling(each)))
         missing = await self._missing(found) if ChoreKind.CANCEL in kinds else None
         now = self._now()
         change = count_chores(found, tuple(chores), now, missing)
@@ -185,23 +185,25 @@ class Settling(Noun):
             yield page
             after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
-    async def _tell(self, flow: Flow) -> None:
-        """Wakes the run that waits for the flow, which need not cancel it any more; telling twice
-        is harmless."""
+    async def _tell(self, flow: Flow, ending: int) -> None:
+        """Wakes the run that waits for the flow, which need not cancel it any more; telling the
+        same ending (by its version) twice is harmless."""
         if flow.parent is None or flow.ended_at is None:
             return
         rule = partial(_forget, flow.id, is_orphan(flow))
         run = ExecutionId(flow.parent.execution).uuid
         # At the same time: the run hears of it and forgets it by one write, if it can hear.
-        await asyncio.gather(self._wake(flow, flow.parent), self._all([Decision(run, rule)]))
+        await asyncio.gather(
+            self._wake(flow, flow.parent, ending), self._all([Decision(run, rule)])
+        )
 
-    async def _wake(self, flow: Flow, parent: Parent) -> None:
+    async def _wake(self, flow: Flow, parent: Parent, ending: int) -> None:
         delivery = self._signals.delivery()(
             name=parent.signal,
             payload=msgspec.json.encode({"flow": str(flow.id), "state": str(flow.state)}),
             source_type="flow",
             source=str(flow.id),
-            idempotency_key=f"flow:{flow.id}:{flow.ended_at}",
+            idempotency_key=f"flow:{flow.id}:{ending}",
             internal=True,
         )
         try:
@@ -242,6 +244,10 @@ class Settling(Noun):
         for found in page:
             by_child.setdefault(found.state.edge.downstream, []).append(found)
         await self._all([_bringing(child, found, told) for child, found in by_child.items()])
+
+
+def _is_telling(chore: Chore) -> bool:
+    return chore.kind is ChoreKind.TELL
 
 
 def _is_second_chance(chore: Chore) -> bool:

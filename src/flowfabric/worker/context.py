@@ -35,6 +35,7 @@ from flowfabric.worker.subflows import SyncFlow
 from flowfabric.worker.sync_waits import SyncWaits
 from flowfabric.worker.task import Call, Task, check_task
 from flowfabric.worker.threads import Threads
+from flowfabric.worker.together import together
 from flowfabric.worker.transactions import Completion
 from flowfabric.worker.waits import Heard
 
@@ -143,17 +144,18 @@ class Context(Spending):
         )
 
     async def gather(self, *steps: Awaitable[Any]) -> list[Any]:
-        """Runs steps at the same time; results in the order given. When one fails, the others
-        are finished (and recorded) before its error is raised."""
+        """Runs steps at the same time; results in the order given. When one fails its error is
+        raised at once, and the others are cancelled."""
         journal = self._journal
-        tasks = [asyncio.ensure_future(self._beside(step, journal.branch())) for step in steps]
-        with journal.waiting():
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        unwinding = [result for result in results if isinstance(result, Unwind)]
-        failures = [result for result in results if isinstance(result, BaseException)]
-        for error in (*unwinding, *failures):
-            raise error
-        return list(results)
+        branches = [journal.branch() for _ in steps]
+        pairs = zip(steps, branches, strict=True)
+        tasks = [asyncio.ensure_future(self._beside(*pair)) for pair in pairs]
+        try:
+            with journal.waiting():
+                await together(tasks, lambda: self.parked)
+        finally:
+            journal.forget(branches)
+        return [task.result() for task in tasks]
 
     def sleep(self, span: Span) -> Coroutine[Any, Any, None]:
         """Sleeps without a worker slot, through crashes and deploys, for minutes or months."""
@@ -242,7 +244,11 @@ class Context(Spending):
                 return await step
             except (SystemExit, KeyboardInterrupt) as error:
                 # In a task of its own it would end the event loop, and all others with it.
+                self._journal.failed(branch)
                 raise RuntimeError(f"a step raised {error!r}") from error
+            except Exception:
+                self._journal.failed(branch)
+                raise
 
     async def _sleep(self, place: Place, span: Millis) -> None:
         record = await self._journal.recorded(place)

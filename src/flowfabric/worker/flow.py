@@ -27,7 +27,7 @@ from flowfabric.core.vector import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_views import FlowGraph
 from flowfabric.engine.flows import FlowCancelled
-from flowfabric.worker.codec import Signature, decode
+from flowfabric.worker.codec import Signature, decode, plain
 from flowfabric.worker.control import FlowFailed
 from flowfabric.worker.inputs import escaped
 from flowfabric.worker.limits import budgets_of
@@ -183,7 +183,8 @@ class FlowBuilder:
 
     async def result(self, timeout: Seconds | None = None) -> Any:
         """The result of the last node; of several nodes that nothing follows, a dict by name.
-        Raises FlowFailed when the flow failed or was cancelled."""
+        Nodes that were skipped, such as a cleanup that nothing needed, are as if they were not
+        there. Raises FlowFailed when the flow failed or was cancelled."""
         engine = await self._client.engine()
         flow = await engine.flow_views.wait(self.id, timeout)
         return await self._value(engine, flow)
@@ -273,13 +274,17 @@ class FlowBuilder:
     async def _value(self, engine: Engine, flow: Flow) -> Any:
         if flow.state is not FlowState.COMPLETED:
             raise await failed(engine, flow)
-        last = self._last()
+        last = await self._last(engine, flow)
         return as_result(last, await self._results(engine, last)) if last else None
 
-    def _last(self) -> list[Node[Any]]:
-        """The nodes that nothing follows."""
-        followed = {link.upstream for link in self._links}
-        return [node for name, node in self.nodes.items() if name not in followed]
+    async def _last(self, engine: Engine, flow: Flow) -> list[Node[Any]]:
+        """The nodes that nothing follows, of those that were not skipped."""
+        skipped = set[str]()
+        if flow.ended.get(PublicState.SKIPPED):
+            ids = {node.id.uuid: name for name, node in self.nodes.items()}
+            skipped = {ids[uuid] for uuid in await engine.flow_views.skipped(list(ids))}
+        followed = {link.upstream for link in self._links if link.downstream not in skipped}
+        return [node for name, node in self.nodes.items() if name not in followed | skipped]
 
     async def _results(self, engine: Engine, nodes: Sequence[Node[Any]]) -> list[Any]:
         found = await engine.flow_views.results([node.id.uuid for node in nodes])
@@ -314,6 +319,22 @@ def fill_later(
         return signature.encode(args, kwargs), {}
     empty = {name: emptied(value, escaped(name)) for name, value in bound.items()}
     return signature.encode_loosely(empty), inputs
+
+
+def said(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a node in plain values, the same in every process; an output is told by the
+    name of its node."""
+
+    def named(value: Any) -> Any:
+        if isinstance(value, Output):
+            return {"output of": value.node.name}
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return [named(item) for item in value]
+        if type(value) is dict:
+            return {key: named(item) for key, item in value.items()}
+        return value
+
+    return plain({name: named(value) for name, value in signature.bind(args, kwargs).items()})
 
 
 def flow_id(namespace: str, name: str, key: str) -> UUID:

@@ -6,7 +6,7 @@ a call is made, and whatever runs side by side counts on its own, in a branch.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NoReturn
@@ -63,13 +63,23 @@ class Branch:
     """Calls that are made one after the other: by the handler itself, or by one of several things
     it does side by side."""
 
-    __slots__ = ("_children", "_occurrences", "counted", "halt", "owner", "path", "position")
+    __slots__ = (
+        "_children",
+        "_occurrences",
+        "counted",
+        "failed",
+        "halt",
+        "owner",
+        "path",
+        "position",
+    )
 
     def __init__(self, halt: Halt, path: str, owner: object = None) -> None:
         self.halt = halt
         self.path = path
         self.owner = owner
         self.counted = False
+        self.failed = False
         self.position = 0
         self._occurrences: dict[str, int] = {}
         self._children = 0
@@ -179,7 +189,7 @@ class Journal:
         if found is None:
             position = self._positions.get((place.name, place.occurrence))
             if position is not None:
-                self._refuse(
+                self.refuse(
                     f"{place} was recorded as step {position} "
                     f"but the code now asks for it as step {place.position}"
                 )
@@ -187,7 +197,7 @@ class Journal:
             return None
         step, record = found
         if (step.name, step.occurrence) != (place.name, place.occurrence):
-            self._refuse(
+            self.refuse(
                 f"step {place.position} was recorded as {_title(step.name, step.occurrence)} "
                 f"but the code now asks for {place}"
             )
@@ -225,7 +235,7 @@ class Journal:
         extra = [place for place in self._steps if self._unasked(*place)]
         if extra:
             step, _ = self._steps[min(extra)]
-            self._refuse(
+            self.refuse(
                 f"step {step.position}, {_title(step.name, step.occurrence)}, is recorded "
                 f"but the code no longer asks for it"
             )
@@ -236,11 +246,16 @@ class Journal:
         step, record = self._steps.get((at.branch, at.position), (None, None))
         return record.until if step and record and step.name == at.name else None
 
+    def went_on(self, place: Place) -> bool:
+        """Whether the handler had something recorded after this call when it was loaded."""
+        return any(at == place.branch and place.position < n for at, n in self._steps)
+
     def _unasked(self, path: str, position: int) -> bool:
         branch = self._branches.get(path)
         return _LOOSE not in path and (branch is None or position >= branch.position)
 
-    def _refuse(self, message: str) -> NoReturn:
+    def refuse(self, message: str) -> NoReturn:
+        """The code asks for something else than what is recorded."""
         self._changed = StepsChanged(message)
         raise self._changed
 
@@ -289,6 +304,19 @@ class Journal:
                 self.end()
             _branch.reset(token)
 
+    def failed(self, branch: Branch) -> None:
+        """A branch has raised: it counts as under way until its error has reached the handler, so
+        that no sleep beside it takes the handler off its slot before that."""
+        branch.failed = True
+        self.begin()
+
+    def forget(self, branches: Iterable[Branch]) -> None:
+        """Branches whose errors have reached the handler."""
+        for branch in branches:
+            if branch.failed:
+                branch.failed = False
+                self.end()
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """The caller's branch only waits for others, so it does not count as under way."""
@@ -322,9 +350,9 @@ def beside(place: Place) -> Place:
     return Place(f"{place.branch}{_LOOSE}", place.position, name, place.occurrence)
 
 
-def anew(place: Place, number: int) -> Place:
+def anew(place: Place, number: int, what: str = "") -> Place:
     """Where it is recorded that something was done once more: beside the order of calls as well."""
-    branch, name = f"{place.branch}{_LOOSE}/{number}", f"{_LOOSE}/{number}/{place.name}"
+    branch, name = f"{place.branch}{_LOOSE}{what}/{number}", f"{_LOOSE}/{what}{number}/{place.name}"
     return Place(branch, place.position, name, place.occurrence)
 
 

@@ -1,27 +1,30 @@
 """Flows inside a run: a handler fans work out, gives its slot back, goes on when all is done."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 
 from flowfabric.core.check import Seconds, check_iterable
 from flowfabric.core.condition import Single
+from flowfabric.core.errors import FlowConflict, FlowTerminal, MaxReplays, NotFound
 from flowfabric.core.execution import Snapshot
 from flowfabric.core.flow import Flow, FlowState, Parent
 from flowfabric.core.sending import waitpoint_id
 from flowfabric.core.step import Recorded
 from flowfabric.core.text import check_kind
 from flowfabric.engine.engine import Engine
-from flowfabric.worker.control import WaitTimeout
-from flowfabric.worker.flow import FlowBuilder, Node, as_result, decoded, failed
+from flowfabric.worker.control import FlowFailed, WaitTimeout
+from flowfabric.worker.flow import FlowBuilder, Node, as_result, decoded, failed, said
 from flowfabric.worker.journal import Place, anew
 from flowfabric.worker.patience import patiently
 from flowfabric.worker.run import Client
-from flowfabric.worker.steps import perform
-from flowfabric.worker.task import Call, Task, arguments_of, check_task
+from flowfabric.worker.steps import perform, read
+from flowfabric.worker.task import Call, Task, check_task
 from flowfabric.worker.transactions import Door
 from flowfabric.worker.waits import Waits
 
@@ -29,6 +32,31 @@ R = TypeVar("R")
 
 MAX_KEPT = 512 * 1024
 """Most bytes of results that a run keeps of a flow."""
+FAILED, AGAIN = "failed", "again"
+"""What is recorded beside the results of a flow that did not succeed at first."""
+
+
+class Declaration(Struct, frozen=True):
+    """The step of a flow that was declared; `asked` is a digest of what it was made of."""
+
+    flow: str
+    asked: str
+
+
+class Kept(Struct, frozen=True):
+    """The step of the results of some nodes; None for those that are too large for a step."""
+
+    names: list[str]
+    values: list[msgspec.Raw] | None = None
+
+
+class Failure(Struct, frozen=True):
+    """The step of a flow that did not succeed, and how often the run had been replayed and retried
+    when it saw that."""
+
+    detail: str
+    members: list[str]
+    seen: tuple[int, int]
 
 
 class SubFlow(FlowBuilder):
@@ -49,17 +77,55 @@ class SubFlow(FlowBuilder):
         self._context = context
         self._life = run.life
         self._told = False
+        self._asked: list[object] = []
+
+    def place(
+        self,
+        task: "Task[..., R] | Call[..., R]",
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        **options: Any,
+    ) -> Node[R]:
+        node = super().place(task, args, kwargs, **options)
+        self._asked.append([node.name, node.task.name, said(node.task.signature, args, kwargs)])
+        return node
 
     async def declare(self) -> None:
-        async def once() -> str:
-            await patiently(super(SubFlow, self).declare, self._context._journal.stopped)
-            return str(self.id)
+        await self.declare_once(super().declare)
+
+    async def declare_once(self, declare: Callable[[], Awaitable[None]]) -> None:
+        """Declares the flow and records of what it was made; StepsChanged if the code asks for
+        something else than what is recorded."""
+        journal, asked = self._context._journal, self._digest()
+
+        async def once() -> Declaration:
+            try:
+                await patiently(declare, journal.stopped)
+            except FlowConflict:  # declared and not recorded: the run died in between
+                self._refuse()
+            return Declaration(str(self.id), asked)
 
         place = self._at
         if number := await self._orphans():
-            await self._context._journal.recorded(place)  # or the code has changed
+            self._check_asked(await journal.recorded(place), asked)
             place = anew(place, number)
-        await perform(self._context._journal, place, once, str)
+        self._check_asked(await journal.recorded(place), asked)
+        await perform(journal, place, once, Declaration)
+
+    def _digest(self) -> str:
+        """What the flow is made of: names, tasks, arguments, joins and edges, in any order."""
+        joins = [[each.key, each.join] for each in self._declared]
+        parts = sorted(map(msgspec.json.encode, [*self._asked, *joins, *self._links]))
+        return blake2b(b"\n".join(parts), digest_size=16).hexdigest()
+
+    def _check_asked(self, record: Recorded | None, asked: str) -> None:
+        if record is not None and read(self._at, record, Declaration).asked != asked:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self._context._journal.refuse(
+            f"flow {self.name!r} was declared with other members than the code now asks for"
+        )
 
     async def _orphans(self) -> int:
         """How many flows of this place were cancelled because the run ended. One that is replayed
@@ -77,42 +143,100 @@ class SubFlow(FlowBuilder):
         )
 
     async def result(self, timeout: Seconds | None = None) -> Any:
-        """The result of the last node, or of those that nothing follows as a dict by name. The
-        run needs no worker until then. Raises FlowFailed when the flow did not succeed, and
-        WaitTimeout when it has not ended after so many seconds; it goes on then."""
+        """The result of the last node, or of those that nothing follows as a dict by name; nodes
+        that were skipped are as if they were not there. The run needs no worker until then. Raises
+        FlowFailed when the flow did not succeed, and WaitTimeout when it has not ended after so
+        many seconds; it goes on then."""
         place = self._context._journal.place(f"flow-result:{self.name}")
-        last = self._last()
-        return as_result(last, await self._recorded(place, last, timeout))
+        found = await self._recorded(place, None, timeout)
+        return as_result([self.nodes[name] for name in found], list(found.values()))
 
     async def results(self, nodes: "list[Node[R]]") -> list[R]:
         """The results of some nodes, in order, once the flow has ended in success."""
         place = self._context._journal.place(f"flow-result:{self.name}")
-        return await self._recorded(place, nodes)
+        found = await self._recorded(place, nodes)
+        return [found[node.name] for node in nodes]
 
     async def _recorded(
-        self, place: Place, nodes: Sequence[Node[Any]], timeout: Seconds | None = None
-    ) -> list[Any]:
-        """Results as they were first read: the run needs the flow no longer, which retention may
-        take away before it ends. What is too much for a step is read again each time."""
+        self, place: Place, nodes: "Sequence[Node[Any]] | None", timeout: Seconds | None = None
+    ) -> dict[str, Any]:
+        """Results by name, as they were first read: the run needs the flow no longer, which
+        retention may take away before it ends. What is too much for a step is read again each
+        time. Without `nodes` those of the last ones."""
         journal, engine = self._context._journal, self._context._engine
         record = await journal.recorded(place)
         if record is None:
+            await self._run_failed_again(place)
             flow = await self._ended(timeout)
             if flow.state is not FlowState.COMPLETED:
-                raise await failed(engine, flow)
-        else:
-            kept = msgspec.json.decode(bytes(record.value), type=list[msgspec.Raw] | None)
-            if kept is not None:
-                return [_result(raw, node) for node, raw in zip(nodes, kept, strict=True)]
+                raise await self._failed(place, flow)
+            if nodes is None:
+                nodes = await patiently(lambda: self._last(engine, flow), journal.stopped)
+            return await self._read(nodes, place)
+        kept = read(place, record, Kept)
+        names = kept.names if nodes is None else [node.name for node in nodes]
+        if kept.names != names or not self.nodes.keys() >= set(names):
+            journal.refuse(f"the results of other nodes of flow {self.name!r} are recorded")
+        if kept.values is None:
+            return await self._read([self.nodes[name] for name in names])
+        return {
+            name: _result(raw, self.nodes[name])
+            for name, raw in zip(names, kept.values, strict=True)
+        }
+
+    async def _read(self, nodes: Sequence[Node[Any]], place: Place | None = None) -> dict[str, Any]:
+        """Results as they are stored; kept at the place, if one is given."""
+        journal, engine = self._context._journal, self._context._engine
         found = await patiently(
             lambda: engine.flow_views.results([node.id.uuid for node in nodes]), journal.stopped
         )
         raws = [msgspec.Raw(found.get(node.id.uuid) or b"null") for node in nodes]
-        if record is None:
-            size = sum(len(bytes(raw)) for raw in raws)
-            value = raws if size <= MAX_KEPT else None
-            await journal.record(place, Recorded(value=msgspec.Raw(msgspec.json.encode(value))))
-        return [_result(raw, node) for node, raw in zip(nodes, raws, strict=True)]
+        if place is not None:
+            small = sum(len(bytes(raw)) for raw in raws) <= MAX_KEPT
+            kept = Kept([node.name for node in nodes], raws if small else None)
+            await journal.record(place, Recorded(value=msgspec.Raw(msgspec.json.encode(kept))))
+        return {node.name: _result(raw, node) for node, raw in zip(nodes, raws, strict=True)}
+
+    async def _failed(self, place: Place, flow: Flow) -> FlowFailed:
+        """The error of a flow that did not succeed, recorded: a handler that goes on after it sees
+        the same whenever it runs again."""
+        journal, engine = self._context._journal, self._context._engine
+        error = await patiently(lambda: failed(engine, flow), journal.stopped)
+        seen = Failure(error.detail, list(error.members), self._round)
+        number = len(await self._failures(place))
+        value = msgspec.Raw(msgspec.json.encode(seen))
+        await journal.record(anew(place, number, FAILED), Recorded(value=value))
+        return error
+
+    async def _failures(self, place: Place) -> list[Failure]:
+        journal, found = self._context._journal, list[Failure]()
+        while record := await journal.recorded(anew(place, len(found), FAILED)):
+            found.append(read(place, record, Failure))
+        return found
+
+    @property
+    def _round(self) -> tuple[int, int]:
+        return self._life.replays, self._life.retries
+
+    async def _run_failed_again(self, place: Place) -> None:
+        """If the run was retried or replayed because the flow had not succeeded, what failed in the
+        flow runs again. A failure that the handler went on after stays as it was."""
+        journal, engine = self._context._journal, self._context._engine
+        failures = await self._failures(place)
+        if not failures:
+            return
+        last = failures[-1]
+        error = FlowFailed(str(self.id), last.detail, tuple(last.members))
+        if last.seen == self._round or journal.went_on(place):
+            raise error
+
+        async def once() -> None:
+            try:
+                await patiently(lambda: engine.flows.replay(self.id), journal.stopped)
+            except (FlowTerminal, MaxReplays, NotFound):
+                raise error from None
+
+        await perform(journal, anew(place, len(failures), AGAIN), once, Any)
 
     def _parent(self) -> Parent:
         return Parent(str(self._context._claim.id), self._signal)
@@ -142,9 +266,13 @@ class SubFlow(FlowBuilder):
 
     async def _ended(self, timeout: Seconds | None = None) -> Flow:
         """The flow, as it is now: one that was replayed since it told the run is waited for."""
-        context = self._context
+        context, number = self._context, 0
         if not self._told:
             await self._wait(timeout)
+        while not await self._is_over():
+            number += 1
+            again = anew(self._after, number)
+            await context._wait_for_flow(again, self._signal, timeout)
         return await patiently(
             lambda: context._engine.flow_views.wait(self.id), context._journal.stopped
         )
@@ -197,8 +325,9 @@ class Subflows(Waits):
         self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
     ) -> Coroutine[Any, Any, list[R]]:
         """Runs a task once per item, all at the same time and wherever there are workers, and
-        gives the results in the order of the items. A tuple is the arguments of one run, a dict
-        its arguments by name. Raises FlowFailed when any of them did not succeed."""
+        gives the results in the order of the items. A tuple is the arguments of one run, anything
+        else its one argument. Raises FlowFailed when any of them did not succeed; a retry of this
+        run runs those again that failed."""
         asked = check_task(task)
         of = asked.task if isinstance(asked, Call) else asked
         flow = self.flow(f"map:{of.name}" if name is None else name)
@@ -220,6 +349,7 @@ class Subflows(Waits):
 
     async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
         if not nodes:
+            await flow.declare_once(_nothing)  # so that other items later are noticed
             return []
         await flow.declare()
         return await flow.results(nodes)
@@ -228,6 +358,10 @@ class Subflows(Waits):
         await self._one(place, self._channels((signal,), Single(signal), timeout), Any)
 
 
+async def _nothing() -> None:
+    """A flow without members is not declared."""
+
+
 def _add(flow: SubFlow, task: "Task[..., R] | Call[..., R]", item: Any, at: int) -> Node[R]:
-    args, kwargs = arguments_of(item)
-    return flow.place(task, args, kwargs, name=str(at))
+    args = item if isinstance(item, tuple) else (item,)
+    return flow.place(task, args, {}, name=str(at))
