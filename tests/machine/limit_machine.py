@@ -163,7 +163,7 @@ class LimitMachine(RuleBasedStateMachine):
         """One sweep lets everybody through there is room for; whoever waited for a budget that
         admits again is let in page by page."""
         await self.play.calm_down()
-        crowd = sum(one.life.budget is not None for one in self.play.seen.values())
+        crowd = sum(one.life.budget is not None for one in (await self.play.look()).values())
         for _ in range(1 + crowd):
             await deeds.sweep(self.play, 0, 0, True)
             await self.play.calm_down()

@@ -100,12 +100,15 @@ class PostgresBench:
         self._admin.close()
 
     def _delete_all(self) -> sql.Composed:
-        """With few rows this is much faster than truncating. What belongs to the schema stays."""
+        """With few rows this is much faster than truncating. What belongs to the schema stays; what
+        is known of the clock goes, because every example begins at the same moment."""
         found = self._admin.execute(
             "select tablename from pg_tables where schemaname = 'flowfabric'"
         ).fetchall()
         tables = [sql.Identifier("flowfabric", name) for (name,) in found if name != "meta"]
-        return sql.SQL(";").join(sql.SQL("delete from {}").format(table) for table in tables)
+        deletes = [sql.SQL("delete from {}").format(table) for table in tables]
+        clock = sql.SQL("delete from flowfabric.meta where key = 'clock'")
+        return sql.SQL(";").join([*deletes, clock])
 
 
 async def _migrate(url: str) -> None:
