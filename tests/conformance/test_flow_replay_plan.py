@@ -165,3 +165,25 @@ async def test_an_upstream_that_ends_while_its_downstream_is_replayed_is_counted
     await drawn.settled()
     states = {"complete": PublicState.WAITING, "fail": PublicState.SKIPPED}
     assert await lab.state(drawn["b"]) is states[second]
+
+
+async def test_a_flow_that_is_counted_while_it_is_looked_at_is_seen_as_it_is(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header was read before, what was owed to it after: neither says that it runs again"""
+    drawn = await declare(lab, "a")
+    await drawn.fail("a")
+    with monkeypatch.context() as still:
+        still.setattr(lab.engine._parts.after, "owed", lambda chores: None)
+        await replay(drawn, "a")
+    honest = lab.engine.store.chores
+
+    async def late(flows: Any, limit: int) -> Any:
+        monkeypatch.undo()
+        await lab.engine._settler.work.settle(drawn.id)
+        return await honest(flows, limit)
+
+    monkeypatch.setattr(lab.engine.store, "chores", late)
+    seen = await lab.engine.flow_views.get(drawn.id)
+    assert seen is not None
+    assert (seen.state, seen.ended_at) == (FlowState.RUNNING, None)

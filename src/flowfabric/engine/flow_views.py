@@ -75,11 +75,14 @@ class FlowViews(Noun):
         """The flow, with every ending counted, also those that are not written down yet."""
         key = parse_uuid(id, "flow")
         flow = (await self._parts.store.flows([key])).get(key)
-        if flow is None:
-            return None
-        owed = await self._parts.store.chores([key], MAX_CHORES)
-        counted = count_chores(flow, tuple(owed), flow.mutated_at).after if owed else flow
-        return replace(counted, version=flow.version)
+        while flow is not None:
+            owed = await self._parts.store.chores([key], MAX_CHORES)
+            again = (await self._parts.store.flows([key])).get(key)
+            if again is not None and again.version == flow.version:
+                counted = count_chores(flow, tuple(owed), flow.mutated_at).after if owed else flow
+                return replace(counted, version=flow.version)
+            flow = again  # some were counted between the two reads
+        return None
 
     async def describe(self, id: UUID) -> FlowDescription | None:
         flow = await self.get(id)

@@ -13,7 +13,7 @@ from flowfabric.core.check import Seconds, check_iterable
 from flowfabric.core.condition import Single
 from flowfabric.core.errors import FlowConflict, FlowTerminal, MaxReplays, NotFound
 from flowfabric.core.execution import Snapshot
-from flowfabric.core.flow import Flow, FlowState, Parent
+from flowfabric.core.flow import Flow, FlowState, Parent, known
 from flowfabric.core.sending import waitpoint_id
 from flowfabric.core.step import Recorded
 from flowfabric.core.text import check_kind
@@ -258,24 +258,28 @@ class SubFlow(FlowBuilder):
         self._told = True
 
     async def _is_over(self) -> bool:
+        return (await self._now()).ended_at is not None
+
+    async def _now(self) -> Flow:
         context = self._context
-        flow = await patiently(
-            lambda: context._engine.flow_views.get(self.id), context._journal.stopped
+        return known(
+            await patiently(
+                lambda: context._engine.flow_views.get(self.id), context._journal.stopped
+            ),
+            self.id,
         )
-        return flow is not None and flow.ended_at is not None
 
     async def _ended(self, timeout: Seconds | None = None) -> Flow:
-        """The flow, as it is now: one that was replayed since it told the run is waited for."""
-        context, number = self._context, 0
+        """The flow, as it is now: one that was replayed since it told the run is waited for, which
+        needs no worker either."""
+        number = 0
         if not self._told:
             await self._wait(timeout)
-        while not await self._is_over():
+        while (flow := await self._now()).ended_at is None:
             number += 1
             again = anew(self._after, number)
-            await context._wait_for_flow(again, self._signal, timeout)
-        return await patiently(
-            lambda: context._engine.flow_views.wait(self.id), context._journal.stopped
-        )
+            await self._context._wait_for_flow(again, self._signal, timeout)
+        return flow
 
 
 def _flow_id(run: Snapshot, at: Place, number: int) -> UUID:
