@@ -13,10 +13,10 @@ import statistics
 import time
 
 from bench import limit, stores
-from flowfabric.core.execution import Worker
-from flowfabric.core.ids import new_uuid7
-from flowfabric.core.policy import Policy, RoutingRequirements
-from flowfabric.core.submission import Submission, create
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.policy import Policy, RoutingRequirements
+from flowfabric.core.execution.submission import Submission, create
 from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import MAX_BATCH, Store
 from flowfabric.store.open import open_store

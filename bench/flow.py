@@ -16,7 +16,7 @@ import time
 from bench import limit, stores
 from bench.lifecycle import Figures, closed_loop
 from flowfabric import Fabric, Task, WorkerOptions
-from flowfabric.worker.flow import FlowBuilder
+from flowfabric.worker.api.flow import FlowBuilder
 
 LENGTH = 10
 DECLARERS = 16

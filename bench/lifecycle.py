@@ -16,10 +16,10 @@ from typing import Any
 from msgspec import Struct
 
 from bench import limit, stores
-from flowfabric.core.execution import Worker
-from flowfabric.core.submission import Submission
-from flowfabric.engine.claims import Claim
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.open import open_store
 
 

@@ -4,11 +4,11 @@ caller. Whatever the engine adds shows as the distance to this figure."""
 import secrets
 import time
 
-from flowfabric.core.attempt import complete
-from flowfabric.core.execution import Source, Worker
-from flowfabric.core.ids import new_uuid7
-from flowfabric.core.lease import DEFAULT_TTL, Owner
-from flowfabric.core.submission import Submission, create
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.execution.attempt import complete
+from flowfabric.core.execution.lease import DEFAULT_TTL, Owner
+from flowfabric.core.execution.model import Source, Worker
+from flowfabric.core.execution.submission import Submission, create
 from flowfabric.store.contract import ClaimCall
 from flowfabric.store.open import open_store
 

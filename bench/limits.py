@@ -18,11 +18,11 @@ from functools import lru_cache
 from msgspec import Struct
 
 from bench import limit, stores
-from flowfabric.core.execution import Worker
-from flowfabric.core.policy import parse_policy
-from flowfabric.core.quota import Quota, Rate
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.policy import parse_policy
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.engine.engine import Engine
 from flowfabric.store.open import open_store
 

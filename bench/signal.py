@@ -21,11 +21,11 @@ from msgspec import Struct
 from bench import limit, stores
 from bench.lifecycle import closed_loop
 from flowfabric import Context, Fabric, WorkerOptions
-from flowfabric.core.condition import Count, CountKind
-from flowfabric.core.execution import Worker
-from flowfabric.core.ids import new_uuid7
-from flowfabric.core.submission import Submission
-from flowfabric.core.suspend import Binding, Suspend, Wait
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.wait.condition import Count, CountKind
+from flowfabric.core.wait.suspend import Binding, Suspend, Wait
 from flowfabric.engine.engine import Engine
 
 MANY = 1000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.postgres import start_server
+from tests.kit.postgres import start_server
 
 
 def use_uvloop() -> None:

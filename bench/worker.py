@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import limit, stores
 from flowfabric import Context, Fabric, WorkerOptions
-from flowfabric.core.event import Family
+from flowfabric.core.execution.event import Family
 
 CONCURRENCY = 100
 

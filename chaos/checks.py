@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from chaos.ledger import Line
 from flowfabric import Fabric
-from flowfabric.worker.control import RunFailed
+from flowfabric.worker.errors import RunFailed
 
 POISON = "poison"
 ENDED = {"completed", "failed", "cancelled", "expired", "skipped"}

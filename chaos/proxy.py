@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.proxy import Proxy
+from tests.kit.proxy import Proxy
 
 
 class ProxyThread:

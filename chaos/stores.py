@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psycopg
 
 from chaos.proxy import ProxyThread
-from tests.postgres import start_server
+from tests.kit.postgres import start_server
 
 SETTINGS = """
 fsync = off

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from chaos.ledger import Ledger
 from flowfabric import Fabric, Run
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.base.errors import FlowFabricError
 
 T = TypeVar("T")
 

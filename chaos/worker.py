@@ -7,7 +7,7 @@ import sys
 
 from chaos.app import URL_VARIABLE, make_app
 from flowfabric import WorkerOptions
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 
 TTL_SECONDS = 3
 

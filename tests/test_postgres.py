@@ -4,7 +4,7 @@ from collections.abc import Callable
 import asyncpg
 import pytest
 
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 
 
 async def test_two_fresh_databases_do_not_see_each_other(

@@ -1,8 +1,7 @@
 """FlowFabric: durable execution for Python. Ordinary functions that run to an end which is
 recorded exactly once."""
 
-from flowfabric.core.budget import Budget
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     ApprovalOutdated,
     BudgetExceeded,
     Contention,
@@ -16,22 +15,27 @@ from flowfabric.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from flowfabric.core.flow import CancelPolicy, FlowState
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.join import AllOf, AnyOf, Quorum, Rest
-from flowfabric.core.quota import Quota
-from flowfabric.core.retry import Exponential, Fixed
-from flowfabric.core.schedule import CatchUp, Schedule
-from flowfabric.core.spending import Overrun, SoftBreach, Spent
-from flowfabric.core.submission import Submission
-from flowfabric.core.token import Token
-from flowfabric.core.vector import PublicState
-from flowfabric.engine.base import Options
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.execution.retry import Exponential, Fixed
+from flowfabric.core.execution.schedule import CatchUp, Schedule
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.join import AllOf, AnyOf, Quorum, Rest
+from flowfabric.core.flow.model import CancelPolicy, FlowState
+from flowfabric.core.limit.budget import Budget
+from flowfabric.core.limit.quota import Quota
+from flowfabric.core.limit.spend import Overrun, SoftBreach, Spent
+from flowfabric.core.wait.token import Token
+from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 from flowfabric.store.open import open_store
-from flowfabric.worker.context import Context, SyncContext
-from flowfabric.worker.control import (
+from flowfabric.worker.api.approval import Verdict
+from flowfabric.worker.api.context import Context, SyncContext
+from flowfabric.worker.api.run import Run
+from flowfabric.worker.api.task import Task
+from flowfabric.worker.api.waits import Approval, Callback, Received
+from flowfabric.worker.errors import (
     Fail,
     FlowFailed,
     Retry,
@@ -44,11 +48,7 @@ from flowfabric.worker.control import (
     WaitClosed,
     WaitTimeout,
 )
-from flowfabric.worker.loop import Worker, WorkerOptions
-from flowfabric.worker.run import Run
-from flowfabric.worker.task import Task
-from flowfabric.worker.verdict import Verdict
-from flowfabric.worker.waits import Approval, Callback, Received
+from flowfabric.worker.run.loop import Worker, WorkerOptions
 
 __all__ = [
     "AllOf",

@@ -10,27 +10,27 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from msgspec.structs import replace
 
-from flowfabric.core.check import check_kind_of
-from flowfabric.core.errors import Invalid, NotFound
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.retry import Backoff, Exponential
-from flowfabric.core.text import MAX_KEY, check_kind, check_namespace, check_text
-from flowfabric.engine.base import Options
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_kind_of
+from flowfabric.core.base.text import MAX_KEY, check_kind, check_namespace, check_text
+from flowfabric.core.execution.retry import Backoff, Exponential
+from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
-from flowfabric.worker.context import Context, SyncContext
-from flowfabric.worker.flow import FlowBuilder, flow_id
-from flowfabric.worker.limits import FabricLimits, KeyOf, Limits, Names
-from flowfabric.worker.loop import Worker, WorkerOptions
-from flowfabric.worker.options import TaskOptions
-from flowfabric.worker.outside import Outside
-from flowfabric.worker.run import Client, Run
-from flowfabric.worker.schedules import Schedules, schedule_of
-from flowfabric.worker.steps import StepFunction, StepOptions
-from flowfabric.worker.task import Task
-from flowfabric.worker.transactions import Door
+from flowfabric.worker.api.context import Context, SyncContext
+from flowfabric.worker.api.flow import FlowBuilder, flow_id
+from flowfabric.worker.api.limits import FabricLimits, KeyOf, Limits, Names
+from flowfabric.worker.api.options import TaskOptions
+from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.schedules import Schedules, schedule_of
+from flowfabric.worker.api.signals import Outside
+from flowfabric.worker.api.task import Task
+from flowfabric.worker.api.transactions import Door
+from flowfabric.worker.run.loop import Worker, WorkerOptions
+from flowfabric.worker.run.steps import StepFunction, StepOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")

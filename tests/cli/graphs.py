@@ -3,12 +3,12 @@
 from uuid import uuid5
 from xml.etree import ElementTree
 
-from flowfabric.core.flow import Flow
-from flowfabric.core.graph import member_id
-from flowfabric.core.join import Edge, EdgeState, Join, JoinPolicy, On
-from flowfabric.core.vector import PublicState
-from flowfabric.engine.flow_views import FlowGraph, Member
-from flowfabric.worker.flow import NAMES
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.flow.graph import member_id
+from flowfabric.core.flow.join import Edge, EdgeState, Join, JoinPolicy, On
+from flowfabric.core.flow.model import Flow
+from flowfabric.engine.flow.views import FlowGraph, Member
+from flowfabric.worker.api.flow import NAMES
 
 LETTERS = {
     "c": PublicState.COMPLETED,

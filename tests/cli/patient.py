@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 from flowfabric import Context, Fabric
-from flowfabric.core.condition import Single
-from flowfabric.core.execution import Worker
-from flowfabric.core.suspend import Binding, Suspend, Wait
-from flowfabric.core.time import Millis
-from flowfabric.worker.task import Task
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.wait.condition import Single
+from flowfabric.core.wait.suspend import Binding, Suspend, Wait
+from flowfabric.worker.api.task import Task
 
 PLAN = {"amount": 250, "to": "ada"}
 

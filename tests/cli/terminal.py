@@ -10,8 +10,8 @@ import msgspec
 from typer.testing import CliRunner, Result
 
 from flowfabric import Fabric
-from flowfabric.cli.main import app
-from flowfabric.worker.run import Run
+from flowfabric.cli.app import app
+from flowfabric.worker.api.run import Run
 from tests.cli import sample
 
 APP = "tests.cli.sample:fabric"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core.event import EventKind, StoredEvent
-from flowfabric.core.execution import Worker
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.time import Millis
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind, StoredEvent
+from flowfabric.core.execution.model import Worker
 from flowfabric.demo import __main__ as entry
 from flowfabric.demo import play, tasks
 from flowfabric.demo.board import Board, JsonBoard, choose

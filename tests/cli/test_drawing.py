@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from flowfabric import AnyOf, Quorum
-from flowfabric.cli.drawing.mermaid import mermaid
-from flowfabric.cli.drawing.picture import Shape, picture
-from flowfabric.cli.drawing.place import place
-from flowfabric.cli.drawing.svg import svg
-from flowfabric.cli.drawing.text import draw
-from flowfabric.core.join import On
-from flowfabric.engine.flow_views import FlowGraph
+from flowfabric.cli.draw.mermaid import mermaid
+from flowfabric.cli.draw.picture import Shape, picture
+from flowfabric.cli.draw.place import place
+from flowfabric.cli.draw.svg import svg
+from flowfabric.cli.draw.text import draw
+from flowfabric.core.flow.join import On
+from flowfabric.engine.flow.views import FlowGraph
 from tests.cli.graphs import graph, parsed
 
 NASTY = 'a "quoted" <b>&amp; `x`; end\n]]> #35; \x1b[31m'

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from flowfabric import AnyOf, Fabric
 from flowfabric.cli.flows import _tell_flows
-from flowfabric.cli.screen import Screen
-from flowfabric.core.flow import Flow, FlowState
-from flowfabric.core.time import Millis
-from flowfabric.worker.flow import FlowBuilder
+from flowfabric.cli.output import Screen
+from flowfabric.core.base.time import Millis
+from flowfabric.core.flow.model import Flow, FlowState
+from flowfabric.worker.api.flow import FlowBuilder
 from tests.cli import sample
 from tests.cli.graphs import parsed
 from tests.cli.terminal import Cli, Work, same_tasks

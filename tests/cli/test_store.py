@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flowfabric.core.errors import Overloaded
-from flowfabric.engine.views import Views
+from flowfabric.core.base.errors import Overloaded
+from flowfabric.engine.execution.views import Views
 from tests.cli.terminal import APP, Cli
 
 SECRET = "hunter2"

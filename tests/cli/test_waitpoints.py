@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from flowfabric.core.token import digest_of
+from flowfabric.core.wait.token import digest_of
 from tests.cli.patient import PLAN, Patient
 from tests.cli.terminal import NOBODY, Cli
 

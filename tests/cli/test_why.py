@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from flowfabric import Fabric
-from flowfabric.core.execution import Worker
-from flowfabric.core.quota import Quota, Rate
-from flowfabric.core.registry import Presence
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.engine.engine import Engine
 from tests.cli.terminal import NOBODY, Cli, Work
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from flowfabric.cli.documents import body, document, plain
-from flowfabric.cli.screen import printable, redact
-from flowfabric.cli.words import readable, shortened, span
-from flowfabric.core.event import EventKind, StoredEvent
-from flowfabric.core.execution import Worker
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.time import Millis
+from flowfabric.cli.format import readable, shortened, span
+from flowfabric.cli.json import body, document, plain
+from flowfabric.cli.output import printable, redact
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind, StoredEvent
+from flowfabric.core.execution.model import Worker
 from flowfabric.store.contract import Progress
 from tests.cli.terminal import NOBODY
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from flowfabric import Fabric
-from flowfabric.core.execution import Worker
-from flowfabric.core.registry import Presence
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from tests.cli.terminal import Cli
 

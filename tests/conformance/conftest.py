@@ -7,7 +7,7 @@ import pytest
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
-from tests.lab import Lab
+from tests.kit.lab import Lab
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
-from flowfabric.core.errors import FlowFabricError, Invalid, Overloaded
-from flowfabric.engine import batch
-from flowfabric.engine.batch import Batcher
+from flowfabric.core.base.errors import FlowFabricError, Invalid, Overloaded
+from flowfabric.engine.commit import batch
+from flowfabric.engine.commit.batch import Batcher
 
 
 class Door:

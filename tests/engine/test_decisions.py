@@ -7,9 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core import control
-from flowfabric.core.change import Change, unchanged
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     Corruption,
     Invalid,
     LeaseExpired,
@@ -18,22 +16,24 @@ from flowfabric.core.errors import (
     RetryExhausted,
     Unavailable,
 )
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Active, Ready, Snapshot, Source
-from flowfabric.core.ids import new_uuid7
-from flowfabric.core.lease import Owner, Taking, fence_of, renew, take
-from flowfabric.core.submission import Submission, create
-from flowfabric.core.time import Millis
-from flowfabric.core.waits import Ask, Memory
-from flowfabric.engine import decisions as module
-from flowfabric.engine.after import After
-from flowfabric.engine.arrivals import Arrivals
-from flowfabric.engine.catalogue import Catalogue
-from flowfabric.engine.decisions import Decision, Decisions
-from flowfabric.engine.waiting import Waiting
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner, Taking, fence_of, renew, take
+from flowfabric.core.execution.model import Active, Ready, Snapshot, Source
+from flowfabric.core.execution.submission import Submission, create
+from flowfabric.core.wait.model import Ask, Memory
+from flowfabric.engine.commit import decide as module
+from flowfabric.engine.commit.decide import Decision, Decisions
+from flowfabric.engine.commit.post_commit import After
+from flowfabric.engine.commit.watcher import Waiting
+from flowfabric.engine.execution.inbox import Arrivals
+from flowfabric.engine.limit.known import Catalogue
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Arrival, Store
-from tests.lab import TTL, W1
+from tests.kit.lab import TTL, W1
 
 Rival = Callable[[], None]
 
@@ -110,12 +110,12 @@ def decisions_on(rows: Rows) -> Decisions:
     return Decisions(store, arrivals, After(store, Waiting(store, arrivals)))
 
 
-def to_priority(value: int) -> Callable[[Snapshot | None, Millis], Change[control.Changed]]:
-    return lambda found, now: control.change_priority(found, now, value)
+def to_priority(value: int) -> Callable[[Snapshot | None, Millis], Change[operator.Changed]]:
+    return lambda found, now: operator.change_priority(found, now, value)
 
 
-def cancel(found: Snapshot | None, now: Millis) -> Change[control.Cancelled]:
-    return control.cancel(found, Owner(source=Source.OPERATOR), now, "enough")
+def cancel(found: Snapshot | None, now: Millis) -> Change[operator.Cancelled]:
+    return operator.cancel(found, Owner(source=Source.OPERATOR), now, "enough")
 
 
 def uuid_of(snapshot: Snapshot) -> UUID:
@@ -197,10 +197,10 @@ async def test_who_loses_against_a_rival_looks_again_and_decides_anew() -> None:
     rows.rivals = [lambda: rows.move(uuid_of(row))] * 3
     seen: list[int] = []
 
-    def rule(found: Snapshot | None, now: Millis) -> Change[control.Changed]:
+    def rule(found: Snapshot | None, now: Millis) -> Change[operator.Changed]:
         assert found is not None
         seen.append(found.head.version)
-        return control.change_priority(found, now, 3)
+        return operator.change_priority(found, now, 3)
 
     await decisions_on(rows).decide(uuid_of(row), rule)
     assert seen == [1, 2, 3, 4]
@@ -249,7 +249,7 @@ async def test_after_ten_lost_rounds_the_caller_hears_of_it() -> None:
     )
     assert isinstance(lost, RetryExhausted)
     assert lost.retryable
-    assert isinstance(fine, control.Changed)
+    assert isinstance(fine, operator.Changed)
     assert len(rows.applies) == module.MAX_ROUNDS == 10
     assert rows.rows[uuid_of(row)].priority == 0
 
@@ -283,8 +283,8 @@ async def test_a_value_in_hand_never_refuses() -> None:
     rows.clock.advance(TTL)
     engine = decisions_on(rows)
 
-    def rule(found: Snapshot | None, now: Millis) -> Change[control.Cancelled]:
-        return control.cancel_owned(found, owner, now, "mine")
+    def rule(found: Snapshot | None, now: Millis) -> Change[operator.Cancelled]:
+        return operator.cancel_owned(found, owner, now, "mine")
 
     await engine.decide(uuid_of(held), rule, held)
     rows.rows[uuid_of(held)] = held
@@ -314,7 +314,7 @@ async def test_a_row_that_cannot_be_read_fails_alone() -> None:
             Decision(uuid_of(bad), to_priority(3)),
         ]
     )
-    assert [type(answer) for answer in answers] == [Corruption, control.Changed, Corruption]
+    assert [type(answer) for answer in answers] == [Corruption, operator.Changed, Corruption]
     assert rows.rows[uuid_of(good)].priority == 2
 
 
@@ -351,10 +351,10 @@ async def test_what_became_claimable_or_ended_is_hinted_at_and_nothing_else() ->
     rows = Rows(row)
     engine = decisions_on(rows)
     await engine.decide(
-        uuid_of(row), lambda found, now: control.block(found, now, "paused_by_operator")
+        uuid_of(row), lambda found, now: operator.block(found, now, "paused_by_operator")
     )
     assert rows.hints == []
-    await engine.decide(uuid_of(row), control.unblock)
+    await engine.decide(uuid_of(row), operator.unblock)
     await engine.decide(uuid_of(row), cancel)
     assert rows.hints == [frozenset({"default"}), frozenset()]
 

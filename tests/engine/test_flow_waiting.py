@@ -7,14 +7,14 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core.errors import NotFound, Unavailable
-from flowfabric.core.flow import Flow
-from flowfabric.core.graph import Graph, Node
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import NotFound, Unavailable
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.graph import Graph, Node
+from flowfabric.core.flow.model import Flow
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.flow_waiting import FlowWaiting
-from flowfabric.engine.settler import MAX_PASSES
+from flowfabric.engine.flow.dispatch import MAX_PASSES
+from flowfabric.engine.flow.watcher import FlowWaiting
 from flowfabric.store.sqlite.store import open_sqlite
 
 GRAPH = Graph((Node("only", Submission(kind="noop")),))

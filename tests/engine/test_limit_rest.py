@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from flowfabric.core.quota import Quota, Rate
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.limits import Crowd
+from flowfabric.store.contract_limits import Crowd
 from flowfabric.store.open import open_store
-from tests.lab import Lab
+from tests.kit.lab import Lab
 
 USING = {"quotas": [{"quota": "q", "key": ""}]}
 

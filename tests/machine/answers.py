@@ -3,20 +3,20 @@
 import re
 from collections.abc import Awaitable
 
-from flowfabric.core.attempt import RetryScheduled
-from flowfabric.core.control import Changed, Replayed
-from flowfabric.core.errors import FlowFabricError, Unavailable
-from flowfabric.core.event import EventKind, StoredEvent
-from flowfabric.core.grant import Granted, ReclaimCapExceeded
-from flowfabric.core.keyring import Rotated
-from flowfabric.core.lease import Renewed, Revoked
-from flowfabric.core.signal import Accepted
-from flowfabric.core.submission import Duplicate, Submitted
-from flowfabric.core.vector import outcome_word
-from flowfabric.core.waitpoint import WaitpointsClosed
-from flowfabric.core.waking import Resumed, SuspensionExpired
-from flowfabric.engine.claims import Claim
-from flowfabric.engine.suspensions import SuspendAnswer, Ticket
+from flowfabric.core.base.errors import FlowFabricError, Unavailable
+from flowfabric.core.execution.attempt import RetryScheduled
+from flowfabric.core.execution.event import EventKind, StoredEvent
+from flowfabric.core.execution.grant import Granted, ReclaimCapExceeded
+from flowfabric.core.execution.lease import Renewed, Revoked
+from flowfabric.core.execution.operator import Changed, Replayed
+from flowfabric.core.execution.status import outcome_word
+from flowfabric.core.execution.submission import Duplicate, Submitted
+from flowfabric.core.wait.keyring import Rotated
+from flowfabric.core.wait.resume import Resumed, SuspensionExpired
+from flowfabric.core.wait.signal import Accepted
+from flowfabric.core.wait.waitpoint import WaitpointsClosed
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
 from tests.machine.words import Answer
 
 DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -8,7 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from flowfabric.core.execution import (
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.model import (
     Active,
     Attempt,
     Ended,
@@ -22,9 +24,7 @@ from flowfabric.core.execution import (
     Waiting,
     Worker,
 )
-from flowfabric.core.history import inline_attempts
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import outcome_word, vector
+from flowfabric.core.execution.status import outcome_word, vector
 from flowfabric.store.contract import EventQuery, Progress, Query, Store
 from tests.machine.answers import words_of
 from tests.machine.book import Book, claim_order

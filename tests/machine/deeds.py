@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from flowfabric.core.execution import Failure, Worker
-from flowfabric.core.step import Step
-from flowfabric.core.time import Millis
-from flowfabric.engine.attempts import Owned
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Failure, Worker
+from flowfabric.core.execution.step import Step
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.attempts import Owned
 from tests.machine.model import Life
 from tests.machine.words import Answers, Fence
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from flowfabric.core.execution import (
+from flowfabric.core.execution.model import (
     Active,
     Ended,
     Gate,
@@ -19,8 +19,8 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
-from flowfabric.core.flow import Flow
-from flowfabric.core.join import EdgeState, Join
+from flowfabric.core.flow.join import EdgeState, Join
+from flowfabric.core.flow.model import Flow
 from flowfabric.store.contract import EdgeQuery, EventQuery, Store
 from tests.machine.flow_model import REOPENED, REPLAYED, Book, Member, Wire
 

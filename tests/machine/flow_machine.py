@@ -14,8 +14,8 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from flowfabric.core.flow import CancelPolicy
-from flowfabric.core.join import AllOf, AnyOf, JoinPolicy, On, Quorum, Rest
+from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, On, Quorum, Rest
+from flowfabric.core.flow.model import CancelPolicy
 from tests.machine.flow_play import FlowPlay, Wanted, Wish, paged
 from tests.machine.play import Bench
 

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid5
 
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     Corruption,
     FlowFabricError,
     FlowTerminal,
@@ -24,16 +24,17 @@ from flowfabric.core.errors import (
     RetryExhausted,
     Unavailable,
 )
-from flowfabric.core.execution import Ended, Failure, Worker
-from flowfabric.core.flow import CancelPolicy, Parent
-from flowfabric.core.graph import Graph, Link, Node, member_id
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
-from flowfabric.engine import decisions, flows, settler, settling
-from flowfabric.engine.claims import Claim
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Ended, Failure, Worker
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.graph import Graph, Link, Node, member_id
+from flowfabric.core.flow.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
+from flowfabric.core.flow.model import CancelPolicy, Parent
+from flowfabric.engine.commit import decide
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.flow import dispatch, flows, resolver
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import EdgeQuery, Store
 from tests.machine.flow_checks import Checks
@@ -405,11 +406,11 @@ def paged() -> Iterator[None]:
     """Small pages, so that few edges and chores fill several; and no pauses."""
     query = partial(EdgeQuery, limit=PER_PAGE)
     with (
-        patch.object(decisions, "random", Still()),
+        patch.object(decide, "random", Still()),
         patch.object(flows, "MAX_PAUSE", 0.0),
-        patch.object(settling, "EdgeQuery", query),
-        patch.object(settling, "PAGE", PER_PAGE),
-        patch.object(settler, "PAGE", PER_PAGE),
+        patch.object(resolver, "EdgeQuery", query),
+        patch.object(resolver, "PAGE", PER_PAGE),
+        patch.object(dispatch, "PAGE", PER_PAGE),
     ):
         yield
 

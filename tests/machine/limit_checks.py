@@ -3,14 +3,14 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from flowfabric.core.budget import Budget, chain, exhausted
-from flowfabric.core.execution import Active, Ended, Gate, Snapshot, Start, Waiting
-from flowfabric.core.gate import DELAYS, closed
-from flowfabric.core.lane import begins
-from flowfabric.core.quota import queue_of
-from flowfabric.core.release import Room
-from flowfabric.core.time import Millis
-from flowfabric.store.limits import BookAsk, StandingAsk
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.gate import DELAYS, closed
+from flowfabric.core.execution.model import Active, Ended, Gate, Snapshot, Start, Waiting
+from flowfabric.core.limit.budget import Budget, chain, exhausted
+from flowfabric.core.limit.lane import begins
+from flowfabric.core.limit.quota import queue_of
+from flowfabric.core.limit.release import Room
+from flowfabric.store.contract_limits import BookAsk, StandingAsk
 from tests.machine.limit_deeds import LOOSE, QUOTAS, TREE
 from tests.machine.limit_model import held_by, running_by_lane
 from tests.machine.limit_play import LimitPlay

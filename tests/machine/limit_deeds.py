@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from flowfabric.core.admission import STARTS
-from flowfabric.core.budget import Budget, Limit, OnHard, Scope, chain, exhausted
-from flowfabric.core.condition import Single
-from flowfabric.core.errors import FlowFabricError, Invalid, NotFound
-from flowfabric.core.execution import (
+from flowfabric.core.base.errors import FlowFabricError, Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import (
     Ended,
     Failure,
     Lost,
@@ -22,16 +21,17 @@ from flowfabric.core.execution import (
     Waiting,
     Worker,
 )
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lane import LaneState
-from flowfabric.core.quota import Quota, Rate, Use
-from flowfabric.core.signal import Delivery
-from flowfabric.core.spending import Reserved
-from flowfabric.core.submission import Submission
-from flowfabric.core.suspend import Binding, Suspend, Wait
-from flowfabric.core.time import Millis
-from flowfabric.engine.claims import Claim
-from flowfabric.engine.suspensions import SuspendAnswer
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.limit.budget import Budget, Limit, OnHard, Scope, chain, exhausted
+from flowfabric.core.limit.budget_gate import STARTS
+from flowfabric.core.limit.lane import LaneState
+from flowfabric.core.limit.quota import Quota, Rate, Use
+from flowfabric.core.limit.spend import Reserved
+from flowfabric.core.wait.condition import Single
+from flowfabric.core.wait.signal import Delivery
+from flowfabric.core.wait.suspend import Binding, Suspend, Wait
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.machine.limit_play import Holding, LimitPlay
 
 T = TypeVar("T")

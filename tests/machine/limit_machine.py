@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from flowfabric.core.execution import Ended
+from flowfabric.core.execution.model import Ended
 from tests.machine import limit_deeds as deeds
 from tests.machine.limit_checks import BUDGETS, Checks
 from tests.machine.limit_deeds import Deed

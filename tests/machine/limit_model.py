@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from flowfabric.core.budget import Amounts, Budget, chain
-from flowfabric.core.execution import Active, Lost, Ready, Snapshot, Start, Waiting
-from flowfabric.core.lane import Lane
-from flowfabric.core.quota import Quota, Rate, Use, Uses
-from flowfabric.core.spending import Books
+from flowfabric.core.execution.model import Active, Lost, Ready, Snapshot, Start, Waiting
+from flowfabric.core.limit.budget import Amounts, Budget, chain
+from flowfabric.core.limit.lane import Lane
+from flowfabric.core.limit.quota import Quota, Rate, Use, Uses
+from flowfabric.core.limit.spend import Books
 
 ALL = None
 Part = tuple[str, str | None]

@@ -15,19 +15,20 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid5
 
-from flowfabric.core.change import Change
-from flowfabric.core.errors import Corruption, FlowFabricError, RetryExhausted, Unavailable
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.lane import Lane
-from flowfabric.core.quota import Quota
-from flowfabric.core.release import Release
-from flowfabric.core.spending import Books
-from flowfabric.engine import bookkeeping, decisions, doorkeeper, known_budgets, limits, releases
-from flowfabric.engine.claims import Claim
+from flowfabric.core.base.errors import Corruption, FlowFabricError, RetryExhausted, Unavailable
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.limit.lane import Lane
+from flowfabric.core.limit.quota import Quota
+from flowfabric.core.limit.release import Release
+from flowfabric.core.limit.spend import Books
+from flowfabric.engine.commit import decide
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.limit import budget_gate, known_budgets, ledger, releases, sweep
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Query, Store
-from flowfabric.store.limits import Through
+from flowfabric.store.contract_limits import Through
 from tests.machine.flow_play import READS, WRITES, Mortal, Still
 from tests.machine.limit_model import Book, held_by, running_by_lane
 from tests.machine.play import Bench
@@ -220,12 +221,12 @@ def small() -> Iterator[None]:
     """Few at a time, so that few executions fill several rounds; no pauses, nothing remembered."""
     still = Still()
     with (
-        patch.object(decisions, "random", still),
+        patch.object(decide, "random", still),
         patch.object(releases, "random", still),
-        patch.object(bookkeeping, "random", still),
+        patch.object(ledger, "random", still),
         patch.object(releases, "MAX_MOVES", 2),
-        patch.object(limits, "PAGE", 2),
-        patch.object(doorkeeper, "PAGE", 2),
+        patch.object(sweep, "PAGE", 2),
+        patch.object(budget_gate, "PAGE", 2),
         patch.object(known_budgets, "REFRESH", 0.0),
     ):
         yield

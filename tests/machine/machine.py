@@ -13,7 +13,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from flowfabric.core.execution import Worker
+from flowfabric.core.execution.model import Worker
 from tests.machine.checks import CLOSER, LANES, WORKERS, Checks
 from tests.machine.deeds import (
     ACTS,

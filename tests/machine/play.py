@@ -13,17 +13,17 @@ from functools import partial
 from typing import Protocol, TypeVar
 from uuid import UUID, uuid5
 
-from flowfabric.core import lease as core
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.execution import Ended, Lost, Ready, Snapshot, Worker
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import Taking
-from flowfabric.core.time import Millis
-from flowfabric.engine.attempts import Held, Owned
-from flowfabric.engine.base import Options
-from flowfabric.engine.claims import Claim
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import lease as core
+from flowfabric.core.execution.lease import Taking
+from flowfabric.core.execution.model import Ended, Lost, Ready, Snapshot, Worker
+from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.suspensions import SuspendAnswer, Ticket
+from flowfabric.engine.execution.attempts import Held, Owned
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
 from flowfabric.store.clock import Clock, ManualClock
 from flowfabric.store.contract import EventQuery, Store
 from tests.machine.answers import answer_of, words_of

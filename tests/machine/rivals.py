@@ -11,17 +11,17 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.change import Change
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lane import Lane
-from flowfabric.core.quota import Quota
-from flowfabric.core.release import Release
-from flowfabric.core.spending import Books
-from flowfabric.core.submission import Creation
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.submission import Creation
+from flowfabric.core.limit.lane import Lane
+from flowfabric.core.limit.quota import Quota
+from flowfabric.core.limit.release import Release
+from flowfabric.core.limit.spend import Books
 from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
-from flowfabric.store.limits import Through
+from flowfabric.store.contract_limits import Through
 
 Rival = Callable[[UUID], Awaitable[None]]
 Meanwhile = Callable[[], Awaitable[None]]

@@ -1,8 +1,8 @@
 """A wish of the model as a submission to an engine."""
 
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.submission import Submission
 from tests.machine.words import Wish
 
 

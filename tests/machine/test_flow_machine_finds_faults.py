@@ -9,16 +9,17 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from flowfabric.core import change, chore, flow, join, membership
-from flowfabric.core import settling as rules
-from flowfabric.core.chore import Chore
-from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Ended, Outcome, Snapshot
-from flowfabric.core.flow import Flow, FlowChange
-from flowfabric.core.join import EdgeState, Join, On
-from flowfabric.core.submission import Creation
-from flowfabric.core.time import Millis
-from flowfabric.engine import settler, settling
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import change
+from flowfabric.core.execution.model import Ended, Outcome, Snapshot
+from flowfabric.core.execution.submission import Creation
+from flowfabric.core.flow import grow, join, model, outbox
+from flowfabric.core.flow import progress as rules
+from flowfabric.core.flow.join import EdgeState, Join, On
+from flowfabric.core.flow.model import Flow, FlowChange
+from flowfabric.core.flow.outbox import Chore
+from flowfabric.engine.flow import dispatch, resolver
 from flowfabric.store.contract import EdgeQuery, Unsettled
 from tests.machine.flow_machine import FlowMachine
 from tests.machine.test_machine import SqliteBench
@@ -61,7 +62,7 @@ def no_chore(before: Snapshot | None, after: Snapshot | None) -> tuple[Chore, ..
     cancelled = after is not None and isinstance(after.state, Ended)
     if cancelled and after is not None and after.life.cancel_reason is not None:
         return ()
-    return chore.chores_of(before, after)
+    return outbox.chores_of(before, after)
 
 
 def no_cancel_of_the_rest(*_: object) -> tuple[Chore, ...]:
@@ -78,8 +79,8 @@ def no_taking_back(
     found: Flow, chores: tuple[Chore, ...], now: Millis, missing: int | None = None
 ) -> FlowChange:
     """Replays that are not taken back from the counts."""
-    ended = tuple(one for one in chores if one.kind is not chore.ChoreKind.REPLAYED)
-    honest = flow.count_chores(found, ended, now, missing)
+    ended = tuple(one for one in chores if one.kind is not outbox.ChoreKind.REPLAYED)
+    honest = model.count_chores(found, ended, now, missing)
     return FlowChange(honest.before, honest.after, owed=honest.owed, done=chores)
 
 
@@ -89,12 +90,12 @@ def no_orphans(after: Snapshot) -> tuple[Chore, ...]:
 
 
 RULE_FAULTS: list[tuple[list[Any], str, Callable[..., Any]]] = [
-    ([rules, membership], "count", count_twice),
+    ([rules, grow], "count", count_twice),
     ([change], "chores_of", no_chore),
-    ([chore], "_orphaned", no_orphans),
-    ([rules, membership], "siblings", no_cancel_of_the_rest),
-    ([membership], "held", no_hold),
-    ([settling, settler], "count_chores", no_taking_back),
+    ([outbox], "_orphaned", no_orphans),
+    ([rules, grow], "siblings", no_cancel_of_the_rest),
+    ([grow], "held", no_hold),
+    ([resolver, dispatch], "count_chores", no_taking_back),
 ]
 
 

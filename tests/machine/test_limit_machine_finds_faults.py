@@ -11,16 +11,16 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
-from flowfabric.core import release as release_rules
-from flowfabric.core import spending
-from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Lost
-from flowfabric.core.quota import queue_of
-from flowfabric.core.release import Candidate, Need, Release, Room, Standing
-from flowfabric.core.spending import AlreadyApplied, Books, Counted, Expense
-from flowfabric.core.time import Millis
-from flowfabric.engine import doorkeeper
-from flowfabric.store.limits import Crowd, StandingAsk, Through
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Lost
+from flowfabric.core.limit import release as release_rules
+from flowfabric.core.limit import spend
+from flowfabric.core.limit.quota import queue_of
+from flowfabric.core.limit.release import Candidate, Need, Release, Room, Standing
+from flowfabric.core.limit.spend import AlreadyApplied, Books, Counted, Expense
+from flowfabric.engine.limit import budget_gate
+from flowfabric.store.contract_limits import Crowd, StandingAsk, Through
 from tests.machine.limit_machine import LimitMachine
 from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench
@@ -111,12 +111,12 @@ def admits_always(*_: object) -> None:
     """Budgets that nobody asks at the door."""
 
 
-SETTLE, DROP, TAKE = spending.settle, spending.drop, Room.take
+SETTLE, DROP, TAKE = spend.settle, spend.drop, Room.take
 RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
-    (spending, "settle", settle_twice),
-    (spending, "drop", drop_again),
+    (spend, "settle", settle_twice),
+    (spend, "drop", drop_again),
     (release_rules.Room, "take", take_slots_only),
-    (doorkeeper, "spent", admits_always),
+    (budget_gate, "spent", admits_always),
 ]
 
 

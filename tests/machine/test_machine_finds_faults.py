@@ -12,13 +12,23 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
-from flowfabric.core import attempt, control, gate, signal, waking
-from flowfabric.core.change import Change
-from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.execution import Flags, Life, Next, Ready, Snapshot, Source, Suspended, Waiting
-from flowfabric.core.lease import Owner, enter
-from flowfabric.core.time import Millis
-from flowfabric.core.waits import NO_WAITS, Mark
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import attempt, gate, operator
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import Owner, enter
+from flowfabric.core.execution.model import (
+    Flags,
+    Life,
+    Next,
+    Ready,
+    Snapshot,
+    Source,
+    Suspended,
+    Waiting,
+)
+from flowfabric.core.wait import resume, signal
+from flowfabric.core.wait.model import NO_WAITS, Mark
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
 from tests.machine.machine import Machine
@@ -201,17 +211,17 @@ def no_second_look(snapshot: Snapshot | None, now: Millis, signal_id: UUID) -> A
     return honest_timeout(snapshot, now, signal_id)
 
 
-honest_replay = control.replay
-honest_timeout = waking.expire_suspension
+honest_replay = operator.replay
+honest_timeout = resume.expire_suspension
 
 RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (attempt, "enter", no_fence),
     (attempt, "admit", no_timer),
     (attempt, "_failed_by", no_repeat),
     (attempt, "_ended_by", no_repeat),
-    (control, "replay", no_growth),
+    (operator, "replay", no_growth),
     (signal._Deliver, "_marks", no_marks),
-    (waking, "expire_suspension", no_second_look),
+    (resume, "expire_suspension", no_second_look),
 ]
 
 

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric.core.execution import Snapshot, Suspended
-from flowfabric.core.step import Recorded
-from flowfabric.core.waits import NO_WAITS, Heard
+from flowfabric.core.execution.model import Snapshot, Suspended
+from flowfabric.core.execution.step import Recorded
+from flowfabric.core.wait.model import NO_WAITS, Heard
 from flowfabric.store.contract import Store
 from tests.machine.model import Life
 from tests.machine.waits import ACTIVE, PENDING, Said, is_true

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from flowfabric.core import condition as core
-from flowfabric.core.sending import waitpoint_id
-from flowfabric.core.signal import Delivery, DuplicateSignal
-from flowfabric.core.suspend import Binding, Suspend, Use, Wait
-from flowfabric.core.time import Millis
-from flowfabric.core.waits import Behaviour, ResumePolicy, StepRef
-from flowfabric.engine.attempts import Owned
+from flowfabric.core.base.time import Millis
+from flowfabric.core.wait import condition as core
+from flowfabric.core.wait.channel import waitpoint_id
+from flowfabric.core.wait.model import Behaviour, ResumePolicy, StepRef
+from flowfabric.core.wait.signal import Delivery, DuplicateSignal
+from flowfabric.core.wait.suspend import Binding, Suspend, Use, Wait
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.attempts import Owned
 from tests.machine.deeds import Call
 from tests.machine.model import Life
 from tests.machine.waits import (

@@ -6,23 +6,23 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.attempt import complete
-from flowfabric.core.change import Change
-from flowfabric.core.chore import Chore, ChoreKind
-from flowfabric.core.control import cancel
-from flowfabric.core.ending import end
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Active, Flags, Lease, Outcome, Snapshot, Source, State
-from flowfabric.core.flow import Flow, FlowChange, changed
-from flowfabric.core.ids import ExecutionId, new_uuid7
-from flowfabric.core.join import Edge, EdgeState
-from flowfabric.core.lease import Owner, fence_of
-from flowfabric.core.submission import Creation, Submission, create
-from flowfabric.core.time import Millis
-from flowfabric.core.waits import Ask
+from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempt import complete
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.ending import end
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner, fence_of
+from flowfabric.core.execution.model import Active, Flags, Lease, Outcome, Snapshot, Source, State
+from flowfabric.core.execution.operator import cancel
+from flowfabric.core.execution.submission import Creation, Submission, create
+from flowfabric.core.flow.join import Edge, EdgeState
+from flowfabric.core.flow.model import Flow, FlowChange, changed
+from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.wait.model import Ask
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, EdgeQuery, Store
-from tests.lab import TTL, W1
+from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)
 

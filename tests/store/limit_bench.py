@@ -5,20 +5,29 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.attempt import complete
-from flowfabric.core.change import Change
-from flowfabric.core.control import cancel
-from flowfabric.core.execution import Active, Gate, Lease, Ready, Snapshot, Source, Waiting, Worker
-from flowfabric.core.ids import new_uuid7
-from flowfabric.core.lease import Owner, fence_of
-from flowfabric.core.quota import Quota, Uses, name_uses, queue_of
-from flowfabric.core.release import Candidate, Move, Release, Standing
-from flowfabric.core.submission import Creation, Submission, create
-from flowfabric.core.time import Millis
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempt import complete
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import Owner, fence_of
+from flowfabric.core.execution.model import (
+    Active,
+    Gate,
+    Lease,
+    Ready,
+    Snapshot,
+    Source,
+    Waiting,
+    Worker,
+)
+from flowfabric.core.execution.operator import cancel
+from flowfabric.core.execution.submission import Creation, Submission, create
+from flowfabric.core.limit.quota import Quota, Uses, name_uses, queue_of
+from flowfabric.core.limit.release import Candidate, Move, Release, Standing
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, Store
-from flowfabric.store.limits import StandingAsk, Through
-from tests.lab import TTL, W1
+from flowfabric.store.contract_limits import StandingAsk, Through
+from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)
 FAR = Millis(9_000_000_000_000)

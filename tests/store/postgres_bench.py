@@ -12,20 +12,20 @@ from uuid import UUID
 
 import asyncpg
 
-from flowfabric.core import attempt as attempts
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Active, Lease, Snapshot, Worker
-from flowfabric.core.ids import ExecutionId, new_uuid7
-from flowfabric.core.lease import Owner, fence_of
-from flowfabric.core.step import Step
-from flowfabric.core.submission import Creation, Submission, create
-from flowfabric.core.time import Millis
+from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import attempt as attempts
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import Owner, fence_of
+from flowfabric.core.execution.model import Active, Lease, Snapshot, Worker
+from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, Note, Progress, Renewal
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 
 W1 = Worker("w1", "w1-a")
 W2 = Worker("w2", "w2-a")

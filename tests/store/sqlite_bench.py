@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.attempt import complete
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Active, Lease, Snapshot, Worker
-from flowfabric.core.ids import ExecutionId, new_uuid7
-from flowfabric.core.lease import Owner, fence_of
-from flowfabric.core.submission import Creation, Submission, create
-from flowfabric.core.time import Millis
+from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempt import complete
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import Owner, fence_of
+from flowfabric.core.execution.model import Active, Lease, Snapshot, Worker
+from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, Taken
 from flowfabric.store.sqlite import SqliteStore

@@ -8,14 +8,14 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import spending
-from flowfabric.core.budget import Budget, Ledger, Limit, OnHard, OnSoft, Reservation, Scope
-from flowfabric.core.lease import lose
-from flowfabric.core.spending import Books, Charge, Overrun, Spent
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.lease import lose
+from flowfabric.core.limit import spend as spending
+from flowfabric.core.limit.budget import Budget, Ledger, Limit, OnHard, OnSoft, Reservation, Scope
+from flowfabric.core.limit.spend import Books, Charge, Overrun, Spent
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.limits import BookAsk
+from flowfabric.store.contract_limits import BookAsk
 from tests.store.limit_bench import FAR, Bench, lease_of, uuid_of
 
 X, Y = UUID(int=1), UUID(int=2)

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core.attempt import fail
-from flowfabric.core.execution import Failure, Snapshot, Start
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.core.lease import lose
-from flowfabric.core.time import Millis
-from flowfabric.core.waking import resume
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempt import fail
+from flowfabric.core.execution.lease import lose
+from flowfabric.core.execution.model import Failure, Snapshot, Start
+from flowfabric.core.limit.lane import Lane, LaneState
+from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, Store
-from tests.lab import TTL, W1
-from tests.situations import RETRY_AT_ONCE, suspension
+from tests.kit.lab import TTL, W1
+from tests.kit.situations import RETRY_AT_ONCE, suspension
 from tests.store.limit_bench import Bench, lease_of, owner_of, uuid_of, uuids
 
 PAUSED = LaneState.PAUSED

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import release as rules
-from flowfabric.core.admission import turn_away
-from flowfabric.core.attempt import delay, fail
-from flowfabric.core.budget import Exhausted
-from flowfabric.core.change import Change
-from flowfabric.core.control import change_priority
-from flowfabric.core.execution import Active, Failure, Gate, Ready, Snapshot
-from flowfabric.core.lease import lose
-from flowfabric.core.quota import Quota, Rate, budget_queue, queue_of
-from flowfabric.core.release import Move, Release, StartsBack
-from flowfabric.core.time import Millis
-from flowfabric.core.waking import resume
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempt import delay, fail
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import lose
+from flowfabric.core.execution.model import Active, Failure, Gate, Ready, Snapshot
+from flowfabric.core.execution.operator import change_priority
+from flowfabric.core.limit import release as rules
+from flowfabric.core.limit.budget import Exhausted
+from flowfabric.core.limit.budget_gate import turn_away
+from flowfabric.core.limit.quota import Quota, Rate, budget_queue, queue_of
+from flowfabric.core.limit.release import Move, Release, StartsBack
+from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.limits import Crowd, QueueCount, Through, WaitCount
-from tests.situations import RETRY, suspension
+from flowfabric.store.contract_limits import Crowd, QueueCount, Through, WaitCount
+from tests.kit.situations import RETRY, suspension
 from tests.store.limit_bench import (
     FAR,
     Bench,

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from flowfabric.core.budget import Budget
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.core.quota import Quota, Rate, Use, queue_of
-from flowfabric.core.release import release
-from flowfabric.core.spending import Books, Expense, spend
-from flowfabric.core.time import Millis
-from flowfabric.store.limits import BookAsk
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.budget import Budget
+from flowfabric.core.limit.lane import Lane, LaneState
+from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
+from flowfabric.core.limit.release import release
+from flowfabric.core.limit.spend import Books, Expense, spend
+from flowfabric.store.contract_limits import BookAsk
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
 from flowfabric.store.sql import load_migrations, load_queries
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
 from tests.store.limit_bench import candidate, queue, uses_of, uuid_of, uuids
 from tests.store.postgres_bench import lose_reply, migrated_template, until_waiting, wait_for_locks

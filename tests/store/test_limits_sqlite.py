@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.core.release import Release
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.lane import Lane, LaneState
+from flowfabric.core.limit.release import Release
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.rows import COLUMNS, Place
+from flowfabric.store.rows.execution import COLUMNS, Place
 from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite import open_sqlite
 from flowfabric.store.sqlite.schema import _statements

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from flowfabric.core.release import release
-from tests.postgres import Databases
+from flowfabric.core.limit.release import release
+from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
 from tests.store.limit_bench import queue
 from tests.store.postgres_bench import migrated_template, until_waiting

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from flowfabric import ExecutionId, Fabric, RunFailed
-from flowfabric.core.execution import Worker
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
-from flowfabric.worker.loop import WorkerOptions
-from flowfabric.worker.run import Run
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.submission import Submission
+from flowfabric.worker.api.run import Run
+from flowfabric.worker.run.loop import WorkerOptions
 
 
 @pytest.fixture
@@ -212,8 +212,8 @@ async def test_a_waiting_worker_hears_of_it(
 ) -> None:
     """Nobody polls here: the notification of the transaction is all there is."""
     monkeypatch.setattr("flowfabric.engine.sweep.MAX_PAUSE", 60)
-    monkeypatch.setattr("flowfabric.worker.loop.REST", 60)
-    monkeypatch.setattr("flowfabric.engine.waiting.POLL_FLOOR", 60)
+    monkeypatch.setattr("flowfabric.worker.run.loop.REST", 60)
+    monkeypatch.setattr("flowfabric.engine.commit.watcher.POLL_FLOOR", 60)
     seen = asyncio.Event()
 
     async def mark() -> None:

@@ -7,20 +7,20 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import attempt, control, lease
-from flowfabric.core.change import Change
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import (
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import attempt, lease, operator
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner
+from flowfabric.core.execution.model import (
     EMPTY_LIFE,
     Ended,
     Failure,
     Flags,
     Outcome,
 )
-from flowfabric.core.lease import Owner
-from flowfabric.core.time import Millis
 from flowfabric.store.contract import EventQuery, Note, Progress
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
     Bench,
@@ -224,9 +224,9 @@ async def test_a_change_moves_the_row_and_writes_everything_else(bench: Bench) -
 
 async def test_a_change_decided_on_an_older_version_is_refused(bench: Bench) -> None:
     submitted, neighbour = await bench.submit_many(2)
-    newer = await bench.apply(control.change_priority(submitted, bench.now, 5))
-    stale = control.cancel(submitted, OPERATOR, bench.now, "")
-    fine = control.cancel(neighbour, OPERATOR, bench.now, "")
+    newer = await bench.apply(operator.change_priority(submitted, bench.now, 5))
+    stale = operator.cancel(submitted, OPERATOR, bench.now, "")
+    fine = operator.cancel(neighbour, OPERATOR, bench.now, "")
     assert await bench.store.apply([stale, fine]) == {neighbour.execution.uuid}
     assert await bench.load(submitted) == newer
     assert await bench.store.apply([stale]) == set()
@@ -253,22 +253,22 @@ async def test_a_lease_changes_in_place_for_its_owner(bench: Bench) -> None:
 async def test_every_kind_of_move_is_read_back_as_it_was_written(bench: Bench) -> None:
     submitted = await bench.submit(policy=KEPT_AN_HOUR, deadline_at=bench.now + 10**6)
     assert submitted.head.flags == Flags.DEADLINE | Flags.RETENTION
-    current = await bench.apply(control.block(submitted, bench.now, "paused_by_operator"))
+    current = await bench.apply(operator.block(submitted, bench.now, "paused_by_operator"))
     assert await bench.load(current) == current
-    current = await bench.apply(control.unblock(current, bench.now))
+    current = await bench.apply(operator.unblock(current, bench.now))
     assert await bench.load(current) == current
     (current,) = await bench.claim()
     change = attempt.delay(current, owner_of(current), bench.now, Millis(bench.now + 50))
     current = await bench.apply(change)
     assert await bench.load(current) == current
     bench.clock.advance(50)
-    current = await bench.apply(control.due(current, bench.now, 0.0, Millis(0), UUID(int=7)))
+    current = await bench.apply(operator.due(current, bench.now, 0.0, Millis(0), UUID(int=7)))
     (current,) = await bench.claim()
     current = await bench.apply(lease.revoke(current, bench.now, reason="mine"))
     assert await bench.load(current) == current
-    current = await bench.apply(control.cancel(current, OPERATOR, bench.now, "no"))
+    current = await bench.apply(operator.cancel(current, OPERATOR, bench.now, "no"))
     assert await bench.load(current) == current
-    current = await bench.apply(control.replay(current, bench.now))
+    current = await bench.apply(operator.replay(current, bench.now))
     assert await bench.load(current) == current
     assert len(await bench.store.attempts(current.execution.uuid)) >= 1
 
@@ -277,9 +277,9 @@ async def test_a_deadline_follows_the_change_and_goes_with_the_end(bench: Bench)
     submitted = await bench.submit(deadline_at=bench.now + 100)
     assert await bench.store.next_due(bench.now) == bench.now + 100
     assert await bench.store.due(Millis(bench.now + 100), 9) == uuids([submitted])
-    ended = await bench.apply(control.cancel(submitted, OPERATOR, bench.now, ""))
+    ended = await bench.apply(operator.cancel(submitted, OPERATOR, bench.now, ""))
     assert await bench.store.due(Millis(bench.now + 100), 9) == []
-    await bench.apply(control.replay(ended, bench.now))
+    await bench.apply(operator.replay(ended, bench.now))
     assert await bench.store.next_due(bench.now) is None
 
 
@@ -288,8 +288,8 @@ async def test_of_two_rivals_for_one_execution_one_writes(bench: Bench) -> None:
     for _ in range(5):
         submitted = await bench.submit()
         rivals: list[Change[object]] = [
-            control.cancel(submitted, OPERATOR, bench.now, "a"),
-            control.change_priority(submitted, bench.now, 5),
+            operator.cancel(submitted, OPERATOR, bench.now, "a"),
+            operator.change_priority(submitted, bench.now, 5),
         ]
         answers = await asyncio.gather(bench.store.apply(rivals[:1]), other.apply(rivals[1:]))
         assert sorted(map(len, answers)) == [0, 1]

@@ -9,17 +9,26 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core.change import Change
-from flowfabric.core.chore import Chore, ChoreKind
-from flowfabric.core.errors import Invalid
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Flags, Gate, Next, Outcome, Ready, Snapshot, Start, Waiting
-from flowfabric.core.flow import Flow, FlowChange, changed
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.model import (
+    Flags,
+    Gate,
+    Next,
+    Outcome,
+    Ready,
+    Snapshot,
+    Start,
+    Waiting,
+)
+from flowfabric.core.flow.model import Flow, FlowChange, changed
+from flowfabric.core.flow.outbox import Chore, ChoreKind
 from flowfabric.store.contract import EventQuery, FlowQuery
 from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.sql import load_queries
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store import postgres_bench
 from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
 from tests.store.postgres_bench import lose_reply, migrated_template, opened, until_waiting

@@ -6,12 +6,12 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.event import EventKind
-from flowfabric.core.lease import Owner
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner
 from flowfabric.store.contract import EventQuery
 from flowfabric.store.postgres import events as events_module
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,
     Bench,

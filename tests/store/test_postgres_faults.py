@@ -7,19 +7,19 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import control, lease
-from flowfabric.core.errors import Invalid, StoreFull, StoreReadOnly, Unavailable
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import Owner
-from flowfabric.core.submission import Creation
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Invalid, StoreFull, StoreReadOnly, Unavailable
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import lease, operator
+from flowfabric.core.execution.lease import Owner
+from flowfabric.core.execution.submission import Creation
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide, is_broken, translate
 from flowfabric.store.postgres.link import MAX_BREAKS, MAX_RIVALS
-from tests.postgres import Databases, with_database
+from tests.kit.postgres import Databases, with_database
 from tests.store.postgres_bench import (
     Bench,
     after,
@@ -223,7 +223,7 @@ async def test_a_deadlock_is_tried_again(bench: Bench) -> None:
     stranger, watcher = await bench.raw(), await bench.raw()
     await stranger.execute("set deadlock_timeout = '1min'")
     lock = "select 1 from flowfabric.ready where id = $1 for update"
-    changes = [control.change_priority(s, bench.now, 5) for s in (first, second)]
+    changes = [operator.change_priority(s, bench.now, 5) for s in (first, second)]
     transaction = stranger.transaction()
     await transaction.start()
     await stranger.execute(lock, second.execution.uuid)
@@ -261,7 +261,7 @@ async def test_a_guilty_submission_keeps_no_neighbour_from_being_written(
 
 async def test_a_guilty_change_keeps_no_neighbour_from_being_written(bench: Bench) -> None:
     submitted = await bench.submit_many(5)
-    changes = [control.cancel(s, OPERATOR, bench.now, "") for s in submitted]
+    changes = [operator.cancel(s, OPERATOR, bench.now, "") for s in submitted]
     broken = after(changes[2])
     changes[2] = replace(changes[2], after=replace(broken, head=replace(broken.head, epoch=-1)))
     with pytest.raises(Invalid, match="done_epoch") as caught:

@@ -9,15 +9,15 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Outcome, Snapshot
-from flowfabric.core.flow import Flow, FlowChange, changed
-from flowfabric.core.join import EdgeState, Join, count
-from flowfabric.core.join import On as Ending
-from flowfabric.core.waits import Ask
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Outcome, Snapshot
+from flowfabric.core.flow.join import EdgeState, Join, count
+from flowfabric.core.flow.join import On as Ending
+from flowfabric.core.flow.model import Flow, FlowChange, changed
+from flowfabric.core.wait.model import Ask
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store import postgres_bench
 from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
 from tests.store.postgres_bench import lose_reply, migrated_template, opened, until_waiting

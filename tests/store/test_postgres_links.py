@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from flowfabric.core import control
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.lane import Lane
-from flowfabric.core.lease import Owner
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.lease import Owner
+from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import link as links
 from flowfabric.store.postgres.wires import SIZE
-from tests.postgres import Databases
-from tests.proxy import Proxy, proxied
+from tests.kit.postgres import Databases
+from tests.kit.proxy import Proxy, proxied
 from tests.store.postgres_bench import (
     Bench,
     migrated_template,
@@ -28,7 +28,7 @@ Operation = Callable[[Bench], Awaitable[object]]
 
 
 async def _cancel(bench: Bench) -> object:
-    return await bench.apply(control.cancel(await bench.submit(), OPERATOR, bench.now, ""))
+    return await bench.apply(operator.cancel(await bench.submit(), OPERATOR, bench.now, ""))
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -249,10 +249,10 @@ async def test_a_transaction_of_a_frozen_process_is_ended_by_the_server(
         await every_kind(bench)
         (submitted,) = await other.submit_many(1)
         proxy.freeze_after = 2  # begun, and the rows are locked
-        change = control.change_priority(submitted, bench.now, 5)
+        change = operator.change_priority(submitted, bench.now, 5)
         applying = asyncio.create_task(bench.store.apply([change]))
         await proxy.frozen.wait()
-        cancel = control.cancel(submitted, OPERATOR, other.now, "")
+        cancel = operator.cancel(submitted, OPERATOR, other.now, "")
         assert await other.store.apply([cancel]) == set(uuids([submitted]))
         applying.cancel()
         await asyncio.wait([applying])

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Callable
 import asyncpg
 import pytest
 
-from flowfabric.core.errors import Locked
-from flowfabric.core.ids import new_uuid7
-from flowfabric.core.submission import Submission, Submitted
-from flowfabric.core.time import Millis
-from flowfabric.engine.arrivals import write_options
+from flowfabric.core.base.errors import Locked
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.submission import Submission, Submitted
+from flowfabric.engine.execution.inbox import write_options
 from flowfabric.store import foreign
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Arrival
 from flowfabric.store.open import open_store
-from tests.lab import W1, Lab
+from tests.kit.lab import W1, Lab
 
 
 @pytest.fixture

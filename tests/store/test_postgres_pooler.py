@@ -9,13 +9,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from flowfabric.core import control
-from flowfabric.core.lease import Owner
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.lease import Owner
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import EventQuery
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import PINNED
-from tests.postgres import Databases, database_name
+from tests.kit.postgres import Databases, database_name
 from tests.store.postgres_bench import (
     Bench,
     lose_reply,
@@ -184,7 +184,7 @@ async def test_everything_works_through_a_transaction_pooler(database: str, stri
         assert await bench.store.renew([renewal(held)], bench.now)
         assert await bench.store.note([progress(held, 5)], bench.now)
         other, *_ = await bench.submit_many(3)
-        cancel = control.cancel(other, Owner(source="operator_override"), bench.now, "")
+        cancel = operator.cancel(other, Owner(source="operator_override"), bench.now, "")
         await asyncio.gather(
             bench.store.end([bench.completion(held)], bench.now),
             bench.apply(cancel),

@@ -7,8 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core import attempt, control, lease
-from flowfabric.core.execution import (
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import attempt, lease, operator
+from flowfabric.core.execution.grant import Grantee, issue_grant
+from flowfabric.core.execution.lease import Owner
+from flowfabric.core.execution.model import (
     EMPTY_LIFE,
     Active,
     Ended,
@@ -25,15 +28,12 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
-from flowfabric.core.grant import Grantee, issue_grant
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.core.lease import Owner
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import ADMISSION_BLOCKS, PublicState, vector
+from flowfabric.core.execution.status import ADMISSION_BLOCKS, PublicState, vector
+from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.contract import Counts, EventQuery, Progress, Query
 from flowfabric.store.postgres import lists
-from flowfabric.store.rows import COLUMNS, place_of, state_row
-from tests.postgres import Databases
+from flowfabric.store.rows.execution import COLUMNS, place_of, state_row
+from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
     W1,
@@ -384,7 +384,7 @@ async def test_trimming_leaves_nothing_of_what_it_deletes(bench: Bench) -> None:
     await bench.store.note([progress(held, 5)], bench.now)
     retried = await bench.apply(lease.revoke(held, bench.now, reason=""))
     (again,) = await bench.claim()
-    await bench.apply(control.cancel(again, OPERATOR, bench.now, ""))
+    await bench.apply(operator.cancel(again, OPERATOR, bench.now, ""))
     ended_at = bench.now
     bench.clock.advance(1)
     recent = await bench.ended()
@@ -402,7 +402,7 @@ async def test_trimming_leaves_nothing_of_what_it_deletes(bench: Bench) -> None:
 
 async def test_trimming_goes_by_pages_and_own_retention(bench: Bench) -> None:
     short = await bench.submit(policy=KEPT_AN_HOUR)
-    await bench.apply(control.cancel(short, OPERATOR, bench.now, ""))
+    await bench.apply(operator.cancel(short, OPERATOR, bench.now, ""))
     ended = [await bench.ended() for _ in range(3)]
     never = Millis(0)
     assert await bench.store.trim(bench.now, bench.now, 2) == 2
@@ -428,7 +428,7 @@ async def test_trimming_forgets_keys_whose_window_has_passed(bench: Bench) -> No
 async def test_a_replay_and_a_trim_do_not_both_get_the_execution(bench: Bench) -> None:
     ended = await bench.ended()
     other = await bench.other_store()
-    replay = control.replay(await bench.load(ended), bench.now)
+    replay = operator.replay(await bench.load(ended), bench.now)
     trimmed, applied = await asyncio.gather(
         bench.store.trim(bench.now, bench.now, 9), other.apply([replay])
     )

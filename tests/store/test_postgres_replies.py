@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from flowfabric.core import attempt, control, lease
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Failure
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import Owner
-from flowfabric.core.time import Millis
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import attempt, lease, operator
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner
+from flowfabric.core.execution.model import Failure
 from flowfabric.store.contract import EventQuery, Note
 from flowfabric.store.postgres.link import Link
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
     Bench,
@@ -115,7 +115,7 @@ async def test_a_lost_reply_to_an_ending_is_recognised(bench: Bench) -> None:
 
 async def test_somebody_elses_ending_is_not_taken_for_ones_own(bench: Bench) -> None:
     held, other = await bench.running(), await bench.running()
-    await bench.apply(control.cancel(held, OPERATOR, bench.now, ""))
+    await bench.apply(operator.cancel(held, OPERATOR, bench.now, ""))
     lose_reply(bench.store.session.end)
     changes = [bench.completion(held), bench.completion(other)]
     assert await bench.store.end(changes, bench.now) == {other.execution.uuid}
@@ -134,13 +134,13 @@ async def test_a_lost_reply_to_a_general_change_is_recognised(bench: Bench) -> N
     ready, stale, parked = await bench.submit_many(3)
     held = await bench.running(priority=9)
     ended = await bench.ended(priority=9)
-    await bench.apply(control.change_priority(stale, bench.now, 3))
+    await bench.apply(operator.change_priority(stale, bench.now, 3))
     changes = [
-        control.change_priority(ready, bench.now, 5),
-        control.cancel(stale, OPERATOR, bench.now, ""),
-        control.block(parked, bench.now, "paused_by_operator"),
+        operator.change_priority(ready, bench.now, 5),
+        operator.cancel(stale, OPERATOR, bench.now, ""),
+        operator.block(parked, bench.now, "paused_by_operator"),
         lease.renew(held, owner_of(held), TTL, bench.now),
-        control.replay(await bench.load(ended), bench.now),
+        operator.replay(await bench.load(ended), bench.now),
     ]
     lose_reply(bench.store.session.apply)
     expected = {uuid_of(change) for change in changes} - {stale.execution.uuid}
@@ -152,11 +152,11 @@ async def test_a_lost_reply_to_a_general_change_is_recognised(bench: Bench) -> N
 
 async def test_a_rivals_equal_version_is_not_taken_for_ones_own(bench: Bench) -> None:
     mine, other = await bench.submit_many(2)
-    await bench.apply(control.change_priority(mine, bench.now, 3))
+    await bench.apply(operator.change_priority(mine, bench.now, 3))
     lose_reply(bench.store.session.apply)
     changes = [
-        control.change_priority(mine, bench.now, 4),
-        control.change_priority(other, bench.now, 4),
+        operator.change_priority(mine, bench.now, 4),
+        operator.change_priority(other, bench.now, 4),
     ]
     assert await bench.store.apply(changes) == {other.execution.uuid}
 

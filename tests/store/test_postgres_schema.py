@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew, Unavailable
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Corruption, Invalid, SchemaTooNew, Unavailable
+from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.due import LARGE
-from flowfabric.store.rows import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
+from flowfabric.store.rows.execution import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
 from flowfabric.store.sql import load_migrations, load_queries
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store.postgres_bench import W1, Bench, migrated_template, opened, renewal
 
 SNAPSHOT_FILE = files("flowfabric.store.postgres") / "schema.snapshot.sql"

@@ -8,21 +8,21 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import attempt, control, grant, lease
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import (
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import attempt, grant, lease, operator
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner, Taking
+from flowfabric.core.execution.model import (
     Failure,
     Lost,
     Ready,
     Start,
     Waiting,
 )
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.core.lease import Owner, Taking
-from flowfabric.core.time import Millis
+from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.contract import EventQuery
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,
     W2,
@@ -152,7 +152,7 @@ async def test_of_many_rivals_for_an_id_one_creates(bench: Bench) -> None:
 
 @pytest.mark.parametrize("policy", [None, {"timeout_policy": {"attempt_timeout_ms": 500}}])
 async def test_a_claim_does_what_the_rule_says(bench: Bench, policy: object) -> None:
-    """Every way an execution comes to a claim, compared with `core.lease.take`."""
+    """Every way an execution comes to a claim, compared with `core.execution.lease.take`."""
     retry = {"retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 0}}}
     fresh = await bench.submit(policy=policy)
     assert await taken_by_rule(bench, fresh) is EventKind.CLAIMED
@@ -163,17 +163,17 @@ async def test_a_claim_does_what_the_rule_says(bench: Bench, policy: object) -> 
     lost = await bench.apply(lease.revoke(held, bench.now, reason="test"))
     assert await taken_by_rule(bench, lost) is EventKind.RECLAIMED
     held = await bench.load(fresh)
-    ended = await bench.apply(control.cancel(held, OPERATOR, bench.now, "test"))
-    replayed = await bench.apply(control.replay(ended, bench.now))
+    ended = await bench.apply(operator.cancel(held, OPERATOR, bench.now, "test"))
+    replayed = await bench.apply(operator.replay(ended, bench.now))
     assert await taken_by_rule(bench, replayed) is EventKind.CLAIMED
     held = await bench.load(fresh)
-    await bench.apply(control.cancel(held, OPERATOR, bench.now, "make room"))
+    await bench.apply(operator.cancel(held, OPERATOR, bench.now, "make room"))
     failing = await bench.running(policy=retry)
     change = attempt.fail(failing, owner_of(failing), bench.now, Failure("boom"))
     retried = await bench.apply(change)
     if isinstance(retried.state, Waiting):
         bench.clock.advance(1_000_000)
-        retried = await bench.apply(control.due(retried, bench.now, 0.0, Millis(0), UUID(int=7)))
+        retried = await bench.apply(operator.due(retried, bench.now, 0.0, Millis(0), UUID(int=7)))
     assert isinstance(retried.state, Ready)
     assert retried.state.next.start is Start.RETRY
     assert await taken_by_rule(bench, retried) is EventKind.CLAIMED

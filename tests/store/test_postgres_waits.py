@@ -9,14 +9,14 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import control
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Flags, Snapshot
-from flowfabric.core.time import Millis
-from flowfabric.core.waits import Ask, Heard, Mark, Signal, Waitpoint
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Flags, Snapshot
+from flowfabric.core.wait.model import Ask, Heard, Mark, Signal, Waitpoint
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
-from tests.postgres import Databases
+from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     Bench,
     after,
@@ -131,14 +131,14 @@ async def statements(bench: Bench, change: Change[object]) -> list[str]:
         connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
 
     bench.store.session.apply.seam = listen
-    await bench.apply(control.change_priority(await bench.submit(), bench.now, 3))
+    await bench.apply(operator.change_priority(await bench.submit(), bench.now, 3))
     bench.store.session.apply.seam = None
     await bench.apply(change)
     return [name for name in sent if name]
 
 
 async def test_a_change_without_waits_sends_nothing_for_them(bench: Bench) -> None:
-    change = control.change_priority(await bench.submit(), bench.now, 5)
+    change = operator.change_priority(await bench.submit(), bench.now, 5)
     assert await statements(bench, change) == [
         "state_versions", "gone_ready", "new_ready", "new_events",
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     Corruption,
     Invalid,
     SchemaTooNew,
@@ -20,9 +20,9 @@ from flowfabric.core.errors import (
     StoreReadOnly,
     Unavailable,
 )
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.sqlite import SqliteStore, checkpoints, connection, open_sqlite, runner
+from flowfabric.store.sqlite import SqliteStore, connection, open_sqlite, runner, wal
 from flowfabric.store.sqlite.session import Session
 from tests.store.sqlite_bench import Bench, uuids
 
@@ -121,7 +121,7 @@ async def test_an_unknown_way_to_synchronize_is_refused(path: str) -> None:
 
 READ_ONLY = """
 import asyncio, os, sys
-from flowfabric.core.errors import StoreReadOnly
+from flowfabric.core.base.errors import StoreReadOnly
 from flowfabric.store.sqlite import open_sqlite
 
 async def main():
@@ -344,8 +344,8 @@ async def test_the_log_does_not_grow_without_end(
     bench: Bench, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never copied, it would have more than 160 megabytes at the end."""
-    monkeypatch.setattr(checkpoints, "PAGES", 200)
-    monkeypatch.setattr(checkpoints, "LONG", 1000)
+    monkeypatch.setattr(wal, "PAGES", 200)
+    monkeypatch.setattr(wal, "LONG", 1000)
     sizes = []
     for _ in range(150):
         await bench.submit_many(100, payload=b"x" * 200)

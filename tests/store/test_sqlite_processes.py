@@ -12,14 +12,14 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core.attempt import complete
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Active, Ended, Worker
-from flowfabric.core.ids import new_uuid7
-from flowfabric.core.lease import Owner, fence_of
-from flowfabric.core.submission import Submission, create
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempt import complete
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner, fence_of
+from flowfabric.core.execution.model import Active, Ended, Worker
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.submission import Submission, create
 from flowfabric.store.contract import ClaimCall, EventQuery, Taken
 from flowfabric.store.sqlite import SqliteStore, open_sqlite
 

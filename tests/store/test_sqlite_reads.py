@@ -8,11 +8,13 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core import control
-from flowfabric.core.attempt import hand_back
-from flowfabric.core.errors import Corruption
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import (
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.attempt import hand_back
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import Owner, revoke
+from flowfabric.core.execution.model import (
     EMPTY_LIFE,
     Active,
     Ended,
@@ -28,10 +30,8 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.core.lease import Owner, revoke
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState, vector_of
+from flowfabric.core.execution.status import PublicState, vector_of
+from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import EventQuery, Note, Page, Progress, Query
 from flowfabric.store.sql import load_queries
@@ -59,11 +59,11 @@ async def one_of_each(bench: Bench) -> dict[PublicState, list[UUID]]:
     """Executions in all public states the first rules can reach."""
     held = [await bench.running() for _ in range(4)]
     await bench.end(bench.completing(held[0]))
-    cancelled = control.cancel(held[1], OPERATOR, bench.now, "no")
+    cancelled = operator.cancel(held[1], OPERATOR, bench.now, "no")
     await bench.apply(cancelled, revoke(held[2], bench.now, reason="drain"))
     blocked = [await bench.submit() for _ in range(2)]
     for uuid, reason in zip(blocked, ("waiting_for_quota", "paused_by_operator"), strict=True):
-        await bench.apply(control.block(await bench.load(uuid), bench.now, reason))
+        await bench.apply(operator.block(await bench.load(uuid), bench.now, reason))
     found = [snapshot.execution.uuid for snapshot in held]
     return {
         PublicState.COMPLETED: [found[0]],

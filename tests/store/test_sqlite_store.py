@@ -7,10 +7,13 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from flowfabric.core import control
-from flowfabric.core.attempt import delay, fail, hand_back
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import (
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.attempt import delay, fail, hand_back
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.grant import Grantee, issue_grant
+from flowfabric.core.execution.lease import Owner, Taking, lose, mark_expired, revoke, take
+from flowfabric.core.execution.model import (
     Active,
     Ended,
     Failure,
@@ -21,10 +24,7 @@ from flowfabric.core.execution import (
     Start,
     Waiting,
 )
-from flowfabric.core.grant import Grantee, issue_grant
-from flowfabric.core.lease import Owner, Taking, lose, mark_expired, revoke, take
-from flowfabric.core.step import Step
-from flowfabric.core.time import Millis
+from flowfabric.core.execution.step import Step
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import MAX_BATCH, EventQuery, Note, Progress, Renewal
 from flowfabric.store.sqlite import open_sqlite
@@ -259,7 +259,7 @@ async def test_an_end_keeps_its_life_and_a_failure_brings_a_new_one(bench: Bench
     await bench.apply(fail(held, owner_of(held), bench.now, Failure("boom")))
     bench.clock.advance(3_600_000)
     failed = await bench.load(held.execution.uuid)
-    await bench.apply(control.due(failed, bench.now, 0.0, Millis(0), UUID(int=7)))
+    await bench.apply(operator.due(failed, bench.now, 0.0, Millis(0), UUID(int=7)))
     retried = await bench.claim_one()
     assert retried.life.retries == 1
     await bench.end(bench.completing(retried))
@@ -337,10 +337,10 @@ async def test_changes_stand_or_fall_one_by_one(bench: Bench) -> None:
     moved = hand_back(second, owner_of(second), bench.now)
     await bench.apply(moved)
     changes = [
-        control.cancel(first, OPERATOR, bench.now, "no"),
-        control.cancel(second, OPERATOR, bench.now, "no"),
-        control.cancel(await bench.load(parked), OPERATOR, bench.now, "no"),
-        control.change_priority(await bench.load(ready), bench.now, 5),
+        operator.cancel(first, OPERATOR, bench.now, "no"),
+        operator.cancel(second, OPERATOR, bench.now, "no"),
+        operator.cancel(await bench.load(parked), OPERATOR, bench.now, "no"),
+        operator.change_priority(await bench.load(ready), bench.now, 5),
     ]
     assert await bench.apply(*changes) == {first.execution.uuid, parked, ready}
     for change in (changes[0], changes[2], changes[3]):
@@ -367,7 +367,7 @@ async def test_a_replay_leaves_done_and_sets_its_deadline_anew(bench: Bench) -> 
     await bench.apply(bench.completing(held, b"r"))
     assert await bench.store.next_due(bench.now) is None
     bench.clock.advance(100)
-    replay = control.replay(await bench.load(uuid), bench.now)
+    replay = operator.replay(await bench.load(uuid), bench.now)
     assert await bench.apply(replay) == {uuid}
     assert await bench.load(uuid) == replay.after
     assert await bench.store.attempts(uuid) == list(replay.attempts)
@@ -421,7 +421,7 @@ async def test_an_execution_with_two_things_due_is_named_once(bench: Bench) -> N
 
 async def test_a_suspended_or_waiting_execution_without_a_moment_is_never_due(bench: Bench) -> None:
     uuid = await bench.submit()
-    await bench.apply(control.block(await bench.load(uuid), bench.now, "paused_by_operator"))
+    await bench.apply(operator.block(await bench.load(uuid), bench.now, "paused_by_operator"))
     assert isinstance((await bench.loaded(uuid)).state, Waiting)
     bench.clock.advance(10**9)
     assert await bench.store.due(bench.now, 10) == []

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from flowfabric import Context, Fabric, Fail, Retry, SyncContext
-from flowfabric.core.retry import Fixed
+from flowfabric.core.execution.retry import Fixed
 
 SHORT = "200ms"
 LONG = 2.0

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Context, Fabric, Fail, NotFound
 from flowfabric.testing import Bench
-from flowfabric.worker.run import Run
+from flowfabric.worker.api.run import Run
 
 
 @pytest.fixture

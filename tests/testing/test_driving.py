@@ -18,9 +18,9 @@ from flowfabric import (
     SyncContext,
     testing,
 )
-from flowfabric.core.schedule import CatchUp, Schedule
-from flowfabric.core.submission import Submission
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.schedule import CatchUp, Schedule
+from flowfabric.core.execution.submission import Submission
 from flowfabric.store.contract import Query
 from flowfabric.testing import Bench, ManualClock, Stuck, driver
 from tests.worker import handlers

@@ -7,9 +7,9 @@ import pytest
 from msgspec import Struct
 
 from flowfabric import Fabric, RunError, testing
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 from flowfabric.testing import driver
-from flowfabric.worker.run import Run
+from flowfabric.worker.api.run import Run
 from tests.testing import endings
 from tests.worker.bench import working
 

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.retry import Fixed
-from flowfabric.core.step import Step
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.retry import Fixed
+from flowfabric.core.execution.step import Step
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
-from flowfabric.worker.execute import Executor
-from flowfabric.worker.loop import Worker, WorkerOptions
-from flowfabric.worker.run import Run
+from flowfabric.worker.api.run import Run
+from flowfabric.worker.run.executor import Executor
+from flowfabric.worker.run.loop import Worker, WorkerOptions
 
 TTL = Millis(30_000)
 

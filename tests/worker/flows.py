@@ -5,8 +5,8 @@ from typing import Any
 from msgspec import Struct
 
 from flowfabric import Fabric, Fail
-from flowfabric.worker.flow import FlowBuilder
-from tests.flow_lab import settle
+from flowfabric.worker.api.flow import FlowBuilder
+from tests.kit.flow_lab import settle
 from tests.worker.bench import Bench, Log
 
 

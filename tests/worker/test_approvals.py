@@ -18,7 +18,7 @@ from flowfabric import (
     Unauthorized,
     Verdict,
 )
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     AlreadyDecided,
     InvalidToken,
     NotAllowed,
@@ -26,7 +26,7 @@ from flowfabric.core.errors import (
     TokenRevoked,
     TokenUsed,
 )
-from flowfabric.worker.verdict import Ended, about_digest
+from flowfabric.worker.api.approval import Ended, about_digest
 from tests.worker.bench import AGAIN, Bench, Log
 
 HOUR = 3_600_000

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flowfabric import ApprovalOutdated, Context, NotFound, PublicState, RunFailed, WaitClosed
-from flowfabric.core.errors import NotAllowed, TokenExpired, TokenRevoked, WaitpointClosed
+from flowfabric.core.base.errors import NotAllowed, TokenExpired, TokenRevoked, WaitpointClosed
 from tests.worker.bench import AGAIN, Bench, Log
 
 DAY = 86_400_000

@@ -11,7 +11,7 @@ from flowfabric import (
     Context,
     PublicState,
 )
-from flowfabric.worker.control import Unwind
+from flowfabric.worker.errors import Unwind
 from tests.worker.bench import AGAIN, Bench, Log
 
 # -- side by side

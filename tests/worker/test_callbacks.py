@@ -18,8 +18,8 @@ from flowfabric import (
     Token,
     WaitTimeout,
 )
-from flowfabric.core.errors import InvalidToken, MissingToken, TokenExpired, TokenRevoked
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import InvalidToken, MissingToken, TokenExpired, TokenRevoked
+from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock
 from tests.worker.bench import AGAIN, Bench, Log
 

@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from flowfabric.core.errors import FlowFabricError, Invalid
+from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.worker.codec import Signature, Undecodable, decode, encode, hints_of
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from flowfabric import Context, Invalid, LeaseLost, RunFailed, SyncContext
-from flowfabric.core.execution import Flags
-from flowfabric.engine.claims import Claim
-from flowfabric.worker.transactions import UNCOMMITTED, Completion
-from tests.connections import NoSale, libraries
+from flowfabric.core.execution.model import Flags
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.worker.api.transactions import UNCOMMITTED, Completion
+from tests.kit.connections import NoSale, libraries
 from tests.worker.bench import AGAIN, TTL, Bench, Log
 from tests.worker.flows import work
 from tests.worker.test_transactions import blocking, double

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock, SystemClock
 from flowfabric.store.contract import Query, Renewal
-from flowfabric.worker.heartbeat import Heartbeat
-from flowfabric.worker.lease import HeldLease, Loss
-from tests.connections import libraries
+from flowfabric.worker.run.heartbeat import Heartbeat
+from flowfabric.worker.run.lease import HeldLease, Loss
+from tests.kit.connections import libraries
 from tests.worker.bench import AGAIN, TTL, Bench, until, working
 from tests.worker.test_transactions import double
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 async def test_whoever_waits_for_the_result_is_told_soon(
     fabric: Fabric, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.engine.waiting.POLL_FLOOR", 60)
+    monkeypatch.setattr("flowfabric.engine.commit.watcher.POLL_FLOOR", 60)
 
     @fabric.task()
     async def job(ctx: Context) -> Any:
@@ -108,7 +108,7 @@ async def test_a_lease_that_ends_in_a_transaction_is_not_renewed() -> None:
 SCRIPT = """
     import asyncio, os, sys
     from flowfabric import Context, Fabric
-    from tests.connections import libraries
+    from tests.kit.connections import libraries
 
     url, when = sys.argv[1:]
     fabric = Fabric(url)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from flowfabric import Fabric, Fail, FlowFailed, PublicState, Quorum
-from flowfabric.core.errors import FlowConflict, Invalid, InvalidGraph, NotFound
-from flowfabric.worker.flow import FlowBuilder, Node
+from flowfabric.core.base.errors import FlowConflict, Invalid, InvalidGraph, NotFound
+from flowfabric.worker.api.flow import FlowBuilder, Node
 from tests.worker.bench import Bench, Log, working
 from tests.worker.flows import Tasks, states, work
 

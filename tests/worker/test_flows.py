@@ -17,8 +17,8 @@ from flowfabric import (
     RunSkipped,
     SyncContext,
 )
-from flowfabric.core.errors import NotFound
-from flowfabric.worker.flow import Node
+from flowfabric.core.base.errors import NotFound
+from flowfabric.worker.api.flow import Node
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, working
 from tests.worker.flows import Row, Tasks, states, work

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, PublicState, SyncContext, WaitTimeout
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.waits import FEW_SIGNALS
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.wait.model import FEW_SIGNALS
 from flowfabric.engine.engine import Engine
 from tests.worker.bench import Bench, Log, Wire, working
 from tests.worker.flows import Tasks, work

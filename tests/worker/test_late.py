@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.execution import Worker as Identity
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Worker as Identity
 from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import ClaimCall, Taken
-from flowfabric.worker.run import Run
+from flowfabric.worker.api.run import Run
 from tests.worker import handlers
 from tests.worker.bench import TTL, Bench, Log, Wire, until, working
 

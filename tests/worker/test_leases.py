@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, PublicState, RunCancelled, SyncContext
-from flowfabric.core.time import Millis
-from flowfabric.worker.control import Unwind
+from flowfabric.core.base.time import Millis
+from flowfabric.worker.errors import Unwind
 from tests.worker import handlers
 from tests.worker.bench import Log, Wire, until, working
 

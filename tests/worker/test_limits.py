@@ -6,11 +6,11 @@ from uuid import UUID
 import pytest
 
 from flowfabric import Context, Fabric, Invalid, NotFound, PublicState, Run, RunFailed
-from flowfabric.core.execution import Worker
-from flowfabric.core.quota import Quota, Rate
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.store.contract import Query
-from tests.connections import libraries
+from tests.kit.connections import libraries
 from tests.worker.bench import TTL, Bench, Log
 
 MINUTE = 60_000

@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from flowfabric import Fabric
-from flowfabric.core.time import Millis
-from tests.proxy import Proxy, proxied
+from flowfabric.core.base.time import Millis
+from tests.kit.proxy import Proxy, proxied
 from tests.worker.bench import until, working
 
 TTL = Millis(3_000)

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from flowfabric import Exponential, Fabric, Fixed, Options, WorkerOptions
-from flowfabric.core.budget import Budget, Limit
-from flowfabric.core.errors import FlowFabricError, Invalid
-from flowfabric.core.grant import Granted
-from flowfabric.core.quota import Quota, Rate
-from flowfabric.core.schedule import Schedule
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import FlowFabricError, Invalid
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.grant import Granted
+from flowfabric.core.execution.schedule import Schedule
+from flowfabric.core.limit.budget import Budget, Limit
+from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
-from flowfabric.worker.limits import Limits
-from flowfabric.worker.options import CallOptions, TaskOptions
-from flowfabric.worker.steps import StepOptions
-from tests.fuzzing import JUNK
-from tests.lab import W1, Lab
+from flowfabric.worker.api.limits import Limits
+from flowfabric.worker.api.options import CallOptions, TaskOptions
+from flowfabric.worker.run.steps import StepOptions
+from tests.kit.fuzzing import JUNK
+from tests.kit.lab import W1, Lab
 
 DAY = 86_400_000
 MAKERS: tuple[type[Any], ...] = (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fail, FlowState, PublicState, RunFailed, SyncContext, Task
-from flowfabric.worker.run import Run
-from tests.flow_lab import settle
+from flowfabric.worker.api.run import Run
+from tests.kit.flow_lab import settle
 from tests.worker.bench import Bench, Log, until
 from tests.worker.flows import Tasks, flows, work
 

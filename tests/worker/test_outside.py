@@ -15,8 +15,8 @@ from flowfabric import (
     RunCancelled,
     WaitTimeout,
 )
-from flowfabric.core.errors import MissingToken, PayloadTooLarge
-from flowfabric.worker.options import CallOptions
+from flowfabric.core.base.errors import MissingToken, PayloadTooLarge
+from flowfabric.worker.api.options import CallOptions
 from tests.worker.bench import Bench
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, Run, RunFailed
-from flowfabric.core.event import EventKind
-from flowfabric.core.execution import Worker
-from flowfabric.core.time import Millis
-from flowfabric.worker import probation
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.model import Worker
+from flowfabric.worker.run import probation
 from tests.worker.bench import until, working
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, Fixed, Retry, WorkerOptions
-from flowfabric.core.registry import Marked, Presence
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.registry import Marked, Presence
 from flowfabric.engine.engine import Engine
 from tests.worker.bench import until
 

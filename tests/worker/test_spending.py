@@ -19,7 +19,7 @@ from flowfabric import (
     Spent,
     SyncContext,
 )
-from flowfabric.core.errors import Unavailable
+from flowfabric.core.base.errors import Unavailable
 from tests.worker.bench import AGAIN, Bench, Log
 
 

@@ -17,8 +17,8 @@ from flowfabric import (
     RunFailed,
     SyncContext,
 )
-from flowfabric.worker.control import Unwind
-from flowfabric.worker.steps import Facts
+from flowfabric.worker.errors import Unwind
+from flowfabric.worker.run.steps import Facts
 from tests.worker.bench import AGAIN, Bench, Log
 
 
@@ -145,7 +145,7 @@ async def test_contexts_do_not_leak_from_one_run_to_another(bench: Bench, log: L
 
     @bench.fabric.task(process=False)
     def bare() -> None:
-        from flowfabric.worker.steps import current_context
+        from flowfabric.worker.run.steps import current_context
 
         seen.append(current_context.get()._context.info.task)
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import pytest
 
 from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until
 
@@ -106,7 +106,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_behind(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch, log: Log, beside: bool
 ) -> None:
     """The run is handed back without it, and what it reports later does not count."""
-    monkeypatch.setattr("flowfabric.worker.loop.STOP_GRACE", 0.2)
+    monkeypatch.setattr("flowfabric.worker.run.loop.STOP_GRACE", 0.2)
     release = asyncio.Event()
 
     async def stubborn() -> None:
@@ -310,8 +310,8 @@ async def test_a_worker_stopped_before_it_runs_does_nothing(bench: Bench) -> Non
 async def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping(
     fabric: Fabric, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.worker.loop.LAST_MOMENT", 0.5)
-    monkeypatch.setattr("flowfabric.worker.loop.STOP_GRACE", 0.2)
+    monkeypatch.setattr("flowfabric.worker.run.loop.LAST_MOMENT", 0.5)
+    monkeypatch.setattr("flowfabric.worker.run.loop.STOP_GRACE", 0.2)
 
     @fabric.task()
     async def job() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fail, FlowFailed, PublicState, RunFailed
-from flowfabric.core.retry import Fixed
+from flowfabric.core.execution.retry import Fixed
 from tests.worker.bench import AGAIN, Bench, Log
 from tests.worker.flows import Tasks, flows, members, work
 

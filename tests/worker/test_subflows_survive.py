@@ -12,7 +12,7 @@ from flowfabric import (
     PublicState,
     RunFailed,
 )
-from flowfabric.worker.run import Run
+from flowfabric.worker.api.run import Run
 from tests.worker.bench import AGAIN, Bench, Log, Wire, until, working
 from tests.worker.flows import Tasks, flows, members, work
 

@@ -20,9 +20,9 @@ from flowfabric import (
     RunExpired,
     SyncContext,
 )
-from flowfabric.core.policy import Policy
-from flowfabric.worker.run import gather_results
-from flowfabric.worker.task import Mode
+from flowfabric.core.execution.policy import Policy
+from flowfabric.worker.api.run import gather_results
+from flowfabric.worker.api.task import Mode
 from tests.worker.bench import Bench
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import sessionmaker
 
 from flowfabric import Context, Fabric, Invalid, NotFound
-from flowfabric.core.errors import Unavailable
-from flowfabric.worker.run import Run
-from tests.connections import NoSale, libraries, rolled_back, sqlalchemy_url
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.worker.api.run import Run
+from tests.kit.connections import NoSale, libraries, rolled_back, sqlalchemy_url
 from tests.worker.bench import Bench, working
 
 
@@ -253,7 +253,7 @@ async def test_a_worker_hears_of_it_soon_after_the_commit(
     fabric: Fabric, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowfabric.engine.sweep.MAX_PAUSE", 60)
-    monkeypatch.setattr("flowfabric.worker.loop.REST", 60)
+    monkeypatch.setattr("flowfabric.worker.run.loop.REST", 60)
     task = fabric.task()(double)
     async with working(fabric):
         assert await (await task.submit(1)).result(20) == 2  # it works and waits

@@ -15,10 +15,10 @@ from flowfabric import (
     SyncContext,
     WaitTimeout,
 )
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.execution import Worker
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.execution.model import Worker
 from flowfabric.store.clock import ManualClock
-from flowfabric.worker.loop import Bench as Benches
+from flowfabric.worker.run.loop import Bench as Benches
 from tests.worker.bench import AGAIN, TTL, Bench, Log, Wire, until, working
 
 DOOMED = Worker("doomed", "doomed")

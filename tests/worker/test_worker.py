@@ -18,9 +18,9 @@ from flowfabric import (
     Unavailable,
     WorkerOptions,
 )
-from flowfabric.core.time import Millis
-from flowfabric.worker.room import Room, Wish
-from flowfabric.worker.run import gather_results
+from flowfabric.core.base.time import Millis
+from flowfabric.worker.api.run import gather_results
+from flowfabric.worker.run.slots import Room, Wish
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until, working
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from flowfabric import AnyOf, Context, Fabric, FlowFabricError, RunFailed
-from flowfabric.worker.control import Unwind
-from flowfabric.worker.task import Task
-from tests.fuzzing import JUNK, escaped
+from flowfabric.worker.api.task import Task
+from flowfabric.worker.errors import Unwind
+from tests.kit.fuzzing import JUNK, escaped
 from tests.worker.bench import Bench
 
 NOT_OPERATIONS = {

@@ -7,7 +7,7 @@ import sys
 def main() -> None:
     """What the `flowfabric` script runs. Without the extra it says how to get it."""
     try:
-        from flowfabric.cli.main import app
+        from flowfabric.cli.app import app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("rich", "typer"):
             raise

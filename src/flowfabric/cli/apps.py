@@ -9,7 +9,7 @@ from typing import Any
 
 from flowfabric.cli.errors import Code, CommandError
 from flowfabric.fabric import URL_VARIABLE, Fabric
-from flowfabric.worker.task import Task
+from flowfabric.worker.api.task import Task
 
 
 def load_fabric(app: str, url: str | None = None) -> Fabric:

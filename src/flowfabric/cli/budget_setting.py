@@ -6,10 +6,10 @@ import typer
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.cli.amounts import NONE, read_limits
-from flowfabric.cli.inputs import usage
-from flowfabric.core.budget import Budget, Limit, OnHard, OnSoft, Scope
-from flowfabric.core.time import parse_span
+from flowfabric.cli.parse import NONE, read_limits
+from flowfabric.cli.values import usage
+from flowfabric.core.base.time import parse_span
+from flowfabric.core.limit.budget import Budget, Limit, OnHard, OnSoft, Scope
 
 _LIMIT = "DIMENSION=NUMBER"
 

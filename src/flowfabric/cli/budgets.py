@@ -7,18 +7,18 @@ from typing import Annotated
 import typer
 
 from flowfabric.cli import budget_setting as setting
-from flowfabric.cli.amounts import amounts_text, read_amounts
-from flowfabric.cli.budget_words import COLUMNS, DIMENSIONS, dimension_rows, fields, row
+from flowfabric.cli.budget_format import COLUMNS, DIMENSIONS, dimension_rows, fields, row
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, document, plain
-from flowfabric.cli.inputs import usage
+from flowfabric.cli.format import local
+from flowfabric.cli.json import Document, document, plain
 from flowfabric.cli.options import AsJson, Debug, RunId, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local
-from flowfabric.core.budget import Budget
-from flowfabric.core.errors import BudgetExceeded, NotFound
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.spending import AlreadyApplied, HardBreach, SoftBreach
+from flowfabric.cli.output import Screen
+from flowfabric.cli.parse import amounts_text, read_amounts
+from flowfabric.cli.values import usage
+from flowfabric.core.base.errors import BudgetExceeded, NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.limit.budget import Budget
+from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, SoftBreach
 from flowfabric.engine.engine import Engine
 
 app = typer.Typer(

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from flowfabric.cli.screen import Screen
-from flowfabric.core.errors import (
+from flowfabric.cli.output import Screen
+from flowfabric.core.base.errors import (
     AlreadyDecided,
     BudgetExceeded,
     FlowFabricError,

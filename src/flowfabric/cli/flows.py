@@ -12,24 +12,24 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, document
-from flowfabric.cli.drawing import text
-from flowfabric.cli.drawing.mermaid import mermaid
-from flowfabric.cli.drawing.picture import counts, join_note
-from flowfabric.cli.drawing.svg import svg
+from flowfabric.cli.draw import text
+from flowfabric.cli.draw.mermaid import mermaid
+from flowfabric.cli.draw.picture import counts, join_note
+from flowfabric.cli.draw.svg import svg
 from flowfabric.cli.errors import Code, CommandError
-from flowfabric.cli.listing import read_tag
+from flowfabric.cli.format import local, span
+from flowfabric.cli.json import Document, document
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen, printable
-from flowfabric.cli.words import local, span
-from flowfabric.core.errors import InvalidId
-from flowfabric.core.flow import CancelPolicy, Flow, FlowState
-from flowfabric.core.ids import parse_uuid
-from flowfabric.core.join import Join, JoinState
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState
+from flowfabric.cli.output import Screen, printable
+from flowfabric.cli.run_list import read_tag
+from flowfabric.core.base.errors import InvalidId
+from flowfabric.core.base.ids import parse_uuid
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.flow.join import Join, JoinState
+from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.flow_views import FlowDescription, FlowGraph, Member
+from flowfabric.engine.flow.views import FlowDescription, FlowGraph, Member
 
 app = typer.Typer(help="Look at flows, draw, cancel and replay them.", no_args_is_help=True)
 

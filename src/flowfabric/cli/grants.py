@@ -8,18 +8,23 @@ import typer
 from msgspec import Struct
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, document
 from flowfabric.cli.errors import Code, CommandError
+from flowfabric.cli.format import local
+from flowfabric.cli.json import Document, document
 from flowfabric.cli.options import AsJson, Debug, RunId, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local
-from flowfabric.core.execution import Worker
-from flowfabric.core.grant import Granted, GrantNotFound, NotReclaimable, ReclaimCapExceeded
-from flowfabric.core.granted import Grant, GrantKind, GrantNotes, NewAttempt
-from flowfabric.core.ids import parse_uuid
-from flowfabric.core.time import Millis, parse_span
-from flowfabric.engine.claims import Claim
+from flowfabric.cli.output import Screen
+from flowfabric.core.base.ids import parse_uuid
+from flowfabric.core.base.time import Millis, parse_span
+from flowfabric.core.execution.grant import (
+    Granted,
+    GrantNotFound,
+    NotReclaimable,
+    ReclaimCapExceeded,
+)
+from flowfabric.core.execution.granted import Grant, GrantKind, GrantNotes, NewAttempt
+from flowfabric.core.execution.model import Worker
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
 
 app = typer.Typer(
     help="Reserve runs for one worker, and take what is reserved.", no_args_is_help=True

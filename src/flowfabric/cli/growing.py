@@ -9,18 +9,18 @@ import msgspec
 import typer
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, document
 from flowfabric.cli.flows import FlowId, parsed
-from flowfabric.cli.inputs import read_json
-from flowfabric.cli.listing import read_tag
+from flowfabric.cli.json import Document, document
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
-from flowfabric.core.membership import AlreadyMember, AlreadyStaged
-from flowfabric.core.submission import Submission
+from flowfabric.cli.output import Screen
+from flowfabric.cli.run_list import read_tag
+from flowfabric.cli.values import read_json
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.grow import AlreadyMember, AlreadyStaged
+from flowfabric.core.flow.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.flows import FlowCreated
+from flowfabric.engine.flow.flows import FlowCreated
 
 Member = Annotated[str, typer.Argument(metavar="RUN", show_default=False)]
 Work = Callable[[Engine], Awaitable[tuple[Document, str]]]

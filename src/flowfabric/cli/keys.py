@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, iso
-from flowfabric.cli.inputs import read_source
+from flowfabric.cli.format import local
+from flowfabric.cli.json import Document, iso
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local
-from flowfabric.core.keyring import AlreadySeeded, Noop, kid_of
-from flowfabric.core.time import Millis, parse_span
+from flowfabric.cli.output import Screen
+from flowfabric.cli.values import read_source
+from flowfabric.core.base.time import Millis, parse_span
+from flowfabric.core.wait.keyring import AlreadySeeded, Noop, kid_of
 
 app = typer.Typer(
     help="The keys that sign waitpoint tokens. Secrets are never shown.", no_args_is_help=True

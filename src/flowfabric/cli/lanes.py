@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, document
+from flowfabric.cli.format import local
+from flowfabric.cli.json import Document, document
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local
-from flowfabric.core.errors import Invalid, NotFound
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.core.vector import PublicState
+from flowfabric.cli.output import Screen
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import Counts
 

@@ -8,15 +8,15 @@ import msgspec
 import typer
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, document, plain
-from flowfabric.cli.inputs import read_json
+from flowfabric.cli.format import local
+from flowfabric.cli.json import Document, document, plain
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local
-from flowfabric.core.attempt import RetryScheduled
-from flowfabric.core.execution import Failure
-from flowfabric.core.retry import Category
-from flowfabric.core.time import parse_span
+from flowfabric.cli.output import Screen
+from flowfabric.cli.values import read_json
+from flowfabric.core.base.time import parse_span
+from flowfabric.core.execution.attempt import RetryScheduled
+from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 
 app = typer.Typer(help="Report as the holder of a lease, by its handle.", no_args_is_help=True)

@@ -7,23 +7,23 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from flowfabric.cli.amounts import NONE, rate_text
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, document, plain
 from flowfabric.cli.errors import Code
+from flowfabric.cli.format import local, span
+from flowfabric.cli.json import Document, document, plain
 from flowfabric.cli.options import AsJson, Debug, RunId, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local, span
-from flowfabric.core.check_admission import (
+from flowfabric.cli.output import Screen
+from flowfabric.cli.parse import NONE, rate_text
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.limit.check_admission import (
     Admission,
     Admitted,
     ConcurrencyExceeded,
     RateExceeded,
 )
-from flowfabric.core.errors import Invalid, NotFound
-from flowfabric.core.quota import OF_TASK, Quota, Rate, parse_rate
+from flowfabric.core.limit.quota import OF_TASK, Quota, Rate, parse_rate
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.quotas import MAX_KEYS, QuotaStatus
+from flowfabric.engine.limit.quotas import MAX_KEYS, QuotaStatus
 
 app = typer.Typer(
     help="Look at quotas and set them: how much runs at once, how much starts in a span of time.",

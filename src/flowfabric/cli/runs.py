@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from flowfabric.cli import listing, showing, steering
-from flowfabric.cli.listing import Filter
+from flowfabric.cli import run_bulk, run_list, run_show
 from flowfabric.cli.options import AsJson, Debug, RunId, RunIds, Timeout, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.core.vector import ADMISSION_BLOCKS, Blocking, PublicState
+from flowfabric.cli.output import Screen
+from flowfabric.cli.run_list import Filter
+from flowfabric.core.execution.status import ADMISSION_BLOCKS, Blocking, PublicState
 
 app = typer.Typer(help="Look at runs, cancel and replay them.", no_args_is_help=True)
 
@@ -17,7 +17,7 @@ app = typer.Typer(help="Look at runs, cancel and replay them.", no_args_is_help=
 @app.command()
 def show(id: RunId, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show everything about one run."""
-    asyncio.run(showing.show(url, id, Screen(as_json)))
+    asyncio.run(run_show.show(url, id, Screen(as_json)))
 
 
 @app.command(name="list")
@@ -69,7 +69,7 @@ def list_runs(  # noqa: PLR0913 - the options are the interface
         limit=limit,
         cursor=cursor,
     )
-    asyncio.run(listing.list_runs(url, wanted, Screen(as_json), only_ids=ids))
+    asyncio.run(run_list.list_runs(url, wanted, Screen(as_json), only_ids=ids))
 
 
 @app.command()
@@ -81,7 +81,7 @@ def cancel(
     debug: Debug = False,
 ) -> None:
     """End runs, whatever they do; a handler that runs is stopped."""
-    code = asyncio.run(steering.cancel(url, steering.given(ids), reason, Screen(as_json)))
+    code = asyncio.run(run_bulk.cancel(url, run_bulk.given(ids), reason, Screen(as_json)))
     raise typer.Exit(code)
 
 
@@ -94,20 +94,20 @@ def hold(
     debug: Debug = False,
 ) -> None:
     """Hold runs back that wait, for whatever it is; they do not start before `unhold`."""
-    code = asyncio.run(steering.hold(url, steering.given(ids), reason, Screen(as_json)))
+    code = asyncio.run(run_bulk.hold(url, run_bulk.given(ids), reason, Screen(as_json)))
     raise typer.Exit(code)
 
 
 @app.command()
 def unhold(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Let runs go that were held back."""
-    raise typer.Exit(asyncio.run(steering.unhold(url, steering.given(ids), Screen(as_json))))
+    raise typer.Exit(asyncio.run(run_bulk.unhold(url, run_bulk.given(ids), Screen(as_json))))
 
 
 @app.command()
 def replay(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Run ended runs again. Recorded steps are kept unless the run had succeeded."""
-    raise typer.Exit(asyncio.run(steering.replay(url, steering.given(ids), Screen(as_json))))
+    raise typer.Exit(asyncio.run(run_bulk.replay(url, run_bulk.given(ids), Screen(as_json))))
 
 
 @app.command()
@@ -126,7 +126,7 @@ def block(
 ) -> None:
     """Keep waiting runs from being claimed until they are unblocked."""
     screen = Screen(as_json)
-    raise typer.Exit(asyncio.run(steering.block(url, steering.given(ids), reason, detail, screen)))
+    raise typer.Exit(asyncio.run(run_bulk.block(url, run_bulk.given(ids), reason, detail, screen)))
 
 
 @app.command()
@@ -142,7 +142,7 @@ def unblock(
 ) -> None:
     """Let blocked runs go on."""
     screen = Screen(as_json)
-    raise typer.Exit(asyncio.run(steering.unblock(url, steering.given(ids), expected, screen)))
+    raise typer.Exit(asyncio.run(run_bulk.unblock(url, run_bulk.given(ids), expected, screen)))
 
 
 @app.command()
@@ -156,7 +156,7 @@ def result(
 ) -> None:
     """Print what a run returned; exits with 1 when it did not succeed."""
     screen = Screen(as_json)
-    code = asyncio.run(showing.result(url, id, screen, wait=wait, timeout=timeout))
+    code = asyncio.run(run_show.result(url, id, screen, wait=wait, timeout=timeout))
     raise typer.Exit(code)
 
 
@@ -174,4 +174,4 @@ def events(
     debug: Debug = False,
 ) -> None:
     """Show what happened to a run, the oldest first."""
-    asyncio.run(showing.events(url, id, Screen(as_json), after=after, follow=follow))
+    asyncio.run(run_show.events(url, id, Screen(as_json), after=after, follow=follow))

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import Document, body, document
+from flowfabric.cli.format import local, shortened, span
+from flowfabric.cli.json import Document, body, document
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local, shortened, span
-from flowfabric.core.schedule import Schedule
+from flowfabric.cli.output import Screen
+from flowfabric.core.execution.schedule import Schedule
 from flowfabric.fabric import Fabric
 
 app = typer.Typer(help="Look at schedules, pause and trigger them.", no_args_is_help=True)

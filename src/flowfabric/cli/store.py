@@ -7,7 +7,7 @@ from importlib.metadata import version as installed
 
 from flowfabric.cli.connect import check_url
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen, redact
+from flowfabric.cli.output import Screen, redact
 from flowfabric.store.open import open_store
 
 

@@ -11,12 +11,12 @@ from msgspec import Struct
 from flowfabric.cli.apps import find_task, load_fabric
 from flowfabric.cli.errors import Code, CommandError
 from flowfabric.cli.options import App, AppUrl, AsJson, Debug, Timeout
-from flowfabric.cli.screen import Screen
+from flowfabric.cli.output import Screen
 from flowfabric.cli.watch import ending_code, show_ending, watch
 from flowfabric.fabric import Fabric
+from flowfabric.worker.api.run import Run
+from flowfabric.worker.api.task import Call, Task
 from flowfabric.worker.codec import Undecodable, decode
-from flowfabric.worker.run import Run
-from flowfabric.worker.task import Call, Task
 
 
 class Wish(Struct, frozen=True, kw_only=True):

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
-from flowfabric.cli import doors
+from flowfabric.cli import waiting
 from flowfabric.cli.connect import connect
-from flowfabric.cli.inputs import STDIN, read_source
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.core.lease import AlreadySatisfied
+from flowfabric.cli.output import Screen
+from flowfabric.cli.values import STDIN, read_source
+from flowfabric.core.execution.lease import AlreadySatisfied
 
 app = typer.Typer(
     help="Look at what waits for the outside world, and hand out tokens.", no_args_is_help=True
@@ -45,7 +45,7 @@ def list_waitpoints(
         typer.Argument(metavar="[RUN]", show_default=False, help="Only of this run."),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=doors.MOST, help="At most so many.")
+        int, typer.Option("--limit", min=1, max=waiting.MOST, help="At most so many.")
     ] = 50,
     url: Url = None,
     as_json: AsJson = False,
@@ -127,9 +127,9 @@ async def _list(url: str | None, run: str | None, limit: int, screen: Screen) ->
         found = await fabric.waitpoints(run, limit=limit)
     if screen.as_json:
         for item in found:
-            screen.document(doors.told(item))
+            screen.document(waiting.told(item))
     elif found:
-        screen.table(doors.COLUMNS, [doors.row(item) for item in found])
+        screen.table(waiting.COLUMNS, [waiting.row(item) for item in found])
     else:
         screen.note("nothing waits" if run is None else f"{run} waits for nothing from outside")
 
@@ -138,7 +138,7 @@ async def _token(
     url: str | None, run: str, name: str | None, bounds: Bounds, screen: Screen
 ) -> None:
     async with connect(url) as fabric:
-        item = await doors.find(fabric, run, name)
+        item = await waiting.find(fabric, run, name)
         address = f"{item.execution}/{item.id}"
         token = await fabric.waitpoint_token(
             address,
@@ -158,7 +158,7 @@ async def _revoke(
     url: str | None, run: str, name: str | None, token: str | None, screen: Screen
 ) -> None:
     async with connect(url) as fabric:
-        item = await doors.find(fabric, run, name)
+        item = await waiting.find(fabric, run, name)
         await fabric.revoke_tokens(f"{item.execution}/{item.id}", token=token)
     what = "every token" if token is None else "one token"
     answer = {"id": f"{item.execution}/{item.id}", "name": item.key, "all": token is None}
@@ -167,7 +167,7 @@ async def _revoke(
 
 async def _close(url: str | None, run: str, name: str | None, reason: str, screen: Screen) -> None:
     async with connect(url) as fabric:
-        item = await doors.find(fabric, run, name)
+        item = await waiting.find(fabric, run, name)
         engine = await fabric.engine()
         answer = await engine.suspensions.close_waitpoint(item.execution, item.id, reason=reason)
     closed = not isinstance(answer, AlreadySatisfied)

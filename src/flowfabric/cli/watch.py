@@ -6,17 +6,17 @@ from typing import Any
 from rich.status import Status
 from rich.text import Text
 
-from flowfabric.cli.documents import Document, body, iso
 from flowfabric.cli.errors import Code
-from flowfabric.cli.screen import Screen, printable
-from flowfabric.cli.words import progress_text, readable
-from flowfabric.core.errors import NotFound
-from flowfabric.core.execution import Outcome
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.time import parse_span
-from flowfabric.core.vector import outcome_word
+from flowfabric.cli.format import progress_text, readable
+from flowfabric.cli.json import Document, body, iso
+from flowfabric.cli.output import Screen, printable
+from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import parse_span
+from flowfabric.core.execution.model import Outcome
+from flowfabric.core.execution.status import outcome_word
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.views import Description, Ending
+from flowfabric.engine.execution.views import Description, Ending
 
 LOOK_EVERY = 0.25
 

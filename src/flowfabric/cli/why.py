@@ -9,15 +9,15 @@ from rich.text import Text
 from rich.tree import Tree
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import document
 from flowfabric.cli.errors import Code, CommandError
+from flowfabric.cli.format import local, span
+from flowfabric.cli.json import document
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen, printable
-from flowfabric.cli.words import local, span
-from flowfabric.core.explain import Explanation, Reason
-from flowfabric.core.explain_lane import LaneExplanation, Share, count_words, percent_words
-from flowfabric.core.reason import Code as ReasonCode
-from flowfabric.core.time import Millis
+from flowfabric.cli.output import Screen, printable
+from flowfabric.core.base.time import Millis
+from flowfabric.core.explain.lane import LaneExplanation, Share, count_words, percent_words
+from flowfabric.core.explain.reasons import Code as ReasonCode
+from flowfabric.core.explain.run import Explanation, Reason
 
 COLUMNS = ("share", "runs", "why")
 

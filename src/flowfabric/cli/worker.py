@@ -10,13 +10,13 @@ import msgspec
 import typer
 
 from flowfabric.cli.apps import load_fabric
-from flowfabric.cli.documents import iso
 from flowfabric.cli.errors import Code, CommandError
+from flowfabric.cli.json import iso
 from flowfabric.cli.options import App, AppUrl, AsJson, Debug
-from flowfabric.cli.screen import redact
-from flowfabric.core.time import Millis, parse_span
+from flowfabric.cli.output import redact
+from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.fabric import Fabric
-from flowfabric.worker.loop import WorkerOptions
+from flowfabric.worker.run.loop import WorkerOptions
 
 log = logging.getLogger("flowfabric.worker")
 

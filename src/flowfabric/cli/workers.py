@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from flowfabric.cli.connect import connect
-from flowfabric.cli.documents import document
+from flowfabric.cli.format import local, span
+from flowfabric.cli.json import document
 from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.screen import Screen
-from flowfabric.cli.words import local, span
-from flowfabric.core.errors import NotFound
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.registry import HeldLease, NotRegistered, Presence
-from flowfabric.core.time import Millis
+from flowfabric.cli.output import Screen
+from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.registry import HeldLease, NotRegistered, Presence
 from flowfabric.engine.engine import Engine
 from flowfabric.store.contract import ExpiredLease
 

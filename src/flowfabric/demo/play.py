@@ -8,14 +8,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.event import EventKind, StoredEvent
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.demo import tasks
 from flowfabric.demo.board import Board, choose
 from flowfabric.demo.proof import Evidence, Verdict, judge
 from flowfabric.demo.stage import Stage, WorkerDied
-from flowfabric.worker.run import Run
-from flowfabric.worker.task import Task
+from flowfabric.worker.api.run import Run
+from flowfabric.worker.api.task import Task
 
 TIME_LIMIT = 60.0
 LOOK_EVERY = 0.05

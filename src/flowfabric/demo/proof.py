@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core.event import EventKind, StoredEvent
+from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.demo.tasks import STEPS
 
 Events = Mapping[str, Sequence[StoredEvent]]

@@ -8,9 +8,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from flowfabric.core.retry import Fixed
+from flowfabric.core.execution.retry import Fixed
 from flowfabric.fabric import Fabric
-from flowfabric.worker.context import Context
+from flowfabric.worker.api.context import Context
 
 HOME_VARIABLE = "FLOWFABRIC_DEMO_HOME"
 LEDGER = "ledger"

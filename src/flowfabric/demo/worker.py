@@ -3,9 +3,9 @@
 import asyncio
 import sys
 
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 from flowfabric.demo.tasks import fabric
-from flowfabric.worker.loop import WorkerOptions
+from flowfabric.worker.run.loop import WorkerOptions
 
 LEASE = Millis(2_000)
 

@@ -7,35 +7,35 @@ what is here is batching, the sweep, and what happens after a commit.
 import random
 import secrets
 
-from flowfabric.core.time import Millis
-from flowfabric.engine.after import After
-from flowfabric.engine.arrivals import Arrivals
-from flowfabric.engine.attempts import Attempts
-from flowfabric.engine.base import Options, Parts
-from flowfabric.engine.budgets import Budgets
-from flowfabric.engine.catalogue import Catalogue
-from flowfabric.engine.claims import Claims
-from flowfabric.engine.decisions import Decisions
-from flowfabric.engine.doorkeeper import Doorkeeper
-from flowfabric.engine.events import Events
-from flowfabric.engine.executions import Executions
+from flowfabric.core.base.time import Millis
+from flowfabric.engine.commit.decide import Decisions
+from flowfabric.engine.commit.ids import Ids
+from flowfabric.engine.commit.post_commit import After
+from flowfabric.engine.commit.watcher import Waiting
+from flowfabric.engine.context import Options, Parts
+from flowfabric.engine.execution.attempts import Attempts
+from flowfabric.engine.execution.claims import Claims
+from flowfabric.engine.execution.events import Events
+from flowfabric.engine.execution.executions import Executions
+from flowfabric.engine.execution.grants import Grants
+from flowfabric.engine.execution.inbox import Arrivals
+from flowfabric.engine.execution.schedules import Schedules
+from flowfabric.engine.execution.views import Views
 from flowfabric.engine.explain import Explain
-from flowfabric.engine.flow_views import FlowViews
-from flowfabric.engine.flows import Flows
-from flowfabric.engine.grants import Grants
-from flowfabric.engine.ids import Ids
-from flowfabric.engine.keys import Keys, Ring
-from flowfabric.engine.lanes import Lanes
-from flowfabric.engine.limits import LimitSweep
-from flowfabric.engine.quotas import Quotas
-from flowfabric.engine.releases import Releases
-from flowfabric.engine.schedules import Schedules
-from flowfabric.engine.settler import Settler
-from flowfabric.engine.signals import Signals
-from flowfabric.engine.suspensions import Suspensions
+from flowfabric.engine.flow.dispatch import Settler
+from flowfabric.engine.flow.flows import Flows
+from flowfabric.engine.flow.views import FlowViews
+from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.engine.limit.budgets import Budgets
+from flowfabric.engine.limit.known import Catalogue
+from flowfabric.engine.limit.lanes import Lanes
+from flowfabric.engine.limit.quotas import Quotas
+from flowfabric.engine.limit.releases import Releases
+from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.sweep import Sweep
-from flowfabric.engine.views import Views
-from flowfabric.engine.waiting import Waiting
+from flowfabric.engine.wait.keys import Keys, Ring
+from flowfabric.engine.wait.signals import Signals
+from flowfabric.engine.wait.suspensions import Suspensions
 from flowfabric.engine.workers import Workers
 from flowfabric.store.contract import Store
 

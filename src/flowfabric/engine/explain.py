@@ -5,8 +5,11 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.errors import NotFound
-from flowfabric.core.execution import (
+from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.text import check_lane, check_namespace
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import (
     Active,
     Ended,
     Execution,
@@ -18,26 +21,23 @@ from flowfabric.core.execution import (
     Suspended,
     Waiting,
 )
-from flowfabric.core.explain import NOTHING, Around, Explanation, Upstream, explain, is_limited
-from flowfabric.core.explain_lane import AroundLane, Counted, LaneExplanation, explain_lane
-from flowfabric.core.explain_limits import key_of, queues_of
-from flowfabric.core.explain_state import flow_at
-from flowfabric.core.explain_workers import NOBODY, Running
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.join import JoinState
-from flowfabric.core.lane import Lane
-from flowfabric.core.quota import Quota, Uses, queue_of
-from flowfabric.core.reason import Place
-from flowfabric.core.registry import Presence
-from flowfabric.core.release import Key, Room, Standing, Window
-from flowfabric.core.text import check_lane, check_namespace
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState
-from flowfabric.engine.base import Noun, Parts
-from flowfabric.engine.doorkeeper import Doorkeeper
-from flowfabric.engine.unclaimable import live_workers
+from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.explain.lane import AroundLane, Counted, LaneExplanation, explain_lane
+from flowfabric.core.explain.limits import key_of, queues_of
+from flowfabric.core.explain.reasons import Place
+from flowfabric.core.explain.run import NOTHING, Around, Explanation, Upstream, explain, is_limited
+from flowfabric.core.explain.state import flow_at
+from flowfabric.core.explain.workers import NOBODY, Running
+from flowfabric.core.flow.join import JoinState
+from flowfabric.core.limit.lane import Lane
+from flowfabric.core.limit.quota import Quota, Uses, queue_of
+from flowfabric.core.limit.release import Key, Room, Standing, Window
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.engine.limit.unclaimable import live_workers
 from flowfabric.store.contract import EdgeQuery, Store
-from flowfabric.store.limits import StandingAsk
+from flowfabric.store.contract_limits import StandingAsk
 from flowfabric.store.readable import load_readable
 
 MAX_DEPTH = 5

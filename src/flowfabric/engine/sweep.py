@@ -13,16 +13,16 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core import control
-from flowfabric.core.change import Change
-from flowfabric.core.errors import Corruption, FlowFabricError
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.time import Millis
-from flowfabric.engine.base import Noun, Parts
-from flowfabric.engine.decisions import Decision
-from flowfabric.engine.limits import LimitSweep
-from flowfabric.engine.schedules import Schedules
-from flowfabric.engine.settler import Settler
+from flowfabric.core.base.errors import Corruption, FlowFabricError
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.execution.schedules import Schedules
+from flowfabric.engine.flow.dispatch import Settler
+from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.workers import Workers
 from flowfabric.store.contract import Glance
 from flowfabric.store.readable import SET_ASIDE
@@ -245,4 +245,4 @@ class Sweep(Noun):
 def _due(
     snapshot: Snapshot | None, now: Millis, *, luck: float, grace: Millis, signal_id: UUID
 ) -> Change[object]:
-    return control.due(snapshot, now, luck, grace, signal_id)
+    return operator.due(snapshot, now, luck, grace, signal_id)

@@ -8,11 +8,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core import lease as leases
-from flowfabric.core import registry as rules
-from flowfabric.core.change import Change
-from flowfabric.core.check import check_flag, check_limit, check_whole
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     Corruption,
     FlowFabricError,
     Invalid,
@@ -20,9 +16,15 @@ from flowfabric.core.errors import (
     NotFound,
     RetryExhausted,
 )
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.registry import (
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_flag, check_limit, check_whole
+from flowfabric.core.base.text import check_namespace, check_text, check_worker
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import lease as leases
+from flowfabric.core.execution import registry as rules
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.registry import (
     HeldLease,
     Marked,
     NotRegistered,
@@ -30,10 +32,8 @@ from flowfabric.core.registry import (
     Refreshed,
     Registered,
 )
-from flowfabric.core.text import check_namespace, check_text, check_worker
-from flowfabric.core.time import Millis
-from flowfabric.engine.base import Noun, Parts
-from flowfabric.engine.decisions import Decision
+from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.context import Noun, Parts
 
 MAX_PAGE = 1000
 PAGE = 500

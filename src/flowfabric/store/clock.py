@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 
 TOLERANCE = 1000
 """Milliseconds a clock may go back without having been set: it is adjusted."""

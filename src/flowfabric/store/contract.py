@@ -1,7 +1,7 @@
 """What a store must do. Rows, not rules: every decision was made by `core` beforehand.
 
-Three methods repeat a core rule because they must be one round trip over many rows: `claim`
-(as `core.lease.take`), `renew` (as `core.lease.renew`) and, for limits, `release`.
+Three methods repeat a core rule because they must be one round trip over many rows: `claim` (as
+`core.execution.lease.take`), `renew` (as `core.execution.lease.renew`) and, for limits, `release`.
 
 Obligations that hold for every method:
 
@@ -22,23 +22,23 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.change import Change
-from flowfabric.core.chore import Chore
-from flowfabric.core.event import EventKind, StoredEvent
-from flowfabric.core.execution import Attempt, Snapshot, Worker
-from flowfabric.core.flow import Flow, FlowChange, FlowState
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.join import EdgeState
-from flowfabric.core.routing import Capabilities
-from flowfabric.core.schedule import Schedule
-from flowfabric.core.step import Step
-from flowfabric.core.submission import Creation
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState
-from flowfabric.core.waits import Ask, Heard, Memory
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import EventKind, StoredEvent
+from flowfabric.core.execution.model import Attempt, Snapshot, Worker
+from flowfabric.core.execution.routing import Capabilities
+from flowfabric.core.execution.schedule import Schedule
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.submission import Creation
+from flowfabric.core.flow.join import EdgeState
+from flowfabric.core.flow.model import Flow, FlowChange, FlowState
+from flowfabric.core.flow.outbox import Chore
+from flowfabric.core.wait.model import Ask, Heard, Memory
 from flowfabric.store.clock import StoreClock
-from flowfabric.store.limits import BudgetStore, LaneStore, QuotaStore
-from flowfabric.store.presence import PresenceStore
+from flowfabric.store.contract_limits import BudgetStore, LaneStore, QuotaStore
+from flowfabric.store.contract_workers import PresenceStore
 
 MAX_BATCH = 500
 """Most items one call of a writing method is given."""
@@ -46,7 +46,7 @@ MAX_BATCH = 500
 
 class Suspects(StrEnum):
     """Which executions a claim takes: as they come, only those that are no suspects, or only
-    suspects (`core/takeover.py`)."""
+    suspects (`core/execution/takeover.py`)."""
 
     ANY = "any"
     NONE = "none"
@@ -365,16 +365,16 @@ class Store(
         whose window has passed is taken over."""
 
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
-        """Takes the best `limit` executions of `ready` (lost ones included) whose route the
-        worker satisfies: in the given lanes (empty: every lane) and namespace (None: every one),
-        of the given kinds (None: every kind), no live hold for somebody else, as far as their
-        lanes allow (`LaneStore`), by (rank, id) over all of them. Each moves to `lease` exactly as
-        `core.lease.take` would do it, with its event. Rows locked by another claimer are skipped:
-        a short result does not mean an empty queue. With `repeated` the executions this call took
-        before and still holds are returned first, all of them; a limit of 0 asks for no others. One
-        that cannot be read is set aside; the next best is taken in its place. `suspects` leaves out
-        suspects or all others. A row that is SPENT is taken without a new epoch and without an
-        event, for the caller to give it up."""
+        """Takes the best `limit` executions of `ready` (lost ones included) whose route the worker
+        satisfies: in the given lanes (empty: every lane) and namespace (None: every one), of the
+        given kinds (None: every kind), no live hold for somebody else, as far as their lanes allow
+        (`LaneStore`), by (rank, id) over all of them. Each moves to `lease` exactly as
+        `core.execution.lease.take` would do it, with its event. Rows locked by another claimer are
+        skipped: a short result does not mean an empty queue. With `repeated` the executions this
+        call took before and still holds are returned first, all of them; a limit of 0 asks for no
+        others. One that cannot be read is set aside; the next best is taken in its place.
+        `suspects` leaves out suspects or all others. A row that is SPENT is taken without a new
+        epoch and without an event, for the caller to give it up."""
 
     def suspects_seen(self) -> bool:
         """Whether a suspect waited, of any route, when this process last claimed. Costs nothing;

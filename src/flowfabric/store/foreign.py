@@ -14,8 +14,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.errors import Invalid, Unavailable
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Invalid, Unavailable
+from flowfabric.core.base.time import Millis
 from flowfabric.store.contract import Arrival
 from flowfabric.store.sql import load_queries
 

@@ -2,8 +2,8 @@
 
 from urllib.parse import unquote, urlsplit
 
-from flowfabric.core.errors import Invalid, Unavailable
-from flowfabric.core.text import check_text
+from flowfabric.core.base.errors import Invalid, Unavailable
+from flowfabric.core.base.text import check_text
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import Store
 

@@ -11,12 +11,12 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric.core import document
-from flowfabric.core.document import Document
-from flowfabric.core.errors import Corruption
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState, vector
+from flowfabric.core.base import document
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.status import PublicState, vector
 
 log = logging.getLogger("flowfabric.store")
 

@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from flowfabric.core.errors import NotFound
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.step import Recorded
-from flowfabric.core.vector import PublicState
+from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.step import Recorded
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.views import Description
+from flowfabric.engine.execution.views import Description
 from flowfabric.testing.stuck import tell
 from flowfabric.testing.watch import is_step, plain_name
-from flowfabric.worker.journal import is_beside
-from flowfabric.worker.run import Run
+from flowfabric.worker.api.run import Run
+from flowfabric.worker.run.journal import is_beside
 
 T = TypeVar("T")
 

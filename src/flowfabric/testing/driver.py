@@ -9,13 +9,13 @@ from functools import partial
 from itertools import count
 from uuid import UUID
 
-from flowfabric.core.errors import Invalid
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.lease import MAX_TTL
-from flowfabric.core.time import Millis, parse_span
-from flowfabric.core.vector import Blocking, PublicState
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis, parse_span
+from flowfabric.core.execution.lease import MAX_TTL
+from flowfabric.core.execution.status import Blocking, PublicState
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.views import Info
+from flowfabric.engine.execution.views import Info
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Query

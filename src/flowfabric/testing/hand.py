@@ -5,19 +5,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from flowfabric.core.errors import FlowFabricError
-from flowfabric.core.time import Millis
-from flowfabric.engine.claims import Claim
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.time import Millis
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.testing.watch import current_run
-from flowfabric.worker.control import LOST
-from flowfabric.worker.execute import Executor
-from flowfabric.worker.loop import Bench as Benches
-from flowfabric.worker.loop import Worker, WorkerOptions
-from flowfabric.worker.processes import Answer, Processes, answer_of, call
-from flowfabric.worker.steps import skip_pauses
-from flowfabric.worker.task import Task
-from flowfabric.worker.threads import Threads
+from flowfabric.worker.api.task import Task
+from flowfabric.worker.errors import LOST
+from flowfabric.worker.run.executor import Executor
+from flowfabric.worker.run.loop import Bench as Benches
+from flowfabric.worker.run.loop import Worker, WorkerOptions
+from flowfabric.worker.run.processes import Answer, Processes, answer_of, call
+from flowfabric.worker.run.steps import skip_pauses
+from flowfabric.worker.run.threads import Threads
 
 Tasks = dict[str, Task[Any, Any]]
 

@@ -7,14 +7,14 @@ from datetime import timedelta
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from flowfabric.core.errors import Invalid
+from flowfabric.core.base.errors import Invalid
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.testing.driver import Driver
 from flowfabric.testing.stuck import Stuck
 from flowfabric.testing.watch import Hold
-from flowfabric.worker.run import Run
-from flowfabric.worker.task import Call, Task
+from flowfabric.worker.api.run import Run
+from flowfabric.worker.api.task import Call, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")

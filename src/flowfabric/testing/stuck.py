@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from flowfabric.core.vector import Blocking, PublicState
-from flowfabric.engine.views import Description
+from flowfabric.core.execution.status import Blocking, PublicState
+from flowfabric.engine.execution.views import Description
 
 ENDED = frozenset(
     {

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from uuid import UUID
 
-from flowfabric.core.check import Seconds, check_seconds
-from flowfabric.core.flow import Flow
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.step import Step
-from flowfabric.engine.attempts import Attempts, Owned
-from flowfabric.engine.base import Parts
-from flowfabric.engine.claims import Claim, Claims
-from flowfabric.engine.flow_views import FlowViews
-from flowfabric.engine.settling import Settling
-from flowfabric.engine.views import Ending, Views
-from flowfabric.worker.control import Unwind
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import Seconds, check_seconds
+from flowfabric.core.execution.step import Step
+from flowfabric.core.flow.model import Flow
+from flowfabric.engine.context import Parts
+from flowfabric.engine.execution.attempts import Attempts, Owned
+from flowfabric.engine.execution.claims import Claim, Claims
+from flowfabric.engine.execution.views import Ending, Views
+from flowfabric.engine.flow.resolver import Settling
+from flowfabric.engine.flow.views import FlowViews
+from flowfabric.worker.errors import Unwind
 
 Key = tuple[UUID, int]
 

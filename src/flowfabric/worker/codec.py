@@ -12,8 +12,8 @@ from typing import Any, Union
 
 import msgspec
 
-from flowfabric.core.errors import FlowFabricError, Invalid, InvalidCall
-from flowfabric.core.json import encode_strictly
+from flowfabric.core.base.errors import FlowFabricError, Invalid, InvalidCall
+from flowfabric.core.base.json import encode_strictly
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -5,7 +5,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from msgspec import Struct
 
-from flowfabric.core.errors import Invalid
+from flowfabric.core.base.errors import Invalid
 
 _SCHEMES = ("postgresql", "postgres")
 _POOLERS = ("none", "session", "transaction")

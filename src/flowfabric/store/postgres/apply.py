@@ -6,17 +6,17 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Active, Lost, Ready, Snapshot
-from flowfabric.core.time import Millis
-from flowfabric.store import flow_rows
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Active, Lost, Ready, Snapshot
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.direct import statement_for, values_of
 from flowfabric.store.postgres.faults import divide, each_of
 from flowfabric.store.postgres.moves import Move, moves_of
 from flowfabric.store.postgres.session import Part, Session, columns
 from flowfabric.store.postgres.waits import unproven
-from flowfabric.store.rows import (
+from flowfabric.store.rows import flow as flow_rows
+from flowfabric.store.rows.execution import (
     Place,
     Row,
     attempt_row,
@@ -26,7 +26,7 @@ from flowfabric.store.rows import (
     step_row,
     workers_in,
 )
-from flowfabric.store.wait_rows import writes_waits, written_by
+from flowfabric.store.rows.wait import writes_waits, written_by
 
 _GONE = {
     Place.READY: "gone_ready",

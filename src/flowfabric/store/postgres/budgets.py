@@ -7,11 +7,15 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from flowfabric.core.budget import Budget, Reservation
-from flowfabric.core.spending import Books
-from flowfabric.core.time import Millis
-from flowfabric.store import limit_rows
-from flowfabric.store.limit_rows import (
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.budget import Budget, Reservation
+from flowfabric.core.limit.spend import Books
+from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.session import Columns, Part, columns
+from flowfabric.store.readable import readable
+from flowfabric.store.rows import limit as limit_rows
+from flowfabric.store.rows.limit import (
     BUDGET,
     CHARGE,
     LEDGER,
@@ -22,10 +26,6 @@ from flowfabric.store.limit_rows import (
     read_ledger,
     read_reservation,
 )
-from flowfabric.store.limits import BookAsk
-from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Columns, Part, columns
-from flowfabric.store.readable import readable
 
 
 class _Post(Struct):

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
 from flowfabric.store.contract import ClaimCall, Suspects, Taken
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, Session
 from flowfabric.store.readable import SET_ASIDE
-from flowfabric.store.rows import SNAPSHOT
+from flowfabric.store.rows.execution import SNAPSHOT
 
 MERGED_ROUTES = 64
 """So many routes are merged as they are; of more, only those that can have one of the best."""

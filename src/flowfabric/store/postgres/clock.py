@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.store.clock import OffsetClock
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link

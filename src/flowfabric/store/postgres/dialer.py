@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from flowfabric.core.errors import Unavailable
+from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.postgres.address import Address
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ chores. Nothing else may be touched, so that there is nothing to lock beforehand
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flowfabric.store import flow_rows
-from flowfabric.store.flow_rows import CHORE
 from flowfabric.store.postgres.moves import Move
 from flowfabric.store.postgres.session import columns
-from flowfabric.store.rows import COLUMNS, EVENT, Names, Place, Row, event_row, state_row
-from flowfabric.store.wait_rows import writes_waits
+from flowfabric.store.rows import flow as flow_rows
+from flowfabric.store.rows.execution import COLUMNS, EVENT, Names, Place, Row, event_row, state_row
+from flowfabric.store.rows.flow import CHORE
+from flowfabric.store.rows.wait import writes_waits
 
 _DIRECT = {
     (Place.PARKED, Place.READY): "readied_directly",

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.registry import FOREVER
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.registry import FOREVER
 from flowfabric.store.clock import OffsetClock
 from flowfabric.store.contract import Glance
 from flowfabric.store.postgres.dialer import Connection

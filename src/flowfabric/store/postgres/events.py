@@ -9,12 +9,12 @@ import asyncio
 from operator import itemgetter
 from typing import Any
 
-from flowfabric.core.errors import Unavailable
+from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.contract import EventPage, EventQuery
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, same
 from flowfabric.store.readable import readable
-from flowfabric.store.rows import read_event
+from flowfabric.store.rows.execution import read_event
 
 PATIENCE_SECONDS = 1.0
 """How long a reader waits for writers before it comes back with nothing."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import asyncpg
 
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     FlowFabricError,
     Invalid,
     Locked,

@@ -8,22 +8,22 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.chore import Chore
-from flowfabric.core.errors import Corruption
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.flow import Flow, FlowChange
-from flowfabric.core.join import EdgeState
-from flowfabric.core.vector import PublicState
-from flowfabric.store import flow_rows
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.flow.join import EdgeState
+from flowfabric.core.flow.model import Flow, FlowChange
+from flowfabric.core.flow.outbox import Chore
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
-from flowfabric.store.flow_rows import EDGE, EdgeSearch, Turn, read_chores, read_flow
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.moves import Move
 from flowfabric.store.postgres.session import Part, Session, columns, same
-from flowfabric.store.postgres.standing import state_of
+from flowfabric.store.postgres.states import state_of
 from flowfabric.store.readable import readable, tell
-from flowfabric.store.rows import SNAPSHOT, read_snapshot
+from flowfabric.store.rows import flow as flow_rows
+from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
+from flowfabric.store.rows.flow import EDGE, EdgeSearch, Turn, read_chores, read_flow
 
 _WIDTH = len(SNAPSHOT)
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 
-from flowfabric.core.lane import Lane
-from flowfabric.store.limit_rows import Row, lane_row, read_lanes
+from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
+from flowfabric.store.rows.limit import Row, lane_row, read_lanes
 
 
 class Lanes(Part):

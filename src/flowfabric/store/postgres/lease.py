@@ -8,17 +8,17 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
-from flowfabric.core.change import Change
-from flowfabric.core.event import Event
-from flowfabric.core.execution import Active, Ended, Lease, Snapshot
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import Event
+from flowfabric.core.execution.model import Active, Ended, Lease, Snapshot
 from flowfabric.store.contract import Note, Progress, Renewal
-from flowfabric.store.flow_rows import CHORE, chore_rows
 from flowfabric.store.postgres.apply import recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import Part, columns
-from flowfabric.store.rows import EVENT, Row, event_row, workers_in, write_life
+from flowfabric.store.rows.execution import EVENT, Row, event_row, workers_in, write_life
+from flowfabric.store.rows.flow import CHORE, chore_rows
 
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)

@@ -6,13 +6,17 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.errors import Corruption
-from flowfabric.core.execution import Gate, Route, Start
-from flowfabric.core.quota import Quota, Uses
-from flowfabric.core.release import Candidate, Key, Line, Release, Standing, StartsBack
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Gate, Route, Start
+from flowfabric.core.limit.quota import Quota, Uses
+from flowfabric.core.limit.release import Candidate, Key, Line, Release, Standing, StartsBack
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.limit_rows import (
+from flowfabric.store.contract_limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
+from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.session import Columns, Part, columns
+from flowfabric.store.readable import readable, tell
+from flowfabric.store.rows.limit import (
     QUEUE,
     QUOTA,
     Row,
@@ -23,10 +27,6 @@ from flowfabric.store.limit_rows import (
     read_uses,
     servable,
 )
-from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
-from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Columns, Part, columns
-from flowfabric.store.readable import readable, tell
 
 COUNTED = 100_000
 """Counting stops here."""

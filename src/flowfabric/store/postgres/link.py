@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import asyncpg
 
-from flowfabric.core.errors import Locked
+from flowfabric.core.base.errors import Locked
 from flowfabric.store.postgres.dialer import BOUNDS, FREE, PINNED, Connection
 from flowfabric.store.postgres.faults import PATIENCE_SECONDS, RIVALS, Broken, is_broken, translate
 from flowfabric.store.postgres.wires import Refused, Wires

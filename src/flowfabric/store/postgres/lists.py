@@ -6,17 +6,17 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.routing import Capabilities
-from flowfabric.core.time import Millis
-from flowfabric.core.vector import PublicState
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.routing import Capabilities
+from flowfabric.core.execution.status import PublicState
 from flowfabric.store.contract import Counts, ExpiredLease, Page, Query
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
-from flowfabric.store.postgres.standing import OUTCOMES, filter_of, state_of
+from flowfabric.store.postgres.states import OUTCOMES, filter_of, state_of
 from flowfabric.store.readable import readable, stands_in
-from flowfabric.store.rows import SNAPSHOT, Names, read_life
+from flowfabric.store.rows.execution import SNAPSHOT, Names, read_life
 
 _ID, _CREATED_AT = SNAPSHOT.index("id"), SNAPSHOT.index("created_at")
 

@@ -5,9 +5,9 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Snapshot
-from flowfabric.store.rows import Place, place_of
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.store.rows.execution import Place, place_of
 
 
 class Move(Struct, frozen=True):

@@ -3,12 +3,12 @@
 from collections.abc import Hashable, Iterable
 from functools import partial
 
-from flowfabric.core.execution import Route, Worker
-from flowfabric.core.routing import satisfies
+from flowfabric.core.execution.model import Route, Worker
+from flowfabric.core.execution.routing import satisfies
 from flowfabric.store.contract import ClaimCall
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
-from flowfabric.store.rows import Names
+from flowfabric.store.rows.execution import Names
 
 
 class NameBook:

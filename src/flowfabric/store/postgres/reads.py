@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
-from flowfabric.core.execution import Attempt, Snapshot
-from flowfabric.core.step import Step
-from flowfabric.core.time import Millis
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Attempt, Snapshot
+from flowfabric.core.execution.step import Step
 from flowfabric.store.contract import Detail, Progress
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part
 from flowfabric.store.readable import named
-from flowfabric.store.rows import SNAPSHOT, read_attempt
+from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
 
 _WIDTH = len(SNAPSHOT)
 

@@ -4,7 +4,7 @@ import re
 import secrets
 from functools import partial
 
-from flowfabric.core.errors import Corruption, Invalid, SchemaTooNew
+from flowfabric.core.base.errors import Corruption, Invalid, SchemaTooNew
 from flowfabric.store.clock import keep_time
 from flowfabric.store.foreign import postgres_identity
 from flowfabric.store.postgres.dialer import Connection

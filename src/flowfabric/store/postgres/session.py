@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
-from flowfabric.core.execution import Snapshot
+from flowfabric.core.execution.model import Snapshot
 from flowfabric.store.clock import StoreClock
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.link import Link
@@ -13,7 +13,7 @@ from flowfabric.store.postgres.names import NameBook
 from flowfabric.store.postgres.wake import Wakes
 from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
-from flowfabric.store.rows import SNAPSHOT, read_snapshot
+from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
 
 T = TypeVar("T")
 Columns = Sequence[Sequence[Any]]

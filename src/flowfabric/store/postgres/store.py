@@ -1,6 +1,6 @@
 """The store as a whole: its sides put together, opened and closed."""
 
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.store.clock import Clock, OffsetClock, StoreClock
 from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.apply import Applying
@@ -10,21 +10,21 @@ from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.dialer import Dialer
 from flowfabric.store.postgres.due import Sweeping
 from flowfabric.store.postgres.events import Telling
+from flowfabric.store.postgres.explain import Whereabouts
 from flowfabric.store.postgres.faults import translate
 from flowfabric.store.postgres.flows import Flowing
 from flowfabric.store.postgres.lanes import Lanes
 from flowfabric.store.postgres.lease import Owning
 from flowfabric.store.postgres.limits import Limiting
 from flowfabric.store.postgres.lists import Listing
-from flowfabric.store.postgres.presence import Registry
 from flowfabric.store.postgres.reads import Reading
 from flowfabric.store.postgres.schedules import Scheduling
 from flowfabric.store.postgres.schema import Keeping, check_schema
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.submit import Submitting
 from flowfabric.store.postgres.waits import Remembering
-from flowfabric.store.postgres.whereabouts import Whereabouts
 from flowfabric.store.postgres.wires import SIZE, Wires
+from flowfabric.store.postgres.workers import Registry
 from flowfabric.store.sql import load_queries
 
 

@@ -5,16 +5,16 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.errors import Unavailable
-from flowfabric.core.execution import Flags, Ready, Snapshot, Start
-from flowfabric.core.ids import ExecutionId
-from flowfabric.core.submission import Creation
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
+from flowfabric.core.execution.submission import Creation
 from flowfabric.store.contract import Arrival
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import Part, columns
-from flowfabric.store.rows import (
+from flowfabric.store.rows.execution import (
     COLUMNS,
     EXECUTION,
     Names,

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from uuid import UUID
 
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.time import Millis
-from flowfabric.core.waits import Ask, Heard, Memory
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.wait.model import Ask, Heard, Memory
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.readable import readable
-from flowfabric.store.wait_rows import Recollection, leaves_proof, proof_of, proves, read_heard
+from flowfabric.store.rows.wait import Recollection, leaves_proof, proof_of, proves, read_heard
 
 
 class Remembering(Part):

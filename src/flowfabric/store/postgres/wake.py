@@ -5,7 +5,7 @@ import secrets
 from contextlib import suppress
 from functools import partial
 
-from flowfabric.core.errors import FlowFabricError
+from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.store.postgres.dialer import Connection, Dialer
 from flowfabric.store.postgres.link import Link
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 import asyncpg
 from msgspec import Struct
 
-from flowfabric.core.errors import FlowFabricError, Unavailable
+from flowfabric.core.base.errors import FlowFabricError, Unavailable
 from flowfabric.store.postgres.dialer import (
     CONNECT_SECONDS,
     FREE,

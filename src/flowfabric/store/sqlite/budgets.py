@@ -4,10 +4,12 @@ from operator import itemgetter
 
 from msgspec.json import encode
 
-from flowfabric.core.budget import Budget, Ledger, Reservation
-from flowfabric.core.spending import Books
-from flowfabric.core.time import Millis
-from flowfabric.store.limit_rows import (
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.budget import Budget, Ledger, Reservation
+from flowfabric.core.limit.spend import Books
+from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.readable import readable
+from flowfabric.store.rows.limit import (
     budget_row,
     charge_row,
     ledger_row,
@@ -18,8 +20,6 @@ from flowfabric.store.limit_rows import (
     read_reservation,
     reservation_row,
 )
-from flowfabric.store.limits import BookAsk
-from flowfabric.store.readable import readable
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 

@@ -4,7 +4,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from flowfabric.core.errors import (
+from flowfabric.core.base.errors import (
     Corruption,
     FlowFabricError,
     Invalid,

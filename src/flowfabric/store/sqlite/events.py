@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from flowfabric.core.event import StoredEvent
-from flowfabric.store import rows
+from flowfabric.core.execution.event import StoredEvent
 from flowfabric.store.contract import EventPage, EventQuery
 from flowfabric.store.readable import readable
-from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.rows import execution as rows
+from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
 

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from operator import itemgetter
 from uuid import UUID
 
-from flowfabric.core.change import Change
-from flowfabric.core.chore import Chore
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.flow import Flow, FlowChange
-from flowfabric.core.join import EdgeState
-from flowfabric.core.time import MAX_MILLIS
-from flowfabric.core.vector import PublicState
-from flowfabric.store import flow_rows
+from flowfabric.core.base.time import MAX_MILLIS
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.flow.join import EdgeState
+from flowfabric.core.flow.model import Flow, FlowChange
+from flowfabric.core.flow.outbox import Chore
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
-from flowfabric.store.flow_rows import EdgeSearch, read_chores, read_flow
 from flowfabric.store.readable import readable
-from flowfabric.store.sqlite import changes
-from flowfabric.store.sqlite.changes import Decided
+from flowfabric.store.rows import flow as flow_rows
+from flowfabric.store.rows.flow import EdgeSearch, read_chores, read_flow
+from flowfabric.store.sqlite import apply
+from flowfabric.store.sqlite.apply import Decided
 from flowfabric.store.sqlite.lists import public_of
 from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
@@ -50,9 +50,9 @@ def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
 
 def apply_flow(session: Session, change: FlowChange) -> bool:
     """Everything is compared before anything is written."""
-    decided = changes.decided_of(change.changes)
+    decided = apply.decided_of(change.changes)
     compared = [*decided, *(_looked_at(guard) for guard in change.guards)]
-    if len(changes.standing_among(session, compared)) < len(compared):
+    if len(apply.standing_among(session, compared)) < len(compared):
         return False
     done = plain(flow_rows.chore_keys(change.done))
     if done and session.given("missing_chores", done).fetchall():
@@ -62,7 +62,7 @@ def apply_flow(session: Session, change: FlowChange) -> bool:
     session.each("gone_chores", done)
     # Before the changes: they may settle an edge that is only just there.
     session.insert("new_edges", plain(flow_rows.edge_rows(change.edges)))
-    changes.write(session, decided)
+    apply.write(session, decided)
     session.insert("new_chores", plain(flow_rows.chore_rows(change.owed)))
     return True
 

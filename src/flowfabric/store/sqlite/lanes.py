@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.json import encode
 
-from flowfabric.core.lane import Lane, LaneState
-from flowfabric.store.limit_rows import LANE, lane_row, read_lanes
+from flowfabric.core.limit.lane import Lane, LaneState
+from flowfabric.store.rows.limit import LANE, lane_row, read_lanes
 from flowfabric.store.sqlite.session import Session
 
 

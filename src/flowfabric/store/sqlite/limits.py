@@ -6,9 +6,10 @@ from uuid import UUID
 
 from msgspec.json import encode
 
-from flowfabric.core.execution import Gate, Start
-from flowfabric.core.quota import Quota, Uses
-from flowfabric.core.release import (
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Gate, Start
+from flowfabric.core.limit.quota import Quota, Uses
+from flowfabric.core.limit.release import (
     ALL,
     Candidate,
     Key,
@@ -20,9 +21,10 @@ from flowfabric.core.release import (
     Window,
     one_key,
 )
-from flowfabric.core.time import Millis
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.limit_rows import (
+from flowfabric.store.contract_limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
+from flowfabric.store.readable import readable
+from flowfabric.store.rows.limit import (
     QUOTA,
     next_version,
     queue_rows,
@@ -31,9 +33,7 @@ from flowfabric.store.limit_rows import (
     read_uses,
     servable,
 )
-from flowfabric.store.limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
-from flowfabric.store.readable import readable
-from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers, route_numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
 
@@ -266,8 +266,8 @@ def _admitted(
 
 
 def _move(session: Session, moves: Sequence[Move]) -> dict[bytes, int]:
-    """From `parked` to `ready`, as `core.gate.admit` with the limits gate open; the routes of what
-    was moved."""
+    """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open; the
+    routes of what was moved."""
     moved: dict[bytes, int] = {}
     for start in range(0, len(moves), MAX_BATCH):
         part = moves[start : start + MAX_BATCH]

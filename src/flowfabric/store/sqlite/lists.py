@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Collection
 from uuid import UUID
 
-from flowfabric.core.execution import Gate, Outcome, Snapshot, Waiting
-from flowfabric.core.time import MAX_MILLIS, Millis
-from flowfabric.core.vector import (
+from flowfabric.core.base.time import MAX_MILLIS, Millis
+from flowfabric.core.execution.model import Gate, Outcome, Snapshot, Waiting
+from flowfabric.core.execution.status import (
     ADMISSION_BLOCKS,
     Blocking,
     Phase,
@@ -19,8 +19,8 @@ from flowfabric.core.vector import (
 )
 from flowfabric.store.contract import Counts, Page, Query
 from flowfabric.store.readable import stands_in
-from flowfabric.store.rows import SUSPENDED
-from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.rows.execution import SUSPENDED
+from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers, readable_snapshots
 from flowfabric.store.sqlite.session import Session, read_uuid
 

@@ -8,18 +8,18 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.errors import Corruption
-from flowfabric.core.execution import Attempt, Route, Snapshot
-from flowfabric.core.routing import Capabilities, satisfies
-from flowfabric.core.step import Step
-from flowfabric.core.time import Millis
-from flowfabric.store import rows
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Attempt, Route, Snapshot
+from flowfabric.core.execution.routing import Capabilities, satisfies
+from flowfabric.core.execution.step import Step
 from flowfabric.store.contract import MAX_BATCH, Detail, ExpiredLease, Progress
 from flowfabric.store.readable import named, readable
-from flowfabric.store.sqlite.claims import routes_for
+from flowfabric.store.rows import execution as rows
+from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.lanes import doors
 from flowfabric.store.sqlite.session import Session, read_uuid
-from flowfabric.store.sqlite.submissions import read_id
+from flowfabric.store.sqlite.submit import read_id
 
 
 def load(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:

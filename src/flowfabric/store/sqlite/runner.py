@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from traceback import clear_frames
 from typing import Any, Protocol, TypeVar
 
-from flowfabric.core.errors import Unavailable
+from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.sqlite.connection import OpenFile, busy, translate
 from flowfabric.store.sqlite.session import Session
 

@@ -2,12 +2,12 @@
 
 import sqlite3
 
-from flowfabric.store.sqlite.checkpoints import Checkpoints
 from flowfabric.store.sqlite.connection import MEMORY, OpenFile, connect, translate
 from flowfabric.store.sqlite.runner import NoWatch, Runner, patiently
 from flowfabric.store.sqlite.schema import check_version
 from flowfabric.store.sqlite.session import Registry, Session
-from flowfabric.store.sqlite.wakeups import Commits, Wakeups
+from flowfabric.store.sqlite.wake import Commits, Wakeups
+from flowfabric.store.sqlite.wal import Checkpoints
 
 
 class Runners:

@@ -1,8 +1,8 @@
 """Schedules: rows with a version, a next moment and a document."""
 
-from flowfabric.core import document
-from flowfabric.core.schedule import Schedule
-from flowfabric.core.time import Millis
+from flowfabric.core.base import document
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.schedule import Schedule
 from flowfabric.store.readable import read_document, readable_documents
 from flowfabric.store.sqlite.session import Session
 

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 
-from flowfabric.core.errors import SchemaTooNew
+from flowfabric.core.base.errors import SchemaTooNew
 from flowfabric.store.sql import load_migrations
 from flowfabric.store.sqlite.session import Session
 

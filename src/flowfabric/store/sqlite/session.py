@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.execution import (
+from flowfabric.core.execution.model import (
     Active,
     Ended,
     Lost,
@@ -18,8 +18,8 @@ from flowfabric.core.execution import (
     Waiting,
     Worker,
 )
-from flowfabric.store import rows
-from flowfabric.store.rows import COLUMNS, Names, Place
+from flowfabric.store.rows import execution as rows
+from flowfabric.store.rows.execution import COLUMNS, Names, Place
 from flowfabric.store.sql import load_queries
 
 Values = Sequence[Any] | Mapping[str, Any]

@@ -6,29 +6,23 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-from flowfabric.core.errors import Invalid
-from flowfabric.core.time import Millis
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import Clock, StoreClock, SystemClock, keep_time
-from flowfabric.store.flow_rows import Turn
 from flowfabric.store.foreign import sqlite_identity
-from flowfabric.store.sqlite import (
-    budgets,
-    changes,
-    claims,
-    limits,
-    lists,
-    reads,
-    schema,
-    submissions,
-    upkeep,
-    whereabouts,
-)
+from flowfabric.store.rows.flow import Turn
+from flowfabric.store.sqlite import apply as changes
+from flowfabric.store.sqlite import budgets, limits, lists, reads, schema
+from flowfabric.store.sqlite import claim as claims
+from flowfabric.store.sqlite import due as upkeep
 from flowfabric.store.sqlite import events as event_reads
+from flowfabric.store.sqlite import explain as whereabouts
 from flowfabric.store.sqlite import flows as flow_reads
 from flowfabric.store.sqlite import lanes as lane_rows
-from flowfabric.store.sqlite import presence as presence_rows
 from flowfabric.store.sqlite import schedules as schedule_rows
+from flowfabric.store.sqlite import submit as submissions
 from flowfabric.store.sqlite import waits as wait_rows
+from flowfabric.store.sqlite import workers as presence_rows
 from flowfabric.store.sqlite.connection import MEMORY, check_library, check_path
 from flowfabric.store.sqlite.runners import Runners, open_runners
 from flowfabric.store.sqlite.session import Session

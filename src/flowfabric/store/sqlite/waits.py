@@ -3,15 +3,13 @@
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from flowfabric.core.change import Change
-from flowfabric.core.execution import Snapshot
-from flowfabric.core.time import Millis
-from flowfabric.core.waits import Ask, Heard, Memory
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.wait.model import Ask, Heard, Memory
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.readable import readable
-from flowfabric.store.sqlite.reads import readable_snapshots
-from flowfabric.store.sqlite.session import Session, plain, read_uuid
-from flowfabric.store.wait_rows import (
+from flowfabric.store.rows.wait import (
     EDGE,
     FEW,
     INCOMING,
@@ -22,6 +20,8 @@ from flowfabric.store.wait_rows import (
     read_heard,
     written_by,
 )
+from flowfabric.store.sqlite.reads import readable_snapshots
+from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 
 def write(session: Session, changes: Iterable[tuple[UUID, Change[object]]]) -> None:

@@ -1,0 +1,59 @@
+"""The commands, put together. A group of commands is one file and one `add_typer` line here."""
+
+import typer
+
+from flowfabric.cli import (
+    budgets,
+    flows,
+    grants,
+    growing,
+    keys,
+    lanes,
+    leases,
+    quotas,
+    runs,
+    schedules,
+    waitpoints,
+    workers,
+)
+from flowfabric.cli.approvals import approve, reject, resume, signal
+from flowfabric.cli.demo import demo
+from flowfabric.cli.errors import EPILOG, Root
+from flowfabric.cli.store import migrate, version
+from flowfabric.cli.submit import submit
+from flowfabric.cli.why import why
+from flowfabric.cli.worker import worker
+
+app = typer.Typer(
+    cls=Root,
+    help="Durable execution for Python: run workers, submit work, look and steer.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(demo)
+app.command()(worker)
+app.command()(submit)
+app.add_typer(runs.app, name="run")
+app.command()(why)
+app.add_typer(flows.app, name="flow")
+for command in growing.COMMANDS:
+    flows.app.command()(command)
+app.command()(signal)
+app.command()(approve)
+app.command()(reject)
+app.command()(resume)
+app.add_typer(waitpoints.app, name="waitpoints")
+app.add_typer(keys.app, name="keys")
+app.add_typer(lanes.app, name="lanes")
+app.add_typer(quotas.app, name="quotas")
+app.add_typer(budgets.app, name="budgets")
+app.add_typer(schedules.app, name="schedules")
+app.add_typer(workers.app, name="workers")
+app.add_typer(grants.app, name="grants")
+app.add_typer(leases.app, name="lease")
+app.command()(migrate)
+app.command()(version)

@@ -1,0 +1,72 @@
+"""Values of the engine as JSON documents.
+
+Members keep the names they have in the engine. Moments are ISO 8601 in UTC, enumerations words,
+bytes the JSON or the text they contain.
+"""
+
+import base64
+from collections.abc import Mapping
+from enum import Enum, IntEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.base.time import Millis, to_datetime
+
+Document = dict[str, Any]
+
+_MOMENTS = frozenset({"at", "until", "since"})
+
+
+def document(value: Struct) -> Document:
+    """The members of a value, ready for JSON."""
+    names = [name for name in value.__struct_fields__ if name != "unknown"]
+    return {name: plain(name, getattr(value, name)) for name in names}
+
+
+def plain(name: str, value: object) -> Any:
+    match value:
+        case Struct():
+            return document(value)
+        case Mapping():
+            return {str(key): plain(str(key), item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [plain("", item) for item in value]
+        case bytes():
+            return body(value)
+        case _:
+            return _simple(name, value)
+
+
+def _simple(name: str, value: object) -> Any:
+    match value:
+        case IntEnum():
+            return value.name.lower()
+        case Enum():
+            return value.value
+        case str() | UUID():
+            return str(value)
+        case bool():
+            return value
+        case int() if name.endswith("_at") or name in _MOMENTS:
+            return iso(Millis(value))
+        case _:
+            return value
+
+
+def body(data: bytes) -> Any:
+    """A payload, a result or the detail of a failure: JSON if it is, else text, else base64."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def iso(moment: Millis) -> str:
+    return to_datetime(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,1 @@
+"""Identifiers, time, validation, documents and errors: what every rule is written with."""

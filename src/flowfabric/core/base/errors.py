@@ -1,0 +1,466 @@
+"""Every error the engine raises, arranged by what the caller must do about it.
+
+    FlowFabricError
+    ├── Invalid                     the request is wrong; repeating it cannot help
+    │   ├── InvalidId               text that is not an identifier (reason told apart)
+    │   ├── InvalidCapabilities     a capability list that breaks the token rules
+    │   ├── InvalidPolicy           a policy document that cannot be understood
+    │   ├── InvalidTag              a tag key that breaks the pattern
+    │   ├── InvalidHandle           a forged, truncated or foreign handle
+    │   ├── InvalidBlockingReason   a reason that no admission block has
+    │   ├── PayloadTooLarge         more bytes than the limit allows
+    │   ├── FenceRequired           an owner operation without a fence
+    │   ├── PartialFence            one or two members of a fence
+    │   ├── CapabilityMismatch      the worker lacks capabilities the execution requires
+    │   ├── InvalidLeaseForSuspend  another attempt than the one that asks is the current one
+    │   ├── InvalidWaitpoint        the waitpoint is of another attempt
+    │   ├── SignalLimitExceeded     the execution accepted as many signals as it may
+    │   ├── NotAllowed              the terms of an approval do not allow this decision
+    │   ├── InvalidCall             arguments that do not fit the parameters of a task
+    │   ├── InvalidGraph            a flow that cannot run: nothing of it was created
+    │   │   ├── CycleDetected       executions that wait for each other
+    │   │   ├── SelfEdge            an execution that waits for itself
+    │   │   └── NotInFlow           an edge to something that is no member
+    │   ├── InvalidKid              a key id that is empty or contains a colon
+    │   ├── InvalidSecretHex        a secret that is no hexadecimal text of the right length
+    │   ├── InvalidGrace            a grace period that is no number of milliseconds
+    │   └── Unauthorized            the signal is refused, whatever it says
+    │       ├── MissingToken        no token was presented
+    │       ├── InvalidToken        forged, for something else, or for nothing that exists
+    │       ├── TokenExpired        the token, or the key that signed it, ran out
+    │       ├── TokenRevoked        somebody took the token back
+    │       ├── TokenUsed           a token for one use, and it was used
+    │       └── InvalidSecret       the stored key cannot be used
+    ├── NotFound                    no such execution, grant, lane, …
+    ├── Contention                  lost a race or not now; look again and decide anew
+    │   ├── NotEligible             not waiting for a claim at this moment
+    │   ├── NotLeaseable            cannot be taken by this way of claiming
+    │   ├── UseClaimResumed         an interrupted attempt: continue it instead
+    │   ├── NotResumed              no interrupted attempt to continue
+    │   ├── LeaseConflict           somebody else holds a lease
+    │   ├── InvalidGrant            no grant, or one for another worker
+    │   ├── GrantExpired            the grant ran out before it was redeemed
+    │   ├── WaitpointExists         the id of a new waitpoint is taken
+    │   ├── StaleRevision           the graph changed since it was read
+    │   ├── FlowConflict            the flow, edge or member is known as something else
+    │   ├── RotationConflict        the key id is known with another secret
+    │   ├── Locked                  a transaction of the application holds what is needed
+    │   └── RetryExhausted          lost the same race ten times in a row
+    ├── WrongState                  the execution is in another state
+    │   ├── LeaseLost               stop: whatever is done now does not count
+    │   │   ├── StaleLease          the fence is not the current one
+    │   │   ├── LeaseExpired        the lease ran out
+    │   │   ├── LeaseRevoked        an operator took the lease away
+    │   │   └── NotActive           nobody runs it (carries how it ended, if it did)
+    │   ├── NotTerminal             only an ended execution can do this
+    │   ├── NotSuspended            only a suspended execution can do this
+    │   ├── AlreadySuspended        it has given its lease up to wait
+    │   ├── NotSignalable           it has ended, or nothing waits for this signal
+    │   │   ├── WaitpointClosed     the waitpoint accepts no signals any more
+    │   │   └── ApprovalOutdated    what is to be approved has changed since
+    │   ├── AlreadyDecided          this approver decided otherwise before
+    │   ├── WaitpointNotPending     the waitpoint is in use, or closed
+    │   ├── WaitpointExpired        the pending waitpoint ran out before it was used
+    │   ├── FlowTerminal            the flow has ended or was cancelled
+    │   ├── BudgetExceeded          it does not fit into a budget: nothing was counted
+    │   ├── MaxReplays              replayed as often as its policy allows
+    │   └── GrantExists             another live grant stands
+    ├── Unavailable                 the store cannot be reached or refuses to work
+    │   ├── NoSigningKey            no key to sign waitpoint tokens with: seed one
+    │   ├── SchemaTooNew            the database was migrated by a newer release
+    │   ├── StoreReadOnly           the file or server accepts no writes
+    │   └── StoreFull               no space left
+    ├── Overloaded                  a queue is full; try again after `retry_after`
+    └── Corruption                  stored data that no release of this engine wrote
+
+`code` is stable and meant for programs; the text is meant for people. `retryable` says
+whether the same call may succeed later without anybody changing anything.
+"""
+
+from typing import ClassVar
+from uuid import UUID
+
+from flowfabric.core.base.redact import without_secrets
+
+
+class FlowFabricError(Exception):
+    """Root of all errors raised by FlowFabric."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}" if self.detail else self.code
+
+
+class Invalid(FlowFabricError):
+    """Nothing was done: the request is wrong, and repeating it cannot help."""
+
+    code = "invalid_input"
+
+
+class InvalidId(Invalid):
+    """`reason` is one of missing_tag, invalid_partition_index, partition_out_of_range,
+    wrong_partition, invalid_uuid. `text` is what was given, without what may be a token."""
+
+    code = "invalid_id"
+
+    def __init__(self, reason: str, text: str) -> None:
+        shown = without_secrets(text)
+        super().__init__(f"{reason}: {shown[:80]!r}")
+        self.reason = reason
+        self.text = shown
+
+
+class InvalidCapabilities(Invalid):
+    code = "invalid_capabilities"
+
+
+class InvalidPolicy(Invalid):
+    code = "invalid_policy_json"
+
+
+class InvalidTag(Invalid):
+    code = "invalid_tag_key"
+
+
+class InvalidHandle(Invalid):
+    code = "invalid_handle"
+
+
+class InvalidBlockingReason(Invalid):
+    code = "invalid_blocking_reason"
+
+
+class PayloadTooLarge(Invalid):
+    code = "payload_too_large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} has {size} bytes, the limit is {limit}")
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class FenceRequired(Invalid):
+    code = "fence_required"
+
+
+class PartialFence(Invalid):
+    code = "partial_fence_triple"
+
+
+class CapabilityMismatch(Invalid):
+    code = "capability_mismatch"
+
+    def __init__(self, missing: tuple[str, ...]) -> None:
+        super().__init__(",".join(missing))
+        self.missing = missing
+
+
+class InvalidLeaseForSuspend(Invalid):
+    code = "invalid_lease_for_suspend"
+
+
+class InvalidWaitpoint(Invalid):
+    code = "invalid_waitpoint_for_execution"
+
+
+class SignalLimitExceeded(Invalid):
+    code = "signal_limit_exceeded"
+
+
+class NotAllowed(Invalid):
+    code = "decision_not_allowed"
+
+
+class InvalidCall(Invalid, TypeError):
+    """The arguments do not fit the parameters of the task. A TypeError as well, as any call of a
+    function with such arguments would raise."""
+
+    code = "invalid_call"
+
+
+class InvalidGraph(Invalid):
+    """A flow that cannot run. Nothing of it was created."""
+
+    code = "invalid_graph"
+
+
+class CycleDetected(InvalidGraph):
+    code = "cycle_detected"
+
+
+class SelfEdge(InvalidGraph):
+    code = "self_referencing_edge"
+
+
+class NotInFlow(InvalidGraph):
+    code = "execution_not_in_flow"
+
+
+class InvalidKid(Invalid):
+    code = "invalid_kid"
+
+
+class InvalidSecretHex(Invalid):
+    code = "invalid_secret_hex"
+
+
+class InvalidGrace(Invalid):
+    code = "invalid_grace_ms"
+
+
+class Unauthorized(Invalid):
+    """The signal was refused before anything was looked at. The text never tells why more exactly
+    than its kind does, and never contains a token."""
+
+    code = "unauthorized"
+
+
+class MissingToken(Unauthorized):
+    code = "missing_token"
+
+
+class InvalidToken(Unauthorized):
+    """Also for a waitpoint that does not exist: nobody can find out which ones do."""
+
+    code = "invalid_token"
+
+
+class TokenExpired(Unauthorized):
+    code = "token_expired"
+
+
+class TokenRevoked(Unauthorized):
+    code = "token_revoked"
+
+
+class TokenUsed(Unauthorized):
+    code = "token_used"
+
+
+class InvalidSecret(Unauthorized):
+    code = "invalid_secret"
+
+
+class NotFound(FlowFabricError):
+    """There is no such run, task, lane or schedule; `entity` and `key` say which."""
+
+    code = "not_found"
+
+    def __init__(self, entity: str, key: object = "") -> None:
+        super().__init__(f"{entity} {key}".strip())
+        self.entity = entity
+        self.key = key
+
+
+class Contention(FlowFabricError):
+    """Somebody else was faster, or it is not the moment: look again and decide anew."""
+
+    code = "contention"
+
+
+class NotEligible(Contention):
+    code = "execution_not_eligible"
+
+
+class NotLeaseable(Contention):
+    code = "execution_not_leaseable"
+
+
+class UseClaimResumed(Contention):
+    code = "use_claim_resumed_execution"
+
+
+class NotResumed(Contention):
+    code = "not_a_resumed_execution"
+
+
+class LeaseConflict(Contention):
+    code = "lease_conflict"
+
+
+class InvalidGrant(Contention):
+    code = "invalid_claim_grant"
+
+
+class GrantExpired(Contention):
+    code = "claim_grant_expired"
+
+
+class WaitpointExists(Contention):
+    code = "waitpoint_already_exists"
+
+
+class StaleRevision(Contention):
+    code = "stale_graph_revision"
+
+
+class FlowConflict(Contention):
+    code = "flow_conflict"
+
+
+class RotationConflict(Contention):
+    code = "rotation_conflict"
+
+
+class Locked(Contention):
+    """An open transaction (a submit or an ending in the application's own) must end first."""
+
+    code = "locked"
+    retryable = True
+
+
+class RetryExhausted(Contention):
+    code = "retry_exhausted"
+    retryable = True
+
+
+class WrongState(FlowFabricError):
+    code = "wrong_state"
+
+
+class LeaseLost(WrongState):
+    """The run belongs to somebody else or has ended: stop, whatever is done now does not count."""
+
+    code = "lease_lost"
+
+
+class StaleLease(LeaseLost):
+    code = "stale_lease"
+
+
+class LeaseExpired(LeaseLost):
+    code = "lease_expired"
+
+
+class LeaseRevoked(LeaseLost):
+    code = "lease_revoked"
+
+
+class NotActive(LeaseLost):
+    """Carries what a caller needs to find out whether its own earlier call succeeded."""
+
+    code = "execution_not_active"
+
+    def __init__(self, *, phase: str, outcome: str, epoch: int, attempt_id: UUID | None) -> None:
+        super().__init__(f"phase {phase}, outcome {outcome}, epoch {epoch}")
+        self.phase = phase
+        self.outcome = outcome
+        self.epoch = epoch
+        self.attempt_id = attempt_id
+
+
+class NotTerminal(WrongState):
+    code = "execution_not_terminal"
+
+
+class NotSuspended(WrongState):
+    code = "execution_not_suspended"
+
+
+class AlreadySuspended(WrongState):
+    code = "already_suspended"
+
+
+class NotSignalable(WrongState):
+    """The run has ended, or nothing in it waits for this signal."""
+
+    code = "target_not_signalable"
+
+
+class WaitpointClosed(NotSignalable):
+    code = "waitpoint_closed"
+
+
+class ApprovalOutdated(NotSignalable):
+    """What is to be approved has changed since the approval was asked for, or given."""
+
+    code = "approval_outdated"
+
+
+class AlreadyDecided(WrongState):
+    code = "already_decided"
+
+
+class WaitpointNotPending(WrongState):
+    code = "waitpoint_not_pending"
+
+
+class WaitpointExpired(WrongState):
+    code = "pending_waitpoint_expired"
+
+
+class FlowTerminal(WrongState):
+    code = "flow_already_terminal"
+
+
+class BudgetExceeded(WrongState):
+    """It does not fit below a limit of the budget: `used` is taken of the dimension already."""
+
+    code = "budget_exceeded"
+
+    def __init__(
+        self, budget: str, dimension: str, used: int, limit: int, wanted: int | None = None
+    ) -> None:
+        taken = f"budget {budget}: {used} of {limit} {dimension} are taken"
+        super().__init__(taken if wanted is None else f"{taken}, {wanted} more do not fit")
+        self.budget = budget
+        self.dimension = dimension
+        self.used = used
+        self.limit = limit
+        self.wanted = wanted
+
+
+class MaxReplays(WrongState):
+    code = "max_replays_exhausted"
+
+
+class GrantExists(WrongState):
+    code = "grant_already_exists"
+
+
+class Unavailable(FlowFabricError):
+    """The store could not be reached or refuses to work; `retryable` says whether to try again."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class NoSigningKey(Unavailable):
+    code = "hmac_secret_not_initialized"
+    retryable = False
+
+
+class SchemaTooNew(Unavailable):
+    code = "schema_too_new"
+    retryable = False
+
+
+class StoreReadOnly(Unavailable):
+    code = "store_read_only"
+    retryable = False
+
+
+class StoreFull(Unavailable):
+    code = "store_full"
+
+
+class Overloaded(FlowFabricError):
+    """Nothing was done because too much is waiting; try again after `retry_after` seconds."""
+
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, detail: str, *, retry_after: float) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+
+
+class Corruption(FlowFabricError):
+    code = "corruption"

@@ -1,0 +1,170 @@
+"""Identifiers: execution ids, partitions, and the uuids the engine makes itself.
+
+An execution id is `{fp:7}:<uuid>`. The number is the partition the execution was given when the
+id was made, from its flow or its lane; it is read from the text and never computed again.
+"""
+
+import re
+from binascii import crc_hqx
+from functools import lru_cache
+from typing import Self
+from uuid import UUID, uuid5
+
+from flowfabric.core.base.errors import Invalid, InvalidId
+
+PARTITIONS = 256
+
+#: How many partitions each family of records is spread over.
+PARTITION_COUNTS = {"fp": PARTITIONS, "b": 32, "q": 32}
+
+_MAX_INDEX = 65_535
+_UUID_TEXT = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+_UUID = re.compile(_UUID_TEXT)
+_INDEX = re.compile(r"0|[1-9][0-9]{0,4}")
+_TAGGED = re.compile(r"\{fp:([^}]*)\}:(.*)", re.DOTALL)
+
+
+def crc16(data: bytes) -> int:
+    """CRC16/XMODEM, the hash that chooses partitions."""
+    return crc_hqx(data, 0)
+
+
+@lru_cache(maxsize=4096)
+def lane_partition(lane: str) -> int:
+    """The partition of executions that belong to no flow."""
+    return crc16(lane.encode()) % PARTITIONS
+
+
+@lru_cache(maxsize=4096)
+def flow_partition(flow: UUID) -> int:
+    """The partition of a flow and of all its members."""
+    return crc16(flow.bytes) % PARTITIONS
+
+
+class ExecutionId(str):
+    """The text `{fp:N}:<uuid>`, checked when made.
+
+    Raises `InvalidId` with the reason missing_tag, invalid_partition_index, invalid_uuid or
+    partition_out_of_range. Upper-case digits of the uuid are made lower-case, so that one
+    execution has one text; equality is that of the text.
+
+    >>> ExecutionId("{fp:7}:00000000-0000-0000-0000-000000000000").partition_index
+    7
+    """
+
+    __slots__ = ("_partition", "_uuid")
+    _partition: int
+    _uuid: UUID
+
+    def __new__(cls, text: str) -> Self:
+        if type(text) is cls:
+            return text
+        return cls.of(*_split(text))
+
+    @classmethod
+    def of(cls, partition: int, uuid: UUID) -> Self:
+        """The id with these parts, which are trusted and not checked."""
+        made = str.__new__(cls, f"{{fp:{partition}}}:{uuid}")
+        made._partition = partition
+        made._uuid = uuid
+        return made
+
+    @classmethod
+    def solo(cls, lane: str, uuid: UUID) -> Self:
+        """The id of an execution that belongs to no flow."""
+        return cls.of(lane_partition(lane), uuid)
+
+    @classmethod
+    def member(cls, flow: UUID, uuid: UUID) -> Self:
+        """The id of a member of `flow`, in the partition of the flow."""
+        return cls.of(flow_partition(flow), uuid)
+
+    @property
+    def partition_index(self) -> int:
+        # Not `partition`: that is a method of every text.
+        return self._partition
+
+    @property
+    def uuid(self) -> UUID:
+        return self._uuid
+
+
+def new_uuid7(now: int, entropy: int) -> UUID:
+    """A version 7 uuid of the moment `now` in milliseconds and the low 74 bits of `entropy`."""
+    if not 0 <= now < 1 << 48:
+        raise Invalid("a version 7 uuid holds moments of 48 bits")
+    high, low = (entropy >> 62) & 0xFFF, entropy & ((1 << 62) - 1)
+    return UUID(int=now << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
+
+
+def derive_attempt_id(execution: UUID, index: int) -> UUID:
+    """The id of attempt `index` of an execution; the same arguments always give the same id."""
+    return uuid5(execution, str(index))
+
+
+def parse_uuid(text: object, what: str) -> UUID:
+    """The uuid written in the canonical form of 36 characters, else `InvalidId` naming `what`."""
+    if isinstance(text, UUID):
+        return text
+    if not isinstance(text, str):
+        raise InvalidId("invalid_uuid", f"{what}: {type(text).__name__}")
+    if _UUID.fullmatch(text) is None:
+        raise InvalidId("invalid_uuid", f"{what}: {text}")
+    return UUID(text)
+
+
+def partition_key(family: str, index: int) -> str:
+    """The text of a partition, such as `{fp:7}`.
+
+    Families are fp (flows, and executions with them), b (budgets) and q (quotas).
+    """
+    key = f"{{{family}:{index}}}"
+    _check_partition(family, index, key)
+    return key
+
+
+def parse_partition_key(text: object) -> tuple[str, int]:
+    """Family and index of a partition's text.
+
+    Raises `InvalidId` with the reason missing_braces, malformed_body, unknown_family,
+    invalid_partition_index or partition_out_of_range.
+    """
+    if not isinstance(text, str):
+        raise InvalidId("missing_braces", type(text).__name__)
+    if len(text) < 2 or text[0] != "{" or text[-1] != "}":
+        raise InvalidId("missing_braces", text)
+    family, colon, digits = text[1:-1].partition(":")
+    if not (family and colon and digits):
+        raise InvalidId("malformed_body", text)
+    if family not in PARTITION_COUNTS:
+        raise InvalidId("unknown_family", text)
+    index = _index(digits, text)
+    _check_partition(family, index, text)
+    return family, index
+
+
+def _split(text: object) -> tuple[int, UUID]:
+    if not isinstance(text, str):
+        raise InvalidId("missing_tag", type(text).__name__)
+    match = _TAGGED.fullmatch(text)
+    if match is None:
+        raise InvalidId("missing_tag", text)
+    index = _index(match[1], text)
+    if _UUID.fullmatch(match[2]) is None:
+        raise InvalidId("invalid_uuid", text)
+    _check_partition("fp", index, text)
+    return index, UUID(match[2])
+
+
+def _index(digits: str, text: str) -> int:
+    """Only the one canonical way to write a number, so that equal ids are equal texts."""
+    if _INDEX.fullmatch(digits) is None or int(digits) > _MAX_INDEX:
+        raise InvalidId("invalid_partition_index", text)
+    return int(digits)
+
+
+def _check_partition(family: str, index: int, text: str) -> None:
+    if family not in PARTITION_COUNTS:
+        raise InvalidId("unknown_family", text)
+    if not 0 <= index < PARTITION_COUNTS[family]:
+        raise InvalidId("partition_out_of_range", text)

@@ -1,0 +1,107 @@
+"""Moments and spans, both counted in milliseconds.
+
+A moment is milliseconds since the Unix epoch; a span is a length of time. People write spans as
+`"1h30m"`, as a `timedelta` or as a number of seconds; inside the engine there is only `Millis`.
+"""
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NewType
+
+from flowfabric.core.base.errors import Invalid
+
+Millis = NewType("Millis", int)
+NO_TIME = Millis(0)
+Span = Millis | int | str | timedelta
+"""A span as callers of the engine write it: milliseconds, `"5s"`, or a `timedelta`."""
+
+#: The last millisecond a `datetime` can name: 9999-12-31T23:59:59.999Z.
+MAX_MILLIS = Millis(253_402_300_799_999)
+
+#: Ten years, leap days included. A longer span is taken for a mistake.
+MAX_SPAN = Millis(3653 * 86_400_000)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_SPAN = re.compile(
+    r"(?:([0-9]{1,15})d)?(?:([0-9]{1,15})h)?(?:([0-9]{1,15})m)?"
+    r"(?:([0-9]{1,15})s)?(?:([0-9]{1,15})ms)?"
+)
+_UNITS = (86_400_000, 3_600_000, 60_000, 1000, 1)
+
+
+def parse_span(value: object, what: str) -> Millis:
+    """The span `value` names: `"250ms"`, `"1h30m"`, a `timedelta`, or seconds as a number.
+
+    Fractions of a millisecond are dropped. Raises `Invalid`, naming `what`, for anything
+    negative, longer than ten years, or not understood.
+
+    >>> parse_span("1h30m", "timeout")
+    5400000
+    """
+    span = _milliseconds(value)
+    if span is None:
+        raise Invalid(f"{what} is not a span of time such as '10s', '5m' or '1h30m'")
+    if not 0 <= span <= MAX_SPAN:
+        raise Invalid(f"{what} must be between zero and ten years")
+    return Millis(span)
+
+
+def check_span(value: object, what: str, least: int = 0, most: int = MAX_SPAN) -> Millis:
+    """The span an argument in milliseconds names: a whole number of them, or `"5s"`, or a
+    `timedelta`. A fraction is refused: it would be seconds to one reader and not to another."""
+    if isinstance(value, str | timedelta):
+        span = _milliseconds(value)
+    else:
+        span = value if type(value) is int else None
+    if span is None:
+        raise Invalid(f"{what} must be a whole number of milliseconds or a span such as '5s'")
+    if not least <= span <= most:
+        raise Invalid(f"{what} must be {least} to {most} milliseconds")
+    return Millis(span)
+
+
+def check_moment(value: object, what: str) -> Millis:
+    """`value` if it is a moment from 1970 to 9999 in milliseconds, else `Invalid`."""
+    if type(value) is not int:
+        raise Invalid(f"{what} must be a whole number of milliseconds since 1970")
+    if not 0 <= value <= MAX_MILLIS:
+        raise Invalid(f"{what} must be between the years 1970 and 9999")
+    return Millis(value)
+
+
+def from_datetime(value: datetime, what: str = "moment") -> Millis:
+    """The moment of an aware `datetime`; `Invalid` for a naive one or one before 1970."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise Invalid(f"{what} must be a datetime with a time zone")
+    return check_moment((value - _EPOCH) // _MILLISECOND, what)
+
+
+def to_datetime(moment: Millis) -> datetime:
+    """The same moment as an aware `datetime` in UTC."""
+    return _EPOCH + moment * _MILLISECOND
+
+
+def _milliseconds(value: object) -> int | None:
+    """Not yet checked for range; None when `value` names no span at all."""
+    match value:
+        case bool():
+            return None
+        case str():
+            return _from_text(value)
+        case timedelta():
+            return value // _MILLISECOND
+        case int():
+            return value * 1000
+        case float() if math.isfinite(value):
+            return math.floor(value * 1000) if abs(value) <= MAX_SPAN else MAX_SPAN + 1
+        case _:
+            return None
+
+
+def _from_text(text: str) -> int | None:
+    match = _SPAN.fullmatch(text)
+    if match is None or not text:
+        return None
+    return sum(int(count) * unit for count, unit in zip(match.groups("0"), _UNITS, strict=True))

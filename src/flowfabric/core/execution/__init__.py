@@ -1,0 +1,1 @@
+"""The life of one execution: submitted, leased, attempted, ended, steered."""

@@ -1,0 +1,307 @@
+"""What the owner of a lease can do with it: complete, fail, delay, hand back.
+
+Every rule first asks whether the call is a repeat whose effect already happened (a lost reply
+must be harmless), then passes the gate, then decides.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.attempts import attempt_of, closing_attempts
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.lease import Owner, enter, fence_of, lease_event, present
+from flowfabric.core.execution.model import (
+    HANDED_BACK,
+    Active,
+    Attempt,
+    AttemptOutcome,
+    Ended,
+    Failure,
+    Fence,
+    Gate,
+    Lease,
+    Life,
+    Next,
+    Outcome,
+    Paused,
+    Released,
+    Snapshot,
+    Start,
+)
+from flowfabric.core.execution.retry import Category, RetryPolicy, backoff_delay, may_retry
+from flowfabric.core.execution.status import PublicState, vector
+from flowfabric.core.execution.step import Step
+
+
+class Completed(Struct, frozen=True, gc=False):
+    id: ExecutionId
+
+
+class RetryScheduled(Struct, frozen=True):
+    id: ExecutionId
+    delay_until: Millis
+    next_attempt: int
+
+
+class TerminalFailed(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Delayed(Struct, frozen=True):
+    id: ExecutionId
+    state: PublicState
+
+
+def complete(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, result: bytes | None = None
+) -> "Change[Completed]":
+    """Ends the execution in success; the first result stays, whoever repeats the call."""
+    snapshot = present(snapshot)
+    if _ended_by(snapshot, owner, Outcome.SUCCESS):
+        return unchanged(Completed(snapshot.execution.id))
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    ended = Ended(
+        outcome=Outcome.SUCCESS, ended_at=now, attempt=lease.attempt, lease=lease, result=result
+    )
+    return Change(
+        outcome=Completed(snapshot.execution.id),
+        before=snapshot,
+        after=snapshot.to(ended),
+        events=(lease_event(snapshot, lease, EventKind.COMPLETED, now),),
+    )
+
+
+class Chance(Struct, frozen=True):
+    """What a failure brings along to decide the retry: luck for the jitter, a wanted delay."""
+
+    luck: float = 0.0
+    after: Millis | None = None
+
+
+def fail(
+    snapshot: Snapshot | None,
+    owner: Owner,
+    now: Millis,
+    failure: Failure,
+    chance: Chance = Chance(),  # noqa: B008 - frozen
+) -> "Change[RetryScheduled | TerminalFailed]":
+    """Ends the attempt in failure: a retry is scheduled if the stored policy allows one."""
+    snapshot = present(snapshot)
+    if (repeat := _failed_by(snapshot, owner)) is not None:
+        return unchanged(repeat)
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    if may_retry(
+        snapshot.execution.rules.retry_policy, snapshot.life.retries, Category(failure.category)
+    ):
+        return _schedule_retry(snapshot, lease, now, failure, chance)
+    return _end_failed(snapshot, lease, now, failure, Outcome.FAILED)
+
+
+def time_out(
+    snapshot: Snapshot, lease: Lease, now: Millis, luck: float
+) -> "Change[RetryScheduled | TerminalFailed]":
+    """The attempt ran too long: a failure of category timeout, and `expired` when it is final."""
+    failure = Failure(message="attempt_timeout", category=Category.TIMEOUT)
+    if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, Category.TIMEOUT):
+        return _schedule_retry(snapshot, lease, now, failure, Chance(luck))
+    return _end_failed(snapshot, lease, now, failure, Outcome.EXPIRED)
+
+
+def time_out_owned(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, luck: float
+) -> "Change[RetryScheduled | TerminalFailed]":
+    """The owner gives up an attempt that ran too long by its own timer, which may be a little ahead
+    of the store's clock."""
+    snapshot = present(snapshot)
+    if (repeat := _failed_by(snapshot, owner, Outcome.EXPIRED)) is not None:
+        return unchanged(repeat)
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    if lease.times_out_at is None:
+        raise Invalid("this attempt has no timeout")
+    return time_out(snapshot, lease, now, luck)
+
+
+def delay(
+    snapshot: Snapshot | None,
+    owner: Owner,
+    now: Millis,
+    until: Millis,
+    *,
+    step: Step | None = None,
+) -> "Change[Delayed]":
+    """Gives the lease up and has the same attempt continued at `until`."""
+    change = _pause(snapshot, owner, now, until, EventKind.DELAYED, "worker_delay")
+    parked = change.after is not None and isinstance(change.outcome, Delayed)
+    return replace(change, steps=(step,)) if step is not None and parked else change
+
+
+def hand_back(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Change[Delayed]":
+    """Gives the lease up at once (a worker that stops): same attempt, no retry spent."""
+    return _pause(snapshot, owner, now, now, EventKind.HANDED_BACK, HANDED_BACK)
+
+
+def pause_attempt(snapshot: Snapshot, lease: Lease, now: Millis, reason: str) -> tuple[Life, Next]:
+    """The life and the next start of an execution whose attempt is interrupted on purpose."""
+    earlier = snapshot.life.paused if lease.start is Start.CONTINUE else None
+    timeout = None if lease.times_out_at is None else Millis(max(1, lease.times_out_at - now))
+    paused = Paused(
+        index=lease.attempt,
+        type=earlier.type if earlier else lease.start,
+        worker=lease.worker,
+        epoch=snapshot.head.epoch,
+        started_at=earlier.started_at if earlier else lease.started_at,
+        paused_at=now,
+        reason=reason,
+        timeout=timeout,
+    )
+    life = replace(snapshot.life, paused=paused, lapsed=None, started_at=snapshot.started_at)
+    return life, Next(Start.CONTINUE, lease.attempt, timeout)
+
+
+def released(
+    snapshot: Snapshot, lease: Lease, operation: str, until: Millis | None = None
+) -> Released:
+    return Released(operation, lease.id, snapshot.head.epoch, lease.attempt, until)
+
+
+def same_release(snapshot: Snapshot, fence: Fence | None, operation: str) -> Released | None:
+    """The release this very fence made before, if that was the last thing that happened."""
+    last = snapshot.life.released
+    if fence is None or last is None or last.epoch != snapshot.head.epoch:
+        return None
+    if isinstance(snapshot.state, Active):
+        return None
+    attempt_id = snapshot.attempt_id_of(last.attempt)
+    if last.operation == operation and fence == Fence(last.lease_id, last.epoch, attempt_id):
+        return last
+    return None
+
+
+def _pause(
+    snapshot: Snapshot | None,
+    owner: Owner,
+    now: Millis,
+    until: Millis,
+    kind: EventKind,
+    reason: str,
+) -> "Change[Delayed]":
+    snapshot = present(snapshot)
+    if same_release(snapshot, owner.fence, reason):
+        return unchanged(Delayed(snapshot.execution.id, vector(snapshot).public))
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    life, next = pause_attempt(snapshot, lease, now, reason)
+    life = replace(
+        life,
+        probation=None if reason == HANDED_BACK else life.probation,
+        not_before=until if until > now else None,
+        delay=Gate.WORKER_DELAY,
+        released=released(snapshot, lease, reason, until),
+    )
+    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    return Change(
+        outcome=Delayed(snapshot.execution.id, vector(after).public),
+        before=snapshot,
+        after=after,
+        events=(lease_event(snapshot, lease, kind, now, until=until),),
+        attempts=closing_attempts(snapshot),
+    )
+
+
+def _schedule_retry(
+    snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure, chance: Chance
+) -> "Change[RetryScheduled | TerminalFailed]":
+    policy = snapshot.execution.rules.retry_policy or RetryPolicy()
+    retries = snapshot.life.retries
+    wait = backoff_delay(policy, retries, chance.luck) if chance.after is None else chance.after
+    until = Millis(now + wait)
+    next = Next(Start.RETRY, lease.attempt + 1, snapshot.execution.rules.attempt_timeout)
+    life = replace(
+        snapshot.life,
+        retries=retries + 1,
+        not_before=until if until > now else None,
+        delay=Gate.BACKOFF,
+        paused=None,
+        lapsed=None,
+        started_at=snapshot.started_at,
+        released=released(snapshot, lease, "fail", until),
+    )
+    ended = _failed_attempt(snapshot, lease, now, failure)
+    return Change(
+        outcome=RetryScheduled(snapshot.execution.id, until, next.attempt),
+        before=snapshot,
+        after=snapshot.to(admit(life, next, now, snapshot.head.flags), life=life),
+        events=(
+            lease_event(
+                snapshot,
+                lease,
+                EventKind.RETRY_SCHEDULED,
+                now,
+                until=until,
+                message=failure.message,
+                category=failure.category,
+            ),
+        ),
+        attempts=(*closing_attempts(snapshot), ended),
+    )
+
+
+def _failed_attempt(snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure) -> Attempt:
+    record = attempt_of(snapshot, lease, AttemptOutcome.FAILURE, now)
+    return replace(record, failure=failure)
+
+
+def _end_failed(
+    snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure, outcome: Outcome
+) -> "Change[RetryScheduled | TerminalFailed]":
+    ended = Ended(outcome=outcome, ended_at=now, attempt=lease.attempt, lease=lease)
+    kind = EventKind.FAILED if outcome is Outcome.FAILED else EventKind.EXPIRED
+    reason = "failed" if outcome is Outcome.FAILED else f"expired:{failure.message}"
+    event = lease_event(
+        snapshot,
+        lease,
+        kind,
+        now,
+        reason=reason,
+        message=failure.message,
+        category=failure.category,
+    )
+    return Change(
+        outcome=TerminalFailed(snapshot.execution.id),
+        before=snapshot,
+        after=snapshot.to(ended, life=replace(snapshot.life, failure=failure)),
+        events=(event,),
+    )
+
+
+def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
+    """Whether this very fence brought the execution to this end before."""
+    fence = owner.fence
+    match snapshot.state:
+        case Ended(outcome=reached, lease=Lease() as lease) if reached is outcome:
+            return fence is not None and fence == fence_of(snapshot, lease)
+        case _:
+            return False
+
+
+def _failed_by(
+    snapshot: Snapshot, owner: Owner, outcome: Outcome = Outcome.FAILED
+) -> RetryScheduled | TerminalFailed | None:
+    if _ended_by(snapshot, owner, outcome):
+        return TerminalFailed(snapshot.execution.id)
+    last = same_release(snapshot, owner.fence, "fail")
+    if last is None or last.until is None:
+        return None
+    return RetryScheduled(snapshot.execution.id, last.until, last.attempt + 1)

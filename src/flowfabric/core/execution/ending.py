@@ -1,0 +1,64 @@
+"""How an execution ends from outside, whatever it is doing."""
+
+from typing import Any, Never
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import NotTerminal
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import Event, EventKind
+from flowfabric.core.execution.lease import lease_event
+from flowfabric.core.execution.model import Active, Ended, Life, Outcome, Snapshot
+
+
+def end(
+    snapshot: Snapshot,
+    now: Millis,
+    outcome: Outcome,
+    kind: EventKind,
+    life: Life,
+    reason: str,
+) -> "Change[Never]":
+    """The change that ends an execution in any state; an attempt in hand ends with it. Its outcome
+    is for the caller to put in."""
+    state = snapshot.state
+    lease = state.lease if isinstance(state, Active) else None
+    current = snapshot.current_attempt
+    made = snapshot.attempts_made
+    ended = Ended(
+        outcome=outcome,
+        ended_at=now,
+        attempt=made - 1 if made else None,
+        pending=state.next.start
+        if current is None and not isinstance(state, Active | Ended)
+        else None,
+        lease=lease,
+    )
+    life = replace(
+        life,
+        started_at=snapshot.started_at,
+        losses=snapshot.reclaims,
+        not_before=None,
+        blocked=None,
+        detail=None,
+        budget=None,
+    )
+    if lease is not None:
+        event = lease_event(snapshot, lease, kind, now, reason=reason)
+    else:
+        event = event_of(snapshot, kind, now, {"reason": reason})
+    after = snapshot.to(ended, life=life)
+    return Change(NotTerminal(), snapshot, after, (event,))
+
+
+def event_of(snapshot: Snapshot, kind: EventKind, now: Millis, detail: dict[str, Any]) -> Event:
+    """An event of an execution that nobody holds a lease of."""
+    return Event(
+        uuid=snapshot.execution.uuid,
+        at=now,
+        kind=kind,
+        epoch=snapshot.head.epoch,
+        attempt=snapshot.current_attempt,
+        detail=detail,
+    )

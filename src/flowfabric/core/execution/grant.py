@@ -1,0 +1,312 @@
+"""Operators' and schedulers' way to a lease: reserve an execution for one worker, then take it.
+
+A grant is a hold on the ready row, never a state: it hides the execution from other workers
+until it is redeemed or runs out, and one that ran out needs nobody to clean up.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import (
+    CapabilityMismatch,
+    GrantExists,
+    GrantExpired,
+    Invalid,
+    InvalidGrant,
+    LeaseConflict,
+    NotEligible,
+    NotLeaseable,
+    NotResumed,
+    StaleLease,
+    UseClaimResumed,
+)
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.granted import (
+    NO_NOTES,
+    Grant,
+    GrantKind,
+    GrantNotes,
+    grant_id_from_key,
+    hash_capabilities,
+)
+from flowfabric.core.execution.lease import Taking, lose, present, take
+from flowfabric.core.execution.model import (
+    Active,
+    Hold,
+    Lease,
+    Lost,
+    Next,
+    Ready,
+    Snapshot,
+    Start,
+)
+from flowfabric.core.execution.routing import Capabilities, missing
+from flowfabric.core.execution.takeover import end_lost, marked, over_cap
+
+OPERATOR = "operator"
+
+
+class Granted(Struct, frozen=True):
+    """`key` proves which grant it is; whoever redeems may present it, or only its worker's name."""
+
+    id: ExecutionId
+    worker: str
+    expires_at: Millis
+    instance: str = ""
+    key: str = ""
+
+
+class NotReclaimable(Struct, frozen=True):
+    detail: str
+
+
+class ReclaimCapExceeded(Struct, frozen=True):
+    """`reclaims` is the stored count when granting, the attempted one when redeeming."""
+
+    reclaims: int
+
+
+class GrantNotFound(Struct, frozen=True):
+    """No reclaim grant stands for this execution, or it ran out."""
+
+
+class Grantee(Struct, frozen=True):
+    """Who asks for a grant, for how long, under which key and on what grounds."""
+
+    worker: str
+    capabilities: Capabilities
+    ttl: Millis
+    instance: str = ""
+    key: str = ""
+    notes: GrantNotes = NO_NOTES
+
+
+def issue_grant(snapshot: Snapshot | None, grantee: Grantee, now: Millis) -> "Change[Granted]":
+    """Reserves an eligible execution. An interrupted one is redeemed by `claim_resumed`."""
+    snapshot = present(snapshot)
+    if not isinstance(snapshot.state, Ready):
+        raise NotEligible("only an execution that waits for a worker can be granted")
+    if (granted := _own_grant(snapshot, grantee, now)) is not None:
+        return unchanged(granted)
+    _refuse_live_hold(snapshot.state.hold, now)
+    if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
+        raise CapabilityMismatch(lacking)
+    return _hold(snapshot, snapshot.state, grantee, now)
+
+
+def claim_granted(
+    snapshot: Snapshot | None, taking: Taking, now: Millis, expected_attempt: int | None = None
+) -> "Change[Snapshot]":
+    """Redeems a grant: a new attempt starts. A repeat by the same caller gets the same lease."""
+    snapshot = present(snapshot)
+    if (lease := _own_lease(snapshot, taking, now)) is not None:
+        _check_attempt(expected_attempt, lease.attempt)
+        return unchanged(snapshot)
+    ready = _leaseable(snapshot)
+    if ready.next.start is Start.CONTINUE:
+        raise UseClaimResumed("an interrupted attempt waits to be continued")
+    _check_grant(snapshot, ready.hold, taking, now)
+    _check_attempt(expected_attempt, ready.next.attempt)
+    return take(snapshot, ready.next, taking, now)
+
+
+def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
+    """Redeems a grant on an interrupted attempt: the same attempt goes on under a new lease, and a
+    repeat by the same caller gets that lease."""
+    snapshot = present(snapshot)
+    if _own_lease(snapshot, taking, now) is not None:
+        return unchanged(snapshot)
+    match snapshot.state:
+        case Ready(next=Next(start=Start.CONTINUE)) as ready:
+            pass
+        case Ready():
+            raise NotResumed("no interrupted attempt waits to be continued")
+        case _:  # also one that a worker holds: the grant was used up by its claim
+            raise NotLeaseable("the execution does not wait for a worker")
+    _check_grant(snapshot, ready.hold, taking, now)
+    return take(snapshot, ready.next, taking, now)
+
+
+def grant_and_claim(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
+    """An operator takes a waiting execution in one step, whatever it requires."""
+    snapshot = present(snapshot)
+    if _own_lease(snapshot, taking, now) is not None:
+        return unchanged(snapshot)
+    match snapshot.state:
+        case Ready() as ready:
+            pass
+        case Active():
+            raise LeaseConflict("a worker holds the lease")
+        case _:
+            raise NotEligible("only an execution that waits for a worker can be taken")
+    _refuse_live_hold(ready.hold, now)
+    return take(snapshot, ready.next, taking, now)
+
+
+def issue_reclaim_grant(
+    snapshot: Snapshot | None, grantee: Grantee, now: Millis, cap: int | None = None
+) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
+    """Reserves a lost execution for a rescuer; a lease found expired is marked first."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Active(lease=lease) if lease.expires_at <= now:
+            expired = lose(snapshot, lease, now, revoked=False)
+            lost = present(expired.after)
+            grant = _grant_lost(lost, grantee, now, cap)
+            events, attempts = expired.events, expired.attempts
+            return Change(grant.outcome, snapshot, grant.after or lost, events, attempts)
+        case Lost():
+            return _grant_lost(snapshot, grantee, now, cap)
+        case _:
+            return unchanged(NotReclaimable("the execution is not lost"))
+
+
+def reclaim(
+    snapshot: Snapshot | None, taking: Taking, now: Millis, cap: int | None = None
+) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
+    """Redeems a reclaim grant: a new attempt starts in place of the lost one. A repeat by the same
+    caller gets the same lease."""
+    if snapshot is not None and _own_lease(snapshot, taking, now) is not None:
+        return unchanged(snapshot)
+    if snapshot is None or isinstance(snapshot.state, Ready):
+        return unchanged(GrantNotFound())  # a hold on a ready execution is another kind of grant
+    hold = getattr(snapshot.state, "hold", None)
+    if not isinstance(hold, Hold) or hold.worker is None:
+        return unchanged(GrantNotFound())
+    if hold.worker != taking.worker.id:
+        raise Invalid(f"the grant names worker {hold.worker!r}")
+    if not hold.alive(now) or not _is_of_key(snapshot, taking):
+        return unchanged(GrantNotFound())
+    if not isinstance(snapshot.state, Lost):
+        return unchanged(NotReclaimable("the execution is not lost"))
+    if _over(snapshot, snapshot.life.max_reclaims if cap is None else cap):
+        ended = end_lost(snapshot, snapshot.state.next.attempt - 1, now)
+        outcome = ReclaimCapExceeded(snapshot.life.losses)
+        return Change(outcome, snapshot, ended.after, ended.events)
+    return take(snapshot, snapshot.state.next, taking, now)
+
+
+def _own_lease(snapshot: Snapshot, taking: Taking, now: Millis) -> Lease | None:
+    """The lease this very call has made before, if it still stands: its reply was lost."""
+    match snapshot.state:
+        case Active(lease=lease) if (lease.id, lease.worker) == (taking.lease_id, taking.worker):
+            return lease if lease.expires_at > now else None
+        case _:
+            return None
+
+
+def _check_attempt(expected: int | None, attempt: int) -> None:
+    if expected is not None and expected != attempt:
+        raise StaleLease(f"the attempt is {attempt}, not {expected}")
+
+
+def _leaseable(snapshot: Snapshot) -> Ready:
+    match snapshot.state:
+        case Ready() as ready:
+            return ready
+        case Active():
+            raise LeaseConflict("a worker holds the lease")
+        case _:
+            raise NotLeaseable("the execution does not wait for a worker")
+
+
+def _refuse_live_hold(hold: Hold | None, now: Millis) -> None:
+    if hold is not None and hold.alive(now):
+        raise GrantExists(f"held until {hold.until}")
+
+
+def _check_grant(snapshot: Snapshot, hold: Hold | None, taking: Taking, now: Millis) -> None:
+    if hold is None or hold.worker != taking.worker.id:
+        raise InvalidGrant("no grant names this worker")
+    if not _is_of_key(snapshot, taking):
+        raise InvalidGrant("the grant has another key")
+    if hold.until < now:
+        raise GrantExpired(f"the grant ran out at {hold.until}")
+
+
+def _hold(
+    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis, **head: Any
+) -> "Change[Granted]":
+    until = Millis(now + grantee.ttl)
+    grant = _record(snapshot, state, grantee, now, until)
+    life = replace(head.pop("life", snapshot.life), grant=grant, touched_at=now)
+    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), life=life, **head)
+    return Change(outcome=_granted(snapshot, grant, grantee), before=snapshot, after=after)
+
+
+def _record(
+    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis, until: Millis
+) -> Grant:
+    kind = GrantKind.RESUME if state.next.start is Start.CONTINUE else GrantKind.CLAIM
+    notes = grantee.notes
+    return Grant(
+        id=grant_id_from_key(grantee.key) if grantee.key else "",
+        kind=GrantKind.RECLAIM if isinstance(state, Lost) else kind,
+        worker=grantee.worker,
+        instance=grantee.instance,
+        lane=snapshot.execution.route.lane,
+        granted_at=now,
+        expires_at=until,
+        capabilities=tuple(sorted(grantee.capabilities)),
+        capability_hash=notes.capability_hash or hash_capabilities(grantee.capabilities),
+        route_snapshot=notes.route_snapshot,
+        admission_summary=notes.admission_summary,
+    )
+
+
+def _granted(snapshot: Snapshot, grant: Grant, grantee: Grantee) -> Granted:
+    id = snapshot.execution.id
+    return Granted(id, grant.worker, grant.expires_at, grant.instance, grantee.key)
+
+
+def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
+    """The grant that stands. One that was redeemed or ran out does not."""
+    hold, grant = getattr(snapshot.state, "hold", None), snapshot.life.grant
+    if grant is None or not isinstance(hold, Hold) or not hold.alive(now):
+        return None
+    same = (hold.worker, hold.until) == (grant.worker, grant.expires_at)
+    return grant if same else None
+
+
+def _own_grant(snapshot: Snapshot, grantee: Grantee, now: Millis) -> Granted | None:
+    """The grant this very caller was given under the same key: its reply was lost."""
+    grant = grant_at(snapshot, now)
+    if grant is None or not grantee.key or grant.id != grant_id_from_key(grantee.key):
+        return None
+    if (grant.worker, grant.instance) != (grantee.worker, grantee.instance):
+        return None
+    return _granted(snapshot, grant, grantee)
+
+
+def _is_of_key(snapshot: Snapshot, taking: Taking) -> bool:
+    """Whether the grant is the one whose key was presented, if one was."""
+    grant = snapshot.life.grant
+    return taking.grant is None or (grant is not None and grant.id == taking.grant)
+
+
+def _grant_lost(
+    snapshot: Snapshot, grantee: Grantee, now: Millis, cap: int | None
+) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
+    state = snapshot.state
+    assert isinstance(state, Lost)  # noqa: S101 - narrowed by both callers
+    if _over(snapshot, cap):
+        return unchanged(ReclaimCapExceeded(snapshot.reclaims))
+    if (granted := _own_grant(snapshot, grantee, now)) is not None:
+        return unchanged(granted)
+    _refuse_live_hold(state.hold, now)
+    if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
+        return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
+    life = replace(snapshot.life, max_reclaims=cap)
+    flags = marked(snapshot.execution, snapshot.head.flags, life, suspect=not state.revoked)
+    return _hold(snapshot, state, grantee, now, life=life, flags=flags)
+
+
+def _over(snapshot: Snapshot, cap: int | None) -> bool:
+    """Whether taking over would exceed the cap: the one given counts every loss."""
+    if cap is None:
+        return over_cap(snapshot.execution, snapshot.life)
+    return snapshot.life.losses > cap

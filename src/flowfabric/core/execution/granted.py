@@ -1,0 +1,130 @@
+"""What a grant says beside the hold that makes it, and what its holder may say about the attempt.
+
+The hold on the ready row decides who may take an execution; this is the record of it: who was
+granted what, until when, and on what grounds. It stays until the next grant of the execution.
+"""
+
+from enum import StrEnum
+from hashlib import sha256
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.ids import parse_uuid
+from flowfabric.core.base.numbers import check_kind_of
+from flowfabric.core.base.text import MAX_KEY, MAX_NAME, check_text
+from flowfabric.core.base.time import Millis, check_moment, check_span
+from flowfabric.core.execution.policy import Policy, parse_policy
+
+MAX_NOTE = 1 << 14
+KEY_PREFIX = "ffg1."
+
+
+class GrantKind(StrEnum):
+    """What a grant is redeemed for: a new attempt, the interrupted one, or one after a loss."""
+
+    CLAIM = "claim"
+    RESUME = "resume"
+    RECLAIM = "reclaim"
+
+
+class GrantNotes(Struct, frozen=True, kw_only=True):
+    """What a scheduler may keep with a grant for the record; nothing is decided by it."""
+
+    capability_hash: str | None = None
+    route_snapshot: str | None = None
+    admission_summary: str | None = None
+
+
+NO_NOTES = GrantNotes()
+
+
+class Grant(Document, frozen=True, kw_only=True):
+    """A grant as it is kept. `id` is made from its key, which itself is not kept."""
+
+    id: str = ""
+    kind: GrantKind = GrantKind.CLAIM
+    worker: str = ""
+    instance: str = ""
+    lane: str = ""
+    granted_at: Millis = Millis(0)
+    expires_at: Millis = Millis(0)
+    capabilities: tuple[str, ...] = ()
+    capability_hash: str = ""
+    route_snapshot: str | None = None
+    admission_summary: str | None = None
+
+
+class NewAttempt(Struct, frozen=True, kw_only=True):
+    """What the holder of a grant may decide about the attempt it starts: its id, the policy it runs
+    under (kept with it; of its members the attempt timeout counts), how long it may take, and a
+    deadline of the whole execution."""
+
+    id: UUID | None = None
+    policy: Policy | None = None
+    timeout: Millis | None = None
+    deadline_at: Millis | None = None
+
+
+AS_PLANNED = NewAttempt()
+
+
+class GivenAttempt(Document, frozen=True, kw_only=True):
+    """The id and the policy that were given to the attempt of this index."""
+
+    index: int = 0
+    id: UUID | None = None
+    policy: Policy | None = None
+
+
+def grant_id_from_key(key: str) -> str:
+    """The id of the grant a key belongs to: the same in every process, and for ever."""
+    return sha256(check_grant_key(key).encode()).hexdigest()
+
+
+def hash_capabilities(capabilities: frozenset[str]) -> str:
+    """One short text for a set of capabilities, for grants that say nothing else."""
+    return sha256(",".join(sorted(capabilities)).encode()).hexdigest()[:16]
+
+
+def check_grant_key(key: object) -> str:
+    text = check_text(key, "the key of a grant", limit=MAX_KEY)
+    if not text:
+        raise Invalid("the key of a grant must not be empty")
+    return text
+
+
+def check_notes(notes: object) -> GrantNotes:
+    """`notes` if every member is short text."""
+    checked = check_kind_of(notes, GrantNotes, "the notes of a grant")
+    limits = {
+        "capability_hash": MAX_NAME,
+        "route_snapshot": MAX_NOTE,
+        "admission_summary": MAX_NOTE,
+    }
+    for name, limit in limits.items():
+        if (value := getattr(checked, name)) is not None:
+            check_text(value, name, limit=limit)
+    return checked
+
+
+def check_new_attempt(attempt: object) -> NewAttempt:
+    """`attempt` with every member checked; a policy may be a document as at a submission."""
+    given = check_kind_of(attempt, NewAttempt, "the attempt")
+    if given == AS_PLANNED:
+        return AS_PLANNED
+    policy = None if given.policy is None else parse_policy(given.policy)
+    timeout = given.timeout
+    if timeout is None and policy is not None:
+        timeout = policy.attempt_timeout
+    elif timeout is not None:
+        timeout = check_span(timeout, "the timeout of an attempt", 1)
+    deadline = given.deadline_at
+    return NewAttempt(
+        id=None if given.id is None else parse_uuid(given.id, "attempt"),
+        policy=policy,
+        timeout=timeout,
+        deadline_at=None if deadline is None else check_moment(deadline, "deadline"),
+    )

@@ -1,0 +1,346 @@
+"""Ownership: the gate every owner passes, and how a lease is taken, lost and given back.
+
+A lease belongs to the execution, not to the attempt. Each one has a higher epoch than all
+before it, and whoever presents an older fence can change nothing.
+"""
+
+from typing import Never, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import (
+    FenceRequired,
+    LeaseExpired,
+    LeaseRevoked,
+    NotActive,
+    NotFound,
+    PartialFence,
+    StaleLease,
+)
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_kind_of
+from flowfabric.core.base.text import MAX_NAME, check_text
+from flowfabric.core.base.time import NO_TIME, Millis
+from flowfabric.core.execution.attempts import closing_attempts
+from flowfabric.core.execution.change import Change, refused, unchanged
+from flowfabric.core.execution.event import Event, EventKind
+from flowfabric.core.execution.granted import AS_PLANNED, GivenAttempt, NewAttempt
+from flowfabric.core.execution.model import (
+    Active,
+    Fence,
+    Flags,
+    Head,
+    Hold,
+    Lapsed,
+    Lease,
+    Lost,
+    Next,
+    Snapshot,
+    Source,
+    Start,
+    Worker,
+)
+from flowfabric.core.execution.status import vector
+from flowfabric.core.execution.takeover import lost_life, marked, put_back
+
+T = TypeVar("T")
+
+DEFAULT_TTL = Millis(30_000)
+MAX_TTL = Millis(24 * 3_600_000)
+
+
+class Owner(Struct, frozen=True):
+    """Who asks. Either a whole fence, or none of it and an operator as the source."""
+
+    lease_id: UUID | None = None
+    epoch: int | None = None
+    attempt_id: UUID | None = None
+    source: str = Source.LEASE_HOLDER
+
+    @property
+    def fence(self) -> Fence | None:
+        """The whole fence, or None when the caller presents none of it."""
+        match (self.lease_id, self.epoch, self.attempt_id):
+            case (None, None, None):
+                return None
+            case (UUID() as lease_id, int() as epoch, UUID() as attempt_id) if type(epoch) is int:
+                return Fence(lease_id, epoch, attempt_id)
+            case _:
+                raise PartialFence("lease id, epoch and attempt id belong together")
+
+    @classmethod
+    def of(cls, fence: Fence) -> "Owner":
+        return cls(fence.lease_id, fence.epoch, fence.attempt_id)
+
+
+def check_owner(owner: object) -> Owner:
+    """`owner` if it is one and its source can be stored."""
+    checked = check_kind_of(owner, Owner, "owner")
+    check_text(checked.source, "source", limit=MAX_NAME)
+    return checked
+
+
+class Renewed(Struct, frozen=True):
+    expires_at: Millis
+    epoch: int
+
+
+class Revoked(Struct, frozen=True):
+    lease_id: UUID
+    epoch: int
+
+
+class AlreadySatisfied(Struct, frozen=True):
+    """Nothing to do; `reason` says why."""
+
+    reason: str
+
+
+class MarkedExpired(Struct, frozen=True):
+    id: ExecutionId
+
+
+def fence_of(snapshot: Snapshot, lease: Lease) -> Fence:
+    return Fence(lease.id, snapshot.head.epoch, snapshot.attempt_id_of(lease.attempt))
+
+
+def present(snapshot: Snapshot | None, id: object = "") -> Snapshot:
+    if snapshot is None:
+        raise NotFound("execution", id)
+    return snapshot
+
+
+def not_active(snapshot: Snapshot) -> NotActive:
+    shape = vector(snapshot)
+    return NotActive(
+        phase=shape.phase,
+        outcome=shape.outcome,
+        epoch=snapshot.head.epoch,
+        attempt_id=snapshot.attempt_id,
+    )
+
+
+def required_fence(owner: Owner) -> Fence | None:
+    """The fence to compare, None for an operator's override."""
+    fence = owner.fence
+    if fence is None and owner.source != Source.OPERATOR:
+        raise FenceRequired("only an operator may act without a fence")
+    return fence
+
+
+def enter(snapshot: Snapshot, owner: Owner, now: Millis) -> "Lease | Change[Never]":
+    """The gate of every owner operation: the lease, or the change that marks it expired.
+
+    The order is part of the contract: fence present, active, not revoked, not expired, current.
+    An expired lease is marked as lost even though the caller gets an error.
+    """
+    fence = required_fence(owner)
+    match snapshot.state:
+        case Active(lease=lease):
+            pass
+        case Lost(revoked=True):
+            raise LeaseRevoked(_revocation(snapshot))
+        case Lost():
+            raise LeaseExpired("the lease ran out and the execution awaits a reclaim")
+        case _:
+            raise not_active(snapshot)
+    if lease.expires_at <= now:
+        expired = lose(snapshot, lease, now, revoked=False)
+        return refused(expired, LeaseExpired(f"the lease ran out at {lease.expires_at}"))
+    if fence is not None and fence != fence_of(snapshot, lease):
+        raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
+    return lease
+
+
+def renew(snapshot: Snapshot | None, owner: Owner, ttl: Millis, now: Millis) -> "Change[Renewed]":
+    """Says why a renewal was refused, or extends a lease. Never shortens one."""
+    snapshot = present(snapshot)
+    if owner.fence is None:
+        raise FenceRequired("a lease is renewed by its owner only")
+    lease = enter(snapshot, owner, now)
+    if isinstance(lease, Change):
+        return lease
+    expires_at = Millis(max(lease.expires_at, now + ttl))
+    after = snapshot.to(Active(replace(lease, expires_at=expires_at, renewed_at=now)))
+    outcome = Renewed(expires_at, snapshot.head.epoch)
+    return Change(outcome=outcome, before=snapshot, after=after)
+
+
+def lose(
+    snapshot: Snapshot,
+    lease: Lease,
+    now: Millis,
+    *,
+    revoked: bool,
+    reason: str = "",
+    grace: Millis = NO_TIME,
+) -> "Change[Lease]":
+    """Takes the lease away. Whether somebody may take over is decided when somebody does."""
+    if snapshot.head.flags & Flags.SPENT:
+        return put_back(snapshot, lease)
+    lapsed = Lapsed(
+        index=lease.attempt,
+        type=_type_of(snapshot, lease),
+        lease_id=lease.id,
+        epoch=snapshot.head.epoch,
+        worker=lease.worker,
+        started_at=_attempt_started(snapshot, lease),
+        expires_at=lease.expires_at,
+        at=now,
+        reason=reason,
+    )
+    attempts = closing_attempts(snapshot)
+    timeout = snapshot.execution.rules.attempt_timeout
+    life = replace(
+        lost_life(snapshot.life, revoked=revoked),
+        lapsed=lapsed,
+        paused=None,
+        started_at=snapshot.started_at,
+    )
+    flags = marked(snapshot.execution, snapshot.head.flags, life, suspect=not revoked)
+    hold = Hold(until=Millis(now + grace)) if grace else None
+    next = Next(Start.RECLAIM, lease.attempt + 1, timeout)
+    kind = EventKind.LEASE_REVOKED if revoked else EventKind.LEASE_EXPIRED
+    return Change(
+        outcome=lease,
+        before=snapshot,
+        after=snapshot.to(Lost(revoked, next, hold), life=life, flags=flags),
+        events=(lease_event(snapshot, lease, kind, now, reason=reason or None),),
+        attempts=attempts,
+    )
+
+
+def revoke(
+    snapshot: Snapshot | None,
+    now: Millis,
+    *,
+    reason: str,
+    lease_id: UUID | None = None,
+    instance: str = "",
+) -> "Change[Revoked | AlreadySatisfied]":
+    """An operator takes a lease away; a lease id or an instance can aim it."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Lost(revoked=True):
+            return unchanged(AlreadySatisfied("already_revoked"))
+        case Lost():
+            return unchanged(AlreadySatisfied("already_expired"))
+        case Active(lease=lease):
+            pass
+        case _:
+            raise not_active(snapshot)
+    if instance and instance != lease.worker.instance:
+        return unchanged(AlreadySatisfied("different_worker_instance_id"))
+    if lease_id is not None and lease_id != lease.id:
+        raise StaleLease("another lease stands")
+    change = lose(snapshot, lease, now, revoked=True, reason=reason)
+    return _answer(change, Revoked(lease.id, snapshot.head.epoch))
+
+
+def mark_expired(
+    snapshot: Snapshot | None, now: Millis, grace: Millis = NO_TIME
+) -> "Change[MarkedExpired | AlreadySatisfied]":
+    """Marks a lease that ran out as lost; anything else is left alone and told apart."""
+    if snapshot is None:
+        return unchanged(AlreadySatisfied("execution_not_found"))
+    match snapshot.state:
+        case Lost(revoked=revoked):
+            return unchanged(AlreadySatisfied("already_revoked" if revoked else "already_expired"))
+        case Active(lease=lease) if lease.expires_at > now:
+            return unchanged(AlreadySatisfied("not_yet_expired"))
+        case Active(lease=lease):
+            change = lose(snapshot, lease, now, revoked=False, grace=grace)
+            return _answer(change, MarkedExpired(snapshot.execution.id))
+        case _:
+            return unchanged(AlreadySatisfied("not_active"))
+
+
+class Taking(Struct, frozen=True):
+    """What a claim brings: its own id becomes the lease id of everything it takes. `grant` is the
+    id of the grant it redeems, if it must be a certain one."""
+
+    lease_id: UUID
+    worker: Worker
+    ttl: Millis
+    attempt: NewAttempt = AS_PLANNED
+    grant: str | None = None
+
+
+def take(snapshot: Snapshot, next: Next, taking: Taking, now: Millis) -> "Change[Snapshot]":
+    """Gives the lease of a ready or lost execution to a worker.
+
+    The store's claim statement repeats exactly this for many rows at once; there nothing is said
+    about the attempt.
+    """
+    timeout = next.timeout if taking.attempt.timeout is None else taking.attempt.timeout
+    lease = Lease(
+        id=taking.lease_id,
+        attempt=next.attempt,
+        start=next.start,
+        worker=taking.worker,
+        started_at=now,
+        expires_at=Millis(now + taking.ttl),
+        times_out_at=None if timeout is None else Millis(now + timeout),
+    )
+    epoch, head = snapshot.head.epoch + 1, snapshot.head
+    if taking.attempt is not AS_PLANNED:
+        head = _with_given(head, next.attempt, taking.attempt)
+    flags = head.flags & ~Flags.SPENT
+    after = snapshot.to(Active(lease), epoch=epoch, life=head.life, flags=flags)
+    event = lease_event(after, lease, _TAKEN.get(next.start, EventKind.CLAIMED), now)
+    return Change(outcome=after, before=snapshot, after=after, events=(event,))
+
+
+def _with_given(head: Head, index: int, attempt: NewAttempt) -> Head:
+    """The head with what a claim has said about its attempt. What was said about the attempt
+    before it is kept: that one may not be in history yet."""
+    life, flags = head.life, head.flags
+    if attempt.deadline_at is not None:
+        life, flags = replace(life, deadline_at=attempt.deadline_at), flags | Flags.DEADLINE
+    if attempt.id is not None or attempt.policy is not None:
+        given = GivenAttempt(index=index, id=attempt.id, policy=attempt.policy)
+        life = replace(life, given=(*[g for g in life.given if g.index == index - 1], given))
+    return replace(head, life=life, flags=flags)
+
+
+_TAKEN = {Start.CONTINUE: EventKind.RESUMED, Start.RECLAIM: EventKind.RECLAIMED}
+
+
+def lease_event(
+    snapshot: Snapshot, lease: Lease, kind: EventKind, now: Millis, **detail: object
+) -> Event:
+    """An event about a lease that stands in, or just left, the given snapshot."""
+    given = {key: value for key, value in detail.items() if value is not None}
+    return Event(
+        uuid=snapshot.execution.uuid,
+        at=now,
+        kind=kind,
+        epoch=snapshot.head.epoch,
+        attempt=lease.attempt,
+        worker=lease.worker,
+        detail=given or None,
+    )
+
+
+def _answer(change: "Change[Lease]", outcome: T) -> "Change[T]":
+    return Change(outcome, change.before, change.after, change.events, change.attempts)
+
+
+def _revocation(snapshot: Snapshot) -> str:
+    return snapshot.life.lapsed.reason if snapshot.life.lapsed else ""
+
+
+def _type_of(snapshot: Snapshot, lease: Lease) -> Start:
+    paused = snapshot.life.paused
+    if lease.start is Start.CONTINUE and paused is not None:
+        return paused.type
+    return lease.start
+
+
+def _attempt_started(snapshot: Snapshot, lease: Lease) -> Millis:
+    paused = snapshot.life.paused
+    if lease.start is Start.CONTINUE and paused is not None:
+        return paused.started_at
+    return lease.started_at

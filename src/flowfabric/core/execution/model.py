@@ -1,0 +1,521 @@
+"""What an execution is: facts that never change, a head that every state row carries, and
+one state out of a closed union.
+
+The state is a union and not a vector so that an impossible combination cannot be written
+down; `vector.py` projects it to the seven public dimensions.
+
+Values never refer back to themselves, so the garbage collector need not look at them (`gc=False`):
+a busy engine makes a hundred thousand of them a second.
+"""
+
+from enum import IntEnum, IntFlag, StrEnum
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.granted import GivenAttempt, Grant
+from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
+from flowfabric.core.execution.outcome import Outcome as Outcome
+from flowfabric.core.execution.outcome import Start as Start
+from flowfabric.core.execution.policy import DEFAULT_POLICY, DEFAULT_RECLAIM_CAP, Policy
+from flowfabric.core.execution.rank import MAX_PRIORITY as MAX_PRIORITY
+from flowfabric.core.execution.rank import RANK_STEP as RANK_STEP
+from flowfabric.core.execution.rank import clamp_priority as clamp_priority
+from flowfabric.core.execution.rank import rank_of as rank_of
+from flowfabric.core.flow.join import Join
+from flowfabric.core.limit.quota import Uses
+from flowfabric.core.wait.model import Waits
+
+HANDED_BACK = "handed_back"
+"""Why an attempt is interrupted whose worker stops."""
+
+
+class Gate(IntEnum):
+    """Why a waiting execution waits. Gates are asked in the order of `gate.admit`."""
+
+    ARRIVAL = 0
+    UNSEALED = 1
+    BLOCKED = 2
+    DEPENDENCIES = 3
+    DELAY = 4
+    BACKOFF = 5
+    RESUME_DELAY = 6
+    WORKER_DELAY = 7
+    LIMIT = 8
+    BUDGET = 9
+
+
+class Flags(IntFlag):
+    """What else an execution owns. Only without any may an end be written unseen.
+
+    The last two are marks of a lost execution that a claim has to see (`takeover.py`): SUSPECT, it
+    may have ended its worker; SPENT, the next claim gives it up instead of taking it over.
+    """
+
+    NONE = 0
+    DEADLINE = 1
+    RETENTION = 2
+    FLOW = 4
+    LIMITS = 8
+    WAITPOINTS = 16
+    BUDGETS = 32
+    SUSPECT = 64
+    SPENT = 128
+
+
+# A number, since flags are slow and every change is asked.
+_SUSPECT = int(Flags.SUSPECT)
+
+
+class Source(StrEnum):
+    """Who asks for an owner operation. Any other text is allowed as a custom source."""
+
+    LEASE_HOLDER = "lease_holder"
+    OPERATOR = "operator_override"
+    FLOW_CASCADE = "flow_cascade"
+    SYSTEM_TIMEOUT = "system_timeout"
+
+
+class Route(Struct, frozen=True, gc=False):
+    """Where an execution can run; interned by the store so that a claim compares a number."""
+
+    namespace: str
+    lane: str
+    kind: str
+    capabilities: tuple[str, ...] = ()
+
+
+class Worker(Struct, frozen=True, gc=False):
+    """`id` authorises (grants name it); `instance` is one process, recorded for audit."""
+
+    id: str
+    instance: str
+
+
+class Failure(Struct, frozen=True, omit_defaults=True):
+    message: str
+    category: str = "transient"
+    detail: bytes | None = None
+
+
+class Fence(Struct, frozen=True, gc=False):
+    """Proof of ownership. All three members must be the execution's current ones."""
+
+    lease_id: UUID
+    epoch: int
+    attempt_id: UUID
+
+
+class Paused(Struct, frozen=True, omit_defaults=True):
+    """An attempt that gave its lease up and will be continued."""
+
+    index: int
+    type: Start
+    worker: Worker
+    epoch: int
+    started_at: Millis
+    paused_at: Millis
+    reason: str
+    timeout: Millis | None = None
+
+
+class Lapsed(Struct, frozen=True, omit_defaults=True):
+    """The lease that was lost, kept until the attempt that replaces it is recorded."""
+
+    index: int
+    type: Start
+    lease_id: UUID
+    epoch: int
+    worker: Worker
+    started_at: Millis
+    expires_at: Millis
+    at: Millis
+    reason: str = ""
+
+
+class Released(Struct, frozen=True, omit_defaults=True):
+    """What the last owner operation did and under which fence: a repeat gets the same answer."""
+
+    operation: str
+    lease_id: UUID
+    epoch: int
+    attempt: int
+    until: Millis | None = None
+
+
+class Probation(StrEnum):
+    """How a worker runs a suspect: with nothing else in its process, or beside older runs that
+    would not end in time."""
+
+    ALONE = "alone"
+    BESIDE = "beside"
+
+
+class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """What happened to the execution so far. Empty for one that just runs once.
+
+    `flows` are those it has started and not heard of since. They are cancelled when it ends other
+    than in success, and a replay remembers them as `orphans`. `place` is its rank by creation, kept
+    where aging makes that another number than `rank_of` gives.
+
+    `losses` are all leases it has lost. Of those `excused` are not its fault, and `revokes` were
+    an operator's doing since it was last excused. `max_reclaims` is the cap its grant brought.
+    `touched_at` is when a change last happened to it that is told by no event and no lease.
+    """
+
+    priority: int | None = None
+    place: int | None = None
+    started_at: Millis | None = None
+    deadline_at: Millis | None = None
+    retries: int = 0
+    losses: int = 0
+    excused: int = 0
+    revokes: int = 0
+    max_reclaims: int | None = None
+    probation: Probation | None = None
+    replays: int = 0
+    generation: int = 0
+    not_before: Millis | None = None
+    delay: Gate | None = None
+    blocked: str | None = None
+    detail: str | None = None
+    paused: Paused | None = None
+    lapsed: Lapsed | None = None
+    released: Released | None = None
+    failure: Failure | None = None
+    cancel_reason: str | None = None
+    cancelled_by: str | None = None
+    waits: Waits | None = None
+    join: Join | None = None
+    unsealed: bool = False
+    budget: str | None = None
+    flows: tuple[UUID, ...] = ()
+    orphans: tuple[UUID, ...] = ()
+    grant: Grant | None = None
+    given: tuple[GivenAttempt, ...] = ()
+    touched_at: Millis | None = None
+
+
+EMPTY_LIFE = Life()
+
+
+class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """The rarer facts of a submission, stored as one document. `member` is its name in a flow."""
+
+    priority: int = 0
+    key: str | None = None
+    creator: str | None = None
+    encoding: str | None = None
+    delay_until: Millis | None = None
+    deadline_at: Millis | None = None
+    member: str | None = None
+
+
+NO_FACTS = Facts()
+
+
+class Execution(Struct, frozen=True, gc=False):
+    """Written once at submit, never updated. The payload is loaded only by those who need it."""
+
+    uuid: UUID
+    created_at: Millis
+    route: Route
+    policy: Policy | None = None
+    facts: Facts = NO_FACTS
+    flow: UUID | None = None
+
+    @property
+    def id(self) -> ExecutionId:
+        if self.flow is not None:
+            return ExecutionId.member(self.flow, self.uuid)
+        return ExecutionId.solo(self.route.lane, self.uuid)
+
+    @property
+    def kind(self) -> str:
+        return self.route.kind
+
+    @property
+    def rules(self) -> Policy:
+        return self.policy or DEFAULT_POLICY
+
+    @property
+    def uses(self) -> Uses:
+        """The quotas it needs room in whenever it is ready or runs."""
+        return self.policy.quotas if self.policy else ()
+
+    @property
+    def reclaim_cap(self) -> int:
+        return self.policy.reclaim_cap if self.policy else DEFAULT_RECLAIM_CAP
+
+
+class Head(Struct, frozen=True, gc=False):
+    """Carried by every state row. `version` moves with every change an owner's decision
+    depends on; `epoch` grows with every lease and never falls."""
+
+    version: int = 1
+    epoch: int = 0
+    rank: int = 0
+    flags: Flags = Flags.NONE
+    life: Life = EMPTY_LIFE
+
+
+class Next(Struct, frozen=True, gc=False):
+    """What the next claim will run: attempt `attempt`, begun as `start`."""
+
+    start: Start
+    attempt: int
+    timeout: Millis | None = None
+
+    @property
+    def attempts_made(self) -> int:
+        return self.attempt + (self.start is Start.CONTINUE)
+
+
+class Hold(Struct, frozen=True, gc=False):
+    """Keeps a ready execution for one worker (a grant), or from everybody (a grace period)."""
+
+    until: Millis
+    worker: str | None = None
+
+    def alive(self, now: Millis) -> bool:
+        return self.until > now
+
+
+class Lease(Struct, frozen=True, gc=False):
+    id: UUID
+    attempt: int
+    start: Start
+    worker: Worker
+    started_at: Millis
+    expires_at: Millis
+    times_out_at: Millis | None = None
+    renewed_at: Millis | None = None
+
+
+class Waiting(Struct, frozen=True, gc=False, tag=True):
+    gate: Gate
+    next: Next
+    due_at: Millis | None = None
+
+
+class Ready(Struct, frozen=True, gc=False, tag=True):
+    next: Next
+    hold: Hold | None = None
+
+
+class Active(Struct, frozen=True, gc=False, tag=True):
+    lease: Lease
+
+
+class Lost(Struct, frozen=True, gc=False, tag=True):
+    """Nobody runs it although nobody ended it; `life.lapsed` tells whose lease it was."""
+
+    revoked: bool
+    next: Next
+    hold: Hold | None = None
+
+
+class Suspended(Struct, frozen=True, gc=False, tag=True):
+    next: Next
+    suspension: UUID
+    reason: str
+    since: Millis
+    due_at: Millis | None = None
+
+
+class Ended(Struct, frozen=True, gc=False, tag=True):
+    """`attempt` is the last one made (None: never run); `pending` the start that never came."""
+
+    outcome: Outcome
+    ended_at: Millis
+    attempt: int | None = None
+    pending: Start | None = None
+    lease: Lease | None = None
+    result: bytes | None = None
+
+
+State = Waiting | Ready | Active | Lost | Suspended | Ended
+
+
+class Snapshot(Struct, frozen=True, gc=False):
+    """One execution as it stands: what a rule decides on."""
+
+    execution: Execution
+    head: Head
+    state: State
+
+    def to(self, state: State, **head: Any) -> "Snapshot":
+        """The snapshot after a change: next version, given state, given head members."""
+        new = replace(self.head, version=self.head.version + 1, **head)
+        if int(new.flags) & _SUSPECT and _survived(self.state, state, new.life):
+            new = replace(new, flags=new.flags & ~Flags.SUSPECT, life=excused(new.life))
+        if new.life.waits is not None:
+            new = replace(new, life=replace(new.life, waits=_still_open(new.life.waits, state)))
+        after = replace(self, head=new, state=state)
+        if new.flags & Flags.LIMITS and isinstance(state, Waiting | Suspended):
+            return replace(after, head=replace(new, rank=after.place))  # no slot, no admission
+        return after
+
+    @property
+    def life(self) -> Life:
+        return self.head.life
+
+    @property
+    def priority(self) -> int:
+        changed = self.head.life.priority
+        return self.execution.facts.priority if changed is None else changed
+
+    @property
+    def place(self) -> int:
+        """Its rank by creation, which is its place in a line. The rank of one that was let through
+        its limits is by admission."""
+        kept = self.head.life.place
+        return rank_of(self.execution.created_at, self.priority) if kept is None else kept
+
+    @property
+    def admitted_at(self) -> Millis:
+        """When one with limits was let through them; when it was created otherwise."""
+        return Millis(self.execution.created_at + self.head.rank - self.place)
+
+    @property
+    def deadline_at(self) -> Millis | None:
+        if not self.head.flags & Flags.DEADLINE:
+            return None
+        return self.head.life.deadline_at or self.execution.facts.deadline_at
+
+    @property
+    def alarm_at(self) -> Millis | None:
+        """When the execution must be looked at whatever its state: its deadline, or the end of a
+        waitpoint that is pending. An ended one need not be."""
+        if isinstance(self.state, Ended):
+            return None
+        waits = self.head.life.waits
+        expiry = None if waits is None else waits.next_expiry
+        moments = [at for at in (self.deadline_at, expiry) if at is not None]
+        return min(moments, default=None)
+
+    @property
+    def attempts_made(self) -> int:
+        match self.state:
+            case Active(lease=lease):
+                return lease.attempt + 1
+            case Ended(attempt=attempt):
+                return 0 if attempt is None else attempt + 1
+            case Waiting() | Ready() | Lost() | Suspended():
+                return self.state.next.attempts_made
+
+    @property
+    def current_attempt(self) -> int | None:
+        """The attempt in hand: running, interrupted or the one that ended it; None between two."""
+        match self.state:
+            case Active(lease=lease):
+                return lease.attempt
+            case Lost():
+                return self.state.next.attempt - 1
+            case Ended(pending=None, attempt=attempt):
+                return attempt
+            case Ended():
+                return None
+            case Waiting() | Ready() | Suspended():
+                next = self.state.next
+                return next.attempt if next.start is Start.CONTINUE else None
+
+    @property
+    def attempt_id(self) -> UUID | None:
+        index = self.current_attempt
+        return None if index is None else self.attempt_id_of(index)
+
+    def attempt_id_of(self, index: int) -> UUID:
+        """The id of an attempt: derived from its index, unless its claim has given one."""
+        given = self.given_to(index)
+        if given is not None and given.id is not None:
+            return given.id
+        return derive_attempt_id(self.execution.uuid, index)
+
+    def given_to(self, index: int | None) -> GivenAttempt | None:
+        """What the claim of an attempt has said about it."""
+        return next((given for given in self.head.life.given if given.index == index), None)
+
+    @property
+    def reclaims(self) -> int:
+        """Losses that were answered by a new attempt."""
+        return self.head.life.losses - isinstance(self.state, Lost)
+
+    @property
+    def started_at(self) -> Millis | None:
+        if self.head.life.started_at is not None:
+            return self.head.life.started_at
+        match self.state:
+            case Active(lease=lease) | Ended(lease=Lease() as lease):
+                return lease.started_at
+            case _:
+                return None
+
+
+def excused(life: Life) -> Life:
+    """The life of one that has shown that a worker survives it. Without a probation others may
+    have been there as well: then it is no suspect any more, and what it has lost still counts."""
+    if life.probation is None:
+        return life
+    return replace(life, excused=life.losses, revokes=0, probation=None)
+
+
+def _survived(before: State, after: State, life: Life) -> bool:
+    """Whether an attempt has come to a suspension, a delay or a failure of its own. Handing it back
+    says nothing: the worker stops, wherever the attempt is."""
+    match after:
+        case Suspended():
+            return isinstance(before, Active)
+        case Waiting(next=next) | Ready(next=next) if isinstance(before, Active):
+            paused = life.paused is not None and life.paused.reason != HANDED_BACK
+            return next.start is Start.RETRY or (next.start is Start.CONTINUE and paused)
+        case _:
+            return False
+
+
+def _still_open(waits: Waits, state: State) -> Waits:
+    """What is left to wait for in a new state: no suspension outside of one, and no waitpoint of an
+    attempt that will not go on. What belongs to the execution itself outlasts its end: nobody can
+    signal it there, but a replay finds it again."""
+    if isinstance(state, Ended):
+        known = {p.id: p for p in (*waits.pending, *waits.active) if p.attempt is None}
+        lasting = tuple(replace(p, heard=0) for p in known.values())
+        return Waits(signals=waits.signals, internal=waits.internal, pending=lasting)
+    attempt = _attempt_going_on(state)
+    pending = tuple(p for p in waits.pending if p.attempt is None or p.attempt == attempt)
+    suspension = waits.suspension if isinstance(state, Suspended) else None
+    return replace(waits, pending=pending, suspension=suspension)
+
+
+def _attempt_going_on(state: State) -> int | None:
+    match state:
+        case Active(lease=lease):
+            return lease.attempt
+        case Waiting(next=next) | Ready(next=next) | Suspended(next=next):
+            return next.attempt if next.start is Start.CONTINUE else None
+        case Lost() | Ended():
+            return None
+
+
+class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """One numbered try. Written to history when another one takes its place."""
+
+    index: int
+    type: Start
+    outcome: AttemptOutcome
+    worker: Worker | None = None
+    lease_id: UUID | None = None
+    epoch: int = 0
+    started_at: Millis | None = None
+    ended_at: Millis | None = None
+    previous: int | None = None
+    failure: Failure | None = None
+    result: bytes | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+    id: UUID | None = None
+    policy: Policy | None = None

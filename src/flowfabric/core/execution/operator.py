@@ -1,0 +1,330 @@
+"""What happens to an execution from outside its attempt: cancel, expire, replay, block, …"""
+
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import (
+    FenceRequired,
+    InvalidBlockingReason,
+    LeaseRevoked,
+    MaxReplays,
+    NotEligible,
+    NotTerminal,
+    StaleLease,
+)
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import attempt as owner_rules
+from flowfabric.core.execution.attempt import RetryScheduled, TerminalFailed
+from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.ending import end, event_of
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.gate import DELAYS, admit
+from flowfabric.core.execution.lease import (
+    AlreadySatisfied,
+    Owner,
+    enter,
+    fence_of,
+    mark_expired,
+    not_active,
+    present,
+    required_fence,
+)
+from flowfabric.core.execution.model import (
+    RANK_STEP,
+    Active,
+    Ended,
+    Failure,
+    Flags,
+    Gate,
+    Lease,
+    Life,
+    Lost,
+    Next,
+    Outcome,
+    Ready,
+    Snapshot,
+    Source,
+    Start,
+    Suspended,
+    Waiting,
+    clamp_priority,
+    rank_of,
+)
+from flowfabric.core.execution.status import ADMISSION_BLOCKS, Blocking, PublicState, vector
+from flowfabric.core.execution.takeover import GIVEN_UP, losses_kept
+from flowfabric.core.wait.resume import expire_suspension
+from flowfabric.core.wait.waitpoint import expire_pending
+
+STRAY = "never_became_a_member"
+"""Why one is cancelled that was made for a flow and then left alone."""
+_UNFENCED = frozenset({Source.OPERATOR, Source.FLOW_CASCADE, Source.SYSTEM_TIMEOUT})
+
+
+class Cancelled(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Expired(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Changed(Struct, frozen=True):
+    id: ExecutionId
+    priority: int
+
+
+class Replayed(Struct, frozen=True):
+    id: ExecutionId
+    state: PublicState
+
+
+class Blocked(Struct, frozen=True):
+    id: ExecutionId
+
+
+class Unblocked(Struct, frozen=True):
+    id: ExecutionId
+
+
+def cancel(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str
+) -> "Change[Cancelled]":
+    """Ends the execution as cancelled, whatever it is doing. Cancelling twice is one cancel."""
+    snapshot = present(snapshot)
+    id = snapshot.execution.id
+    if isinstance(snapshot.state, Ended):
+        if snapshot.state.outcome is Outcome.CANCELLED:
+            return unchanged(Cancelled(id))
+        raise not_active(snapshot)
+    _check_canceller(snapshot, owner)
+    life = replace(snapshot.life, cancel_reason=reason, cancelled_by=str(owner.source))
+    change = end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, reason)
+    return Change(Cancelled(id), change.before, change.after, change.events)
+
+
+def cancel_owned(
+    snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str
+) -> "Change[Cancelled]":
+    """A worker cancels what it owns: the whole fence, through the gate of every owner."""
+    snapshot = present(snapshot)
+    required_fence(owner)
+    if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
+        return unchanged(Cancelled(snapshot.execution.id))
+    lease = enter(snapshot, owner, now)
+    return lease if isinstance(lease, Change) else cancel(snapshot, owner, now, reason)
+
+
+def expire(
+    snapshot: Snapshot | None, now: Millis, luck: float = 0.0
+) -> "Change[Expired | AlreadySatisfied | RetryScheduled]":
+    """Ends an execution whose deadline passed, or an attempt that ran too long.
+
+    The timer is looked at again on what is stored now, so a stale one does nothing.
+    """
+    if snapshot is None or isinstance(snapshot.state, Ended):
+        return unchanged(AlreadySatisfied("already_terminal"))
+    if snapshot.deadline_at is not None and snapshot.deadline_at <= now:
+        return expire_now(snapshot, now, "execution_deadline")
+    match snapshot.state:
+        case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
+            return _time_out(snapshot, lease, now, luck)
+        case _:
+            return unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
+    life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
+    change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
+    return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
+
+
+def change_priority(
+    snapshot: Snapshot | None,
+    now: Millis,
+    priority: int,
+    *,
+    anywhere: bool = False,
+    step: int = RANK_STEP,
+) -> "Change[Changed]":
+    """Moves a waiting execution in the claim order. `anywhere` also while it is parked."""
+    snapshot = present(snapshot)
+    allowed = (Ready, Waiting, Suspended) if anywhere else (Ready,)
+    if not isinstance(snapshot.state, allowed):
+        raise NotEligible("only an execution that waits for a worker can change its priority")
+    new = clamp_priority(priority)
+    place = rank_of(snapshot.execution.created_at, new, step)
+    limited = snapshot.head.flags & Flags.LIMITS
+    kept = place if limited and step != RANK_STEP else None
+    after = snapshot.to(
+        snapshot.state,
+        rank=snapshot.head.rank - snapshot.place + place if limited else place,
+        life=replace(snapshot.life, priority=new, place=kept),
+    )
+    detail = {"old_priority": snapshot.priority, "new_priority": new}
+    event = event_of(snapshot, EventKind.PRIORITY_CHANGED, now, detail)
+    return Change(Changed(snapshot.execution.id, new), snapshot, after, (event,))
+
+
+def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
+    """Runs an ended execution again: a new attempt, a fresh retry budget, the same history.
+
+    Recorded steps are kept when the run had not succeeded; after a success a new generation of
+    steps begins.
+    """
+    snapshot = present(snapshot)
+    ended = check_replay(snapshot)
+    next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
+    life, flags = reborn(snapshot, ended, now)
+    after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
+    detail = {"branch": "normal", "groups_reset": 0}
+    return Change(
+        outcome=Replayed(snapshot.execution.id, vector(after).public),
+        before=snapshot,
+        after=after,
+        events=(event_of(snapshot, EventKind.REPLAYED, now, detail),),
+        attempts=inline_attempts(snapshot),
+    )
+
+
+def check_replay(snapshot: Snapshot) -> Ended:
+    """The ending of an execution that may be replayed."""
+    ended = snapshot.state
+    if not isinstance(ended, Ended):
+        raise NotTerminal("only an ended execution can be replayed")
+    if snapshot.life.replays >= snapshot.execution.rules.max_replay_count:
+        raise MaxReplays(f"replayed {snapshot.life.replays} times")
+    return ended
+
+
+def block(
+    snapshot: Snapshot | None, now: Millis, reason: str, detail: str | None = None
+) -> "Change[Blocked]":
+    """Keeps an eligible execution from being claimed until it is unblocked."""
+    snapshot = present(snapshot)
+    if isinstance(snapshot.state, Ended):
+        raise not_active(snapshot)
+    if not isinstance(snapshot.state, Ready):
+        raise NotEligible("only an execution that waits for a worker can be blocked")
+    if reason not in ADMISSION_BLOCKS:
+        raise InvalidBlockingReason(reason)
+    life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail, touched_at=now)
+    after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
+    return Change(Blocked(snapshot.execution.id), snapshot, after)
+
+
+def unblock(
+    snapshot: Snapshot | None, now: Millis, expected: str | None = None
+) -> "Change[Unblocked]":
+    """Undoes a block; `expected` protects a newer block from an older decision."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Waiting(gate=Gate.BLOCKED, next=next):
+            pass
+        case _:
+            raise NotEligible("the execution is not blocked")
+    if expected is not None and expected != snapshot.life.blocked:
+        raise NotEligible(f"blocked for {snapshot.life.blocked}, not {expected}")
+    life = replace(snapshot.life, blocked=None, detail=None, touched_at=now)
+    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    return Change(Unblocked(snapshot.execution.id), snapshot, after)
+
+
+def due(
+    snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis, signal_id: UUID
+) -> "Change[object]":
+    """Whatever time has made due for this execution. A stale timer changes nothing.
+
+    `signal_id` is for the signal that tells of a suspension's timeout.
+    """
+    if snapshot is None or isinstance(snapshot.state, Ended):
+        return unchanged(AlreadySatisfied("already_terminal"))
+    expired = expire(snapshot, now, luck)
+    if expired.after is not None:
+        return expired
+    match snapshot.state:
+        case Active(lease=lease) if lease.expires_at <= now:
+            return mark_expired(snapshot, now, grace)
+        case Suspended(due_at=int() as at) if at <= now:
+            return expire_suspension(snapshot, now, signal_id)
+        case Waiting(gate=gate, next=next, due_at=int() as at) if gate in DELAYS and at <= now:
+            life = replace(snapshot.life, not_before=None, delay=None, touched_at=now)
+            after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            return Change(outcome=after, before=snapshot, after=after)
+        case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:
+            return _end_refused(snapshot, now)
+        case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:
+            return cancel(snapshot, Owner(source=Source.SYSTEM_TIMEOUT), now, STRAY)
+        case _:
+            return expire_pending(snapshot, now)
+
+
+def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
+    """An arrival the rules refused: it ends without ever having run, for the reason it carries."""
+    failure = snapshot.life.failure or Failure(message="refused", category="permanent")
+    after = snapshot.to(Ended(outcome=Outcome.FAILED, ended_at=now))
+    detail = {"reason": "refused", "message": failure.message, "category": failure.category}
+    return Change(failure, snapshot, after, (event_of(snapshot, EventKind.FAILED, now, detail),))
+
+
+def _time_out(
+    snapshot: Snapshot, lease: Lease, now: Millis, luck: float
+) -> "Change[Expired | RetryScheduled]":
+    change = owner_rules.time_out(snapshot, lease, now, luck)
+    answer = change.outcome
+    outcome = Expired(snapshot.execution.id) if isinstance(answer, TerminalFailed) else answer
+    return Change(outcome, change.before, change.after, change.events, change.attempts)
+
+
+def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
+    """An owner must present its fence; operators, cascades and timeouts need none."""
+    fence = owner.fence  # a part of one is a mistake, whoever asks
+    if owner.source in _UNFENCED:
+        return
+    match snapshot.state:
+        case Active() | Lost() if fence is None:
+            raise FenceRequired("cancelling a running execution takes its fence")
+        case Lost(revoked=True):
+            raise LeaseRevoked(snapshot.life.lapsed.reason if snapshot.life.lapsed else "")
+        case Active(lease=lease):
+            if fence != fence_of(snapshot, lease):
+                raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
+        case _ if fence is not None:
+            raise StaleLease("the fence is not the current one")
+        case _:
+            pass
+
+
+def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
+    """The life a replay starts with: counters of this run at zero, the deadline from now."""
+    old = snapshot.life
+    relative = snapshot.execution.rules.execution_deadline
+    flags = snapshot.head.flags & ~(Flags.DEADLINE | Flags.SPENT | Flags.SUSPECT)
+    if old.failure == GIVEN_UP:
+        flags |= Flags.SUSPECT
+    if relative is not None:
+        flags |= Flags.DEADLINE
+    losses, counted = losses_kept(snapshot)
+    fresh_steps = ended.outcome is Outcome.SUCCESS
+    waits = old.waits
+    if waits is not None and fresh_steps:
+        waits = replace(waits, pending=())  # those of the old generation
+    life = Life(
+        priority=old.priority,
+        place=old.place,
+        started_at=snapshot.started_at,
+        deadline_at=None if relative is None else Millis(now + relative),
+        losses=losses,
+        excused=losses - counted,
+        replays=old.replays + 1,
+        generation=old.generation + fresh_steps,
+        waits=waits,
+        join=old.join,
+        unsealed=old.unsealed,
+        orphans=() if fresh_steps else (*old.orphans, *old.flows),
+        unknown=old.unknown,
+    )
+    return life, flags

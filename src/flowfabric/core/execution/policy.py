@@ -1,0 +1,238 @@
+"""The policy document of an execution: everything its submitter may decide about its treatment.
+
+Attribute names are the member names of the JSON document. A document from outside goes through
+`parse_policy`, which fails closed: what cannot be understood refuses the creation, it never
+becomes an execution with fewer restrictions. One from the store goes through `read_policy`.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from flowfabric.core.base.document import Document, from_members, read, to_members, write
+from flowfabric.core.base.errors import Invalid, InvalidPolicy
+from flowfabric.core.base.numbers import check_whole
+from flowfabric.core.base.text import check_size
+from flowfabric.core.base.time import MAX_MILLIS, MAX_SPAN, Millis
+from flowfabric.core.execution.retry import Count, Exponential, Fixed, RetryPolicy, Span
+from flowfabric.core.execution.routing import check_capabilities
+from flowfabric.core.limit.budget import check_budget_names
+from flowfabric.core.limit.quota import Use, check_uses
+from flowfabric.core.wait.model import MAX_SIGNALS
+
+MAX_POLICY = 1 << 16
+DEFAULT_RECLAIM_CAP = 3
+"""How often a lost execution is taken over when its submitter says nothing else."""
+
+# Longer documents are read anew each time, so that the caches stay within a few megabytes.
+_CACHED_SIZE = 2048
+
+Timeout = Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)]
+Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIS)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+TimeoutBehavior = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
+
+
+class TimeoutPolicy(Document, frozen=True, kw_only=True):
+    """Limits of time; the deadline counts from the creation."""
+
+    attempt_timeout_ms: Timeout | None = None
+    execution_deadline_ms: Timeout | None = None
+    max_reclaim_count: Count | None = None
+
+
+class SuspensionPolicy(Document, frozen=True, kw_only=True):
+    """What a suspension does that says nothing else."""
+
+    default_timeout_ms: Timeout | None = None
+    timeout_behavior: TimeoutBehavior = "fail"
+
+
+class RoutingRequirements(Document, frozen=True, kw_only=True):
+    """Which workers may run the execution. Only the capabilities are enforced."""
+
+    required_capabilities: tuple[str, ...] = ()
+    preferred_locality: str | None = None
+    isolation_level: str | None = None
+
+
+class StreamPolicy(Document, frozen=True, kw_only=True):
+    """How much of the execution's stream is kept, and for how long."""
+
+    durability_mode: str = "buffered"
+    retention_maxlen: Count = 10_000
+    retention_ttl_ms: Span | None = None
+
+
+class Policy(Document, frozen=True, kw_only=True):
+    """The whole document. `fallback_policy` is kept as it came: nothing acts on it."""
+
+    priority: Priority = 0
+    delay_until: Moment | None = None
+    retry_policy: RetryPolicy | None = None
+    timeout_policy: TimeoutPolicy | None = None
+    max_reclaim_count: Count = DEFAULT_RECLAIM_CAP
+    suspension_policy: SuspensionPolicy | None = None
+    fallback_policy: dict[str, Any] | None = None
+    max_replay_count: Count = 10
+    budget_ids: tuple[str, ...] = ()
+    quotas: tuple[Use, ...] = ()
+    routing_requirements: RoutingRequirements | None = None
+    dedup_window_ms: Span = 86_400_000
+    stream_policy: StreamPolicy | None = None
+    max_signals_per_execution: Count = MAX_SIGNALS
+
+    @property
+    def attempt_timeout(self) -> Millis | None:
+        limits = self.timeout_policy
+        return _span(limits.attempt_timeout_ms) if limits else None
+
+    @property
+    def execution_deadline(self) -> Millis | None:
+        limits = self.timeout_policy
+        return _span(limits.execution_deadline_ms) if limits else None
+
+    @property
+    def reclaim_cap(self) -> int:
+        """How often the execution may be reclaimed; the timeout policy's word comes first."""
+        limits = self.timeout_policy
+        if limits is None or limits.max_reclaim_count is None:
+            return self.max_reclaim_count
+        return limits.max_reclaim_count
+
+    @property
+    def retention(self) -> Millis | None:
+        """How long the ended execution is kept, when it has a retention of its own."""
+        return None if self.stream_policy is None else _span(self.stream_policy.retention_ttl_ms)
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        routing = self.routing_requirements
+        return routing.required_capabilities if routing else ()
+
+
+DEFAULT_POLICY = Policy()
+
+
+def parse_policy(data: bytes | str | Mapping[str, Any] | Policy | None) -> Policy:
+    """The policy in a document from outside, its capabilities sorted; None is the default one.
+
+    Raises `InvalidPolicy` with the detail `malformed`, `malformed: …` naming the member, or
+    `routing_requirements:not_object`; `InvalidCapabilities`; `PayloadTooLarge` above 64 KiB.
+
+    >>> parse_policy({"retry_policy": {}}).retry_policy.max_retries
+    3
+    """
+    if data is None or data is DEFAULT_POLICY:
+        return DEFAULT_POLICY
+    text = _as_json(data)
+    check_size(len(text), "policy", MAX_POLICY)
+    return _parse_cached(text) if len(text) <= _CACHED_SIZE else _parse(text)
+
+
+def check_retries(retries: object, backoff: object) -> RetryPolicy:
+    """How often and how fast to retry, as an option of a task or a step."""
+    count = check_whole(retries, "retries")
+    if not isinstance(backoff, Fixed | Exponential):
+        raise Invalid(f"backoff must be Fixed or Exponential, not {type(backoff).__name__}")
+    checked = parse_policy(Policy(retry_policy=RetryPolicy(max_retries=count, backoff=backoff)))
+    return checked.retry_policy or RetryPolicy()
+
+
+def write_policy(policy: Policy) -> bytes:
+    """The policy as JSON, members at their default left out."""
+    return write(policy)
+
+
+def read_policy(data: bytes) -> Policy:
+    """The policy `write_policy` wrote; `Corruption` for anything else."""
+    return _read_cached(data) if len(data) <= _CACHED_SIZE else read(Policy, data)
+
+
+@lru_cache(maxsize=4096)
+def _read_cached(data: bytes) -> Policy:
+    return read(Policy, data)
+
+
+@lru_cache(maxsize=4096)
+def _parse_cached(data: bytes) -> Policy:
+    return _parse(data)
+
+
+def _parse(data: bytes) -> Policy:
+    members = _members(data)
+    if "routing_requirements" in members:
+        members["routing_requirements"] = _routing(members["routing_requirements"])
+    try:
+        return _limited(from_members(Policy, members))
+    except msgspec.ValidationError as error:
+        raise InvalidPolicy(f"malformed: {error}") from None
+
+
+def _limited(policy: Policy) -> Policy:
+    """The policy, what it says of limits checked and in one order."""
+    if not policy.quotas and not policy.budget_ids:
+        return policy
+    try:
+        uses = check_uses(policy.quotas)
+        budgets = check_budget_names(policy.budget_ids)
+    except Invalid as error:
+        raise InvalidPolicy(f"malformed: {error.detail}") from None
+    return replace(policy, quotas=uses, budget_ids=budgets)
+
+
+def _as_json(data: object) -> bytes:
+    """One form for every way to hand over a policy, so that all pass the same checks."""
+    try:
+        match data:
+            case bytes():
+                return data
+            case str():
+                return data.encode()
+            case Policy():
+                text = write(data)
+                return text if b"null" not in text else _strict_json(to_members(data))
+            case Mapping():
+                return _strict_json(dict(data))
+            case _:
+                pass
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise InvalidPolicy("malformed")
+
+
+def _strict_json(members: dict[str, Any]) -> bytes:
+    # msgspec would write NaN as null, and a limit that is null is no limit.
+    text = json.dumps(members, allow_nan=False, ensure_ascii=False, default=_plain)
+    return text.encode()
+
+
+def _plain(value: object) -> object:
+    return to_members(value) if isinstance(value, Document) else msgspec.to_builtins(value)
+
+
+def _members(data: bytes) -> dict[str, Any]:
+    try:
+        members = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidPolicy("malformed") from None
+    if not isinstance(members, dict):
+        raise InvalidPolicy("malformed")
+    return members
+
+
+def _routing(members: object) -> dict[str, Any]:
+    if not isinstance(members, dict):
+        raise InvalidPolicy("routing_requirements:not_object")
+    if "required_capabilities" not in members:
+        return members
+    tokens = check_capabilities(members["required_capabilities"], "required")
+    return {**members, "required_capabilities": tokens}
+
+
+def _span(value: int | None) -> Millis | None:
+    return None if value is None else Millis(value)

@@ -1,0 +1,209 @@
+"""The worker registry: which workers are there, what they can run, and when they last said so.
+
+Advisory: it authorises nothing and ends no lease. A worker need not register to claim.
+"""
+
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.errors import Contention, Invalid
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.json import check_json
+from flowfabric.core.base.numbers import check_flag, check_kind_of, check_names, check_whole
+from flowfabric.core.base.text import (
+    check_kind,
+    check_lane,
+    check_namespace,
+    check_text,
+    check_worker,
+)
+from flowfabric.core.base.time import Millis, check_span
+from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.routing import check_capabilities
+
+MAX_MARK_REASON = 256
+FOREVER = Millis(2**63 - 1)
+
+
+class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker process. `running` is what it held at its last heartbeat.
+
+    No lanes or no kinds means that it did not narrow them down: it may take any. `everywhere`
+    says that it claims from every namespace; its entry stands in one all the same.
+
+    `marked_at` and `reason` are there while the leases of a worker that was marked dead are being
+    revoked. `stamp` names the last write; whoever writes next compares it.
+    """
+
+    worker: str
+    instance: str
+    namespace: str = "default"
+    everywhere: bool = False
+    lanes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    concurrency: int = 1
+    running: int = 0
+    ttl: Millis = Millis(30_000)
+    registered_at: Millis = Millis(0)
+    seen_at: Millis = Millis(0)
+    marked_at: Millis | None = None
+    reason: str = ""
+    stamp: UUID | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What it is listed by, and so the cursor of a list."""
+        return self.namespace, self.instance
+
+    @property
+    def expires_at(self) -> Millis:
+        return Millis(self.seen_at + self.ttl)
+
+    @property
+    def kept_until(self) -> Millis:
+        """A marked entry does not run out: it goes when its leases have gone."""
+        return self.expires_at if self.marked_at is None else FOREVER
+
+    @property
+    def load(self) -> float:
+        """The share of its room that is taken, 1.0 when it is full."""
+        return self.running / self.concurrency
+
+    @property
+    def identity(self) -> Worker:
+        return Worker(self.worker, self.instance)
+
+    def alive(self, now: Millis) -> bool:
+        return self.marked_at is None and self.expires_at > now
+
+
+class HeldLease(Struct, frozen=True):
+    """A lease a worker really holds, whatever it says of itself."""
+
+    id: ExecutionId
+    lease_id: UUID
+    epoch: int
+    attempt: int
+    worker: Worker
+    namespace: str
+    lane: str
+    kind: str
+    since: Millis
+    expires_at: Millis
+
+
+class Registered(Struct, frozen=True):
+    expires_at: Millis
+
+
+class Refreshed(Struct, frozen=True):
+    expires_at: Millis
+
+
+class NotRegistered(Struct, frozen=True):
+    """Nobody of that name is there (any more): register again."""
+
+
+class Marked(Struct, frozen=True):
+    """The worker was taken off the registry; `revoked` of its leases were taken away."""
+
+    revoked: int = 0
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """A filter over workers; members at their default do not filter. `alive` is True for live
+    workers, False for those that ran out or were marked dead, None for both."""
+
+    lane: str | None = None
+    kind: str | None = None
+    capabilities: frozenset[str] = frozenset()
+    alive: bool | None = True
+
+    def has(self, entry: Presence, now: Millis) -> bool:
+        return (
+            (self.alive is None or entry.alive(now) == self.alive)
+            and (self.lane is None or not entry.lanes or self.lane in entry.lanes)
+            and (self.kind is None or not entry.kinds or self.kind in entry.kinds)
+            and self.capabilities.issubset(entry.capabilities)
+        )
+
+
+def check_presence(presence: object) -> Presence:
+    """`presence` if it is one, with only what a worker may say of itself."""
+    checked = check_kind_of(presence, Presence, "presence")
+    check_worker(checked.worker, "worker")
+    check_worker(checked.instance, "instance")
+    check_namespace(checked.namespace)
+    check_flag(checked.everywhere, "everywhere")
+    for lane in check_names(checked.lanes, "lanes"):
+        check_lane(lane)
+    for kind in check_names(checked.kinds, "kinds"):
+        check_kind(kind)
+    check_whole(checked.concurrency, "concurrency", 1)
+    check_whole(checked.running, "running")
+    ttl = check_span(checked.ttl, "ttl", 1)
+    check_json(check_kind_of(checked.unknown, dict, "unknown members"), "unknown members")
+    capabilities = check_capabilities(checked.capabilities, "worker")
+    return replace(checked, capabilities=capabilities, ttl=ttl, marked_at=None, reason="")
+
+
+def check_wanted(lane: object, kind: object, capabilities: object, alive: object) -> Wanted:
+    names = check_names(capabilities, "capabilities")
+    return Wanted(
+        lane=None if lane is None else check_lane(lane),
+        kind=None if kind is None else check_kind(kind),
+        capabilities=frozenset(check_capabilities(names, "worker")),
+        alive=None if alive is None else check_flag(alive, "alive"),
+    )
+
+
+def check_reason(reason: object) -> str:
+    text = check_text(reason, "reason", limit=MAX_MARK_REASON)
+    if not text.isprintable():
+        raise Invalid("the reason contains control characters")
+    return text
+
+
+def register(
+    old: Presence | None, new: Presence, now: Millis
+) -> tuple[Presence, Registered | Refreshed]:
+    """The entry of a worker that says what it is. A live instance never changes its worker, and
+    one that was marked dead stays so until its leases are revoked."""
+    if old is not None and old.marked_at is not None:
+        raise Contention(
+            f"instance {new.instance!r} was marked dead and its leases are being revoked"
+        )
+    known = old is not None and old.alive(now)
+    if known and old is not None and old.worker != new.worker:
+        raise Invalid(f"instance {new.instance!r} belongs to worker {old.worker!r}")
+    entry = replace(new, registered_at=now, seen_at=now)
+    return entry, Refreshed(entry.expires_at) if known else Registered(entry.expires_at)
+
+
+def beat(old: Presence, now: Millis, running: int) -> Presence | None:
+    """The entry after a heartbeat, None when it had run out or was marked dead."""
+    return replace(old, seen_at=now, running=running) if old.alive(now) else None
+
+
+def mark(old: Presence, reason: str, now: Millis) -> Presence:
+    """The entry of a dead worker whose leases are to be revoked."""
+    return replace(old, marked_at=now, reason=reason)
+
+
+def is_its(entry: Presence, worker: Worker, namespace: str) -> bool:
+    """Whether a lease of that worker in that namespace belongs to the entry."""
+    return worker == entry.identity and (entry.everywhere or namespace == entry.namespace)
+
+
+def falls_with(entry: Presence, lease: HeldLease) -> bool:
+    """Whether marking the worker dead takes the lease away. What it claimed after that proves
+    that it lives, and taking that as well might never come to an end."""
+    return (
+        entry.marked_at is not None
+        and lease.since <= entry.marked_at
+        and is_its(entry, lease.worker, lease.namespace)
+    )

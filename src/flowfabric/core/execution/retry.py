@@ -1,0 +1,110 @@
+"""When a failed attempt is followed by another one, and after how long."""
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, assert_never
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.time import MAX_SPAN, Millis, check_span
+
+#: A span of at most ten years, as a member of a document.
+Span = Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)]
+#: A count that every store can hold.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Category(StrEnum):
+    """Why an attempt failed, as far as retrying is concerned."""
+
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"
+    INFRA_CRASH = "infra_crash"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+def _in_milliseconds(backoff: Document, *names: str) -> None:
+    """Spans may be written in words; what else is wrong with a backoff its policy refuses."""
+    for name in names:
+        given = getattr(backoff, name)
+        if isinstance(given, str | timedelta):
+            force_setattr(backoff, name, check_span(given, name))
+
+
+class Fixed(Document, frozen=True, tag_field="type", tag="fixed"):
+    """The same delay before every retry: milliseconds, or "5s"."""
+
+    delay: Span = msgspec.field(default=1000, name="delay_ms")
+    jitter: bool = False
+
+    def __post_init__(self) -> None:
+        _in_milliseconds(self, "delay")
+
+
+class Exponential(Document, frozen=True, tag_field="type", tag="exponential"):
+    """A delay that grows by `multiplier` with every retry up to `maximum`. Both are milliseconds,
+    or "5s"."""
+
+    initial: Span = msgspec.field(default=1000, name="initial_delay_ms")
+    maximum: Span = msgspec.field(default=60_000, name="max_delay_ms")
+    multiplier: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 2.0
+    jitter: bool = False
+
+    def __post_init__(self) -> None:
+        _in_milliseconds(self, "initial", "maximum")
+
+
+Backoff = Fixed | Exponential
+
+
+class RetryPolicy(Document, frozen=True):
+    """How often and how fast to retry. No categories means all that can be retried at all."""
+
+    max_retries: Count = 3
+    backoff: Backoff = Exponential()
+    retryable_categories: tuple[Category, ...] = ()
+
+
+def may_retry(policy: RetryPolicy | None, retries: int, category: Category) -> bool:
+    """Whether a failure of `category` is retried after `retries` retries so far.
+
+    What is permanent or cancelled never is; without a policy nothing is.
+    """
+    if policy is None or category in (Category.PERMANENT, Category.CANCELLED):
+        return False
+    if policy.retryable_categories and category not in policy.retryable_categories:
+        return False
+    return retries < policy.max_retries
+
+
+def backoff_delay(policy: RetryPolicy, retries: int, chance: float) -> Millis:
+    """How long to wait before the next attempt, `retries` being those before this failure.
+
+    `chance` is a uniform number in [0, 1); with jitter it shortens the delay by up to a half.
+    """
+    backoff = policy.backoff
+    delay = _full_delay(backoff, retries)
+    return Millis(int(delay * (0.5 + chance / 2)) if backoff.jitter else int(delay))
+
+
+def _full_delay(backoff: Backoff, retries: int) -> float:
+    match backoff:
+        case Fixed():
+            return backoff.delay
+        case Exponential():
+            return _grown(backoff, retries)
+        case _:
+            assert_never(backoff)
+
+
+def _grown(backoff: Exponential, retries: int) -> float:
+    if backoff.initial == 0:
+        return 0
+    try:
+        growth = float(backoff.multiplier) ** min(retries, 2**31)
+    except OverflowError:
+        return backoff.maximum
+    return min(backoff.initial * growth, backoff.maximum)

@@ -1,0 +1,179 @@
+"""Schedules: what is submitted again and again, by a cron expression or by an interval.
+
+Times of a cron expression are those of a time zone, daylight saving included: a time that does not
+exist on a day is made up for right after the change, one that exists twice counts once.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.json import check_json
+from flowfabric.core.base.shape import check_shape
+from flowfabric.core.base.text import check_text
+from flowfabric.core.base.time import Millis, check_span, to_datetime
+
+MAX_CATCH_UP = 1000
+SHORTEST = Millis(1000)
+
+
+class CatchUp(StrEnum):
+    """What happens to the times that passed while nobody could submit."""
+
+    LATEST = "latest"
+    """One run for all of them."""
+    ALL = "all"
+    """One run for each, the last thousand at most."""
+    NONE = "none"
+    """None of them, unless it is less than a minute late."""
+
+
+LATE = Millis(60_000)
+
+
+class Schedule(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """Exactly one of `cron` and `every` is set. `next_at` is None only while nothing is to come."""
+
+    name: str
+    kind: str
+    cron: str | None = None
+    every: Millis | None = None
+    timezone: str = "UTC"
+    catch_up: CatchUp = CatchUp.LATEST
+    paused: bool = False
+    payload: bytes = b"{}"
+    options: dict[str, Any] = field(default_factory=dict)
+    namespace: str = "default"
+    lane: str = "default"
+    version: int = 1
+    next_at: Millis | None = None
+    last_at: Millis | None = None
+
+
+class Firing(Struct, frozen=True):
+    """The moments a schedule owes runs for, and the schedule afterwards."""
+
+    moments: tuple[Millis, ...]
+    after: Schedule
+
+
+def check_schedule(schedule: Schedule) -> Schedule:
+    """The schedule if it can ever be due; Invalid says what is wrong with it otherwise."""
+    schedule = check_shape(schedule, Schedule, "schedule", spans=("every",))
+    schedule = replace(schedule, catch_up=CatchUp(schedule.catch_up))
+    check_json(schedule.options, "options of a schedule")
+    check_text(schedule.name, "schedule name", limit=256)
+    if not schedule.name:
+        raise Invalid("a schedule needs a name")
+    if (schedule.cron is None) == (schedule.every is None):
+        raise Invalid("a schedule has either a cron expression or an interval")
+    if schedule.every is not None and schedule.every < SHORTEST:
+        raise Invalid(f"an interval is at least {SHORTEST} ms")
+    if schedule.every is not None:
+        check_span(schedule.every, "the interval of a schedule")
+    _zone(schedule.timezone)
+    if schedule.cron is not None:
+        next(_cron_moments(schedule, Millis(0)), None)
+    return schedule
+
+
+def begin(schedule: Schedule, now: Millis) -> Schedule:
+    """The schedule with its first moment after `now`; an interval is counted from now."""
+    fresh = replace(schedule, next_at=None)
+    return replace(fresh, next_at=_following(fresh, now))
+
+
+def skip_ahead(schedule: Schedule, now: Millis) -> Schedule:
+    """The schedule with what passed by `now` left out, its rhythm kept."""
+    return replace(schedule, next_at=_following(schedule, now))
+
+
+def redefine(old: Schedule, new: Schedule, now: Millis) -> Schedule:
+    """What is stored when it is declared again: its times start anew only if they changed."""
+    times = ("cron", "every", "timezone")
+    same = all(getattr(old, name) == getattr(new, name) for name in times)
+    kept = replace(
+        new, paused=old.paused, version=old.version, last_at=old.last_at, next_at=old.next_at
+    )
+    return kept if same else begin(kept, now)
+
+
+def fire(schedule: Schedule, now: Millis) -> Firing:
+    """What is due by `now`. A paused schedule owes nothing and does not fall behind."""
+    if schedule.next_at is None or schedule.next_at > now:
+        return Firing((), schedule)
+    missed = _missed(schedule, now)
+    after = replace(schedule, next_at=_following(schedule, now), version=schedule.version + 1)
+    if schedule.paused:
+        return Firing((), after)
+    moments = _owed(schedule.catch_up, missed, now)
+    return Firing(moments, replace(after, last_at=moments[-1]) if moments else after)
+
+
+def _owed(catch_up: CatchUp, missed: tuple[Millis, ...], now: Millis) -> tuple[Millis, ...]:
+    match catch_up:
+        case CatchUp.ALL:
+            return missed
+        case CatchUp.LATEST:
+            return missed[-1:]
+        case CatchUp.NONE:
+            return tuple(moment for moment in missed[-1:] if now - moment < LATE)
+
+
+def _missed(schedule: Schedule, now: Millis) -> tuple[Millis, ...]:
+    """Every moment from `next_at` to `now`; of very many the last thousand."""
+    first = schedule.next_at or now
+    if schedule.every is not None:
+        count = (now - first) // schedule.every + 1
+        start = max(0, count - MAX_CATCH_UP)
+        return tuple(Millis(first + n * schedule.every) for n in range(start, count))
+    found = [first]
+    for moment in _cron_moments(schedule, first):
+        if moment > now:
+            break
+        found.append(moment)
+        del found[:-MAX_CATCH_UP]
+    return tuple(found)
+
+
+def _following(schedule: Schedule, now: Millis) -> Millis | None:
+    if schedule.every is not None:
+        first = schedule.next_at
+        if first is None:
+            return Millis(now + schedule.every)
+        steps = max(0, (now - first) // schedule.every + 1)
+        return Millis(first + steps * schedule.every)
+    return next(_cron_moments(schedule, now), None)
+
+
+def _cron_moments(schedule: Schedule, after: Millis) -> Iterator[Millis]:
+    try:
+        from cronsim import CronSim, CronSimError
+    except ModuleNotFoundError:
+        raise Invalid("cron expressions need: pip install 'flowfabric[schedules]'") from None
+    start = to_datetime(after).astimezone(_zone(schedule.timezone))
+    try:
+        moments = CronSim(schedule.cron or "", start)
+    except CronSimError as error:
+        raise Invalid(f"{schedule.cron!r} is not a cron expression: {error}") from None
+    # An hour that the clocks repeat counts once, by its first pass: in the second one the iterator
+    # begins with moments that are over.
+    return (at for at in map(_millis, moments) if at > after)
+
+
+def _millis(moment: datetime) -> Millis:
+    return Millis((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1))
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise Invalid(f"{name!r} is not a time zone") from None

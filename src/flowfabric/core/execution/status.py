@@ -1,0 +1,290 @@
+"""The seven public dimensions of an execution, as one pure function of its state.
+
+Exactly the seventeen legal combinations can come out (S1–S17); nothing is stored, so nothing
+can disagree. A state that no rule writes is told as `Corruption`, never guessed at.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.execution.model import (
+    Active,
+    Ended,
+    Gate,
+    Life,
+    Lost,
+    Next,
+    Outcome,
+    Ready,
+    Snapshot,
+    Start,
+    State,
+    Suspended,
+    Waiting,
+)
+
+
+class Phase(StrEnum):
+    SUBMITTED = "submitted"
+    RUNNABLE = "runnable"
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    TERMINAL = "terminal"
+
+
+class Ownership(StrEnum):
+    UNOWNED = "unowned"
+    LEASED = "leased"
+    EXPIRED = "lease_expired_reclaimable"
+    REVOKED = "lease_revoked"
+
+
+class Eligibility(StrEnum):
+    ELIGIBLE_NOW = "eligible_now"
+    NOT_UNTIL_TIME = "not_eligible_until_time"
+    DEPENDENCIES = "blocked_by_dependencies"
+    BUDGET = "blocked_by_budget"
+    QUOTA = "blocked_by_quota"
+    ROUTE = "blocked_by_route"
+    LANE_STATE = "blocked_by_lane_state"
+    OPERATOR = "blocked_by_operator"
+    NOT_APPLICABLE = "not_applicable"
+
+
+class Blocking(StrEnum):
+    NONE = "none"
+    WORKER = "waiting_for_worker"
+    RETRY_BACKOFF = "waiting_for_retry_backoff"
+    RESUME_DELAY = "waiting_for_resume_delay"
+    DELAY = "waiting_for_delay"
+    SIGNAL = "waiting_for_signal"
+    APPROVAL = "waiting_for_approval"
+    CALLBACK = "waiting_for_callback"
+    TOOL_RESULT = "waiting_for_tool_result"
+    CHILDREN = "waiting_for_children"
+    BUDGET = "waiting_for_budget"
+    QUOTA = "waiting_for_quota"
+    CAPABLE_WORKER = "waiting_for_capable_worker"
+    LOCALITY = "waiting_for_locality_match"
+    OPERATOR = "paused_by_operator"
+    POLICY = "paused_by_policy"
+    FLOW_CANCEL = "paused_by_flow_cancel"
+
+
+class AttemptState(StrEnum):
+    NONE = "none"
+    PENDING_FIRST = "pending_first_attempt"
+    RUNNING = "running_attempt"
+    INTERRUPTED = "attempt_interrupted"
+    PENDING_RETRY = "pending_retry_attempt"
+    PENDING_REPLAY = "pending_replay_attempt"
+    TERMINAL = "attempt_terminal"
+
+
+class PublicState(StrEnum):
+    """Where a run stands, in one word; the last five are endings."""
+
+    WAITING = "waiting"
+    DELAYED = "delayed"
+    RATE_LIMITED = "rate_limited"
+    WAITING_CHILDREN = "waiting_children"
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    SKIPPED = "skipped"
+
+
+class Vector(Struct, frozen=True):
+    """Outcome is `none` or the word of the ending."""
+
+    phase: Phase
+    ownership: Ownership
+    eligibility: Eligibility
+    blocking: Blocking
+    outcome: str
+    attempt: AttemptState
+
+    @property
+    def public(self) -> PublicState:
+        return derive_public(self.phase, self.eligibility, self.outcome)
+
+
+ADMISSION_BLOCKS = {
+    Blocking.BUDGET: Eligibility.BUDGET,
+    Blocking.QUOTA: Eligibility.QUOTA,
+    Blocking.CAPABLE_WORKER: Eligibility.ROUTE,
+    Blocking.OPERATOR: Eligibility.OPERATOR,
+    Blocking.POLICY: Eligibility.LANE_STATE,
+}
+"""Which eligibility an admission block of a given reason has."""
+
+_SUSPENSION_REASONS = {
+    "waiting_for_signal": Blocking.SIGNAL,
+    "waiting_for_approval": Blocking.APPROVAL,
+    "waiting_for_callback": Blocking.CALLBACK,
+    "waiting_for_tool_result": Blocking.TOOL_RESULT,
+    "waiting_for_operator_review": Blocking.OPERATOR,
+    "manual_pause": Blocking.OPERATOR,
+    "paused_by_policy": Blocking.POLICY,
+    "paused_by_budget": Blocking.BUDGET,
+    "step_boundary": Blocking.SIGNAL,
+}
+
+_GATES = {
+    Gate.ARRIVAL: (Eligibility.ELIGIBLE_NOW, Blocking.WORKER),
+    Gate.UNSEALED: (Eligibility.DEPENDENCIES, Blocking.CHILDREN),
+    Gate.DEPENDENCIES: (Eligibility.DEPENDENCIES, Blocking.CHILDREN),
+    Gate.DELAY: (Eligibility.NOT_UNTIL_TIME, Blocking.DELAY),
+    Gate.BACKOFF: (Eligibility.NOT_UNTIL_TIME, Blocking.RETRY_BACKOFF),
+    Gate.RESUME_DELAY: (Eligibility.NOT_UNTIL_TIME, Blocking.RESUME_DELAY),
+    Gate.WORKER_DELAY: (Eligibility.NOT_UNTIL_TIME, Blocking.DELAY),
+    Gate.LIMIT: (Eligibility.QUOTA, Blocking.QUOTA),
+    Gate.BUDGET: (Eligibility.BUDGET, Blocking.BUDGET),
+}
+
+_PENDING = {
+    Start.INITIAL: AttemptState.PENDING_FIRST,
+    Start.RETRY: AttemptState.PENDING_RETRY,
+    Start.REPLAY: AttemptState.PENDING_REPLAY,
+    Start.CONTINUE: AttemptState.INTERRUPTED,
+    Start.RECLAIM: AttemptState.INTERRUPTED,
+}
+
+_STARTS = {
+    Blocking.CHILDREN: {Start.INITIAL, Start.RETRY, Start.REPLAY, Start.CONTINUE},
+    Blocking.DELAY: {Start.INITIAL, Start.CONTINUE},
+    Blocking.RETRY_BACKOFF: {Start.RETRY},
+    Blocking.RESUME_DELAY: {Start.CONTINUE},
+}
+"""What can wait for these reasons; for any other reason, everything."""
+
+_NEVER_RUN = {Outcome.CANCELLED, Outcome.EXPIRED, Outcome.SKIPPED}
+_NEW_ATTEMPTS = {Start.INITIAL, Start.RETRY, Start.REPLAY}
+
+_PUBLIC_OUTCOME = {
+    "success": PublicState.COMPLETED,
+    "failed": PublicState.FAILED,
+    "cancelled": PublicState.CANCELLED,
+    "expired": PublicState.EXPIRED,
+    "skipped": PublicState.SKIPPED,
+}
+
+_PUBLIC_ELIGIBILITY = {
+    Eligibility.NOT_UNTIL_TIME: PublicState.DELAYED,
+    Eligibility.DEPENDENCIES: PublicState.WAITING_CHILDREN,
+    Eligibility.BUDGET: PublicState.RATE_LIMITED,
+    Eligibility.QUOTA: PublicState.RATE_LIMITED,
+}
+
+
+def outcome_word(outcome: Outcome) -> str:
+    return outcome.name.lower()
+
+
+def derive_public(phase: Phase, eligibility: Eligibility, outcome: str) -> PublicState:
+    if phase is Phase.TERMINAL:
+        return _PUBLIC_OUTCOME[outcome]
+    if phase is Phase.SUSPENDED:
+        return PublicState.SUSPENDED
+    if phase is Phase.ACTIVE:
+        return PublicState.ACTIVE
+    return _PUBLIC_ELIGIBILITY.get(eligibility, PublicState.WAITING)
+
+
+def vector(snapshot: Snapshot) -> Vector:
+    return vector_of(snapshot.state, snapshot.head.life)
+
+
+def public_state(snapshot: Snapshot) -> PublicState:
+    """The public state alone; what is claimable waits, as the whole vector would say."""
+    if isinstance(snapshot.state, Ready):
+        return PublicState.WAITING
+    return vector(snapshot).public
+
+
+def vector_of(state: State, life: Life) -> Vector:
+    match state:
+        case Ready(next=next):
+            return _runnable(Eligibility.ELIGIBLE_NOW, Blocking.WORKER, next)
+        case Waiting(gate=Gate.BLOCKED, next=next):
+            return _blocked(life.blocked, next)
+        case Waiting(gate=gate, next=next):
+            return _runnable(*_GATES[gate], next)
+        case Active():
+            return _active(Ownership.LEASED, Blocking.NONE, AttemptState.RUNNING)
+        case Lost(revoked=revoked):
+            ownership = Ownership.REVOKED if revoked else Ownership.EXPIRED
+            return _active(ownership, Blocking.WORKER, AttemptState.INTERRUPTED)
+        case Suspended(reason=reason):
+            return Vector(
+                Phase.SUSPENDED,
+                Ownership.UNOWNED,
+                Eligibility.NOT_APPLICABLE,
+                _SUSPENSION_REASONS.get(reason, Blocking.SIGNAL),
+                "none",
+                AttemptState.INTERRUPTED,
+            )
+        case Ended(outcome=outcome, pending=pending):
+            return _terminal(outcome, pending)
+
+
+def blocking_detail(snapshot: Snapshot) -> str | None:
+    """The free-text companion of the blocking reason."""
+    life = snapshot.head.life
+    match snapshot.state:
+        case Waiting(gate=Gate.DELAY | Gate.WORKER_DELAY, due_at=due_at):
+            return f"delayed until {due_at}"
+        case Waiting(gate=Gate.BACKOFF, due_at=due_at, next=next):
+            return f"attempt {next.attempt - 1} failed, retry after {due_at}"
+        case Waiting(gate=Gate.RESUME_DELAY, due_at=due_at):
+            return f"resume delayed until {due_at}"
+        case Waiting():
+            return life.detail
+        case Lost(revoked=True):
+            return f"lease revoked: {life.lapsed.reason if life.lapsed else ''}"
+        case Lost():
+            return "lease expired, awaiting reclaim"
+        case _:
+            return None
+
+
+def _blocked(reason: str | None, next: Next) -> Vector:
+    try:
+        blocking = Blocking(reason or Blocking.OPERATOR)
+        return _runnable(ADMISSION_BLOCKS[blocking], blocking, next)
+    except (KeyError, ValueError):
+        raise Corruption(f"blocked for {reason!r}, which is no reason") from None
+
+
+def _runnable(eligibility: Eligibility, blocking: Blocking, next: Next) -> Vector:
+    if next.start not in _STARTS.get(blocking, _PENDING):
+        raise Corruption(f"{blocking} with a {next.start.name.lower()} to come")
+    return Vector(
+        Phase.RUNNABLE, Ownership.UNOWNED, eligibility, blocking, "none", _PENDING[next.start]
+    )
+
+
+def _active(ownership: Ownership, blocking: Blocking, attempt: AttemptState) -> Vector:
+    return Vector(Phase.ACTIVE, ownership, Eligibility.NOT_APPLICABLE, blocking, "none", attempt)
+
+
+def _terminal(outcome: Outcome, pending: Start | None) -> Vector:
+    if pending is None:
+        legal, attempt = outcome is not Outcome.SKIPPED, AttemptState.TERMINAL
+    else:
+        legal, attempt = outcome in _NEVER_RUN and pending in _NEW_ATTEMPTS, _PENDING[pending]
+    if not legal:
+        raise Corruption(f"ended as {outcome_word(outcome)} with {attempt}")
+    return Vector(
+        Phase.TERMINAL,
+        Ownership.UNOWNED,
+        Eligibility.NOT_APPLICABLE,
+        Blocking.NONE,
+        outcome_word(outcome),
+        attempt,
+    )

@@ -1,0 +1,227 @@
+"""Submitting: what a caller asks for, checked once, and the execution it becomes."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, InvalidId
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.text import (
+    MAX_PAYLOAD,
+    MAX_REASON,
+    check_bytes,
+    check_key,
+    check_kind,
+    check_lane,
+    check_namespace,
+    check_tags,
+    check_text,
+)
+from flowfabric.core.base.time import Millis, check_moment
+from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.model import (
+    EMPTY_LIFE,
+    NO_FACTS,
+    RANK_STEP,
+    Execution,
+    Facts,
+    Failure,
+    Flags,
+    Gate,
+    Head,
+    Next,
+    Route,
+    Snapshot,
+    Start,
+    Waiting,
+    clamp_priority,
+    rank_of,
+)
+from flowfabric.core.execution.policy import DEFAULT_POLICY, Policy, parse_policy
+from flowfabric.core.execution.status import PublicState
+
+T = TypeVar("T")
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """A request to run something. Only `kind` is needed."""
+
+    kind: str
+    payload: bytes = b""
+    id: ExecutionId | None = None
+    namespace: str = "default"
+    lane: str = "default"
+    priority: int | None = None
+    key: str | None = None
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict)
+    policy: Policy | Mapping[str, object] | bytes | None = None
+    delay_until: Millis | None = None
+    deadline_at: Millis | None = None
+    creator: str | None = None
+    encoding: str | None = None
+    flow: UUID | None = None
+
+
+class Submitted(Struct, frozen=True, gc=False):
+    id: ExecutionId
+    state: PublicState
+
+
+class Duplicate(Struct, frozen=True, gc=False):
+    """Nothing was created: the key or the id was known already."""
+
+    id: ExecutionId
+
+
+class Creation(Struct, frozen=True, gc=False):
+    """A checked submission, ready to be written."""
+
+    snapshot: Snapshot
+    payload: bytes
+    tags: Mapping[str, str]
+    key: str | None = None
+    key_until: Millis = Millis(0)
+    minted: bool = True
+    """Whether the id is our own: then nobody else can have created it."""
+
+
+def create(
+    submission: Submission, fresh: UUID, now: Millis, *, key_taken: bool = False
+) -> Creation:
+    """The execution a submission becomes; raises before anything is written. `key_taken`: its key
+    was taken when it arrived."""
+    policy = None if submission.policy is None else parse_policy(submission.policy)
+    rules = policy or DEFAULT_POLICY
+    execution = _execution(submission, policy, fresh, now)
+    window = rules.dedup_window_ms
+    key = None if submission.key is None else check_key(submission.key)
+    return Creation(
+        snapshot=_first_state(execution, now),
+        payload=_check_payload(submission.payload),
+        tags={} if submission.tags is None else check_tags(submission.tags),
+        key=key if window > 0 and not key_taken else None,
+        key_until=Millis(now + window),
+        minted=submission.id is None,
+    )
+
+
+def ranked(creation: Creation, step: int) -> Creation:
+    """The creation with its place in the claim order by another step of priority."""
+    if step == RANK_STEP:
+        return creation
+    snapshot = creation.snapshot
+    rank = rank_of(snapshot.execution.created_at, snapshot.execution.facts.priority, step)
+    head = replace(snapshot.head, rank=rank)
+    if head.flags & Flags.LIMITS:
+        head = replace(head, life=replace(head.life, place=rank))
+    return replace(creation, snapshot=replace(snapshot, head=head))
+
+
+def refuse(submission: Submission, fresh: UUID, now: Millis, reason: str) -> Creation:
+    """The execution an arrival becomes that the rules refuse: due at once, to end as failed. What
+    it brings is kept as far as it can be; its key always, so that it goes when the run does."""
+    plain = Submission(
+        kind=_or_else(check_kind, submission.kind, "refused"),
+        payload=_or_else(_check_payload, submission.payload, b""),
+        namespace=_or_else(check_namespace, submission.namespace, "default"),
+        lane=_or_else(check_lane, submission.lane, "default"),
+        key=_or_else(check_key, submission.key, None),
+    )
+    creation = create(plain, fresh, now, key_taken=True)
+    failure = Failure(message=f"refused: {reason}"[:MAX_REASON], category="permanent")
+    head = replace(creation.snapshot.head, life=replace(EMPTY_LIFE, failure=failure))
+    state = Waiting(gate=Gate.ARRIVAL, next=Next(Start.INITIAL, 0), due_at=now)
+    return replace(creation, snapshot=replace(creation.snapshot, head=head, state=state))
+
+
+def _execution(
+    submission: Submission, policy: Policy | None, fresh: UUID, now: Millis
+) -> Execution:
+    rules = policy or DEFAULT_POLICY
+    given = None if submission.id is None else ExecutionId(submission.id)
+    route = Route(
+        check_namespace(submission.namespace),
+        check_lane(submission.lane),
+        check_kind(submission.kind),
+        rules.capabilities,
+    )
+    execution = Execution(
+        uuid=fresh if given is None else given.uuid,
+        created_at=now,
+        route=route,
+        policy=policy,
+        facts=_facts(submission, rules, now),
+        flow=None if submission.flow is None else parse_uuid(submission.flow, "flow"),
+    )
+    if given is not None and given != execution.id:
+        raise InvalidId("wrong_partition", given)
+    return execution
+
+
+def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
+    deadline_at = submission.deadline_at
+    if deadline_at is None and rules.execution_deadline is not None:
+        deadline_at = Millis(now + rules.execution_deadline)
+    delay_until = submission.delay_until
+    facts = Facts(
+        priority=check_priority(
+            rules.priority if submission.priority is None else submission.priority
+        ),
+        key=submission.key or None,
+        creator=_optional(submission.creator, "creator"),
+        encoding=_optional(submission.encoding, "encoding"),
+        delay_until=_moment(rules.delay_until if delay_until is None else delay_until, "delay"),
+        deadline_at=_moment(deadline_at, "deadline"),
+    )
+    return NO_FACTS if facts == NO_FACTS else facts
+
+
+def _first_state(execution: Execution, now: Millis) -> Snapshot:
+    facts, rules = execution.facts, execution.rules
+    flags = Flags.NONE
+    if facts.deadline_at is not None:
+        flags |= Flags.DEADLINE
+    if rules.retention is not None:
+        flags |= Flags.RETENTION
+    if rules.quotas:
+        flags |= Flags.LIMITS
+    if rules.budget_ids:
+        flags |= Flags.BUDGETS
+    life = EMPTY_LIFE
+    if facts.delay_until is not None and facts.delay_until > now:
+        life = replace(life, not_before=facts.delay_until, delay=Gate.DELAY)
+    rank = rank_of(execution.created_at, facts.priority)
+    head = Head(rank=rank, flags=flags, life=life)
+    first = Next(Start.INITIAL, 0, rules.attempt_timeout)
+    return Snapshot(execution, head, admit(life, first, now, flags))
+
+
+def _check_payload(value: object) -> bytes:
+    return check_bytes(value, "payload", MAX_PAYLOAD)
+
+
+def _or_else(check: Callable[[object], T], value: object, instead: T) -> T:
+    """`value` if it is acceptable."""
+    try:
+        return check(value)
+    except Invalid:
+        return instead
+
+
+def check_priority(value: object) -> int:
+    """`value` in the range of priorities if it is a whole number."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Invalid(f"priority must be a whole number, not {type(value).__name__}")
+    return clamp_priority(value)
+
+
+def _optional(value: str | None, what: str) -> str | None:
+    return None if value is None else check_text(value, what, limit=256)
+
+
+def _moment(value: int | None, what: str) -> Millis | None:
+    return None if value is None else check_moment(value, what)

@@ -1,0 +1,116 @@
+"""Taking over what was lost: how often, and with which care.
+
+A lost execution is taken over by the next claim, but not for ever: a handler that ends its process
+would end one worker after the other. The cap acts when somebody takes over. `lose` only marks the
+row SPENT; the claim that comes across it gives it up (`give_up`).
+
+A lease that ran out may be the fault of the execution, or of any other in the same process, or of
+the machine. So the execution is a SUSPECT until it has shown that a worker survives it: workers run
+a suspect alone (`watch`), and one that gets past a step, a suspension or its end is cleared, with
+all its losses excused. Only the guilty one is lost again while it is alone, so only it comes to the
+cap.
+
+    poison and 20 others share a worker, which dies    21 suspects, one loss each
+    the others run alone and survive                   cleared: 20 × 0 counted losses
+    poison runs alone, its worker dies, three times    4 losses > 3: the next claim gives it up
+"""
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.event import Event, EventKind
+from flowfabric.core.execution.model import (
+    Active,
+    Ended,
+    Execution,
+    Failure,
+    Flags,
+    Lease,
+    Life,
+    Lost,
+    Next,
+    Outcome,
+    Probation,
+    Snapshot,
+)
+from flowfabric.core.execution.policy import DEFAULT_RECLAIM_CAP
+
+MAX_LOSSES = 1000
+"""Most losses of an execution whose cap is lower, however many of them are excused."""
+
+GIVEN_UP = Failure(message="max_reclaims_exceeded", category="infra_crash")
+
+
+def over_cap(execution: Execution, life: Life) -> bool:
+    """Whether a lost execution may not be taken over any more.
+
+    A cap of the submitter's own counts revoked leases as well; the default one counts only what
+    may be the execution's fault.
+    """
+    cap = execution.reclaim_cap
+    revokes = life.revokes if cap == DEFAULT_RECLAIM_CAP else 0
+    return life.losses - life.excused - revokes > cap or life.losses > max(cap, MAX_LOSSES)
+
+
+def marked(execution: Execution, flags: Flags, life: Life, *, suspect: bool) -> Flags:
+    """The flags of a lost execution. One that is given up by the next claim needs no care."""
+    clean = flags & ~(Flags.SUSPECT | Flags.SPENT)
+    granted = life.max_reclaims is not None and life.losses <= life.max_reclaims
+    if over_cap(execution, life) and not granted:
+        return clean | Flags.SPENT
+    return clean | Flags.SUSPECT if suspect or flags & Flags.SUSPECT else clean
+
+
+def lost_life(life: Life, *, revoked: bool) -> Life:
+    """The counts after one more loss. One beside others is no evidence: theirs may be the fault."""
+    return replace(
+        life,
+        losses=life.losses + 1,
+        excused=life.excused + (life.probation is Probation.BESIDE),
+        revokes=life.revokes + revoked,
+        max_reclaims=None,
+        probation=None,
+    )
+
+
+def losses_kept(snapshot: Snapshot) -> tuple[int, int]:
+    """The losses a replay starts with, and how many of them count: none under the default cap."""
+    life, cap = snapshot.life, snapshot.execution.reclaim_cap
+    counted = 0 if cap == DEFAULT_RECLAIM_CAP else min(life.losses - life.excused, cap)
+    return min(life.losses, cap), counted
+
+
+def give_up(snapshot: Snapshot | None, lease: Lease, now: Millis) -> "Change[bool]":
+    """Ends a spent execution that a claim took, as if the claim had left it where it was. False
+    when somebody else has it meanwhile."""
+    match snapshot:
+        case Snapshot(state=Active(lease=current)) if current.id == lease.id:
+            return replace(end_lost(snapshot, current.attempt - 1, now), outcome=True)
+        case _:
+            return unchanged(False)
+
+
+def end_lost(snapshot: Snapshot, attempt: int, now: Millis) -> "Change[bool]":
+    """The lost attempt was the last one."""
+    lapsed = snapshot.life.lapsed
+    event = Event(
+        uuid=snapshot.execution.uuid,
+        at=now,
+        kind=EventKind.RECLAIMS_EXCEEDED,
+        epoch=snapshot.head.epoch,
+        attempt=attempt,
+        worker=lapsed.worker if lapsed else None,
+    )
+    after = snapshot.to(
+        Ended(outcome=Outcome.FAILED, ended_at=now, attempt=attempt),
+        life=replace(snapshot.life, failure=GIVEN_UP),
+        flags=snapshot.head.flags & ~Flags.SPENT,
+    )
+    return Change(True, snapshot, after, (event,))
+
+
+def put_back(snapshot: Snapshot, lease: Lease) -> "Change[Lease]":
+    """Whoever took a spent execution went away before giving it up: the next claim does."""
+    next = Next(lease.start, lease.attempt, snapshot.execution.rules.attempt_timeout)
+    return Change(lease, snapshot, snapshot.to(Lost(revoked=False, next=next)))

@@ -1,0 +1,1 @@
+"""Why an execution, or the work of a lane, does not run."""

@@ -1,0 +1,1 @@
+"""Graphs of executions: joins, progress, cancellation."""

@@ -1,0 +1,60 @@
+"""Cancelling a flow: which members it takes along, and what it owes them."""
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.ending import event_of
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.flow.model import Cancellation, CancelPolicy, Flow, FlowChange, FlowState
+from flowfabric.core.flow.outbox import Chore, ChoreKind
+
+PARENT_ENDED = "parent_ended"
+"""Why a flow is cancelled whose run ended without success."""
+
+
+def check_cancel_policy(policy: object) -> CancelPolicy:
+    try:
+        return CancelPolicy(str(policy))
+    except ValueError:
+        raise Invalid(f"a policy is one of {', '.join(CancelPolicy)}") from None
+
+
+def takes_members_along(flow: Flow) -> bool:
+    return flow.cancel is not None and flow.cancel.policy is not CancelPolicy.FLOW_ONLY
+
+
+def cancel_chores(flow: Flow, *, held: bool) -> tuple[Chore, ...]:
+    """Cancel the members; and let those go that are left, when nobody can seal the flow now."""
+    if flow.cancel is None or not flow.nodes:
+        return ()
+    kinds = [ChoreKind.CANCEL] * takes_members_along(flow) + [ChoreKind.RELEASE] * held
+    return tuple(Chore(flow.id, flow.id, flow.version, kind) for kind in kinds)
+
+
+def announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:
+    """The operator's event, told by a member: events belong to executions."""
+    detail = {
+        "flow_id": str(flow.id),
+        "policy": str(flow.cancel.policy) if flow.cancel else "",
+        "reason": flow.cancel.reason if flow.cancel else "",
+        "member_count": flow.nodes,
+    }
+    event = event_of(member, EventKind.FLOW_CANCEL_REQUESTED, now, detail)
+    return Change(None, member, member.to(member.state), (event,))
+
+
+def orphaned(change: FlowChange, now: Millis) -> FlowChange:
+    """The same change of a flow whose run ended without success: unless the flow is over it is
+    cancelled, and its members are owed that."""
+    if change.after.terminal:
+        return change
+    cancel = Cancellation(now, PARENT_ENDED, CancelPolicy.ALL)
+    after = replace(change.after, state=FlowState.CANCELLED, cancel=cancel)
+    return replace(change, after=after, owed=change.owed + cancel_chores(after, held=False))
+
+
+def is_orphan(flow: Flow) -> bool:
+    return flow.cancel is not None and flow.cancel.reason == PARENT_ENDED

@@ -1,0 +1,38 @@
+"""What a run remembers of the flows it has started: those that end with it unless it succeeds."""
+
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.lease import not_active, present
+from flowfabric.core.execution.model import Ended, Snapshot
+
+
+def start(snapshot: Snapshot | None, flow: UUID) -> Change[object]:
+    """The run starts a flow; written together with the flow itself. One that has ended starts
+    nothing: nobody would cancel it."""
+    snapshot = present(snapshot)
+    if isinstance(snapshot.state, Ended):
+        raise not_active(snapshot)
+    life = replace(snapshot.life, flows=(*snapshot.life.flows, flow))
+    return Change(None, snapshot, snapshot.to(snapshot.state, life=life))
+
+
+def forget(snapshot: Snapshot | None, flow: UUID, *, orphan: bool) -> Change[None]:
+    """The run has heard of the end of a flow: there is nothing left to cancel. An `orphan` was
+    cancelled because the run ended, and a replay of the run must know that."""
+    if snapshot is None:
+        return unchanged(None)
+    old = snapshot.life
+    keeps = orphan and isinstance(snapshot.state, Ended)
+    flows = old.flows if keeps else _without(old.flows, flow)
+    orphans = old.orphans if orphan else _without(old.orphans, flow)
+    if (flows, orphans) == (old.flows, old.orphans):
+        return unchanged(None)
+    life = replace(old, flows=flows, orphans=orphans)
+    return Change(None, snapshot, snapshot.to(snapshot.state, life=life))
+
+
+def _without(flows: tuple[UUID, ...], flow: UUID) -> tuple[UUID, ...]:
+    return tuple(each for each in flows if each != flow)

@@ -1,0 +1,91 @@
+"""What is owed to a flow: written with the change that causes it, done right after, and found by
+the sweep if the process died in between."""
+
+from enum import IntEnum
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.execution.model import Ended, Flags, Snapshot, Source
+from flowfabric.core.execution.outcome import Outcome
+
+SIBLING = "sibling_"
+"""How the reason of a cancel begins that a join has asked for."""
+
+
+class ChoreKind(IntEnum):
+    """ENDED: settle the edges of a member that ended, and count it. REPLAYED: it did not end after
+    all. SIBLINGS: cancel the upstreams of a join that has fired. CANCEL: cancel members of a
+    cancelled flow. TELL: tell the run that waits for the flow. RELEASE: let members of a sealed
+    flow go. ORPHANED: cancel the flow, since the run that started it ended without success.
+    Numbers are stored."""
+
+    ENDED = 1
+    REPLAYED = 2
+    SIBLINGS = 3
+    CANCEL = 4
+    TELL = 5
+    RELEASE = 6
+    ORPHANED = 7
+
+
+class Chore(Struct, frozen=True):
+    """`id` is a member, the flow itself or the run that started it; `number` (a version) tells
+    repetitions apart. `spared` marks an ending that is no failure of the flow: a loser of a race
+    that was cancelled."""
+
+    flow: UUID
+    id: UUID
+    number: int
+    kind: ChoreKind
+    outcome: Outcome | None = None
+    spared: bool = False
+
+
+def chores_of(before: Snapshot | None, after: Snapshot | None) -> tuple[Chore, ...]:
+    """What a change of an execution owes to flows, because it ended or was replayed."""
+    if before is None or after is None or not turned(before, after):
+        return ()
+    own = _owed_to_own(before, after)
+    orphans = _orphaned(after) if after.life.flows else ()
+    return orphans if own is None else (own, *orphans)
+
+
+def turned(before: Snapshot | None, after: Snapshot | None) -> bool:
+    """Whether a change is an ending or a replay."""
+    if before is None or after is None:
+        return False
+    return isinstance(before.state, Ended) is not isinstance(after.state, Ended)
+
+
+def _owed_to_own(before: Snapshot, after: Snapshot) -> Chore | None:
+    """What a member owes to its flow: an ending is settled, a replay takes it back."""
+    flow = after.execution.flow
+    if flow is None or not after.head.flags & Flags.FLOW:
+        return None
+    id, number = after.execution.uuid, after.head.version
+    match before.state, after.state:
+        case (_, Ended(outcome=outcome)):
+            return Chore(flow, id, number, ChoreKind.ENDED, outcome, is_spared(after))
+        case (Ended(outcome=outcome), _):
+            return Chore(flow, id, number, ChoreKind.REPLAYED, outcome, is_spared(before))
+        case _:
+            return None
+
+
+def _orphaned(after: Snapshot) -> tuple[Chore, ...]:
+    """Flows go on after the success of the run that started them, and only then."""
+    match after.state:
+        case Ended(outcome=outcome) if outcome is not Outcome.SUCCESS:
+            id, number = after.execution.uuid, after.head.version
+            kind = ChoreKind.ORPHANED
+            return tuple(Chore(flow, id, number, kind) for flow in after.life.flows)
+        case _:
+            return ()
+
+
+def is_spared(snapshot: Snapshot) -> bool:
+    """Whether an ending is the doing of a join that had enough, and so no failure."""
+    life = snapshot.life
+    by_join = life.cancelled_by == Source.FLOW_CASCADE
+    return by_join and (life.cancel_reason or "").startswith(SIBLING)

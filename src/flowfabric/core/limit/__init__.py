@@ -1,0 +1,1 @@
+"""Quotas, budgets and lanes: what may start, and what may be spent."""

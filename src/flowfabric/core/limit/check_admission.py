@@ -1,0 +1,109 @@
+"""Asking a quota for one execution: admitted now, or what keeps it waiting.
+
+The question takes the room it is answered with. Room is taken in every quota the execution uses or
+in none, exactly as a release takes it: being ready is the slot, the start counts in the window.
+"""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, NotEligible
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.lease import not_active
+from flowfabric.core.execution.model import (
+    Active,
+    Ended,
+    Gate,
+    Lost,
+    Next,
+    Ready,
+    Snapshot,
+    Start,
+    Waiting,
+)
+from flowfabric.core.limit.quota import queue_of
+from flowfabric.core.limit.release import Candidate, Release, Room, Standing, release
+
+
+class Admitted(Struct, frozen=True):
+    """It has room in its quotas. `already`: it had before this question, which took nothing."""
+
+    id: ExecutionId
+    already: bool = False
+
+
+class RateExceeded(Struct, frozen=True):
+    """The rate of a quota allows no start now, but may after `retry_after` milliseconds."""
+
+    quota: str
+    retry_after: Millis
+
+
+class ConcurrencyExceeded(Struct, frozen=True):
+    """A quota has no free slot: `taken` of `cap`, for all of it or for the key that was asked."""
+
+    quota: str
+    cap: int
+    taken: int
+
+
+Refused = RateExceeded | ConcurrencyExceeded
+Admission = Admitted | Refused
+
+
+def has_room(snapshot: Snapshot, quota: str) -> bool:
+    """Whether the execution has its room already; False when it waits for it. Every other one
+    cannot be asked for."""
+    if all(use.quota != quota for use in snapshot.execution.uses):
+        raise Invalid(f"the execution does not use quota {quota!r}")
+    match snapshot.state:
+        case Ready() | Active() | Lost():
+            return True
+        case Waiting(gate=Gate.LIMIT):
+            return False
+        case Ended():
+            raise not_active(snapshot)
+        case _:
+            raise NotEligible("the execution does not wait for its limits")
+
+
+def admit_one(
+    snapshot: Snapshot, quota: str, standing: Standing, now: Millis
+) -> Release | Refused | None:
+    """The release of this very execution, or why there is none; None when its line is not among
+    what was loaded, because it has gone on meanwhile."""
+    uses, state = snapshot.execution.uses, snapshot.state
+    lines = [line for line in standing.lines if line.id == queue_of(uses)]
+    if not lines or not isinstance(state, Waiting):
+        return None
+    starts = _starts(state.next)
+    refused = _refused(Room(standing, now), snapshot, quota, now, starts=starts)
+    if refused is not None:
+        return refused
+    candidate = Candidate(
+        snapshot.execution.uuid, snapshot.head.version, snapshot.head.rank, starts
+    )
+    alone = replace(standing, lines=[replace(lines[0], waiting=[candidate])])
+    return release(alone, now, 1)
+
+
+def _starts(next: Next) -> bool:
+    return next.start is not Start.CONTINUE
+
+
+def _refused(
+    room: Room, snapshot: Snapshot, quota: str, now: Millis, *, starts: bool
+) -> Refused | None:
+    """The rate first, then concurrency; of several quotas the one that was asked for."""
+    uses = snapshot.execution.uses
+    used_up = room.used_up(uses) if starts else []
+    if used_up:
+        named = [wait for wait in used_up if wait.use.quota == quota] or used_up
+        opens_at = max(wait.opens_at for wait in used_up)
+        return RateExceeded(named[0].use.quota, Millis(max(0, opens_at - now)))
+    full = room.full(uses)
+    if full:
+        first = next((each for each in full if each.use.quota == quota), full[0])
+        return ConcurrencyExceeded(first.use.quota, first.cap, first.taken)
+    return None

@@ -1,0 +1,424 @@
+"""Letting work through a limit: who of those that wait for a quota may start now.
+
+Lines are served in turn, the least recently served first, so that somebody with a hundred thousand
+waiting executions gets no more than somebody with ten. Within a line the order is that of claims.
+
+Those let through are claimed in the order in which they were: each has a moment of admission that
+takes the place of its creation in its rank. A turn is such a moment and a number within it.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.quota import Quota, Rate, Use, Uses
+
+TURNS = 1 << 13
+"""How many turns a millisecond has: more than one release ever serves."""
+
+AHEAD = 10_000
+"""How many milliseconds moments of admission may run ahead of the clock, so as to tell apart what
+one millisecond has let through. Beyond that the order within a moment is that of ids."""
+
+Window = Sequence[tuple[Millis, int]]
+"""How many were admitted when, oldest first."""
+
+Key = tuple[str, str]
+"""A quota, and what of it is limited: all of it, or one of its keys (`one_key`)."""
+
+ALL = ""
+
+LONG = 3_600_000
+"""Longer windows are not told to the millisecond."""
+
+
+class Candidate(Struct, frozen=True, gc=False):
+    """One that waits. `starts`: letting it go on is the start of an attempt, which a rate counts;
+    an attempt that goes on after a wait needs a slot only."""
+
+    uuid: UUID
+    version: int
+    rank: int
+    starts: bool = True
+
+
+class Line(Struct, frozen=True):
+    """A queue with its best candidates. `turn` is when it was last served."""
+
+    id: int
+    uses: Uses
+    turn: int
+    waiting: Sequence[Candidate]
+
+
+class Standing(Struct, frozen=True):
+    """What a release decides on. `quotas` are all those the lines use, as far as they exist; `held`
+    is how many slots each combination of uses has; `admitted` the windows of rates; `served` the
+    latest turn of each quota."""
+
+    quotas: dict[str, Quota]
+    lines: Sequence[Line]
+    held: Sequence[tuple[Uses, int]] = ()
+    admitted: dict[Key, Window] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)
+
+
+class Move(Struct, frozen=True, gc=False):
+    """One that is let through. `at` is its moment of admission: claims of one priority go by it."""
+
+    uuid: UUID
+    version: int
+    at: Millis
+
+
+class Release(Struct, frozen=True):
+    """What is to be written, if the quotas still have these versions. `emptied`: of some line all
+    that were read may go, so that there may be room for more. `next_at` is when a rate that keeps
+    somebody waiting has room again."""
+
+    versions: dict[str, int] = field(default_factory=dict)
+    moves: Sequence[Move] = ()
+    turns: dict[tuple[str, int], int] = field(default_factory=dict)
+    admissions: dict[tuple[str, str, Millis], int] = field(default_factory=dict)
+    forget: dict[str, Millis] = field(default_factory=dict)
+    at: Millis = Millis(0)
+    emptied: bool = False
+    next_at: Millis | None = None
+
+
+class StartsBack(Struct, frozen=True):
+    """Admissions that came to nothing: `count` of those noted from `since` to `until`."""
+
+    quota: str
+    key: str
+    since: Millis
+    until: Millis
+    count: int
+
+
+class Full(Struct, frozen=True):
+    """A limit of concurrency without a free slot; `of_key`: the one for its key."""
+
+    use: Use
+    cap: int
+    taken: int
+    of_key: bool
+
+
+class UsedUp(Struct, frozen=True):
+    """A rate that allows no start before `opens_at`."""
+
+    use: Use
+    rate: Rate
+    opens_at: Millis
+    of_key: bool
+
+
+def one_key(key: str) -> str:
+    """What of a quota is limited for one key."""
+    return f"={key}"
+
+
+def release(standing: Standing, now: Millis, most: int) -> Release:
+    """As many as there is room for, `most` at most, one of each line in turn."""
+    room = Room(standing, now)
+    lines = [_Served(line, room.need(line.uses)) for line in standing.lines if line.waiting]
+    queue = list(lines)
+    heapq.heapify(queue)
+    turns = Turns(_latest(standing), now)
+    moves: list[Move] = []
+    while queue and len(moves) < most:
+        served = queue[0]
+        candidate = served.next(room)
+        if candidate is None:
+            heapq.heappop(queue)
+            continue
+        room.take(served.need, candidate)
+        served.order = turns.next(candidate.uuid)
+        moves.append(Move(candidate.uuid, candidate.version, turns.moment))
+        served.taken += 1
+        heapq.heapreplace(queue, served)
+    return Release(
+        versions={n: v for each in lines if each.order for n, v in each.need.versions.items()},
+        moves=moves,
+        turns={
+            (quota.name, each.line.id): each.order
+            for each in lines
+            if each.order
+            for quota in each.need.quotas
+        },
+        admissions=(admissions := room.admissions),
+        forget={
+            name: Millis(forgotten_at(now) - standing.quotas[name].longest_window)
+            for name, _, _ in admissions
+        },
+        at=now,
+        emptied=any(each.taken == len(each.line.waiting) for each in lines),
+        next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
+    )
+
+
+def forgotten_at(now: Millis) -> Millis:
+    """The log of admissions reaches back from this moment as far as the longest window. It is so
+    much longer than the window that one whose admission is forgotten takes nothing back that a
+    window still counts, however far its moment was ahead."""
+    return Millis(now - AHEAD)
+
+
+def _latest(standing: Standing) -> int:
+    """The turn all new ones are after: of those served before, and of the moments at which the
+    limits were other ones."""
+    turns = [*standing.served.values(), *(q.since * TURNS for q in standing.quotas.values())]
+    return max(turns, default=0)
+
+
+def limits_since(quota: Quota, standing: Standing, now: Millis) -> Quota:
+    """New limits of a quota: from the moment on after everybody was let through under others."""
+    latest = standing.served.get(quota.name, 0) // TURNS
+    return replace(quota, since=Millis(max(now, latest)))
+
+
+class Turns:
+    """Hands out turns, each later than every one before, and the moments they stand for.
+
+    Claims break ties by id. So whoever comes after somebody with a larger id gets the next
+    millisecond: A1, B1, C1, A2 are let through at 5, 5, 5 and 6 when all As were created first.
+    """
+
+    def __init__(self, latest: int, now: Millis) -> None:
+        first = now * TURNS
+        self._turn = first if latest < first else _next_moment(latest)
+        self._latest_moment = now + AHEAD
+        self._before: UUID | None = None
+
+    @property
+    def moment(self) -> Millis:
+        return Millis(min(self._turn // TURNS, self._latest_moment))
+
+    def next(self, uuid: UUID) -> int:
+        behind = self._before is not None and uuid < self._before
+        self._before = uuid
+        if behind and self.moment < self._latest_moment:
+            self._turn = _next_moment(self._turn)
+        else:
+            self._turn += 1
+        return self._turn
+
+
+def _next_moment(turn: int) -> int:
+    return (turn // TURNS + 1) * TURNS
+
+
+class Need(Struct, frozen=True):
+    """What a combination of uses asks for: slots below caps, starts within rates. `versions` must
+    stand for a decision about it; 0 is a quota that must not be there. One that was deleted limits
+    nothing."""
+
+    slots: tuple[tuple[Key, int], ...]
+    rates: tuple[tuple[Key, Rate], ...]
+    quotas: tuple[Quota, ...]
+    versions: dict[str, int]
+
+
+class _Served:
+    """A line while it is served; the one that was served longest ago comes first."""
+
+    def __init__(self, line: Line, need: Need) -> None:
+        self.line = line
+        self.need = need
+        self.order = 0
+        self.taken = 0
+        self._left = list(reversed(line.waiting))
+        self._passed_over = False
+
+    def __lt__(self, other: "_Served") -> bool:
+        return self._place < other._place
+
+    @property
+    def _place(self) -> tuple[int, int, int]:
+        rank = self._left[-1].rank if self._left else 0
+        return (self.order, 0 if self.order else self.line.turn, rank)
+
+    def next(self, room: "Room") -> Candidate | None:
+        """The best candidate there is room for. A rate that is used up stops only starts."""
+        if not room.has_slot(self.need):
+            self._passed_over = bool(self._left)
+            return None  # nobody of this line can go
+        may_start = room.may_start(self.need)
+        while self._left:
+            candidate = self._left.pop()
+            if may_start or not candidate.starts:
+                return candidate
+            self._passed_over = True
+        return None
+
+    def opens_at(self, room: "Room") -> Millis | None:
+        """When time alone lets somebody of this line start."""
+        return room.opens_at(self.line.uses) if self._passed_over else None
+
+
+class Room:
+    """What is left of the quotas' limits."""
+
+    def __init__(self, standing: Standing, now: Millis) -> None:
+        self._quotas = standing.quotas
+        self._admitted = standing.admitted
+        self._now = now
+        self._used: dict[Key, int] = {}
+        self._starts: dict[Key, int] = {}
+        self._admissions: dict[Key, tuple[int, Rate]] = {}
+        for uses, count in standing.held:
+            for use in uses:
+                for key in _keys(use):
+                    self._used[key] = self._used.get(key, 0) + count
+
+    def need(self, uses: Uses) -> Need:
+        known = [self._quotas.get(use.quota) for use in uses]
+        versions = {use.quota: q.version if q else 0 for use, q in zip(uses, known, strict=True)}
+        return Need(
+            slots=tuple(((u.quota, key), cap) for u in uses for cap, key in self._caps(u)),
+            rates=tuple(((u.quota, key), rate) for u in uses for rate, key in self._rates(u)),
+            quotas=tuple(quota for quota in known if quota is not None),
+            versions=versions,
+        )
+
+    def has_slot(self, need: Need) -> bool:
+        used = self._used
+        return all(used.get(key, 0) < cap for key, cap in need.slots)
+
+    def may_start(self, need: Need) -> bool:
+        return all(self._left(rate, key) > 0 for key, rate in need.rates)
+
+    def full(self, uses: Uses) -> list[Full]:
+        """The limits of these uses that have no free slot."""
+        return [
+            Full(use, cap, taken, of_key=key != ALL)
+            for use in uses
+            for cap, key in self._caps(use)
+            if (taken := self._used.get((use.quota, key), 0)) >= cap
+        ]
+
+    def used_up(self, uses: Uses) -> list[UsedUp]:
+        """The rates of these uses that allow no start now."""
+        return [
+            UsedUp(use, rate, self._opens_at(rate, (use.quota, key)), of_key=key != ALL)
+            for use in uses
+            for rate, key in self._rates(use)
+            if self._left(rate, (use.quota, key)) <= 0
+        ]
+
+    def opens_at(self, uses: Uses) -> Millis | None:
+        """When the rates of these uses allow a start; None if they do now, or a slot is missing."""
+        if self.full(uses):
+            return None
+        return max((wait.opens_at for wait in self.used_up(uses)), default=None)
+
+    def take(self, need: Need, candidate: Candidate) -> None:
+        for key, _ in need.slots:
+            self._used[key] = self._used.get(key, 0) + 1
+        if candidate.starts:
+            for key, rate in need.rates:
+                self._starts[key] = self._left(rate, key) - 1
+                count, _ = self._admissions.get(key, (0, rate))
+                self._admissions[key] = count + 1, rate
+
+    @property
+    def admissions(self) -> dict[tuple[str, str, Millis], int]:
+        return {
+            (*key, _noted_at(rate, self._now)): count
+            for key, (count, rate) in self._admissions.items()
+        }
+
+    def _left(self, rate: Rate, key: Key) -> int:
+        """How many more may start now."""
+        left = self._starts.get(key)
+        if left is None:
+            left = rate.count - self._since(rate.window, key)
+            if rate.smooth:
+                left = min(left, rate.at_once - self._since(rate.interval, key))
+            self._starts[key] = left
+        return left
+
+    def _since(self, span: Millis, key: Key) -> int:
+        """How many were let through within a span."""
+        since = self._now - span
+        return sum(n for at, n in self._admitted.get(key, ()) if at > since)
+
+    def _opens_at(self, rate: Rate, key: Key) -> Millis:
+        """When enough of the window has passed for one more to start."""
+        mine, _ = self._admissions.get(key, (0, rate))
+        noted = [*self._admitted.get(key, ()), (_noted_at(rate, self._now), mine)]
+        window = sorted(noted, reverse=True)
+        opens_at = _passed(window, rate.count, rate.window)
+        if rate.smooth:
+            opens_at = max(opens_at, _passed(window, rate.at_once, rate.interval))
+        return max(opens_at, self._now)
+
+    def _caps(self, use: Use) -> list[tuple[int, str]]:
+        quota = self._quotas.get(use.quota)
+        if quota is None:
+            return []
+        caps = [(quota.concurrency, ALL), (quota.concurrency_per_key, one_key(use.key))]
+        return [(cap, key) for cap, key in caps if cap is not None]
+
+    def _rates(self, use: Use) -> list[tuple[Rate, str]]:
+        return _rates(self._quotas.get(use.quota), use)
+
+
+def starts_back(
+    unstarted: Iterable[tuple[Uses, Millis]], quotas: Mapping[str, Quota]
+) -> list[StartsBack]:
+    """What rates count of those who were let through at these moments and went back before they
+    were begun.
+
+    A moment may be ahead of the release it is of, so that it names a span. Of a span the oldest
+    admissions are taken back: what is left is never older than what really started, and no window
+    gets more starts than it may have. Who was let through under other limits may not have been
+    counted, and leaves the log alone.
+    """
+    found: dict[Key, StartsBack] = {}
+    for uses, at in unstarted:
+        for use in uses:
+            quota = quotas.get(use.quota)
+            for rate, part in _rates(quota, use) if quota and at > quota.since else ():
+                key = (use.quota, part)
+                since, until = _noted_at(rate, Millis(at - AHEAD)), _noted_at(rate, at)
+                old = found.get(key) or StartsBack(*key, since, until, 0)
+                found[key] = StartsBack(
+                    *key, min(since, old.since), max(until, old.until), old.count + 1
+                )
+    return list(found.values())
+
+
+def _rates(quota: Quota | None, use: Use) -> list[tuple[Rate, str]]:
+    if quota is None:
+        return []
+    rates = [(quota.rate, ALL), (quota.rate_per_key, one_key(use.key))]
+    return [(rate, key) for rate, key in rates if rate is not None]
+
+
+def _keys(use: Use) -> tuple[Key, Key]:
+    return (use.quota, ALL), (use.quota, one_key(use.key))
+
+
+def _passed(window: Window, most: int, span: Millis) -> Millis:
+    """When fewer than `most` of these, the latest first, are within a span."""
+    count = 0
+    for at, number in window:
+        count += number
+        if count >= most:
+            return Millis(at + span)
+    return Millis(0)
+
+
+def _noted_at(rate: Rate, now: Millis) -> Millis:
+    """When an admission of now is said to have been. Of long windows a thousandth is the finest
+    that is told apart, always later than it was: the log stays short, nobody starts too early."""
+    if rate.window <= LONG or rate.smooth:
+        return now
+    grain = rate.window // 1000
+    return Millis(-(-now // grain) * grain)

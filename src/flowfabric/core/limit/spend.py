@@ -1,0 +1,444 @@
+"""Spending: what is charged to budgets, set aside, given back and reset.
+
+Every rule looks at all budgets it concerns before it changes any: a refusal counts nothing. Rules
+of one batch are decided one after the other on the same `Books` and written as one change.
+"""
+
+from collections.abc import Iterable, Mapping
+from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.budget import (
+    MAX_AMOUNT,
+    Amounts,
+    Budget,
+    Ledger,
+    OnHard,
+    OnSoft,
+    Reservation,
+    chain,
+)
+
+REMEMBERED = Millis(24 * 3_600_000)
+"""How long a key keeps the same spending from being counted again."""
+
+LedgerKey = tuple[str, UUID]
+ChargeKey = tuple[str, str]
+
+
+class Spent(Struct, frozen=True, tag=True):
+    """Counted, within every limit."""
+
+
+class SoftBreach(Struct, frozen=True, tag=True):
+    """Counted, and a limit that does not refuse was passed. `more` is what an approval would add,
+    when the budget asks for one."""
+
+    budget: str
+    dimension: str
+    used: int
+    limit: int
+    action: OnSoft = OnSoft.WARN
+    more: int | None = None
+
+
+class HardBreach(Struct, frozen=True, tag=True):
+    """Nothing was counted: it would not fit. `used` is what is taken already."""
+
+    budget: str
+    dimension: str
+    used: int
+    limit: int
+    action: OnHard = OnHard.REFUSE
+
+
+class Overrun(Struct, frozen=True, tag=True):
+    """Counted up to the limit; `excess` was consumed beyond it and is kept apart."""
+
+    budget: str
+    dimension: str
+    used: int
+    limit: int
+    excess: int
+
+
+Counted = Spent | SoftBreach | Overrun
+Charged = Spent | SoftBreach | HardBreach
+
+
+class AlreadyApplied(Struct, frozen=True):
+    """The key was seen before; `outcome` is what it answered then."""
+
+    outcome: Counted
+
+
+class Reserved(Struct, frozen=True):
+    reservation: Reservation
+
+
+class Created(Struct, frozen=True):
+    name: str
+
+
+class Known(Struct, frozen=True):
+    """There is a budget of that name; nothing was compared or changed."""
+
+    name: str
+
+
+class Reset(Struct, frozen=True):
+    """The next scheduled reset, None when there is none."""
+
+    next_reset_at: Millis | None
+
+
+class Charge(Document, frozen=True, kw_only=True):
+    """What a key was counted as, kept so that a repeat counts nothing."""
+
+    budget: str = ""
+    key: str = ""
+    until: Millis = Millis(0)
+    outcome: Counted = Spent()
+    stale: bool = False
+
+
+class Books(Struct):
+    """What is known of the budgets a batch concerns: as it was read, with what was posted since.
+    `changed` are the versions to compare, `made` the reservations of this batch; the rest is what
+    to write."""
+
+    budgets: dict[str, Budget] = field(default_factory=dict)
+    ledgers: dict[LedgerKey, Ledger] = field(default_factory=dict)
+    charges: dict[ChargeKey, Charge] = field(default_factory=dict)
+    reservations: dict[UUID, Reservation] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
+    new_ledgers: dict[LedgerKey, Ledger | None] = field(default_factory=dict)
+    new_charges: dict[ChargeKey, Charge] = field(default_factory=dict)
+    new_reservations: dict[UUID, Reservation | None] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    made: set[UUID] = field(default_factory=set)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.changed or self.new_ledgers or self.new_charges or self.new_reservations)
+
+    def put(self, budget: Budget) -> None:
+        old = self.budgets.get(budget.name)
+        self.changed.setdefault(budget.name, 0 if old is None else old.version)
+        self.budgets[budget.name] = budget
+        self.removed.discard(budget.name)
+
+    def remove(self, name: str) -> None:
+        """The budget goes, and what was noted of it."""
+        self.changed.setdefault(name, self.budgets.pop(name).version)
+        self.removed.add(name)
+
+    def put_ledger(self, key: LedgerKey, ledger: Ledger | None) -> None:
+        self.new_ledgers[key] = ledger
+        if ledger is None:
+            self.ledgers.pop(key, None)
+        else:
+            self.ledgers[key] = ledger
+
+    def put_charge(self, charge: Charge) -> None:
+        self.charges[charge.budget, charge.key] = charge
+        self.new_charges[charge.budget, charge.key] = charge
+
+    def put_reservation(self, id: UUID, reservation: Reservation | None) -> None:
+        if reservation is not None:
+            if id not in self.new_reservations:  # else it replaces one that is stored
+                self.made.add(id)
+            self.reservations[id] = self.new_reservations[id] = reservation
+            return
+        self.reservations.pop(id, None)
+        if id in self.made:  # nobody has stored it yet, so nothing has to go
+            del self.new_reservations[id]
+        else:
+            self.new_reservations[id] = None
+
+
+class Expense(Struct, frozen=True):
+    """A request to charge budgets (and all they are part of) for an execution, if one is named.
+    `stale`: whoever asks has lost its lease; what was consumed is counted all the same.
+    `attached`: these budgets hold for the execution, nobody named them just now; one that was
+    deleted limits nothing. `epoch` is that of the lease it is asked under, if under one: what an
+    earlier one of this execution has set aside is given back first."""
+
+    budgets: tuple[str, ...]
+    amounts: Amounts
+    execution: UUID | None = None
+    key: str | None = None
+    stale: bool = False
+    attached: bool = False
+    epoch: int | None = None
+
+
+def spend(books: Books, asked: Expense, now: Millis) -> Charged | AlreadyApplied:
+    """Counts an amount, or refuses it whole. A refusal is not remembered: nothing was applied, so
+    the same key may try again later."""
+    if (known := repeated(books, asked, now)) is not None:
+        return known
+    names = _wanted(books, asked)
+    _drop_earlier(books, asked.execution, asked.epoch, now)
+    budgets = chain(books.budgets, names)
+    if (breach := _breach(budgets, asked.amounts)) is not None:
+        _mark(books, books.budgets[breach.budget], breach.dimension, now)
+        return breach
+    outcome: Spent | SoftBreach = Spent()
+    for budget in budgets:
+        found = _count(books, budget, asked.amounts, now)
+        if isinstance(outcome, Spent):
+            outcome = found
+    _enter(books, budgets, asked.execution, asked.amounts)
+    remember(books, asked, outcome, now)
+    return outcome
+
+
+def reserve(
+    books: Books, asked: Expense, reservation: UUID, epoch: int, now: Millis
+) -> Reserved | HardBreach:
+    """Sets an estimate aside, so that nobody else spends it. Repeating it changes nothing, unless
+    the first time was under a lease that is gone: then it is made anew."""
+    if asked.execution is None:
+        raise Invalid("a reservation belongs to an execution")
+    known = books.reservations.get(reservation)
+    if known is not None and known.execution != asked.execution:
+        raise Invalid("the reservation belongs to another execution")
+    if known is not None and known.epoch == epoch:
+        return Reserved(known)
+    names = _wanted(books, asked)
+    drop(books, reservation, now)
+    _drop_earlier(books, asked.execution, epoch, now)
+    budgets = chain(books.budgets, names)
+    if (breach := _breach(budgets, asked.amounts)) is not None:
+        _mark(books, books.budgets[breach.budget], breach.dimension, now)
+        return breach
+    for budget in budgets:
+        reserved = plus(budget.reserved, asked.amounts)
+        books.put(replace(books.budgets[budget.name], reserved=reserved, updated_at=now))
+    new = Reservation(
+        id=reservation,
+        budgets=tuple(budget.name for budget in budgets),
+        execution=asked.execution,
+        epoch=epoch,
+        amounts=asked.amounts,
+        at=now,
+    )
+    books.put_reservation(reservation, new)
+    return Reserved(new)
+
+
+def settle(
+    books: Books, asked: Expense, reservation: UUID, now: Millis
+) -> Counted | AlreadyApplied:
+    """Counts what was really consumed in place of what was set aside. What does not fit was
+    consumed all the same: it is counted up to the limit, and kept apart beyond it."""
+    if (known := repeated(books, asked, now)) is not None:
+        return known
+    names = _wanted(books, asked)
+    drop(books, reservation, now)
+    budgets = chain(books.budgets, names)
+    outcome: Counted = Spent()
+    for budget in budgets:
+        found = _count_bounded(books, budget, asked.amounts, now)
+        if isinstance(outcome, Spent):
+            outcome = found
+    _enter(books, budgets, asked.execution, asked.amounts)
+    remember(books, asked, outcome, now)
+    return outcome
+
+
+def drop(books: Books, reservation: UUID, now: Millis) -> bool:
+    """Gives back what was set aside; False when it was given back before."""
+    found = books.reservations.get(reservation)
+    if found is None:
+        return False
+    for name in budgets_left(found, books.budgets):
+        budget = books.budgets[name]
+        reserved = _minus(budget.reserved, found.amounts)
+        books.put(replace(budget, reserved=reserved, updated_at=now))
+    books.put_reservation(reservation, None)
+    return True
+
+
+def _drop_earlier(books: Books, execution: UUID | None, epoch: int | None, now: Millis) -> None:
+    """Gives back what leases of this execution that are gone have set aside: whoever took it over
+    must not be refused because of what it could not settle."""
+    for found in list(books.reservations.values()) if epoch is not None else ():
+        known = all(name in books.budgets for name in found.budgets)
+        if known and found.execution == execution and found.epoch < (epoch or 0):
+            drop(books, found.id, now)
+
+
+def release(books: Books, name: str, execution: UUID, now: Millis) -> Amounts:
+    """Takes back what an execution spent of a budget in the current period, and of all it is part
+    of; twice is once. What was spent before a reset is gone already."""
+    first, *upper = chain(books.budgets, [name])
+    entry = books.ledgers.get((first.name, execution))
+    if entry is None:
+        return {}
+    if entry.period != first.period:
+        books.put_ledger((first.name, execution), None)
+        return {}
+    for budget in (first, *upper):
+        _take_back(books, budget, execution, entry.amounts, now)
+    return entry.amounts
+
+
+def budgets_left(reservation: Reservation, known: Mapping[str, Budget]) -> list[str]:
+    """The budgets a reservation was made of, as far as they still exist. One that was deleted and
+    made anew since has nothing set aside for it."""
+    return [
+        name
+        for name in reservation.budgets
+        if name in known and known[name].created_at <= reservation.at
+    ]
+
+
+def repeated(books: Books, asked: Expense, now: Millis) -> AlreadyApplied | None:
+    if asked.key is None:
+        return None
+    for name in asked.budgets:
+        charge = books.charges.get((name, asked.key))
+        if charge is not None and charge.until > now:
+            return AlreadyApplied(charge.outcome)
+    return None
+
+
+def _wanted(books: Books, asked: Expense) -> tuple[str, ...]:
+    """The budgets to charge; NotFound for one that is unknown, before anything changes."""
+    names = asked.budgets
+    if asked.attached:
+        names = tuple(name for name in names if name in books.budgets)
+    chain(books.budgets, names)
+    return names
+
+
+def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
+    """The first dimension that does not fit, in the order of names."""
+    for budget in budgets:
+        for dimension, amount in sorted(amounts.items()):
+            taken, hard = budget.taken(dimension), budget.hard(dimension)
+            if taken + amount > MAX_AMOUNT:
+                raise Invalid(f"budget {budget.name!r} cannot count that many {dimension}")
+            if hard is not None and budget.strict and amount and taken + amount > hard:
+                return HardBreach(budget.name, dimension, taken, hard, budget.on_hard)
+    return None
+
+
+def _mark(books: Books, budget: Budget, dimension: str, now: Millis) -> None:
+    books.put(
+        replace(
+            budget,
+            breaches=budget.breaches + 1,
+            breached_at=now,
+            breached_dimension=dimension,
+            updated_at=now,
+        )
+    )
+
+
+def _count(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Spent | SoftBreach:
+    used = plus(budget.used, amounts)
+    after = replace(budget, used=used, updated_at=now)
+    breach = _soft_breach(after, amounts)
+    if breach is not None:
+        after = replace(after, soft_breaches=after.soft_breaches + 1)
+    books.put(after)
+    return breach or Spent()
+
+
+def _count_bounded(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Counted:
+    """As `_count`, for what was consumed whether it fits or not."""
+    fits: Amounts = {}
+    over: list[Overrun] = []
+    for dimension, amount in sorted(amounts.items()):
+        taken, hard = budget.taken(dimension), budget.hard(dimension)
+        bound = hard if hard is not None and budget.strict else MAX_AMOUNT
+        fits[dimension] = max(0, min(amount, bound - taken))
+        if fits[dimension] < amount:
+            excess = amount - fits[dimension]
+            over.append(Overrun(budget.name, dimension, taken + fits[dimension], bound, excess))
+    counted = _count(books, budget, fits, now)
+    if not over:
+        return counted
+    after = books.budgets[budget.name]
+    overrun = plus(after.overrun, {breach.dimension: breach.excess for breach in over})
+    bounded = {name: min(number, MAX_AMOUNT) for name, number in overrun.items()}
+    _mark(books, replace(after, overrun=bounded), over[0].dimension, now)
+    return over[0]
+
+
+def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
+    for dimension in sorted(amounts):
+        if not amounts[dimension]:
+            continue
+        used = budget.used.get(dimension, 0)
+        limits = [budget.soft(dimension), None if budget.strict else budget.hard(dimension)]
+        for limit in limits:
+            if limit is not None and used > limit:
+                more = budget.limits[dimension].more
+                return SoftBreach(budget.name, dimension, used, limit, budget.on_soft, more)
+    return None
+
+
+def _enter(
+    books: Books, budgets: Iterable[Budget], execution: UUID | None, amounts: Amounts
+) -> None:
+    """Notes in the ledgers what an execution spent: what was really counted, and when."""
+    if execution is None:
+        return
+    for before in budgets:
+        after = books.budgets[before.name]
+        counted = {
+            name: grown
+            for name in amounts
+            if (grown := after.used.get(name, 0) - before.used.get(name, 0)) > 0
+        }
+        key = (before.name, execution)
+        old = books.ledgers.get(key)
+        so_far = old.amounts if old is not None and old.period == after.period else {}
+        total = plus(so_far, counted)
+        if total:
+            books.put_ledger(key, Ledger(before.name, execution, after.period, total))
+
+
+def _take_back(
+    books: Books, budget: Budget, execution: UUID, amounts: Amounts, now: Millis
+) -> None:
+    key = (budget.name, execution)
+    entry = books.ledgers.get(key)
+    if entry is None:
+        return
+    if entry.period != budget.period:
+        books.put_ledger(key, None)
+        return
+    back = {name: min(number, entry.amounts.get(name, 0)) for name, number in amounts.items()}
+    books.put(replace(budget, used=_minus(budget.used, back), updated_at=now))
+    left = _minus(entry.amounts, back)
+    books.put_ledger(key, replace(entry, amounts=left) if left else None)
+
+
+def remember(books: Books, asked: Expense, outcome: Counted, now: Millis) -> None:
+    if asked.key is None:
+        return
+    until = Millis(now + REMEMBERED)
+    for name in _wanted(books, asked):
+        charge = Charge(budget=name, key=asked.key, until=until, outcome=outcome, stale=asked.stale)
+        books.put_charge(charge)
+
+
+def plus(first: Amounts, second: Amounts) -> Amounts:
+    total = {name: first.get(name, 0) + second.get(name, 0) for name in {*first, *second}}
+    return {name: number for name, number in sorted(total.items()) if number}
+
+
+def _minus(first: Amounts, second: Amounts) -> Amounts:
+    left = {name: max(0, number - second.get(name, 0)) for name, number in first.items()}
+    return {name: number for name, number in sorted(left.items()) if number}

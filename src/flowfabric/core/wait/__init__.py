@@ -1,0 +1,1 @@
+"""Waiting for the outside world: suspensions, waitpoints, signals, tokens."""

@@ -1,0 +1,137 @@
+"""The nodes of a condition, and what a condition refers to."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.base.numbers import MAX_COUNT
+
+
+class _Tagged(Struct, frozen=True, tag=True, tag_field="kind"):
+    """In JSON, `kind` is the name of the class."""
+
+
+class ByName(_Tagged, frozen=True):
+    """Accepts the signals of exactly this name."""
+
+    name: str
+
+
+class Wildcard(_Tagged, frozen=True):
+    """Accepts every signal."""
+
+
+Matcher = ByName | Wildcard
+
+
+class CountKind(StrEnum):
+    """What a `Count` counts, each only once. A source is the pair of its type and identity."""
+
+    WAITPOINTS = "DistinctWaitpoints"
+    SIGNALS = "DistinctSignals"
+    SOURCES = "DistinctSources"
+
+
+class Single(_Tagged, frozen=True):
+    """True when the waitpoint heard a signal the matcher accepts."""
+
+    waitpoint: str
+    matcher: Matcher = Wildcard()
+
+
+class OperatorOnly(_Tagged, frozen=True):
+    """Never true: only an operator ends the wait."""
+
+
+class TimeoutOnly(_Tagged, frozen=True):
+    """Never true: only the timeout, or an operator, ends the wait."""
+
+
+class AllOf(_Tagged, frozen=True):
+    """True when it has members and all are true."""
+
+    members: "tuple[Condition, ...]"
+
+
+class AnyOf(_Tagged, frozen=True):
+    """True when one of the members is true."""
+
+    members: "tuple[Condition, ...]"
+
+
+class Count(_Tagged, frozen=True):
+    """True when `n` distinct ones were heard at these waitpoints; without matcher all count."""
+
+    n: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+    kind: CountKind = msgspec.field(name="count_kind")
+    waitpoints: tuple[str, ...]
+    matcher: Matcher | None = None
+
+
+class Unknown(Struct, frozen=True):
+    """Something a newer release wrote: kept as it came, never true."""
+
+    members: dict[str, Any]
+
+
+Leaf = Single | Count | OperatorOnly | TimeoutOnly | Unknown
+Condition = Leaf | AllOf | AnyOf
+
+
+def all_waitpoints(*keys: str) -> AllOf:
+    """Some signal at each of these waitpoints."""
+    return AllOf(tuple(Single(key) for key in keys))
+
+
+def any_waitpoint(*keys: str) -> Count:
+    """Some signal at one of these waitpoints."""
+    return Count(1, CountKind.WAITPOINTS, keys)
+
+
+def keys_of(condition: Condition) -> tuple[str, ...]:
+    """The waitpoint keys the condition refers to, each once, in the order of first mention."""
+    return tuple(dict.fromkeys(key for leaf in leaves(condition) for key in leaf_keys(leaf)))
+
+
+def names_for(condition: Condition, key: str) -> tuple[str, ...]:
+    """The names of signals the condition waits for at this waitpoint; none means any signal."""
+    if isinstance(condition, OperatorOnly):
+        return ("__operator_only__",)
+    if isinstance(condition, TimeoutOnly):
+        return ("__timeout_only__",)
+    matchers = [leaf_matcher(leaf) for leaf in leaves(condition) if key in leaf_keys(leaf)]
+    named = [matcher.name for matcher in matchers if isinstance(matcher, ByName)]
+    return tuple(dict.fromkeys(named)) if len(named) == len(matchers) else ()
+
+
+def leaves(condition: Condition) -> Iterator[Leaf]:
+    """In pre-order; a leaf's place in it is the place of its tally."""
+    if isinstance(condition, AllOf | AnyOf):
+        for member in condition.members:
+            yield from leaves(member)
+    else:
+        yield condition
+
+
+def leaf_keys(leaf: Leaf) -> tuple[str, ...]:
+    """The waitpoints the leaf listens at."""
+    match leaf:
+        case Single():
+            return (leaf.waitpoint,)
+        case Count():
+            return leaf.waitpoints
+        case OperatorOnly() | TimeoutOnly() | Unknown():
+            return ()
+
+
+def leaf_matcher(leaf: Leaf) -> Matcher | None:
+    """What the leaf accepts at its waitpoints; None is everything."""
+    return leaf.matcher if isinstance(leaf, Single | Count) else None
+
+
+def inside(path: str, index: int) -> str:
+    """The path of a member of the node at `path`; the root's is empty."""
+    return f"{path}.members[{index}]" if path else f"members[{index}]"

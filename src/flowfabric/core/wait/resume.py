@@ -1,0 +1,302 @@
+"""How a suspension ends: by signals, by an operator, by its timeout."""
+
+from typing import Never
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import NotSuspended
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import NO_TIME, Millis
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.ending import end, event_of
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.lease import AlreadySatisfied, present
+from flowfabric.core.execution.model import (
+    Failure,
+    Gate,
+    Life,
+    Outcome,
+    Snapshot,
+    Suspended,
+)
+from flowfabric.core.execution.status import PublicState, vector
+from flowfabric.core.execution.step import Recorded, Step
+from flowfabric.core.wait.match import closed_after
+from flowfabric.core.wait.model import (
+    NO_WAITS,
+    Arm,
+    Behaviour,
+    Closed,
+    Heard,
+    Pending,
+    Signal,
+    StepRef,
+    Suspension,
+    Waited,
+    Waits,
+)
+
+OPERATOR_REVIEW = "waiting_for_operator_review"
+TIMEOUT = "timeout"
+RESUMED = "resumed"
+CLOSED = "waitpoint_closed"
+TIMED_OUT = "timed_out_auto_resume"
+"""Why a suspension was closed, apart from the execution's end."""
+
+_ENDINGS = {
+    Behaviour.FAIL: (Outcome.FAILED, EventKind.FAILED),
+    Behaviour.CANCEL: (Outcome.CANCELLED, EventKind.CANCELLED),
+    Behaviour.EXPIRE: (Outcome.EXPIRED, EventKind.EXPIRED),
+}
+
+
+class Resumed(Struct, frozen=True):
+    id: ExecutionId
+    state: PublicState
+
+
+class SuspensionExpired(Struct, frozen=True):
+    id: ExecutionId
+    behaviour: Behaviour
+    state: PublicState
+
+
+class Wake(Struct, frozen=True, kw_only=True):
+    """Why a suspension is over. `done` are the arms (by number) whose wait is, and how; `signal` is
+    the one that ended it, if one did; `note` is what the steps shall say about it."""
+
+    reason: str
+    done: dict[int, Waited]
+    closer: UUID | None = None
+    delay: Millis = NO_TIME
+    signal: Signal | None = None
+    note: str = ""
+
+
+def suspension_of(snapshot: Snapshot) -> Suspension | None:
+    """The open suspension, None when the execution is not suspended."""
+    waits = snapshot.life.waits
+    return waits.suspension if waits and isinstance(snapshot.state, Suspended) else None
+
+
+def wake(
+    snapshot: Snapshot, suspension: Suspension, now: Millis, wake: Wake
+) -> tuple[Snapshot, tuple[Step, ...]]:
+    """The execution after its suspension, which continues its attempt, and the steps its waits
+    have become. `suspension` is as the signal that ended it left it."""
+    if not isinstance(snapshot.state, Suspended):
+        raise NotSuspended
+    until = Millis(now + wake.delay) if wake.delay else None
+    life = replace(
+        snapshot.life,
+        not_before=until,
+        delay=Gate.RESUME_DELAY,
+        waits=close_suspension(snapshot.life.waits or NO_WAITS, suspension, now, wake),
+    )
+    after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
+    return after, steps_of(suspension, wake)
+
+
+def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wake) -> Waits:
+    """What stays open after a suspension: waitpoints of waits that go on, or that outlast them.
+    Only a wait that was satisfied has used its signals up."""
+    pending = {p.id: p for p in waits.pending}
+    left: dict[UUID, list[tuple[Pending, bool]]] = {}
+    for number, arm in enumerate(suspension.arms):
+        if closed_after(arm) and (arm.step is None or number in wake.done):
+            continue
+        used = wake.done.get(number) is Waited.SIGNALLED
+        for bound in arm.bound:
+            left.setdefault(bound.id, []).append((bound, used))
+    pending |= {id: _left_open(ends) for id, ends in left.items()}
+    last = Closed(suspension.id, suspension.attempt, now, wake.reason, wake.closer)
+    return replace(waits, suspension=None, pending=tuple(pending.values()), last=last)
+
+
+def steps_of(suspension: Suspension, wake: Wake) -> tuple[Step, ...]:
+    """The recorded steps of the waits that are over."""
+    arms = [(suspension.arms[number], how) for number, how in wake.done.items()]
+    return tuple(
+        _step(arm.step, suspension.id, arm, how, wake) for arm, how in arms if arm.step is not None
+    )
+
+
+def resume(
+    snapshot: Snapshot | None, now: Millis, delay: Millis = NO_TIME, trigger: str = "operator"
+) -> "Change[Resumed]":
+    """Wakes a suspended execution without a signal; its attempt is continued, and what it waited
+    for is over for good."""
+    snapshot = present(snapshot)
+    suspension = suspension_of(snapshot)
+    if suspension is None:
+        raise NotSuspended("only a suspended execution can be resumed")
+    done = dict.fromkeys(range(len(suspension.arms)), Waited.RESUMED)
+    after, steps = wake(snapshot, suspension, now, Wake(reason=RESUMED, done=done, delay=delay))
+    event = event_of(snapshot, EventKind.WOKEN, now, {"reason": trigger})
+    outcome = Resumed(snapshot.execution.id, vector(after).public)
+    return Change(outcome, snapshot, after, (event,), steps=steps)
+
+
+def expire_suspension(
+    snapshot: Snapshot | None, now: Millis, signal_id: UUID
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    """Acts on a suspension whose time is over; the timer is looked at again on what is stored.
+
+    `signal_id` is for the signal that tells a resumed execution of the timeout.
+    """
+    if snapshot is None:
+        return unchanged(AlreadySatisfied("not_found"))
+    if not isinstance(snapshot.state, Suspended):
+        return unchanged(AlreadySatisfied("not_suspended_cleaned"))
+    suspension = suspension_of(snapshot)
+    if suspension is None:
+        return unchanged(AlreadySatisfied("no_active_suspension_cleaned"))
+    if snapshot.state.due_at is None or snapshot.state.due_at > now:
+        return unchanged(AlreadySatisfied("not_yet_due"))
+    overdue = _overdue(suspension, now)
+    behaviour = suspension.arms[overdue[0]].behaviour if overdue else Behaviour.AUTO_RESUME
+    match behaviour:
+        case Behaviour.AUTO_RESUME:
+            return _auto_resume(snapshot, suspension, now, overdue, signal_id)
+        case Behaviour.ESCALATE:
+            return _escalate(snapshot, snapshot.state, suspension, now, overdue)
+        case _:
+            return _end(snapshot, now, behaviour)
+
+
+def _end(
+    snapshot: Snapshot, now: Millis, behaviour: Behaviour
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    outcome, kind = _ENDINGS[behaviour]
+    reason = f"suspension_timeout:{behaviour}"
+    change = end(snapshot, now, outcome, kind, _told(snapshot.life, behaviour, reason), reason)
+    return _expired(snapshot, change, behaviour)
+
+
+def _told(life: Life, behaviour: Behaviour, reason: str) -> Life:
+    if behaviour is Behaviour.CANCEL:
+        return replace(life, cancel_reason=reason, cancelled_by="system_timeout")
+    return replace(life, failure=Failure(message=reason, category="timeout"))
+
+
+def _auto_resume(
+    snapshot: Snapshot,
+    suspension: Suspension,
+    now: Millis,
+    overdue: list[int],
+    signal_id: UUID,
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    """Waits whose time is over are; the others go on when the handler asks for them again."""
+    done = {
+        number: Waited.TIMED_OUT
+        for number in overdue
+        if suspension.arms[number].behaviour is Behaviour.AUTO_RESUME
+    }
+    waits = snapshot.life.waits or NO_WAITS
+    signal = Signal(
+        number=waits.signals + 1,
+        id=signal_id,
+        waitpoint=UUID(int=0),
+        key="",
+        name=TIMEOUT,
+        accepted_at=now,
+        category=TIMEOUT,
+        source_type="system",
+    )
+    numbered = replace(waits, signals=signal.number, internal=waits.internal + 1)
+    counted = replace(snapshot.life, waits=numbered)
+    told = replace(snapshot, head=replace(snapshot.head, life=counted))
+    after, steps = wake(told, suspension, now, Wake(reason=TIMED_OUT, done=done, closer=signal_id))
+    change: Change[Never] = Change(
+        NotSuspended(),
+        snapshot,
+        after,
+        (event_of(snapshot, EventKind.WOKEN, now, {"reason": TIMEOUT}),),
+        steps=steps,
+        signals=(Heard(signal, suspension.id),),
+    )
+    return _expired(snapshot, change, Behaviour.AUTO_RESUME)
+
+
+def _escalate(
+    snapshot: Snapshot,
+    state: Suspended,
+    suspension: Suspension,
+    now: Millis,
+    overdue: list[int],
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    """Stays suspended, for an operator to look at; its waitpoints stay open, and what else it
+    waits for keeps its time."""
+    arms = tuple(
+        replace(arm, timeout_at=None)
+        if number in overdue and arm.behaviour is Behaviour.ESCALATE
+        else arm
+        for number, arm in enumerate(suspension.arms)
+    )
+    left = replace(suspension, arms=arms)
+    waits = replace(snapshot.life.waits or NO_WAITS, suspension=left)
+    after = snapshot.to(
+        replace(state, reason=OPERATOR_REVIEW, due_at=left.due_at),
+        life=replace(snapshot.life, waits=waits),
+    )
+    event = event_of(snapshot, EventKind.ESCALATED, now, {"reason": TIMEOUT})
+    change: Change[Never] = Change(NotSuspended(), snapshot, after, (event,))
+    return _expired(snapshot, change, Behaviour.ESCALATE)
+
+
+def _expired(
+    snapshot: Snapshot, change: "Change[object]", behaviour: Behaviour
+) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    state = vector(change.after or snapshot).public
+    outcome = SuspensionExpired(snapshot.execution.id, behaviour, state)
+    return Change(
+        outcome,
+        change.before,
+        change.after,
+        change.events,
+        steps=change.steps,
+        signals=change.signals,
+    )
+
+
+def _overdue(suspension: Suspension, now: Millis) -> list[int]:
+    """The arms whose time is over, the earliest first."""
+    due = [
+        (arm.timeout_at, number)
+        for number, arm in enumerate(suspension.arms)
+        if arm.timeout_at is not None and arm.timeout_at <= now
+    ]
+    return [number for _, number in sorted(due)]
+
+
+def _left_open(ends: list[tuple[Pending, bool]]) -> Pending:
+    """A waitpoint after the waits at it, each with whether it has used up what it heard. What one
+    has heard and not used stays for it, although another used up what came later."""
+    used = {bound.heard for bound, is_used in ends if is_used}
+    taken = max([*used, *(bound.taken for bound, _ in ends)])
+    heard = {bound.heard for bound, is_used in ends if not is_used}
+    wanted = heard.union(*(bound.kept for bound, _ in ends)) - used
+    kept = tuple(sorted(number for number in wanted if 0 < number <= taken))
+    return replace(ends[0][0], taken=taken, kept=kept, heard=0)
+
+
+def _only_signal(arm: Arm, wake: Wake) -> Signal | None:
+    """The signal, if it alone satisfied the arm: whoever reads the step need not look for it."""
+    alone = sum(tally.count for tally in arm.tallies) == 1
+    return wake.signal if alone else None
+
+
+def _step(ref: StepRef, suspension: UUID, arm: Arm, how: Waited, wake: Wake) -> Step:
+    signal = _only_signal(arm, wake)
+    alone = arm.bound[0].id if signal is None and len(arm.bound) == 1 else None
+    recorded = Recorded(
+        branch=ref.branch, waited=how, suspension=suspension, signal=signal, waitpoint=alone
+    )
+    if wake.note:
+        recorded = replace(recorded, value=msgspec.Raw(msgspec.json.encode(wake.note)))
+    doc = msgspec.json.encode(recorded)
+    return Step(ref.generation, ref.position, ref.name, ref.occurrence, doc)

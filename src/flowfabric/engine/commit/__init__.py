@@ -1,0 +1,1 @@
+"""The one way to write: group commit, decide and retry, work after the commit."""

@@ -1,0 +1,145 @@
+"""Group commit: calls that arrive while one is under way ride the next one together.
+
+There is no timer. An idle caller's item goes at once; a busy moment makes larger batches by
+itself. Each caller waits for its own item only, and a caller that goes away takes nobody along:
+the flush runs in the batcher's own task.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Generic, TypeVar
+
+from flowfabric.core.base.errors import FlowFabricError, Invalid, Locked, Overloaded
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+MAX_ITEMS = 500
+MAX_BYTES = 4 << 20
+CAPACITY = 50_000
+
+Flush = Callable[[list[Item]], Awaitable[Sequence[Answer | Exception]]]
+
+
+def _nothing(item: object) -> tuple[Hashable, ...]:
+    return ()
+
+
+def _weightless(item: object) -> int:
+    return 0
+
+
+class Batcher(Generic[Item, Answer]):
+    """Collects items of one kind and flushes them with at most one flush in flight.
+
+    `flush` answers for every item in order; an answer that is an exception is raised for that
+    item's caller alone. `keys` names what must not occur twice in one batch: the second item
+    rides the next one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        flush: Flush[Item, Answer],
+        *,
+        keys: Callable[[Item], tuple[Hashable, ...]] = _nothing,
+        weight: Callable[[Item], int] = _weightless,
+        capacity: int = CAPACITY,
+    ) -> None:
+        self.name = name
+        self._flush = flush
+        self._keys = keys
+        self._weight = weight
+        self._capacity = capacity
+        self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._alone: set[asyncio.Task[None]] = set()
+
+    def put(self, item: Item) -> "asyncio.Future[Answer]":
+        """Queues an item; the future is done when the item is durable or refused."""
+        if len(self._queue) >= self._capacity:
+            raise Overloaded(
+                f"{len(self._queue)} calls wait for the store ({self.name})", retry_after=0.1
+            )
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"flowfabric-{self.name}")
+        return future
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    async def drain(self) -> None:
+        """Returns when everything queued so far was flushed."""
+        while tasks := {*self._alone, *([] if self._task is None else [self._task])}:
+            await asyncio.wait(tasks)
+
+    async def _run(self) -> None:
+        try:
+            while self._queue:
+                await self._flush_one(self._next_batch())
+        finally:
+            self._task = None
+
+    async def _flush_one(self, batch: list[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
+        try:
+            answers = await self._flush([item for item, _ in batch])
+        except (Invalid, Locked) as error:
+            if len(batch) > 1:
+                # Something in it cannot be written, or not yet. What can be was; asking again one
+                # by one is harmless and tells each caller about its own item. Side by side: none
+                # waits for the one that waits.
+                for entry in batch:
+                    task = asyncio.create_task(self._flush_one([entry]))
+                    self._alone.add(task)
+                    task.add_done_callback(self._alone.discard)
+                return
+            answers = [error]
+        except Exception as error:
+            answers = [error] * len(batch)
+        except BaseException:
+            _abandon(batch)
+            raise
+        for (_, future), answer in zip(batch, answers, strict=True):
+            _settle(future, answer)
+
+    def _next_batch(self) -> list[tuple[Item, "asyncio.Future[Answer]"]]:
+        batch: list[tuple[Item, asyncio.Future[Answer]]] = []
+        later: list[tuple[Item, asyncio.Future[Answer]]] = []
+        seen: set[Hashable] = set()
+        size = 0
+        # Not through the whole queue for one item, when many thousands share a key.
+        while self._queue and len(batch) < MAX_ITEMS and len(later) < MAX_ITEMS:
+            entry = self._queue.popleft()
+            weight = self._weight(entry[0])
+            if batch and size + weight > MAX_BYTES:
+                later.append(entry)
+                break
+            keys = self._keys(entry[0])
+            if not seen.isdisjoint(keys):
+                later.append(entry)
+                continue
+            seen.update(keys)
+            size += weight
+            batch.append(entry)
+        self._queue.extendleft(reversed(later))
+        return batch
+
+
+def _settle(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
+    if future.done():  # its caller was cancelled; the item was written all the same
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _abandon(batch: list[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(FlowFabricError("the engine was stopped; the effect is unknown"))
+            future.exception()  # seen: a caller that is gone must not cause a warning

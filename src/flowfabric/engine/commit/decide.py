@@ -1,0 +1,233 @@
+"""Load, decide, apply: the general way an execution changes.
+
+Calls for many executions share one load and one apply. Calls for the same execution are decided
+one after the other, each on the previous result, and written as one change. Whoever lost against
+a rival loads and decides again.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Corruption, FlowFabricError, RetryExhausted
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change, fold
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.wait.model import Ask, Memory
+from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.post_commit import After
+from flowfabric.engine.execution.inbox import Arrivals
+from flowfabric.store.contract import Store
+from flowfabric.store.readable import load_each
+
+T = TypeVar("T")
+Rule = Callable[[Snapshot | None, Millis], Change[T]]
+Recalling = Callable[[Snapshot | None, Millis, Memory], Change[T]]
+Asking = Callable[[Snapshot | None], Ask | None]
+
+MAX_ROUNDS = 10
+
+
+class Decision(Struct):
+    """A rule waiting to be decided. `held` is a value the caller already has: the first round
+    decides on it without a load. With `ask` the rule is given what it says it must remember;
+    `memory` is just that, seen at the same moment as `held`: the first round does not ask."""
+
+    uuid: UUID
+    rule: Rule[Any] | Recalling[Any]
+    held: Snapshot | None = None
+    ask: Asking | None = None
+    memory: Memory | None = None
+    outcome: Any = None
+
+    def asking(self, snapshot: Snapshot | None) -> Ask | None:
+        try:
+            return None if self.ask is None else self.ask(snapshot)
+        except Exception:  # the rule itself will stumble over the same, for its caller alone
+            return None
+
+    def decide(self, snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[Any]:
+        rule: Callable[..., Change[Any]] = self.rule
+        return rule(snapshot, now) if self.ask is None else rule(snapshot, now, memory)
+
+
+class Decisions:
+    def __init__(self, store: Store, arrivals: Arrivals, after: After) -> None:
+        self._store = store
+        self._arrivals = arrivals
+        self._after = after
+        self._batcher: Batcher[Decision, Any] = Batcher("decide", self._flush)
+
+    async def decide(self, uuid: UUID, rule: Rule[T], held: Snapshot | None = None) -> T:
+        """What the rule answers, once its change is durable."""
+        answer: T = await self._batcher.put(Decision(uuid, rule, held))
+        return answer
+
+    async def recalling(
+        self, uuid: UUID, rule: Recalling[T], ask: Asking, held: Snapshot | None = None
+    ) -> T:
+        """The same for a rule that must remember more than the execution itself."""
+        answer: T = await self._batcher.put(Decision(uuid, rule, held, ask))
+        return answer
+
+    async def decide_all(self, decisions: list[Decision]) -> list[Any]:
+        """Many rules at once; an answer may be an exception."""
+        futures = [self._batcher.put(decision) for decision in decisions]
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+    async def drain(self) -> None:
+        await self._batcher.drain()
+
+    async def _flush(self, decisions: list[Decision]) -> list[Any]:
+        open_groups = _by_execution(decisions)
+        for round in range(MAX_ROUNDS):
+            open_groups = await self._round(open_groups, first=round == 0)
+            if not open_groups:
+                break
+            await asyncio.sleep(random.uniform(0, 0.002) * round)  # noqa: S311 - only jitter
+        for group in open_groups.values():
+            for decision in group:
+                decision.outcome = RetryExhausted("lost against rivals ten times in a row")
+        return [decision.outcome for decision in decisions]
+
+    async def _round(
+        self, groups: dict[UUID, list[Decision]], *, first: bool
+    ) -> dict[UUID, list[Decision]]:
+        """Decides and applies every group once; returns those that lost against a rival."""
+        # Before the load: a lease renewed after it would look expired to a later moment, and a
+        # renewal moves no version that `apply` could compare.
+        now = self._store.clock.now()
+        snapshots = await self._snapshots(groups, first=first)
+        memories = await self._recall(groups, snapshots, first=first)
+        changes, unsure = {}, {}
+        for uuid, group in groups.items():
+            memory = memories.get(uuid) or Memory({}, {}, [])
+            change = _decide_group(group, snapshots.get(uuid), now, memory)
+            if first and _refused_unseen(group):
+                unsure[uuid] = group
+            elif change is not None:
+                changes[uuid] = change
+        if not changes:
+            return unsure
+        applied = await self._store.apply(list(changes.values()))
+        self._after.applied([changes[uuid] for uuid in applied])
+        return unsure | {uuid: groups[uuid] for uuid in changes if uuid not in applied}
+
+    async def _snapshots(
+        self, groups: dict[UUID, list[Decision]], *, first: bool
+    ) -> dict[UUID, Snapshot | Corruption]:
+        held = {}
+        if first:
+            for uuid, group in groups.items():
+                if (known := _held(group)) is not None:
+                    held[uuid] = known
+        missing = [uuid for uuid in groups if uuid not in held]
+        loaded = await load_each(self._arrivals.load, missing)
+        return {**held, **loaded}
+
+    async def _recall(
+        self,
+        groups: dict[UUID, list[Decision]],
+        snapshots: dict[UUID, Snapshot | Corruption],
+        *,
+        first: bool,
+    ) -> dict[UUID, Memory]:
+        """What the rules must remember. Read after the load, so never older than it: what was
+        written since moved the version, and then the change is not applied. An execution whose
+        memories cannot be read becomes one that cannot be read itself."""
+        asks: list[Ask] = []
+        memories: dict[UUID, Memory] = {}
+        for uuid, group in groups.items():
+            found, known = snapshots.get(uuid), group[0].memory
+            if isinstance(found, Corruption):
+                continue
+            if first and known is not None and _held(group) is not None:
+                memories[uuid] = known
+                continue
+            asks += [ask for decision in group if (ask := decision.asking(found)) is not None]
+        if not asks:
+            return memories
+        for ask, memory in zip(asks, await self._remembered(asks), strict=True):
+            if isinstance(memory, Corruption):
+                snapshots[ask.execution] = memory
+                continue
+            known = memories.setdefault(ask.execution, memory)
+            if known is not memory:
+                _absorb(known, memory)
+        return memories
+
+    async def _remembered(self, asks: list[Ask]) -> "list[Memory | Corruption]":
+        """What each ask names; one that cannot be read does not hide the others."""
+        try:
+            return [*await self._store.recall(asks)]
+        except Corruption as error:
+            if len(asks) == 1:
+                return [error]
+        middle = len(asks) // 2
+        first = await self._remembered(asks[:middle])
+        return first + await self._remembered(asks[middle:])
+
+
+def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:
+    groups: dict[UUID, list[Decision]] = {}
+    for decision in decisions:
+        groups.setdefault(decision.uuid, []).append(decision)
+    return groups
+
+
+def _held(group: list[Decision]) -> Snapshot | None:
+    """The value a group is decided on without a load, if there is one: that of its only rule."""
+    return group[0].held if len(group) == 1 else None
+
+
+def _refused_unseen(group: list[Decision]) -> bool:
+    """Whether a held value refused: its lease may have been renewed, only a loaded one can tell."""
+    return _held(group) is not None and isinstance(group[0].outcome, FlowFabricError)
+
+
+def _absorb(memory: Memory, more: Memory) -> None:
+    memory.waitpoints.update(more.waitpoints)
+    memory.marks.update(more.marks)
+    memory.edges.update(more.edges)
+    known = {heard.signal.number for heard in memory.signals}
+    memory.signals += [heard for heard in more.signals if heard.signal.number not in known]
+    memory.signals.sort(key=lambda heard: heard.signal.number)
+
+
+def _decide_group(
+    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, memory: Memory
+) -> Change[Any] | None:
+    """The folded change of all rules of one execution, None when nothing is to be written."""
+    if isinstance(found, Corruption):
+        for decision in group:
+            decision.outcome = found
+        return None
+    snapshot: Snapshot | None = found
+    folded: Change[Any] | None = None
+    for decision in group:
+        try:
+            change = decision.decide(snapshot, now, memory)
+        except Exception as error:  # a rule that stumbles takes nobody along
+            decision.outcome = error
+            continue
+        decision.outcome = change.outcome
+        if change.after is not None:
+            snapshot = change.after
+            _remember(memory, change)
+            folded = change if folded is None else fold(folded, change)
+    return folded
+
+
+def _remember(memory: Memory, change: Change[Any]) -> None:
+    """The next rule of the same execution knows what this one is about to write."""
+    memory.waitpoints.update({waitpoint.id: waitpoint for waitpoint in change.waitpoints})
+    memory.marks.update({mark.key: mark for mark in change.marks})
+    memory.signals += change.signals
+    for edge, outcome in change.settled:
+        if edge in memory.edges:
+            memory.edges[edge] = replace(memory.edges[edge], outcome=outcome)

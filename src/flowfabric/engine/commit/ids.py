@@ -1,0 +1,28 @@
+"""New identifiers: time-ordered, and in the order they were made within this process."""
+
+import secrets
+from uuid import UUID
+
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.base.time import Millis
+
+_COUNTER = 1 << 12
+_RANDOM_BITS = 62
+
+
+class Ids:
+    """The twelve bits behind the millisecond count, so that executions submitted one after the
+    other in the same millisecond are claimed in that order."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._count = 0
+
+    def fresh(self, now: Millis) -> UUID:
+        if now > self._last:
+            self._last, self._count = now, 0
+        else:
+            self._count += 1
+            if self._count == _COUNTER:
+                self._last, self._count = self._last + 1, 0
+        return new_uuid7(self._last, self._count << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS))

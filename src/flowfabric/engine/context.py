@@ -1,0 +1,150 @@
+"""What every noun of the engine is made of."""
+
+import random
+from contextlib import suppress
+from typing import TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from flowfabric.core.base.errors import StoreFull, StoreReadOnly
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_flag
+from flowfabric.core.base.text import check_text
+from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import RANK_STEP, Flags, Snapshot
+from flowfabric.core.wait.model import Ask, Memory
+from flowfabric.engine.commit.decide import Asking, Decisions, Recalling, Rule
+from flowfabric.engine.commit.ids import Ids
+from flowfabric.engine.commit.post_commit import After
+from flowfabric.engine.commit.watcher import Waiting
+from flowfabric.engine.execution.inbox import Arrivals
+from flowfabric.engine.limit.known import Catalogue
+from flowfabric.engine.wait.keys import Ring
+from flowfabric.store.contract import Store
+
+T = TypeVar("T")
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How an engine behaves. Every process of a deployment should use the same. Spans are "7d",
+    timedeltas, or whole numbers of milliseconds.
+
+    `retention` is how long an ended execution is kept; `reclaim_grace` how long a lost one waits
+    before another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key
+    that signs waitpoint tokens; without one the engine makes its own when it first needs one,
+    unless `make_keys` is False. With `aging` whoever waits that long is worth one more point of
+    priority, so that urgent work cannot keep other work waiting for ever; without it priority
+    always comes first.
+    """
+
+    retention: Span = Millis(7 * 86_400_000)
+    aging: Span | None = None
+    reclaim_grace: Span = NO_TIME
+    waitpoint_secret: str | None = None
+    make_keys: bool = True
+
+    def __post_init__(self) -> None:
+        # Kept in milliseconds, in whatever form they came.
+        force_setattr(self, "retention", check_span(self.retention, "retention"))
+        force_setattr(self, "reclaim_grace", check_span(self.reclaim_grace, "reclaim_grace"))
+        if self.aging is not None:
+            force_setattr(self, "aging", check_span(self.aging, "aging", 1))
+        if self.waitpoint_secret is not None:
+            check_text(self.waitpoint_secret, "waitpoint_secret")
+        check_flag(self.make_keys, "make_keys")
+
+    @property
+    def kept_for(self) -> Millis:
+        """`retention` in milliseconds."""
+        return check_span(self.retention, "retention")
+
+    @property
+    def grace(self) -> Millis:
+        """`reclaim_grace` in milliseconds."""
+        return check_span(self.reclaim_grace, "reclaim_grace")
+
+    @property
+    def rank_step(self) -> int:
+        return RANK_STEP if self.aging is None else check_span(self.aging, "aging", 1)
+
+    def __repr__(self) -> str:
+        return (
+            f"Options(retention={self.retention}, aging={self.aging}, "
+            f"reclaim_grace={self.reclaim_grace})"
+        )
+
+
+class Parts(Struct):
+    """What the nouns share."""
+
+    store: Store
+    arrivals: Arrivals
+    decisions: Decisions
+    waiting: Waiting
+    after: After
+    ids: Ids
+    options: Options
+    secret: bytes
+    identity: str
+    chance: random.Random
+    ring: Ring
+    catalogue: Catalogue
+
+
+class Noun:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def _now(self) -> Millis:
+        return self._parts.store.clock.now()
+
+    def _fresh(self) -> UUID:
+        return self._parts.ids.fresh(self._now())
+
+    def _luck(self) -> float:
+        return self._parts.chance.random()
+
+    async def _load(self, id: str) -> Snapshot | None:
+        """The execution, None if there is none of that very id (partition included)."""
+        key = ExecutionId(id)
+        found = await self._parts.arrivals.load([key.uuid])
+        return _exactly(found.get(key.uuid), key)
+
+    async def _let_in(self) -> None:
+        """Before many executions are looked at: those that the application's own transactions
+        have submitted since are shown like all others. A store that can only be read shows the
+        rest."""
+        with suppress(StoreReadOnly, StoreFull):
+            await self._parts.arrivals.admit()
+
+    async def _decide(self, id: str, rule: Rule[T], held: Snapshot | None = None) -> T:
+        key = ExecutionId(id)
+
+        def exactly(snapshot: Snapshot | None, now: Millis) -> Change[T]:
+            return rule(_exactly(snapshot, key), now)
+
+        return await self._parts.decisions.decide(key.uuid, exactly, held)
+
+    async def _recalling(
+        self, id: str, rule: Recalling[T], ask: Asking, held: Snapshot | None = None
+    ) -> T:
+        """As `_decide`, for a rule that must remember more than the execution itself."""
+        key = ExecutionId(id)
+
+        def exactly(snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[T]:
+            return rule(_exactly(snapshot, key), now, memory)
+
+        def asked(snapshot: Snapshot | None) -> Ask | None:
+            found = _exactly(snapshot, key)
+            # Without the flag there is nothing to remember, and nobody need look.
+            return ask(found) if found and found.head.flags & Flags.WAITPOINTS else None
+
+        return await self._parts.decisions.recalling(key.uuid, exactly, asked, held)
+
+
+def _exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:
+    """An id with the right uuid in another partition names nothing."""
+    return snapshot if snapshot is not None and snapshot.execution.id == id else None

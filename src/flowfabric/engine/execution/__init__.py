@@ -1,0 +1,1 @@
+"""Operations on executions: submit, claim, report, steer, read."""

@@ -1,0 +1,323 @@
+"""What the owner of a lease reports: progress, steps, completion, failure, delay.
+
+A worker that holds a `Claim` decides on the value it holds and writes under the fence, one
+statement and no read. Only when that is refused is the execution loaded, and then the rule says
+exactly why.
+"""
+
+from collections.abc import Callable
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.base.errors import FenceRequired, Invalid, InvalidHandle
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import check_kind_of, check_whole
+from flowfabric.core.base.text import (
+    MAX_PROGRESS_MESSAGE,
+    MAX_REASON,
+    MAX_RESULT,
+    MAX_STEP_NAME,
+    check_bytes,
+    check_text,
+)
+from flowfabric.core.base.time import Millis, Span, check_moment, check_span
+from flowfabric.core.execution import attempt as rules
+from flowfabric.core.execution import operator
+from flowfabric.core.execution.attempt import (
+    Chance,
+    Completed,
+    Delayed,
+    RetryScheduled,
+    TerminalFailed,
+)
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.handle import HandleBody, HandleKind, open_handle, seal
+from flowfabric.core.execution.lease import Owner, Renewed, check_owner, enter, present
+from flowfabric.core.execution.model import Failure, Fence, Snapshot, Source
+from flowfabric.core.execution.operator import Cancelled
+from flowfabric.core.execution.retry import Category
+from flowfabric.core.execution.step import Step
+from flowfabric.core.flow import progress
+from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.decide import T
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.execution.claims import Claim, Claims
+from flowfabric.store.contract import Note, Progress
+
+MAX_STEP = 1 << 20
+
+
+class Held(Struct, frozen=True):
+    """An execution and what its caller presents as the owner; for callers without a claim."""
+
+    id: ExecutionId
+    owner: Owner = Owner()
+
+
+Owned = Claim | Held | str
+"""A claim, a handle's text, or an id with a fence."""
+
+# Deciding on the held value needs no second comparison: the statement that ends the lease
+# compares the fence with what is stored.
+_SELF = Owner(source=Source.OPERATOR)
+
+
+class Attempts(Noun):
+    """`engine.attempts`"""
+
+    def __init__(self, parts: Parts, claims: Claims) -> None:
+        super().__init__(parts)
+        self._claims = claims
+        self._ends: Batcher[Change[object], bool] = Batcher(
+            "end", self._flush_ends, keys=_change_keys, weight=_change_weight
+        )
+        self._steps: Batcher[tuple[UUID, int], list[Step]] = Batcher("steps", parts.store.steps)
+        self._notes: Batcher[Note, bool] = Batcher("note", self._flush_notes, weight=_note_weight)
+
+    async def complete(self, owned: Owned, result: bytes | None = None) -> Completed:
+        """Ends the execution in success. Repeating it with the same fence gives the same answer
+        and keeps the first result."""
+        if result is not None:
+            result = check_bytes(result, "result", MAX_RESULT)
+        if isinstance(owned, Claim):
+            change = rules.complete(owned.snapshot, _SELF, self._now(), result)
+            if change.plain_end and await self._ends.put(change):
+                return Completed(owned.id)
+        id, owner = self.unpack(owned)
+        return await self._decide(id, lambda held, now: rules.complete(held, owner, now, result))
+
+    async def fail(
+        self, owned: Owned, failure: Failure, *, retry_after: Span | None = None
+    ) -> RetryScheduled | TerminalFailed:
+        """Ends the attempt in failure. The stored policy decides whether a retry is scheduled;
+        `retry_after` replaces its backoff for this once."""
+        _check_failure(failure)
+        if retry_after is not None:
+            retry_after = check_span(retry_after, "retry_after")
+        chance = Chance(self._luck(), retry_after)
+        if isinstance(owned, Claim):
+            change = rules.fail(owned.snapshot, _SELF, self._now(), failure, chance)
+            if change.plain_end and await self._ends.put(change):
+                return TerminalFailed(owned.id)
+        id, owner = self.unpack(owned)
+        held = owned.snapshot if isinstance(owned, Claim) else None
+        return await self._decide(
+            id, lambda found, now: rules.fail(found, owner, now, failure, chance), held
+        )
+
+    def ended_elsewhere(self, owned: Claim, ended: Snapshot) -> None:
+        """Told that a transaction of the application has ended what was claimed: whoever waits for
+        the result, its flow or its slot need not wait for the sweep."""
+        self._parts.after.applied([Change(None, owned.snapshot, ended)])
+
+    async def time_out(self, owned: Owned) -> RetryScheduled | TerminalFailed:
+        """Gives the attempt up because it took longer than its timeout, as the sweep would: it is
+        retried or has expired. For the owner, whose timer may be ahead of the store's clock."""
+        luck = self._luck()
+        return await self._release(
+            owned, lambda held, now, owner: rules.time_out_owned(held, owner, now, luck)
+        )
+
+    async def delay(self, owned: Owned, until: Millis, *, step: Step | None = None) -> Delayed:
+        """Gives the lease up; the same attempt goes on at `until`. A step given along is recorded
+        by the very change that parks the execution."""
+        moment = check_moment(until, "delay")
+        if step is not None:
+            _check_step(step)
+        return await self._release(
+            owned,
+            lambda held, now, owner: rules.delay(held, owner, now, moment, step=step),
+        )
+
+    async def wait_children(self, owned: Owned) -> Delayed:
+        """Gives the lease up until the executions this one depends on have ended; the same attempt
+        goes on then, or at once if they have."""
+        return await self._release(
+            owned, lambda held, now, owner: progress.wait_children(held, owner, now)
+        )
+
+    async def hand_back(self, owned: Owned) -> Delayed:
+        """Gives the lease up at once, for a worker that stops: same attempt, no retry spent."""
+        return await self._release(
+            owned, lambda held, now, owner: rules.hand_back(held, owner, now)
+        )
+
+    async def cancel(self, owned: Owned, reason: str) -> Cancelled:
+        """A worker cancels what it owns."""
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        return await self._release(
+            owned, lambda held, now, owner: operator.cancel_owned(held, owner, now, text)
+        )
+
+    async def renew(self, owned: Owned, ttl: Span | None = None) -> Renewed:
+        """Extends the lease, whatever form the caller owns it in."""
+        if isinstance(owned, Claim):
+            return await self._claims.renew(owned, ttl)
+        id, owner = self.unpack(owned)
+        if isinstance(owned, str) and ttl is None:
+            ttl = self.open(owned).lease_ttl
+        if ttl is None:
+            raise Invalid("a renewal by fence needs a ttl")
+        return await self._claims.renew_as(id, owner, ttl)
+
+    async def progress(
+        self, owned: Owned, percent: int | None = None, message: str | None = None
+    ) -> None:
+        """Says how far the attempt is; what is not given stays as it was."""
+        if percent is not None:
+            check_whole(percent, "progress in percent", 0, 100)
+        if message is not None:
+            check_text(message, "progress message", limit=MAX_PROGRESS_MESSAGE)
+        await self._note(owned, Progress(percent, message), None)
+
+    async def record_step(self, owned: Owned, step: Step) -> None:
+        """Records a step under the fence. A step that is recorded already stays as it is."""
+        _check_step(step)
+        await self._note(owned, None, step)
+
+    async def steps(self, uuid: UUID, generation: int) -> list[Step]:
+        """The recorded steps of an execution's generation, in order."""
+        check_whole(generation, "generation")
+        return await self._steps.put((parse_uuid(uuid, "execution"), generation))
+
+    def seal(self, claim: Claim) -> str:
+        """The handle of a claim: opaque signed text that can leave the process."""
+        lease = check_kind_of(claim, Claim, "claim").lease
+        body = HandleBody(
+            execution=claim.uuid,
+            partition=claim.id.partition_index,
+            attempt_index=lease.attempt,
+            attempt_id=claim.attempt_id,
+            lease_id=lease.id,
+            epoch=claim.epoch,
+            lease_ttl=claim.ttl,
+            lane=claim.snapshot.execution.route.lane,
+            worker=lease.worker.id,
+            instance=lease.worker.instance,
+            kind=claim.handle_kind,
+            store=self._parts.store.name,
+        )
+        return seal(body, self._parts.secret)
+
+    def open(self, handle: str) -> HandleBody:
+        """What a handle says; InvalidHandle if it was not made by this very database."""
+        return open_handle(handle, self._parts.secret, self._parts.store.name)
+
+    async def drain(self) -> None:
+        await self._ends.drain()
+        await self._notes.drain()
+        await self._steps.drain()
+
+    def unpack(self, owned: Owned, *, suspended: bool = False) -> tuple[ExecutionId, Owner]:
+        """Which execution, and what its caller presents as the owner. `suspended`: a handle that
+        has given its lease up will do, to read with."""
+        match owned:
+            case Claim():
+                return owned.id, owned.owner
+            case Held():
+                return ExecutionId(owned.id), check_owner(owned.owner)
+            case _:
+                body = self.open(owned)
+                if body.kind is HandleKind.SUSPENDED and not suspended:
+                    raise InvalidHandle("a suspended handle owns nothing any more")
+                return body.execution_id, _owner_of(body)
+
+    async def _release(
+        self, owned: Owned, rule: Callable[[Snapshot | None, Millis, Owner], Change[T]]
+    ) -> T:
+        id, owner = self.unpack(owned)
+        held = owned.snapshot if isinstance(owned, Claim) else None
+
+        def with_owner(found: Snapshot | None, now: Millis) -> Change[T]:
+            return rule(found, now, owner)
+
+        return await self._decide(id, with_owner, held)
+
+    async def _note(self, owned: Owned, progress: Progress | None, step: Step | None) -> None:
+        id, owner = self.unpack(owned)
+        if isinstance(owned, Held):
+            # The note compares neither the attempt nor the partition, and nobody signed these.
+            await self._decide(id, lambda found, now: _explain(found, owner, now))
+        fence = _whole_fence(owner)
+        note = Note(id.uuid, fence.lease_id, fence.epoch, progress, step)
+        while not await self._notes.put(note):
+            # Refused: the rule says why. If it finds nothing wrong, the lease moved in between.
+            await self._decide(id, lambda found, now: _explain(found, owner, now))
+
+    async def _flush_ends(self, changes: list[Change[object]]) -> list[bool]:
+        ended = await self._parts.store.end(changes, self._now())
+        applied = [change for change in changes if _uuid(change) in ended]
+        self._parts.after.applied(applied)
+        return [_uuid(change) in ended for change in changes]
+
+    async def _flush_notes(self, notes: list[Note]) -> list[bool]:
+        """One call for all, unless two owners of one execution meet: the store answers by
+        execution, and the one that lost its lease must not hear the other's answer."""
+        written: set[tuple[UUID, UUID, int]] = set()
+        rest = notes
+        while rest:
+            owners = {note.uuid: _note_fence(note) for note in reversed(rest)}
+            call = [note for note in rest if owners[note.uuid] == _note_fence(note)]
+            found = await self._parts.store.note(call, self._now())
+            written.update(owners[uuid] for uuid in found)
+            rest = [note for note in rest if owners[note.uuid] != _note_fence(note)]
+        return [_note_fence(note) in written for note in notes]
+
+
+def _explain(found: Snapshot | None, owner: Owner, now: Millis) -> Change[None]:
+    snapshot = present(found)
+    _whole_fence(owner)
+    gate = enter(snapshot, owner, now)
+    return gate if isinstance(gate, Change) else unchanged(None)
+
+
+def _whole_fence(owner: Owner) -> Fence:
+    fence = owner.fence
+    if fence is None:
+        raise FenceRequired("only the owner of a lease can write beside it")
+    return fence
+
+
+def _owner_of(body: HandleBody) -> Owner:
+    return Owner(body.lease_id, body.epoch, body.attempt_id)
+
+
+def _uuid(change: Change[object]) -> UUID:
+    if change.before is None:
+        raise Invalid("an ending has something to end")
+    return change.before.execution.uuid
+
+
+def _change_keys(change: Change[object]) -> tuple[UUID]:
+    return (_uuid(change),)
+
+
+def _change_weight(change: Change[object]) -> int:
+    state = change.after.state if change.after else None
+    return len(getattr(state, "result", None) or b"")
+
+
+def _note_fence(note: Note) -> tuple[UUID, UUID, int]:
+    return note.uuid, note.lease_id, note.epoch
+
+
+def _note_weight(note: Note) -> int:
+    return len(note.step.doc) if note.step else 0
+
+
+def _check_step(step: Step) -> None:
+    check_kind_of(step, Step, "step")
+    check_text(step.name, "step name", limit=MAX_STEP_NAME)
+    check_bytes(step.doc, "step", MAX_STEP)
+    for number in (step.generation, step.position, step.occurrence):
+        check_whole(number, "a number of a step")
+
+
+def _check_failure(failure: Failure) -> None:
+    check_kind_of(failure, Failure, "failure")
+    check_text(failure.message, "failure message", limit=1 << 16)
+    if failure.detail is not None:
+        check_bytes(failure.detail, "failure detail", MAX_RESULT)
+    if failure.category not in list(Category):
+        raise Invalid(f"unknown failure category {failure.category!r:.80}")

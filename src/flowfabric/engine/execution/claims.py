@@ -1,0 +1,485 @@
+"""Taking leases: claiming what waits, renewing, revoking, finding what was lost."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import FlowFabricError, Invalid, Unavailable
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import (
+    Seconds,
+    check_flag,
+    check_items,
+    check_kind_of,
+    check_limit,
+    check_names,
+    check_seconds,
+    check_whole,
+)
+from flowfabric.core.base.text import (
+    MAX_NAME,
+    MAX_REASON,
+    check_kind,
+    check_lane,
+    check_namespace,
+    check_text,
+    check_worker,
+)
+from flowfabric.core.base.time import Millis, Span, check_moment, check_span
+from flowfabric.core.execution import lease as rules
+from flowfabric.core.execution import probation
+from flowfabric.core.execution.attempt import Delayed, hand_back
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.handle import HandleKind
+from flowfabric.core.execution.lease import (
+    AlreadySatisfied,
+    MarkedExpired,
+    Owner,
+    Renewed,
+    Revoked,
+    check_owner,
+)
+from flowfabric.core.execution.model import (
+    Active,
+    Fence,
+    Flags,
+    Lease,
+    Probation,
+    Snapshot,
+    Start,
+    Worker,
+)
+from flowfabric.core.execution.policy import Policy
+from flowfabric.core.execution.routing import check_capabilities
+from flowfabric.core.execution.takeover import give_up
+from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.engine.limit.lanes import Lanes, share_out
+from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
+
+log = logging.getLogger("flowfabric.claims")
+
+MAX_CLAIM = 500
+POLL_FLOOR = 1.0
+MAX_EXPIRED_PAGE = 10_000
+MAX_HELD = 10_000
+MAX_REFUSED = 100
+"""How often one claim takes again when budgets refuse all it took."""
+
+_SPENT = int(Flags.SPENT)
+_KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """What a worker holds while it owns an execution: the value its decisions are made on."""
+
+    snapshot: Snapshot
+    payload: bytes
+    ttl: Millis
+
+    @property
+    def lease(self) -> Lease:
+        state = self.snapshot.state
+        if not isinstance(state, Active):
+            raise Invalid("not a claim")
+        return state.lease
+
+    @property
+    def id(self) -> ExecutionId:
+        return self.snapshot.execution.id
+
+    @property
+    def uuid(self) -> UUID:
+        return self.snapshot.execution.uuid
+
+    @property
+    def kind(self) -> str:
+        """The kind of work, as submitted."""
+        return self.snapshot.execution.kind
+
+    @property
+    def policy(self) -> Policy:
+        return self.snapshot.execution.rules
+
+    @property
+    def handle_kind(self) -> HandleKind:
+        return _KINDS.get(self.lease.start, HandleKind.FRESH)
+
+    @property
+    def epoch(self) -> int:
+        return self.snapshot.head.epoch
+
+    @property
+    def attempt(self) -> int:
+        return self.lease.attempt
+
+    @property
+    def attempt_id(self) -> UUID:
+        return self.snapshot.attempt_id_of(self.lease.attempt)
+
+    @property
+    def expires_at(self) -> Millis:
+        return self.lease.expires_at
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.lease.id, self.epoch, self.attempt_id)
+
+    @property
+    def owner(self) -> Owner:
+        return Owner.of(self.fence)
+
+
+class Renewals(dict[UUID, Renewed | FlowFabricError]):
+    """What became of claims that were renewed together, by the id of their lease. The id of an
+    execution finds the answer for the newest of its claims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._newest: dict[UUID, Claim] = {}
+
+    def put(self, claim: Claim, answer: Renewed | FlowFabricError) -> None:
+        self[claim.lease.id] = answer
+        newest = self._newest.get(claim.uuid)
+        if newest is None or newest.epoch < claim.epoch:
+            self._newest[claim.uuid] = claim
+
+    def __missing__(self, key: UUID) -> Renewed | FlowFabricError:
+        return self[self._newest[key].lease.id]
+
+
+class Claims(Noun):
+    """`engine.claims`"""
+
+    def __init__(self, parts: Parts, lanes: Lanes, doorkeeper: Doorkeeper) -> None:
+        super().__init__(parts)
+        self._lanes = lanes
+        self._door = doorkeeper
+        self._renewals: Batcher[Renewal, Millis | None] = Batcher(
+            "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
+        )
+        self._rescues: set[asyncio.Future[None]] = set()
+        self._unanswered: dict[UUID, tuple[ClaimCall, Millis]] = {}
+        self._turns: dict[tuple[str, ...], dict[str, float]] = {}
+
+    async def claim(  # noqa: PLR0913 - the options are the interface
+        self,
+        worker: Worker,
+        *,
+        lanes: Sequence[str] | Mapping[str, int] = (),
+        capabilities: Iterable[str] = (),
+        kinds: Iterable[str] | None = None,
+        limit: int = 1,
+        ttl: Span = rules.DEFAULT_TTL,
+        namespace: str | None = None,
+        max_wait: Seconds = 0.0,
+        suspects: Suspects = Suspects.ANY,
+    ) -> list[Claim]:
+        """Takes up to `limit` executions this worker can run, best first; an empty list is not an
+        error. Lanes with weights (given here, or else set by an operator) are served in that
+        proportion; without weights the order is by priority and age over all of them, and no lane
+        at all means every lane. `kinds` leaves everything else for others. Waits up to `max_wait`
+        seconds for work to arrive. `suspects` tells apart what may have ended its worker: a process
+        that runs several executions takes those alone."""
+        names = check_lanes(lanes)
+        call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
+        call = replace(call, suspects=check_kind_of(suspects, Suspects, "suspects"))
+        await self.recover()
+        weights = _weights(lanes) or await self._lanes.weights(call.lanes)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
+        while True:
+            seen = self._parts.store.hints()
+            taken = await self._take(call, weights)
+            remaining = give_up_at - loop.time()
+            if taken or remaining <= 0:
+                return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
+            await self._parts.store.wait_hint(min(remaining, POLL_FLOOR), seen)
+
+    async def recover(self) -> None:
+        """Gives back what was taken by claims whose replies were lost, so that it can be claimed at
+        once and not only when its lease has run out. Every claim does this first."""
+        for id, (call, ends_at) in list(self._unanswered.items()):
+            if self._now() < ends_at:
+                repeat = replace(call, limit=0, repeated=True)
+                taken = await self._parts.store.claim(repeat, self._now())
+                for answer in await self._give_back(taken):
+                    if isinstance(answer, Unavailable):
+                        raise answer
+            self._unanswered.pop(id, None)
+
+    async def renew(self, owned: Claim, ttl: Span | None = None) -> Renewed:
+        """Extends the lease to now + ttl. Never shortens it; raises a LeaseLost that says why."""
+        lease = check_kind_of(owned, Claim, "claim").lease
+        span = owned.ttl if ttl is None else check_ttl(ttl)
+        renewal = Renewal(owned.uuid, lease.id, owned.epoch, span)
+        expires_at = await self._renewals.put(renewal)
+        if expires_at is not None:
+            return Renewed(expires_at, owned.epoch)
+        return await self.renew_as(owned.id, owned.owner, span)
+
+    async def renew_as(self, id: str, owner: Owner, ttl: Span) -> Renewed:
+        """The same for a caller that holds an id and a fence instead of a claim."""
+        span, who = check_ttl(ttl), check_owner(owner)
+        return await self._decide(id, lambda held, now: rules.renew(held, who, span, now))
+
+    async def renew_all(self, owned: Sequence[Claim]) -> "Renewals":
+        """One heartbeat for everything a worker holds: for each claim that it was renewed, or why
+        it was lost. An old and a new claim of one execution have an answer each."""
+        claims = [check_kind_of(each, Claim, "claim") for each in check_items(owned, "claims")]
+        answers = await asyncio.gather(
+            *(self.renew(claim) for claim in claims), return_exceptions=True
+        )
+        found = Renewals()
+        for claim, answer in zip(claims, answers, strict=True):
+            if not isinstance(answer, Renewed | FlowFabricError):
+                raise answer
+            found.put(claim, answer)
+        return found
+
+    async def revoke(
+        self, id: str, *, reason: str, lease_id: UUID | None = None, instance: str = ""
+    ) -> Revoked | AlreadySatisfied:
+        """An operator takes the lease away; the old worker can change nothing any more."""
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        check_text(instance, "instance", limit=MAX_NAME)
+        aimed_at = None if lease_id is None else parse_uuid(lease_id, "lease")
+        return await self._decide(
+            id,
+            lambda held, now: rules.revoke(
+                held, now, reason=text, lease_id=aimed_at, instance=instance
+            ),
+        )
+
+    async def watch(self, owned: Claim, *, alone: bool) -> Claim:
+        """Says that a suspect is on probation: whether it is the only one in its process decides
+        what another loss means. Gives the claim as it stands then."""
+        claim = check_kind_of(owned, Claim, "claim")
+        how = Probation.ALONE if check_flag(alone, "alone") else Probation.BESIDE
+        after = await self._decide(
+            claim.id, lambda held, now: probation.watch(held, claim.owner, now, how)
+        )
+        return replace(claim, snapshot=after)
+
+    async def clear(self, owned: Claim, reason: str) -> bool:
+        """A worker has survived a suspect: it is one no longer, and its losses are excused."""
+        claim = check_kind_of(owned, Claim, "claim")
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        return await self._decide(
+            claim.id, lambda held, now: probation.clear(held, claim.owner, now, text)
+        )
+
+    async def mark_expired(self, id: str) -> MarkedExpired | AlreadySatisfied:
+        """Marks a lease that ran out as lost. The sweep does this by itself."""
+        grace = self._parts.options.grace
+        return await self._decide(id, lambda held, now: rules.mark_expired(held, now, grace))
+
+    async def expired(
+        self,
+        *,
+        as_of: Millis | None = None,
+        after: tuple[Millis, ExecutionId] | None = None,
+        limit: int = 1000,
+        namespace: str | None = None,
+    ) -> list[ExpiredLease]:
+        """Leases that ran out or were revoked and wait for a reclaim, by (expiry, id)."""
+        wanted = check_limit(limit, MAX_EXPIRED_PAGE)
+        moment = self._now() if as_of is None else check_moment(as_of, "as_of")
+        cursor = None if after is None else _expired_cursor(after)
+        place = None if namespace is None else check_namespace(namespace)
+        if not wanted:
+            return []
+        return await self._parts.store.expired_leases(moment, cursor, wanted, place)
+
+    async def held_by(self, instance: str, limit: int = 1000) -> list[ExecutionId]:
+        """What a worker instance holds leases of."""
+        name = check_worker(instance, "instance")
+        wanted = check_limit(limit, MAX_HELD)
+        held = await self._parts.store.leases_of(name, wanted) if wanted else []
+        return [snapshot.execution.id for snapshot in held]
+
+    async def drain(self) -> None:
+        await self._renewals.drain()
+        if self._rescues:
+            await asyncio.wait(self._rescues)
+
+    def _call(
+        self,
+        worker: Worker,
+        lanes: Iterable[object],
+        capabilities: Iterable[str],
+        kinds: Iterable[str] | None,
+        limit: int,
+        ttl: Span,
+        namespace: str | None,
+    ) -> ClaimCall:
+        return ClaimCall(
+            id=self._fresh(),
+            worker=check_known(worker),
+            capabilities=frozenset(check_capabilities(capabilities, "worker")),
+            lanes=tuple(check_lane(lane) for lane in lanes),
+            namespace=None if namespace is None else check_namespace(namespace),
+            limit=check_whole(limit, "the limit of a claim", 1, MAX_CLAIM),
+            ttl=check_ttl(ttl),
+            kinds=None
+            if kinds is None
+            else frozenset(map(check_kind, check_names(kinds, "kinds"))),
+        )
+
+    async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
+        if not weights:
+            return await self._claim(call)
+        taken: list[Taken] = []
+        for lanes, share in self._shares(weights, call):
+            room = call.limit - len(taken)
+            if room <= 0:
+                break
+            part = _part(call, self._fresh(), lanes, min(share, room))
+            try:
+                taken += await self._claim(part)
+            except FlowFabricError:
+                if not taken:
+                    raise
+                break  # what was taken must reach its owner
+            except asyncio.CancelledError:
+                self._rescue(self._hand_back(taken))
+                raise
+        return taken
+
+    async def _claim(self, call: ClaimCall) -> list[Taken]:
+        """Claims so that nothing is left with nobody: if the caller goes away meanwhile, what
+        was taken is handed back."""
+        work = asyncio.ensure_future(self._checked(call))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._rescue(self._hand_back_late(work))
+            raise
+
+    async def _checked(self, call: ClaimCall) -> list[Taken]:
+        """What the call takes and its budgets admit. When they refuse all of it there may be others
+        behind, who must not wait for the next poll because of those in front."""
+        await self._door.let_in_due()
+        for _ in range(MAX_REFUSED):
+            taken = await self._ask(call)
+            kept = await self._give_up_spent(taken)
+            admitted = await self._door.check(kept) if kept else []
+            if admitted or not taken:
+                return admitted
+            call = replace(call, id=self._fresh())
+        self._parts.store.hint(frozenset(call.lanes))  # whoever waits for work asks again at once
+        return []
+
+    async def _ask(self, call: ClaimCall) -> list[Taken]:
+        now = self._now()
+        try:
+            return await self._parts.store.claim(call, now)
+        except Unavailable:
+            self._unanswered[call.id] = call, Millis(now + call.ttl)  # it may have been done
+            raise
+
+    async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
+        """Ends what has been taken over too often. If that fails, the lease runs out and the next
+        claim tries again."""
+        spent = [item for item in taken if _spent(item)]
+        if not spent:
+            return taken
+        decisions = [
+            Decision(item.snapshot.execution.uuid, partial(_given_up, state.lease), item.snapshot)
+            for item in spent
+            if isinstance(state := item.snapshot.state, Active)
+        ]
+        for answer in await self._parts.decisions.decide_all(decisions):
+            if isinstance(answer, Exception):
+                log.warning("giving up a lost execution failed; the next claim tries: %s", answer)
+        return [item for item in taken if not _spent(item)]
+
+    def _rescue(self, work: Coroutine[None, None, None]) -> None:
+        rescue = asyncio.ensure_future(work)
+        self._rescues.add(rescue)
+        rescue.add_done_callback(self._rescues.discard)
+
+    async def _hand_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
+        with suppress(FlowFabricError):
+            await self._hand_back(await work)
+
+    async def _hand_back(self, taken: Sequence[Taken]) -> None:
+        with suppress(FlowFabricError):
+            await self._give_back(taken)
+
+    async def _give_back(self, taken: Sequence[Taken]) -> list[object]:
+        claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
+        return await self._parts.decisions.decide_all(
+            [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
+        )
+
+    def _shares(
+        self, weights: dict[str, int], call: ClaimCall
+    ) -> list[tuple[tuple[str, ...], int]]:
+        """Each lane's share of this claim, then whatever is left from all lanes together."""
+        lanes = tuple(weights)
+        turns = self._turns.setdefault(lanes, dict.fromkeys(lanes, 0.0))
+        shares = share_out(weights, call.limit, turns)
+        return [((lane,), share) for lane, share in shares if share] + [(call.lanes, call.limit)]
+
+    async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
+        extended = await self._parts.store.renew(renewals, self._now())
+        return [extended.get(renewal.uuid) for renewal in renewals]
+
+
+def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
+    return hand_back(held, owner, now)
+
+
+def _spent(item: Taken) -> bool:
+    return int(item.snapshot.head.flags) & _SPENT != 0
+
+
+def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
+    return give_up(held, lease, now)
+
+
+def check_ttl(ttl: object) -> Millis:
+    """The length of a lease."""
+    return check_span(ttl, "lease ttl", 1, rules.MAX_TTL)
+
+
+def check_known(worker: object) -> Worker:
+    """`worker` if it is one with acceptable names."""
+    checked = check_kind_of(worker, Worker, "worker")
+    check_worker(checked.id, "worker")
+    check_worker(checked.instance, "instance")
+    return checked
+
+
+def check_lanes(lanes: object) -> tuple[object, ...]:
+    """The lanes of a worker, which may have weights."""
+    if not isinstance(lanes, Mapping):
+        return check_names(lanes, "lanes")
+    for weight in lanes.values():
+        check_whole(weight, "the weight of a lane", 1)
+    return tuple(lanes)
+
+
+def _expired_cursor(after: object) -> tuple[Millis, UUID]:
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise Invalid("a cursor of expired leases is a pair of expiry and id")
+    return check_moment(after[0], "cursor"), ExecutionId(after[1]).uuid
+
+
+def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(lanes, Mapping):
+        return {}
+    return dict(lanes) if len(lanes) > 1 else {}
+
+
+def _part(call: ClaimCall, id: UUID, lanes: tuple[str, ...], limit: int) -> ClaimCall:
+    return replace(call, id=id, lanes=lanes, limit=limit)

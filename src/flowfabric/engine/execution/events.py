@@ -1,0 +1,138 @@
+"""Reading what happened, and following what happens."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_limit, check_whole
+from flowfabric.core.base.text import check_tag, check_text
+from flowfabric.core.execution.event import EventKind, Family, StoredEvent, kinds_of
+from flowfabric.engine.context import Noun
+from flowfabric.store.contract import EventPage, EventQuery
+
+POLL_FLOOR = 1.0
+MAX_PAGE = 1000
+MAX_CURSOR = (1 << 63) - 1
+
+
+class Events(Noun):
+    """`engine.events`"""
+
+    async def read(
+        self,
+        *,
+        after: int = 0,
+        limit: int = MAX_PAGE,
+        execution: str | None = None,
+        namespace: str | None = None,
+        family: Family | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> EventPage:
+        """Events after a cursor, oldest first. The page's cursor continues after everything that
+        was looked at, whether or not it passed the filter."""
+        query = _query(after, limit, execution, namespace, family, tag)
+        if not query.limit:
+            return EventPage((), query.after)
+        return await self._read(query, execution, family)
+
+    async def tail(self) -> int:
+        """The cursor from which only the future is seen."""
+        return await self._parts.store.last_event()
+
+    def subscribe(
+        self,
+        *,
+        after: int | None = None,
+        execution: str | None = None,
+        namespace: str | None = None,
+        family: Family | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> AsyncGenerator[StoredEvent, None]:
+        """Every matching event after the cursor, as it is committed, each once and in order.
+        Without a cursor it begins with this call, not with the first look at it. Resume with the
+        `seq` of the last one seen."""
+        query = _query(0 if after is None else after, MAX_PAGE, execution, namespace, family, tag)
+        begin = None if after is not None else self._begin()
+        return self._follow(query, begin, execution, family)
+
+    def _begin(self) -> "asyncio.Future[int]":
+        """The cursor of now: asked for at once, though nobody awaits it yet."""
+        try:
+            begin = asyncio.ensure_future(self.tail())
+        except RuntimeError:
+            raise Invalid("a subscription from now on begins in an event loop") from None
+        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return begin
+
+    async def _follow(
+        self,
+        query: EventQuery,
+        begin: "asyncio.Future[int] | None",
+        execution: str | None,
+        family: Family | None,
+    ) -> AsyncGenerator[StoredEvent, None]:
+        cursor = query.after if begin is None else await begin
+        while True:
+            seen = self._parts.store.hints()
+            page = await self._read(replace(query, after=cursor), execution, family)
+            for event in page.events:
+                yield event
+            if page.cursor == cursor:
+                with suppress(TimeoutError):
+                    await self._parts.store.wait_hint(POLL_FLOOR, seen)
+            cursor = page.cursor
+
+    async def _read(
+        self, query: EventQuery, execution: str | None, family: Family | None
+    ) -> EventPage:
+        key = None if execution is None else ExecutionId(execution)
+        page = await self._parts.store.events(query)
+        events = tuple(
+            event for event in page.events if _belongs(event, family) and key in (None, event.id)
+        )
+        return EventPage(events, page.cursor)
+
+
+def _query(
+    after: int,
+    limit: int,
+    execution: str | None,
+    namespace: str | None,
+    family: Family | None,
+    tag: tuple[str, str] | None,
+) -> EventQuery:
+    kinds: frozenset[EventKind] | None = None if family is None else kinds_of(_family(family))
+    return EventQuery(
+        after=check_whole(after, "cursor", 0, MAX_CURSOR),
+        limit=check_limit(limit, MAX_PAGE),
+        uuid=None if execution is None else ExecutionId(execution).uuid,
+        namespace=None if namespace is None else check_text(namespace, "namespace"),
+        kinds=kinds,
+        tag=None if tag is None else check_tag(tag),
+    )
+
+
+def _family(word: object) -> Family:
+    text = check_text(word, "family")
+    try:
+        return Family(text)
+    except ValueError:
+        raise Invalid(f"{text[:80]!r} is no family of events") from None
+
+
+def _belongs(event: StoredEvent, family: Family | None) -> bool:
+    match family:
+        case Family.LEASE:
+            return event.lease is not None
+        case Family.COMPLETION:
+            return event.completion is not None
+        case Family.SIGNAL:
+            return event.kind is EventKind.SIGNALLED
+        case Family.OPERATOR:
+            return event.operator is not None
+        case None:
+            return True

@@ -1,0 +1,235 @@
+"""Submitting executions and steering them from outside: cancel, priority, replay, block, tags."""
+
+import asyncio
+from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_flag, check_kind_of, check_one_of
+from flowfabric.core.base.text import MAX_REASON, check_tag_key, check_tags, check_text
+from flowfabric.core.base.time import NO_TIME, Span, check_span
+from flowfabric.core.execution import hold, operator
+from flowfabric.core.execution.attempt import RetryScheduled
+from flowfabric.core.execution.hold import Held, Unheld
+from flowfabric.core.execution.lease import AlreadySatisfied, Owner, check_owner
+from flowfabric.core.execution.model import Flags, Snapshot, Source
+from flowfabric.core.execution.operator import (
+    Blocked,
+    Cancelled,
+    Changed,
+    Expired,
+    Replayed,
+    Unblocked,
+)
+from flowfabric.core.execution.status import public_state
+from flowfabric.core.execution.submission import (
+    Creation,
+    Duplicate,
+    Submission,
+    Submitted,
+    create,
+    ranked,
+)
+from flowfabric.core.flow.model import FlowState
+from flowfabric.core.flow.replay import ask_to_replay, replay_member
+from flowfabric.core.wait.resume import Resumed, resume
+from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.store.contract import EdgeQuery
+
+_CHUNK = 5_000
+_OPERATOR = Owner(source=Source.OPERATOR)
+TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
+
+
+class Executions(Noun):
+    """`engine.executions`"""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
+            "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
+        )
+
+    async def submit(self, submission: Submission) -> Submitted | Duplicate:
+        """Creates an execution. A known key or id gives Duplicate and changes nothing."""
+        creation = self._create(submission)
+        await self._parts.catalogue.check(creation.snapshot.execution.rules)
+        return await self.put(creation)
+
+    async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
+        """Creates many, answers in order. All are checked before the first one is written; each is
+        written on its own, so that an interrupted call can be repeated with the same keys."""
+        if not isinstance(submissions, Iterable):
+            raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
+        creations = [self._create(submission) for submission in submissions]
+        for creation in creations:
+            await self._parts.catalogue.check(creation.snapshot.execution.rules)
+        answers: list[Submitted | Duplicate] = []
+        for start in range(0, len(creations), _CHUNK):
+            chunk = [self.put(item) for item in creations[start : start + _CHUNK]]
+            answers += await asyncio.gather(*chunk)
+        return answers
+
+    async def cancel(self, id: str, *, reason: str, owner: Owner = _OPERATOR) -> Cancelled:
+        """Ends an execution as cancelled whatever it does; its worker finds out and stops."""
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        who = check_owner(owner)
+        return await self._decide(id, lambda held, now: operator.cancel(held, who, now, text))
+
+    async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled:
+        """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
+        does this by itself."""
+        luck = self._luck()
+        return await self._decide(id, lambda held, now: operator.expire(held, now, luck))
+
+    async def change_priority(self, id: str, priority: int, *, anywhere: bool = False) -> Changed:
+        """Moves a waiting execution in the claim order (0 to 9000, clamped). `anywhere` allows it
+        for parked ones as well."""
+        if type(priority) is not int:
+            raise Invalid(f"priority must be a whole number, not {type(priority).__name__}")
+        check_flag(anywhere, "anywhere")
+        step = self._parts.options.rank_step
+        return await self._decide(
+            id,
+            lambda held, now: operator.change_priority(
+                held, now, priority, anywhere=anywhere, step=step
+            ),
+        )
+
+    def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
+        """Writes a checked submission."""
+        return self._creations.put(ranked(creation, self._parts.options.rank_step))
+
+    async def put_all(self, creations: Sequence[Creation]) -> None:
+        """Writes checked submissions with ids of their own; those that are there stay."""
+        for start in range(0, len(creations), _CHUNK):
+            chunk = creations[start : start + _CHUNK]
+            await asyncio.gather(*(self.put(creation) for creation in chunk))
+
+    async def replay(self, id: str) -> Replayed:
+        """Runs an ended execution again as a new attempt. A member of a flow that was skipped
+        waits again for what it depends on."""
+        snapshot = await self._load(id)
+        if snapshot is None or not snapshot.head.flags & Flags.FLOW:
+            return await self._decide(id, operator.replay)
+        flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
+        if any(found.state is FlowState.CANCELLED for found in flow.values()):
+            raise FlowTerminal("the flow was cancelled")
+        upstreams: dict[UUID, Snapshot] = {}
+        if ask_to_replay(snapshot) is not None:
+            for key in flow:  # or an ending that it has heard of skips it again
+                await self._parts.after.settle(key)
+                upstreams = await self._upstreams(key, snapshot.execution.uuid)
+        return await self._parts.decisions.recalling(
+            snapshot.execution.uuid,
+            lambda found, now, memory: replay_member(found, now, memory, upstreams),
+            ask_to_replay,
+        )
+
+    async def _upstreams(self, flow: UUID, member: UUID) -> dict[UUID, Snapshot]:
+        """What a member depends on."""
+        found: dict[UUID, Snapshot] = {}
+        query = EdgeQuery(flow=flow, downstreams=(member,))
+        while page := await self._parts.store.edges(query):
+            found |= await self._parts.store.load([state.edge.upstream for state in page])
+            query = replace(query, after=page[-1].edge.id)
+        return found
+
+    async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:
+        """Keeps an eligible execution from being claimed."""
+        check_text(reason, "reason", limit=MAX_REASON)
+        if detail is not None:
+            check_text(detail, "detail", limit=MAX_REASON)
+        return await self._decide(id, lambda held, now: operator.block(held, now, reason, detail))
+
+    async def unblock(self, id: str, expected: str | None = None) -> Unblocked:
+        """Undoes a block, if it is still the expected one."""
+        if expected is not None:
+            check_text(expected, "expected reason", limit=MAX_REASON)
+        return await self._decide(id, lambda held, now: operator.unblock(held, now, expected))
+
+    async def hold(self, id: str, detail: str | None = None) -> Held:
+        """Holds a run back that waits for anything: a worker, a moment, upstreams, a limit, a
+        signal. It does not start, or go on, before `unhold`."""
+        if detail is not None:
+            check_text(detail, "detail", limit=MAX_REASON)
+        return await self._decide(id, lambda held, now: hold.hold(held, now, detail))
+
+    async def unhold(self, id: str) -> Unheld:
+        """Lets a run go that was held back."""
+        return await self._decide(id, lambda held, now: hold.unhold(held, now))
+
+    async def resume(self, id: str, *, delay: Span = NO_TIME, trigger: str = "operator") -> Resumed:
+        """Wakes a suspended execution without a signal, after an optional delay."""
+        wait = check_span(delay, "delay")
+        check_one_of(trigger, TRIGGERS, "trigger")
+        return await self._decide(id, lambda held, now: resume(held, now, wait, trigger))
+
+    async def set_tags(self, id: str, tags: Mapping[str, str]) -> int:
+        """Adds or replaces tags, all or none, in any phase; returns how many."""
+        checked = check_tags(tags)
+        if not checked:
+            raise Invalid("no tag given")
+        snapshot = await self._load(id)
+        if snapshot is None or not await self._set_tags(snapshot.execution.uuid, checked):
+            raise NotFound("execution", id)
+        return len(checked)
+
+    async def set_tag(self, id: str, key: str, value: str) -> None:
+        await self.set_tags(id, {check_tag_key(key): value})
+
+    async def get_tag(self, id: str, key: str) -> str | None:
+        """A tag's value, None when the tag or the execution is absent."""
+        check_tag_key(key)
+        if await self._load(id) is None:
+            return None
+        detail = await self._parts.store.detail(ExecutionId(id).uuid)
+        return None if detail is None else detail.tags.get(key)
+
+    async def drain(self) -> None:
+        await self._creations.drain()
+
+    async def _set_tags(self, uuid: UUID, tags: dict[str, str]) -> bool:
+        return await self._parts.store.set_tags(uuid, tags, self._now())
+
+    def _create(self, submission: Submission) -> Creation:
+        now = self._now()
+        checked = check_kind_of(submission, Submission, "submission")
+        return create(checked, self._parts.ids.fresh(now), now)
+
+    async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
+        found = await self._parts.store.submit(creations, self._now())
+        self._parts.after.created(
+            creation.snapshot
+            for creation, existing in zip(creations, found, strict=True)
+            if existing is None
+        )
+        return [
+            _outcome(creation, existing)
+            for creation, existing in zip(creations, found, strict=True)
+        ]
+
+
+def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Duplicate:
+    """A duplicate of an id this process minted is its own, from an earlier try."""
+    snapshot = creation.snapshot
+    mine = creation.minted and existing == snapshot.execution.id
+    if existing is None or mine:
+        return Submitted(snapshot.execution.id, public_state(snapshot))
+    return Duplicate(existing)
+
+
+def _creation_keys(creation: Creation) -> tuple[Hashable, ...]:
+    execution = creation.snapshot.execution
+    if creation.key is None:
+        return (execution.uuid,)
+    return (execution.uuid, (execution.route.namespace, creation.key))
+
+
+def _creation_weight(creation: Creation) -> int:
+    return len(creation.payload)

@@ -1,0 +1,305 @@
+"""Operators' and schedulers' way to a lease: grants, and claims that redeem them."""
+
+import hmac
+from collections.abc import Iterable
+from uuid import UUID
+
+from flowfabric.core.base.errors import (
+    Contention,
+    GrantExists,
+    NotEligible,
+    NotFound,
+    NotLeaseable,
+)
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import check_limit, check_whole
+from flowfabric.core.base.text import check_lane, check_namespace, check_worker
+from flowfabric.core.base.time import Millis, Span, check_span
+from flowfabric.core.execution import grant as rules
+from flowfabric.core.execution.grant import (
+    OPERATOR,
+    Granted,
+    Grantee,
+    GrantNotFound,
+    NotReclaimable,
+    ReclaimCapExceeded,
+)
+from flowfabric.core.execution.granted import (
+    AS_PLANNED,
+    KEY_PREFIX,
+    NO_NOTES,
+    Grant,
+    GrantNotes,
+    NewAttempt,
+    check_grant_key,
+    check_new_attempt,
+    check_notes,
+    grant_id_from_key,
+)
+from flowfabric.core.execution.lease import DEFAULT_TTL, Taking
+from flowfabric.core.execution.model import Active, Ready, Snapshot, Worker
+from flowfabric.core.execution.routing import check_capabilities
+from flowfabric.core.limit.budget import spent
+from flowfabric.core.limit.budget_gate import STARTS
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
+from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.store.contract import Taken
+
+MAX_GRANT = Millis(60_000)
+DEFAULT_GRANT = Millis(10_000)
+EXAMINED = 200
+MAX_PAGE = 1000
+
+
+class Grants(Noun):
+    """`engine.grants`"""
+
+    def __init__(self, parts: Parts, doorkeeper: Doorkeeper) -> None:
+        super().__init__(parts)
+        self._door = doorkeeper
+
+    async def issue(
+        self,
+        id: str,
+        worker: str | Worker,
+        *,
+        capabilities: Iterable[str] = (),
+        ttl: Span = DEFAULT_GRANT,
+        key: str | None = None,
+        notes: GrantNotes = NO_NOTES,
+    ) -> Granted:
+        """Reserves a waiting execution for one worker, also in a lane that is paused: who names it
+        has decided so. Hidden from others until it is redeemed or
+        runs out. An interrupted one (a resume grant) is redeemed by `claim_resumed`.
+
+        A grant has a key: the one that is given, so that the call can be repeated, or a new one.
+        `notes` are kept with it for the record."""
+        grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        return await self._decide(id, lambda held, now: rules.issue_grant(held, grantee, now))
+
+    async def issue_reclaim(
+        self,
+        id: str,
+        worker: str | Worker,
+        *,
+        capabilities: Iterable[str] = (),
+        ttl: Span = DEFAULT_GRANT,
+        max_reclaims: int | None = None,
+        key: str | None = None,
+        notes: GrantNotes = NO_NOTES,
+    ) -> Granted | NotReclaimable | ReclaimCapExceeded:
+        """Reserves a lost execution for a rescuer."""
+        cap = _count(max_reclaims, "max_reclaims")
+        grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        return await self._decide(
+            id, lambda held, now: rules.issue_reclaim_grant(held, grantee, now, cap)
+        )
+
+    async def find_and_issue(
+        self,
+        worker: str | Worker,
+        *,
+        lane: str,
+        capabilities: Iterable[str] = (),
+        ttl: Span = DEFAULT_GRANT,
+        namespace: str | None = None,
+        notes: GrantNotes = NO_NOTES,
+    ) -> Granted | None:
+        """The best waiting execution of a lane that this worker can run, granted to it; None when
+        there is none or the lane is paused. What it cannot run, or a spent budget keeps, hides
+        nothing behind it and stays as it is."""
+        grantee = self._grantee(worker, capabilities, ttl, None, notes)
+        place = None if namespace is None else check_namespace(namespace)
+        name = check_lane(lane)
+        await self._let_in()
+        candidates = await self._parts.store.candidates(
+            name, place, self._now(), EXAMINED, grantee.capabilities
+        )
+        for candidate in candidates:
+            if await self._is_spent(candidate):
+                continue
+            try:
+                return await self.issue(
+                    candidate.execution.id,
+                    worker,
+                    capabilities=grantee.capabilities,
+                    ttl=grantee.ttl,
+                    notes=notes,
+                )
+            except (Contention, GrantExists, NotFound):
+                continue  # a rival was faster; the next candidate is as good
+        return None
+
+    async def identity(self, id: str) -> Grant | None:
+        """The grant that stands on an execution: which worker and instance hold it, for what and
+        until when; None when there is none, or it was redeemed or ran out."""
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        return rules.grant_at(snapshot, self._now())
+
+    async def claim(
+        self,
+        id: str,
+        worker: Worker,
+        *,
+        ttl: Span = DEFAULT_TTL,
+        lease_id: UUID | None = None,
+        expected_attempt: int | None = None,
+        key: str | None = None,
+        attempt: NewAttempt = AS_PLANNED,
+    ) -> Claim:
+        """Redeems a claim grant: a new attempt starts under a new lease. NotEligible when a budget
+        of it is spent: it waits for that, and the grant is gone.
+
+        Whoever may lose the reply gives a `lease_id`: the same worker and instance that redeem
+        again with the same lease id get the same lease. With a `key` only the grant of that key is
+        redeemed. `attempt` gives the new attempt an id, a policy, a timeout, and the execution a
+        deadline. This holds for every way to redeem."""
+        taking = self._taking(worker, ttl, lease_id, key, attempt)
+        expected = _count(expected_attempt, "expected_attempt")
+        snapshot = await self._decide(
+            id, lambda held, now: rules.claim_granted(held, taking, now, expected)
+        )
+        return await self._claim(await self._admitted(snapshot), taking)
+
+    async def claim_resumed(
+        self,
+        id: str,
+        worker: Worker,
+        *,
+        ttl: Span = DEFAULT_TTL,
+        lease_id: UUID | None = None,
+        key: str | None = None,
+        timeout: Span | None = None,
+    ) -> Claim:
+        """Redeems a grant on an interrupted attempt: the same attempt goes on. `timeout` is the
+        time it has from now on, instead of what it had left."""
+        span = None if timeout is None else check_span(timeout, "timeout", 1)
+        taking = self._taking(worker, ttl, lease_id, key, NewAttempt(timeout=span))
+        snapshot = await self._decide(id, lambda held, now: rules.claim_resumed(held, taking, now))
+        return await self._claim(snapshot, taking)
+
+    async def try_resume(
+        self,
+        id: str,
+        worker: Worker,
+        *,
+        ttl: Span = DEFAULT_TTL,
+        lease_id: UUID | None = None,
+        key: str | None = None,
+        timeout: Span | None = None,
+    ) -> Claim | None:
+        """As `claim_resumed`, but None when another worker holds a live lease already."""
+        try:
+            return await self.claim_resumed(
+                id, worker, ttl=ttl, lease_id=lease_id, key=key, timeout=timeout
+            )
+        except NotLeaseable:
+            found = await self._load(id)
+            if found is not None and isinstance(found.state, Active):
+                return None
+            raise
+
+    async def take(
+        self, id: str, *, ttl: Span = DEFAULT_TTL, lease_id: UUID | None = None
+    ) -> Claim:
+        """An operator takes a waiting execution in one step, whatever it requires: neither its lane
+        nor its budgets are asked."""
+        taking = self._taking(Worker(OPERATOR, OPERATOR), ttl, lease_id)
+        snapshot = await self._decide(
+            id, lambda held, now: rules.grant_and_claim(held, taking, now)
+        )
+        return await self._claim(snapshot, taking)
+
+    async def reclaim(
+        self,
+        id: str,
+        worker: Worker,
+        *,
+        ttl: Span = DEFAULT_TTL,
+        lease_id: UUID | None = None,
+        max_reclaims: int | None = None,
+        key: str | None = None,
+        attempt: NewAttempt = AS_PLANNED,
+    ) -> Claim | GrantNotFound | NotReclaimable | ReclaimCapExceeded:
+        """Redeems a reclaim grant: a new attempt replaces the lost one. Only the worker id counts,
+        another instance of it may redeem."""
+        cap = _count(max_reclaims, "max_reclaims")
+        taking = self._taking(worker, ttl, lease_id, key, attempt)
+        outcome = await self._decide(id, lambda held, now: rules.reclaim(held, taking, now, cap))
+        return await self._claim(outcome, taking) if isinstance(outcome, Snapshot) else outcome
+
+    async def eligible(
+        self, lane: str, *, limit: int = 100, namespace: str | None = None
+    ) -> list[ExecutionId]:
+        """What waits for a worker in this lane, in claim order, also while the lane is paused;
+        nothing is taken."""
+        wanted, name = check_limit(limit, MAX_PAGE), check_lane(lane)
+        place = None if namespace is None else check_namespace(namespace)
+        if not wanted:
+            return []
+        found = await self._parts.store.candidates(name, place, self._now(), wanted)
+        return [snapshot.execution.id for snapshot in found]
+
+    async def _is_spent(self, candidate: Snapshot) -> bool:
+        """Whether a budget lets nothing start of it. What has begun goes on."""
+        state = candidate.state
+        if not isinstance(state, Ready) or state.next.start not in STARTS:
+            return False
+        names = await self._door.known.names_of(candidate.execution)
+        known = await self._door.known.budgets(names) if names else {}
+        return spent(known, names) is not None
+
+    async def _admitted(self, snapshot: Snapshot) -> Snapshot:
+        if not await self._door.check([Taken(snapshot, b"")]):
+            raise NotEligible("a budget of the execution is spent")
+        return snapshot
+
+    def _taking(
+        self,
+        worker: Worker,
+        ttl: Span,
+        lease_id: UUID | None,
+        key: str | None = None,
+        attempt: NewAttempt = AS_PLANNED,
+    ) -> Taking:
+        id = self._fresh() if lease_id is None else parse_uuid(lease_id, "lease")
+        grant = None if key is None else grant_id_from_key(key)
+        return Taking(id, check_known(worker), check_ttl(ttl), check_new_attempt(attempt), grant)
+
+    def _grantee(
+        self,
+        worker: str | Worker,
+        capabilities: Iterable[str],
+        ttl: Span,
+        key: str | None,
+        notes: GrantNotes,
+    ) -> Grantee:
+        span = check_span(ttl, "grant ttl", 1, MAX_GRANT)
+        offered = frozenset(check_capabilities(capabilities, "worker"))
+        known = check_known(worker) if isinstance(worker, Worker) else None
+        return Grantee(
+            worker=known.id if known else check_worker(worker, "worker"),
+            capabilities=offered,
+            ttl=span,
+            instance=known.instance if known else "",
+            key=self._new_key() if key is None else check_grant_key(key),
+            notes=check_notes(notes),
+        )
+
+    def _new_key(self) -> str:
+        """Text that only its receiver knows: a number that is never used twice, signed."""
+        digest = hmac.digest(self._parts.secret, b"grant" + self._fresh().bytes, "sha256")
+        return KEY_PREFIX + digest.hex()
+
+    async def _claim(self, snapshot: Snapshot, taking: Taking) -> Claim:
+        detail = await self._parts.store.detail(snapshot.execution.uuid)
+        if detail is None:
+            raise NotFound("execution", snapshot.execution.id)
+        return Claim(snapshot, detail.payload, taking.ttl)
+
+
+def _count(value: int | None, what: str) -> int | None:
+    return None if value is None else check_whole(value, what)

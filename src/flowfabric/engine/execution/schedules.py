@@ -1,0 +1,159 @@
+"""Schedules: declared, paused, removed, and turned into runs when their time comes.
+
+A run is submitted under a key made of the schedule and the moment, before the schedule moves on.
+So a moment fires once, whatever process dies or fires it twice.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, NotFound, RetryExhausted
+from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import schedule as rules
+from flowfabric.core.execution.policy import DEFAULT_POLICY, parse_policy
+from flowfabric.core.execution.schedule import Schedule
+from flowfabric.core.execution.submission import Submission, create
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.execution.executions import Executions
+
+log = logging.getLogger("flowfabric.schedules")
+
+MAX_PAGE = 1000
+ROUNDS = 10
+
+
+class Schedules(Noun):
+    """`engine.schedules`"""
+
+    def __init__(self, parts: Parts, executions: Executions) -> None:
+        super().__init__(parts)
+        self._executions = executions
+        self._stuck: set[str] = set()
+
+    async def put(self, schedule: Schedule) -> Schedule:
+        """Declares a schedule, or changes the one of that name. Declaring the same thing again
+        changes nothing: neither its next time nor whether it is paused."""
+        new = rules.check_schedule(schedule)
+        create(self._submission(new, Millis(0)), self._fresh(), self._now())
+        for _ in range(ROUNDS):
+            old = await self._parts.store.schedule(new.name)
+            wanted = self._wanted(old, new)
+            if wanted == old or await self._write(wanted, old):
+                self._ring(wanted)
+                return wanted
+        raise RetryExhausted("lost against rivals ten times in a row")
+
+    async def get(self, name: str) -> Schedule:
+        found = await self._parts.store.schedule(name)
+        if found is None:
+            raise NotFound("schedule", name)
+        return found
+
+    async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
+        """Schedules by name, after a cursor."""
+        most = check_limit(limit, MAX_PAGE)
+        return await self._parts.store.schedules(after, most) if most else []
+
+    async def pause(self, name: str) -> Schedule:
+        """No runs until it is resumed; times that pass meanwhile are not made up for."""
+        return await self._change(name, paused=True)
+
+    async def resume(self, name: str) -> Schedule:
+        return await self._change(name, paused=False)
+
+    async def remove(self, name: str) -> None:
+        if not await self._parts.store.drop_schedule(name):
+            raise NotFound("schedule", name)
+
+    async def trigger(self, name: str) -> Any:
+        """A run now, beside its times."""
+        schedule = await self.get(name)
+        return await self._executions.submit(self._submission(schedule, None))
+
+    async def fire_due(self) -> int:
+        """Submits what is due; returns how many runs. The sweep does this by itself. A schedule
+        that cannot fire here stays due and holds nobody else up."""
+        fired = 0
+        while due := await self._parts.store.due_schedules(self._now(), MAX_PAGE):
+            firings = (self._fire(schedule) for schedule in due)
+            answers = await asyncio.gather(*firings, return_exceptions=True)
+            counts = [answer for answer in answers if isinstance(answer, int)]
+            fired += sum(counts)
+            for schedule, answer in zip(due, answers, strict=True):
+                self._tell(schedule.name, answer)
+            if len(due) < MAX_PAGE or not counts:
+                break
+        return fired
+
+    async def next_at(self) -> Millis | None:
+        return await self._parts.store.next_schedule()
+
+    async def _fire(self, schedule: Schedule) -> int:
+        firing = rules.fire(schedule, self._now())
+        submissions = [self._submission(schedule, moment) for moment in firing.moments]
+        try:
+            await self._executions.submit_many(submissions)
+        except Invalid as error:  # it cannot fire, now or later; the next time may be better
+            log.warning("schedule %s could not fire: %s", schedule.name, error)
+        if firing.after != schedule:
+            await self._parts.store.put_schedule(firing.after, schedule.version)
+        return len(submissions)
+
+    def _tell(self, name: str, answer: int | BaseException) -> None:
+        """Logs what keeps a schedule from firing, once until it fires again."""
+        if isinstance(answer, int):
+            self._stuck.discard(name)
+        elif name not in self._stuck:
+            self._stuck.add(name)
+            log.error("schedule %s could not fire and stays due: %s", name, answer)
+
+    async def _change(self, name: str, *, paused: bool) -> Schedule:
+        for _ in range(ROUNDS):
+            old = await self.get(name)
+            new = rules.skip_ahead(old, self._now()) if old.paused and not paused else old
+            wanted = replace(new, paused=paused, version=old.version + 1)
+            if await self._parts.store.put_schedule(wanted, old.version):
+                self._ring(wanted)
+                return wanted
+        raise RetryExhausted("lost against rivals ten times in a row")
+
+    def _wanted(self, old: Schedule | None, new: Schedule) -> Schedule:
+        if old is None:
+            return rules.begin(replace(new, version=1), self._now())
+        kept = rules.redefine(old, new, self._now())
+        return kept if kept == old else replace(kept, version=old.version + 1)
+
+    async def _write(self, wanted: Schedule, old: Schedule | None) -> bool:
+        return await self._parts.store.put_schedule(wanted, None if old is None else old.version)
+
+    def _ring(self, schedule: Schedule) -> None:
+        if schedule.next_at is not None:
+            self._parts.after.due(schedule.next_at)
+
+    def _options(self, schedule: Schedule, *, keyed: bool) -> dict[str, Any]:
+        """The moment's key lasts long enough to be of use, whatever the policy says."""
+        policy = schedule.options.get("policy")
+        if not keyed or policy is None:
+            return schedule.options
+        rules = parse_policy(policy)
+        window = max(rules.dedup_window_ms, DEFAULT_POLICY.dedup_window_ms)
+        return {**schedule.options, "policy": replace(rules, dedup_window_ms=window)}
+
+    def _submission(self, schedule: Schedule, moment: Millis | None) -> Submission:
+        key = None if moment is None else f"schedule:{schedule.name}:{moment}"
+        try:
+            return Submission(
+                kind=schedule.kind,
+                payload=schedule.payload,
+                namespace=schedule.namespace,
+                lane=schedule.lane,
+                key=key,
+                creator=f"schedule {schedule.name}"[:256],
+                **self._options(schedule, keyed=key is not None),
+            )
+        except TypeError as error:
+            raise Invalid(f"schedule {schedule.name}: {error}") from None

@@ -1,0 +1,387 @@
+"""Reading: one execution in the depth wanted, many by filter, and waiting for an end."""
+
+import asyncio
+from collections.abc import Mapping
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.base.numbers import (
+    Seconds,
+    check_flag,
+    check_kind_of,
+    check_limit,
+    check_names,
+    check_seconds,
+)
+from flowfabric.core.base.text import check_tag, check_text
+from flowfabric.core.base.time import Millis, check_moment
+from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.grant import grant_at
+from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.model import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
+from flowfabric.core.execution.status import (
+    Blocking,
+    PublicState,
+    Vector,
+    blocking_detail,
+    public_state,
+    vector,
+)
+from flowfabric.engine.context import Noun
+from flowfabric.store.contract import Counts, Detail, Progress, Query
+from flowfabric.store.readable import readable
+
+MAX_PAGE = 1000
+
+
+class LeaseView(Struct, frozen=True):
+    lease_id: UUID
+    epoch: int
+    worker: str
+    instance: str
+    attempt: int
+    expires_at: Millis
+    renewed_at: Millis | None
+
+
+class Description(Struct, frozen=True, kw_only=True):
+    """Everything about one execution that is not its payload or result."""
+
+    id: ExecutionId
+    kind: str
+    namespace: str
+    lane: str
+    flow: UUID | None
+    priority: int
+    vector: Vector
+    state: PublicState
+    blocking: Blocking
+    blocking_detail: str | None
+    attempt: int | None
+    attempt_id: UUID | None
+    attempts_made: int
+    lease: LeaseView | None
+    grant: Grant | None = None
+    retries: int
+    reclaims: int
+    replays: int
+    epoch: int
+    created_at: Millis
+    started_at: Millis | None
+    ended_at: Millis | None
+    deadline_at: Millis | None
+    touched_at: Millis
+    failure: Failure | None
+    cancel_reason: str | None
+    cancelled_by: str | None
+    progress: Progress | None
+    capabilities: tuple[str, ...]
+    creator: str | None
+    encoding: str | None
+    key: str | None
+    tags: Mapping[str, str]
+
+
+class Info(Struct, frozen=True, kw_only=True):
+    """What a list shows of an execution."""
+
+    id: ExecutionId
+    kind: str
+    namespace: str
+    lane: str
+    priority: int
+    state: PublicState
+    vector: Vector
+    created_at: Millis
+    started_at: Millis | None
+    ended_at: Millis | None
+    attempt: int | None
+    attempts_made: int
+    flow: UUID | None
+    blocking_detail: str | None
+
+
+class Context(Struct, frozen=True):
+    """What a handler needs to run."""
+
+    kind: str
+    payload: bytes
+    encoding: str | None
+    tags: Mapping[str, str]
+
+
+class Ending(Struct, frozen=True):
+    id: ExecutionId
+    outcome: Outcome
+    result: bytes | None
+    failure: Failure | None
+    ended_at: Millis
+    reason: str | None = None
+
+
+class Infos(Struct, frozen=True):
+    """A page; `cursor` is None when there is nothing more, also after a short page. `unreadable`
+    are the uuids of executions that belong here and cannot be read; the log says why."""
+
+    items: tuple[Info, ...]
+    cursor: str | None
+    unreadable: tuple[UUID, ...] = ()
+
+
+class Views(Noun):
+    """`engine.views`"""
+
+    async def describe(self, id: str) -> Description | None:
+        detail = await self._detail(id)
+        return None if detail is None else _description(detail, self._now())
+
+    async def info(self, id: str) -> Info | None:
+        snapshot = await self._load(id)
+        return None if snapshot is None else _info(snapshot)
+
+    async def state(self, id: str) -> PublicState | None:
+        """The public state alone: the cheap poll."""
+        snapshot = await self._load(id)
+        return None if snapshot is None else public_state(snapshot)
+
+    async def vector(self, id: str) -> Vector | None:
+        snapshot = await self._load(id)
+        return None if snapshot is None else vector(snapshot)
+
+    async def result(self, id: str) -> bytes | None:
+        """The exact bytes of a completed execution; None if missing, unfinished or without."""
+        snapshot = await self._load(id)
+        if snapshot is None or not isinstance(snapshot.state, Ended):
+            return None
+        return snapshot.state.result if snapshot.state.outcome is Outcome.SUCCESS else None
+
+    async def context(self, id: str) -> Context:
+        detail = await self._detail(id)
+        if detail is None:
+            raise NotFound("execution", id)
+        execution = detail.snapshot.execution
+        return Context(execution.kind, detail.payload, execution.facts.encoding, detail.tags)
+
+    async def attempts(self, id: str) -> list[Attempt]:
+        """Every attempt by index, those in hand included."""
+        snapshot = await self._existing(id)
+        history = {
+            attempt.index: attempt
+            for attempt in await self._parts.store.attempts(snapshot.execution.uuid)
+        }
+        for attempt in inline_attempts(snapshot):
+            history.setdefault(attempt.index, attempt)
+        return [
+            replace(
+                history[index],
+                id=history[index].id or derive_attempt_id(snapshot.execution.uuid, index),
+            )
+            for index in sorted(history)
+        ]
+
+    async def current_attempt(self, id: str) -> int:
+        """The index of the last attempt made, 0 before the first."""
+        snapshot = await self._existing(id)
+        return max(0, snapshot.attempts_made - 1)
+
+    async def attempts_made(self, id: str) -> int:
+        return (await self._existing(id)).attempts_made
+
+    async def namespace(self, id: str) -> str | None:
+        snapshot = await self._load(id)
+        return None if snapshot is None else snapshot.execution.route.namespace
+
+    async def wait(self, id: str, timeout: Seconds | None = None) -> Ending:
+        """How the execution ended, once it has. Raises TimeoutError after `timeout` seconds."""
+        key = ExecutionId(id)
+        seconds = None if timeout is None else check_seconds(timeout, "timeout")
+        async with asyncio.timeout(seconds):
+            return _ending(await self._parts.waiting.end_of(key))
+
+    async def list(self, query: Query, cursor: str | None = None) -> Infos:
+        """Executions by creation time; the cursor of one page begins the next."""
+        bounded = _bounded(check_kind_of(query, Query, "query"), cursor)
+        if not bounded.limit:
+            return Infos((), None)
+        await self._let_in()
+        page = await self._parts.store.page(bounded)
+        damaged = list(page.unreadable)
+        items = readable(
+            page.items,
+            _info,
+            "execution",
+            lambda snapshot: snapshot.execution.uuid,
+            lambda snapshot: damaged.append(snapshot.execution.uuid),
+        )
+        cursor = None if page.cursor is None else _write_cursor(page.cursor)
+        return Infos(tuple(items), cursor, tuple(damaged))
+
+    async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
+        """How many executions are in each public state, exact up to 100,000."""
+        place, name = _text(namespace, "namespace"), _text(lane, "lane")
+        await self._let_in()
+        return await self._parts.store.counts(place, name)
+
+    async def _detail(self, id: str) -> Detail | None:
+        key = ExecutionId(id)
+        detail = await self._parts.store.detail(key.uuid)
+        if detail is None and await self._parts.arrivals.admit([key.uuid]):
+            detail = await self._parts.store.detail(key.uuid)
+        return detail if detail is not None and detail.snapshot.execution.id == key else None
+
+    async def _existing(self, id: str) -> Snapshot:
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        return snapshot
+
+
+def _bounded(query: Query, cursor: str | None) -> Query:
+    return Query(
+        namespace=_text(query.namespace, "namespace"),
+        lane=_text(query.lane, "lane"),
+        kind=_text(query.kind, "kind"),
+        states=tuple(_state(state) for state in check_names(query.states, "states")),
+        tag=None if query.tag is None else check_tag(query.tag),
+        created_from=_moment(query.created_from),
+        created_until=_moment(query.created_until),
+        after=_after(query.after) if cursor is None else _read_cursor(cursor),
+        limit=check_limit(query.limit, MAX_PAGE),
+        newest_first=check_flag(query.newest_first, "newest_first"),
+    )
+
+
+def _text(value: str | None, what: str) -> str | None:
+    return None if value is None else check_text(value, what)
+
+
+def _state(word: object) -> PublicState:
+    text = check_text(word, "state")
+    try:
+        return PublicState(text)
+    except ValueError:
+        raise Invalid(f"{text[:80]!r} is no state an execution can be in") from None
+
+
+def _after(cursor: object) -> tuple[Millis, UUID] | None:
+    match cursor:
+        case None:
+            return None
+        case (moment, UUID() as key):
+            return check_moment(moment, "cursor"), key
+        case _:
+            raise Invalid("a cursor of executions is a pair of moment and uuid")
+
+
+def _moment(value: Millis | None) -> Millis | None:
+    return None if value is None else check_moment(value, "moment")
+
+
+def _write_cursor(cursor: tuple[Millis, UUID]) -> str:
+    return f"{cursor[0]}.{cursor[1].hex}"
+
+
+def _read_cursor(text: str) -> tuple[Millis, UUID]:
+    moment, _, key = str(text).partition(".")
+    try:
+        return check_moment(int(moment), "cursor"), UUID(hex=key)
+    except (ValueError, Invalid):
+        raise Invalid(f"not a cursor: {str(text)[:80]!r}") from None
+
+
+def _ended_at(snapshot: Snapshot) -> Millis | None:
+    return snapshot.state.ended_at if isinstance(snapshot.state, Ended) else None
+
+
+def _info(snapshot: Snapshot) -> Info:
+    execution, shape = snapshot.execution, vector(snapshot)
+    return Info(
+        id=execution.id,
+        kind=execution.kind,
+        namespace=execution.route.namespace,
+        lane=execution.route.lane,
+        priority=snapshot.priority,
+        state=shape.public,
+        vector=shape,
+        created_at=execution.created_at,
+        started_at=snapshot.started_at,
+        ended_at=_ended_at(snapshot),
+        attempt=snapshot.current_attempt,
+        attempts_made=snapshot.attempts_made,
+        flow=execution.flow,
+        blocking_detail=blocking_detail(snapshot),
+    )
+
+
+def _description(detail: Detail, now: Millis) -> Description:
+    snapshot = detail.snapshot
+    execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
+    return Description(
+        id=execution.id,
+        kind=execution.kind,
+        namespace=execution.route.namespace,
+        lane=execution.route.lane,
+        flow=execution.flow,
+        priority=snapshot.priority,
+        vector=shape,
+        state=shape.public,
+        blocking=shape.blocking,
+        blocking_detail=blocking_detail(snapshot),
+        attempt=snapshot.current_attempt,
+        attempt_id=snapshot.attempt_id,
+        attempts_made=snapshot.attempts_made,
+        lease=_lease_view(snapshot),
+        grant=grant_at(snapshot, now),
+        retries=life.retries,
+        reclaims=max(0, snapshot.reclaims),
+        replays=life.replays,
+        epoch=snapshot.head.epoch,
+        created_at=execution.created_at,
+        started_at=snapshot.started_at,
+        ended_at=_ended_at(snapshot),
+        deadline_at=snapshot.deadline_at,
+        touched_at=max(detail.touched_at, life.touched_at or detail.touched_at),
+        failure=life.failure,
+        cancel_reason=life.cancel_reason,
+        cancelled_by=life.cancelled_by,
+        progress=detail.progress if detail.progress_of == snapshot.current_attempt else None,
+        capabilities=execution.route.capabilities,
+        creator=execution.facts.creator,
+        encoding=execution.facts.encoding,
+        key=execution.facts.key,
+        tags=dict(sorted(detail.tags.items())),
+    )
+
+
+def _lease_view(snapshot: Snapshot) -> LeaseView | None:
+    match snapshot.state:
+        case Active(lease=lease):
+            return LeaseView(
+                lease_id=lease.id,
+                epoch=snapshot.head.epoch,
+                worker=lease.worker.id,
+                instance=lease.worker.instance,
+                attempt=lease.attempt,
+                expires_at=lease.expires_at,
+                renewed_at=lease.renewed_at,
+            )
+        case Lost() | _:
+            return None
+
+
+def _ending(snapshot: Snapshot) -> Ending:
+    ended = snapshot.state
+    if not isinstance(ended, Ended):
+        raise Invalid("not ended")
+    return Ending(
+        id=snapshot.execution.id,
+        outcome=ended.outcome,
+        result=ended.result,
+        failure=snapshot.life.failure,
+        ended_at=ended.ended_at,
+        reason=snapshot.life.cancel_reason,
+    )

@@ -1,0 +1,1 @@
+"""Operations on flows: declare, grow, resolve, read."""

@@ -1,0 +1,497 @@
+"""Flows: declaring them, growing them piece by piece, cancelling and replaying them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import (
+    Corruption,
+    CycleDetected,
+    FlowConflict,
+    FlowFabricError,
+    FlowTerminal,
+    NotFound,
+    RetryExhausted,
+    StaleRevision,
+)
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import Seconds, check_kind_of, check_seconds
+from flowfabric.core.base.text import (
+    MAX_REASON,
+    check_kind,
+    check_namespace,
+    check_tags,
+    check_text,
+)
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import AlreadySatisfied
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.operator import Replayed, check_replay
+from flowfabric.core.execution.submission import Submission, Submitted, create
+from flowfabric.core.flow import children, grow
+from flowfabric.core.flow.cancel import (
+    announce,
+    cancel_chores,
+    check_cancel_policy,
+    takes_members_along,
+)
+from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
+from flowfabric.core.flow.grow import Added, AlreadyMember, AlreadyStaged, Staged
+from flowfabric.core.flow.join import Edge, JoinPolicy
+from flowfabric.core.flow.model import (
+    Cancellation,
+    CancelPolicy,
+    Flow,
+    FlowChange,
+    FlowState,
+    Parent,
+    changed,
+    check_parent,
+    known,
+    open_flow,
+)
+from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.replay import (
+    ReplayPlan,
+    ask_to_replay_planned,
+    plan_replay,
+    replay_planned,
+)
+from flowfabric.core.wait.model import Memory
+from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.execution.executions import Executions
+from flowfabric.engine.flow.dispatch import Settler
+from flowfabric.engine.flow.resolver import PAGE
+from flowfabric.engine.flow.walks import reaches, whole
+from flowfabric.store.contract import EdgeQuery
+
+MAX_ROUNDS = 100
+"""How often a change of a flow is tried: a rival that adds members without a pause wins most."""
+MAX_PAUSE = 0.005
+MAX_TOLD = 1000
+
+Decided = Callable[[Flow | None, Millis], Awaitable[FlowChange | None]]
+
+
+class FlowCreated(Struct, frozen=True):
+    id: UUID
+
+
+class Declared(Struct, frozen=True):
+    """`created` is False when the very same graph was declared before."""
+
+    id: UUID
+    members: dict[str, ExecutionId]
+    created: bool
+
+
+class FlowCancelled(Struct, frozen=True):
+    """`policy` and `reason` are the first call's. `scheduled`: members are being cancelled in the
+    background. `remaining` are those that have not ended, at most 1,000 of them."""
+
+    id: UUID
+    policy: CancelPolicy
+    reason: str
+    scheduled: bool = False
+    remaining: tuple[ExecutionId, ...] = ()
+
+
+class Flows(Noun):
+    """`engine.flows`"""
+
+    def __init__(self, parts: Parts, executions: Executions, settler: Settler) -> None:
+        super().__init__(parts)
+        self._executions = executions
+        self._settler = settler
+        self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+
+    # -- building
+
+    async def create(
+        self,
+        kind: str,
+        *,
+        id: UUID | None = None,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+    ) -> FlowCreated | AlreadySatisfied:
+        """An open flow without members; seal it when the graph is complete."""
+        new = self._new(kind, id, namespace, tags)
+
+        async def decide(flow: Flow | None, now: Millis) -> FlowChange | None:
+            if flow is None:
+                return FlowChange(None, replace(new, created_at=now, mutated_at=now))
+            if (flow.kind, flow.namespace) != (new.kind, new.namespace):
+                raise FlowConflict(f"flow {flow.id} is known as {flow.kind!r}")
+            return None
+
+        made = await self._change(new.id, decide)
+        return AlreadySatisfied("flow_exists") if made is None else FlowCreated(new.id)
+
+    async def declare(
+        self,
+        kind: str,
+        graph: Graph,
+        *,
+        id: UUID | None = None,
+        namespace: str = "default",
+        tags: Mapping[str, str] | None = None,
+        parent: Parent | None = None,
+    ) -> Declared:
+        """The whole graph in one call. It is checked before anything is written; what cannot run
+        is refused as a whole. Declaring the same graph under the same id again is harmless, and
+        finishes what an interrupted call began."""
+        wanted = check_graph(graph)
+        new = self._new(kind, id, namespace, tags)
+        now = self._now()
+        laid = plan(new.id, wanted, now)
+        flow = replace(
+            new,
+            state=FlowState.RUNNING,
+            nodes=len(wanted.nodes),
+            edges=len(laid.edges),
+            revision=len(wanted.nodes) + len(laid.edges),
+            graph=laid.digest,
+            parent=None if parent is None else check_parent(parent),
+            created_at=now,
+            mutated_at=now,
+        )
+        created = await self._lay(flow, laid)
+        if not created and await self._is_over(new.id):
+            return Declared(new.id, laid.ids, created)  # retention may have taken some members
+        await self._executions.put_all(laid.rest)
+        await self._executions.put_all(laid.roots)
+        await self._cancel_late(new.id)
+        return Declared(new.id, laid.ids, created)
+
+    async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
+        """A new execution as a member; held until the flow is sealed, if it is not yet. With a
+        known key it is the one that was added before."""
+        key = parse_uuid(flow, "flow")
+        wanted = check_kind_of(submission, Submission, "submission")
+        found = open_flow((await self._parts.store.flows([key])).get(key), key)
+        creation = create(replace(wanted, flow=key), self._fresh(), self._now())
+        await self._parts.catalogue.check(creation.snapshot.execution.rules)
+        if found.state is FlowState.OPEN:
+            creation = grow.held(creation)
+        # Two writes. Whoever dies in between leaves one that is held; the sweep ends it soon.
+        made = await self._executions.put(creation)
+        try:
+            return await self.join(key, made.id)
+        except FlowTerminal:
+            if isinstance(made, Submitted):  # nobody else will ever let it go
+                await self._executions.cancel(made.id, reason="flow_terminal")
+            raise
+
+    async def join(self, flow: UUID, id: str) -> Added | AlreadyMember:
+        """An execution that was made for this flow becomes a member, whatever it is doing."""
+        key, execution = parse_uuid(flow, "flow"), ExecutionId(id)
+        grow.check_home(key, execution)
+        answer: list[Added | AlreadyMember] = []
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            open_flow(found, key)
+            snapshot = await self._load(execution)
+            change = grow.join(found, snapshot, execution, now)
+            if isinstance(change, AlreadyMember):
+                answer[:] = [change]
+                return None
+            answer[:] = [Added(execution, change.after.nodes)]
+            return change
+
+        await self._change(key, decide)
+        return answer[0]
+
+    async def stage(
+        self, edge: Edge, *, expected_revision: int | None = None
+    ) -> Staged | AlreadyStaged:
+        """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
+        the graph has changed since."""
+        wanted = replace(grow.check_edge(edge), created_at=self._now())
+        answer: list[Staged | AlreadyStaged] = []
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            flow = open_flow(found, wanted.flow)
+            if await self._is_staged(wanted):
+                answer[:] = [AlreadyStaged(wanted.id, flow.revision)]
+                return None
+            if expected_revision is not None and expected_revision != flow.revision:
+                raise StaleRevision(f"the graph is at revision {flow.revision}")
+            ends = await self._parts.store.load([wanted.upstream, wanted.downstream])
+            upstream, downstream = ends.get(wanted.upstream), ends.get(wanted.downstream)
+            change = grow.stage(flow, wanted, upstream, downstream, now)
+            if await reaches(self._parts.store, wanted.flow, wanted.downstream, wanted.upstream):
+                raise CycleDetected("the upstream depends on the downstream already")
+            answer[:] = [Staged(wanted.id, change.after.revision)]
+            return change
+
+        await self._change(wanted.flow, decide)
+        return answer[0]
+
+    async def apply(self, flow: UUID, edge: UUID) -> AlreadySatisfied:
+        """Staging an edge applies it: this only says whether it is there."""
+        ids = (parse_uuid(edge, "edge"),)
+        if not await self._parts.store.edges(EdgeQuery(flow=parse_uuid(flow, "flow"), ids=ids)):
+            raise NotFound("edge", edge)
+        return AlreadySatisfied("already_applied")
+
+    async def set_join(self, flow: UUID, downstream: str, policy: JoinPolicy) -> bool:
+        """When the downstream runs: after all, any or so many of its upstreams. Said before its
+        first edge; False when the same was said before."""
+        key, execution = parse_uuid(flow, "flow"), ExecutionId(downstream)
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            open_flow(found, key)
+            return grow.set_policy(found, await self._load(execution), policy, now)
+
+        return await self._change(key, decide) is not None
+
+    async def seal(self, flow: UUID) -> bool:
+        """The graph is complete: members are let go as their joins allow. False when it was sealed
+        before, also if it has ended since."""
+        key = parse_uuid(flow, "flow")
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            if grow.is_sealed(known(found, key)):
+                return None
+            open = open_flow(found, key)
+            async for page in self._members(key):
+                for member in page:
+                    grow.check_seal(member)
+            after = grow.sealed(open, now)
+            chore = Chore(key, key, after.version, ChoreKind.RELEASE)
+            return FlowChange(open, after, owed=(chore,))
+
+        made = await self._change(key, decide)
+        await self._settler.work.settle(key)
+        return made is not None
+
+    # -- steering
+
+    async def cancel(
+        self,
+        flow: UUID,
+        *,
+        reason: str = "flow_cancelled",
+        policy: CancelPolicy | str = CancelPolicy.ALL,
+        wait: bool = True,
+        timeout: Seconds | None = None,
+    ) -> FlowCancelled:
+        """Cancels a flow and, by its policy, its members. The flow takes no members from then on,
+        whatever becomes of those it has. Without `wait` members are cancelled in the background;
+        with a `timeout` TimeoutError is raised when they are not after so many seconds, and the
+        background finishes it. Cancelling again gives the first call's policy and reason."""
+        span = None if timeout is None else check_seconds(timeout, "timeout")
+        marked, header = await self._mark_cancelled(flow, reason, policy)
+        if header.policy is CancelPolicy.FLOW_ONLY or not wait:
+            self._settler.kick([header.id])
+            left = await self._owed(header)
+            return replace(header, scheduled=bool(left), remaining=left)
+        async with asyncio.timeout(span):
+            await self._settler.finish(marked)
+        return replace(header, remaining=await self._owed(header))
+
+    async def cancel_header(
+        self,
+        flow: UUID,
+        *,
+        reason: str = "flow_cancelled",
+        policy: CancelPolicy | str = CancelPolicy.ALL,
+    ) -> FlowCancelled:
+        """Marks a flow as cancelled and writes down what is owed to its members, in one change."""
+        _, header = await self._mark_cancelled(flow, reason, policy)
+        return replace(header, remaining=await self._owed(header))
+
+    async def _mark_cancelled(
+        self, flow: UUID, reason: str, policy: CancelPolicy | str
+    ) -> tuple[Flow, FlowCancelled]:
+        key = parse_uuid(flow, "flow")
+        text = check_text(reason, "reason", limit=MAX_REASON)
+        chosen = check_cancel_policy(policy)
+        with suppress(Corruption):  # of a member: cancelling the others does not need it
+            await self._settler.work.settle(key)  # one that is over already cannot be cancelled
+
+        stands: list[Flow] = []
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            stands[:] = [known(found, key)]
+            if stands[0].cancel is not None:
+                return None
+            open = open_flow(found, key)
+            cancel = Cancellation(now, text, chosen)
+            after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
+            owed = cancel_chores(after, held=open.state is FlowState.OPEN)
+            told_by = await self._parts.store.members(key, limit=1)
+            changes = tuple(announce(member, after, now) for member in told_by)
+            return FlowChange(open, after, changes=changes, owed=owed)
+
+        made = await self._change(key, decide, kick=False)
+        marked = stands[0] if made is None else made.after
+        first = marked.cancel or Cancellation(self._now(), text, chosen)
+        return marked, FlowCancelled(key, first.policy, first.reason)
+
+    async def acknowledge(self, flow: UUID, id: str) -> None:
+        """A member is acknowledged by its own ending; saying so is harmless."""
+        parse_uuid(flow, "flow"), ExecutionId(id)
+
+    async def replay(self, flow: UUID) -> list[Replayed]:
+        """Runs again every member that failed, expired or was cancelled, and those that were
+        skipped because of it. What succeeded stays as it is, and so do branches for failures that
+        did not happen and the losers of a race that was won. Refused as a whole when one of them
+        may not be replayed; one that another caller replays is left to them."""
+        key = parse_uuid(flow, "flow")
+        found = known((await self._parts.store.flows([key])).get(key), key)
+        if found.state is FlowState.CANCELLED:
+            raise FlowTerminal("the flow was cancelled")
+        await self._settler.work.settle(key)  # or an ending told late skips again what waits again
+        plan = plan_replay(*await whole(self._parts.store, key))
+        for member in plan.members:
+            check_replay(member)
+        replayed: list[Replayed] = []
+        for start in range(0, len(plan.members), PAGE):
+            replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
+        await self._settler.work.settle(key)  # the flow is open again before anybody waits for it
+        return replayed
+
+    async def drain(self) -> None:
+        """What this process does by itself for flows after its commits is done."""
+        await self._settler.drain()
+
+    # -- how
+
+    def _new(
+        self, kind: str, id: UUID | None, namespace: str, tags: Mapping[str, str] | None
+    ) -> Flow:
+        return Flow(
+            id=self._fresh() if id is None else parse_uuid(id, "flow"),
+            kind=check_kind(kind),
+            namespace=check_namespace(namespace),
+            tags=check_tags(tags) if tags else {},
+        )
+
+    async def _is_over(self, flow: UUID) -> bool:
+        """Whether nothing of a flow is to be written any more."""
+        found = (await self._parts.store.flows([flow])).get(flow)
+        return found is not None and (found.ended_at is not None or takes_members_along(found))
+
+    async def _cancel_late(self, flow: UUID) -> None:
+        """Members that were written while somebody cancelled their flow are owed it as well."""
+        cancelled = (await self._parts.store.flows([flow])).get(flow)
+        if cancelled is None or not takes_members_along(cancelled):
+            return
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            after = changed(known(found, flow), now)
+            return FlowChange(found, after, owed=cancel_chores(after, held=False))
+
+        await self._change(flow, decide, kick=False)
+        await self._settler.finish(cancelled)
+
+    async def _lay(self, flow: Flow, laid: Plan) -> bool:
+        """Writes the flow and its edges; False when the same was declared before."""
+        pages = [laid.edges[at : at + PAGE] for at in range(0, len(laid.edges), PAGE)] or [()]
+
+        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+            if found is None:
+                for creation in (*laid.roots, *laid.rest):
+                    await self._parts.catalogue.check(creation.snapshot.execution.rules)
+                return FlowChange(None, flow, pages[0], await self._started_by(flow))
+            same = (flow.graph, flow.kind, flow.namespace)
+            if (found.graph, found.kind, found.namespace) != same:
+                raise FlowConflict(f"flow {flow.id} was declared with another graph")
+            return None
+
+        # One that a run starts is declared again when the run goes on.
+        new = flow.parent is None
+        created = await self._change(flow.id, decide, new=new) is not None
+        for page in pages[1:]:
+
+            async def more(
+                found: Flow | None, now: Millis, page: tuple[Edge, ...] = page
+            ) -> FlowChange:
+                present = known(found, flow.id)
+                return FlowChange(present, changed(present, now), edges=page)
+
+            await self._change(flow.id, more)
+        return created
+
+    async def _started_by(self, flow: Flow) -> tuple[Change[object], ...]:
+        """The run that starts the flow remembers it, by the very change that creates it."""
+        if flow.parent is None:
+            return ()
+        return (children.start(await self._load(flow.parent.execution), flow.id),)
+
+    async def _change(
+        self, id: UUID, decide: Decided, *, kick: bool = True, new: bool = False
+    ) -> FlowChange | None:
+        """Load, decide, apply; calls of this process for one flow one after the other. One that is
+        `new` most likely is looked for only if it turns out to be there."""
+        lock = self._locks.setdefault(id, asyncio.Lock())
+        async with lock:
+            for round in range(MAX_ROUNDS):
+                now = self._now()
+                unseen = new and not round
+                found = None if unseen else (await self._parts.store.flows([id])).get(id)
+                try:
+                    change = await decide(found, now)
+                except FlowFabricError:
+                    if unseen:
+                        continue  # what would be refused today may be there since yesterday
+                    raise
+                if change is None:
+                    return None
+                if await self._parts.store.apply_flow(change):
+                    self._parts.after.applied(change.changes)
+                    if change.owed and kick:
+                        self._settler.kick([id])
+                    return change
+                if unseen:
+                    continue
+                await asyncio.sleep(self._luck() * MAX_PAUSE)  # only jitter
+        raise RetryExhausted(f"lost against rivals {MAX_ROUNDS} times in a row")
+
+    async def _members(self, flow: UUID) -> AsyncIterator[list[Snapshot]]:
+        after: UUID | None = None
+        while page := await self._parts.store.members(flow, after=after, limit=PAGE):
+            yield page
+            after = page[-1].execution.uuid  # a page may be short without those it cannot read
+
+    async def _replay_page(self, plan: ReplayPlan, page: Sequence[Snapshot]) -> list[Replayed]:
+        """Those of the page that this call has replayed."""
+
+        def rule(found: Snapshot | None, now: Millis, memory: Memory) -> Change[Replayed | None]:
+            return replay_planned(found, now, memory, plan)
+
+        answers = await self._parts.decisions.decide_all(
+            [Decision(each.execution.uuid, rule, ask=ask_to_replay_planned) for each in page]
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if answer is not None]
+
+    async def _owed(self, header: FlowCancelled) -> tuple[ExecutionId, ...]:
+        """Members that still owe an ending to the cancel."""
+        if header.policy is CancelPolicy.FLOW_ONLY:
+            return ()
+        found = await self._parts.store.members(header.id, limit=MAX_TOLD, living=True)
+        pending = header.policy is CancelPolicy.PENDING
+        return tuple(
+            member.execution.id for member in found if not (pending and member.attempts_made)
+        )
+
+    async def _is_staged(self, edge: Edge) -> bool:
+        """Whether this very edge is there; another one of the same id is a conflict."""
+        found = await self._parts.store.edges(EdgeQuery(flow=edge.flow, ids=(edge.id,)))
+        if not found:
+            return False
+        if replace(found[0].edge, created_at=edge.created_at) != edge:
+            raise FlowConflict(f"dependency_already_exists: {found[0].edge}")
+        return True

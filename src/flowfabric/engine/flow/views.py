@@ -1,0 +1,303 @@
+"""Looking at flows."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import (
+    Seconds,
+    check_flag,
+    check_limit,
+    check_names,
+    check_seconds,
+)
+from flowfabric.core.base.text import check_kind, check_namespace, check_tag, check_text
+from flowfabric.core.base.time import Millis, check_moment
+from flowfabric.core.execution.model import (
+    Ended,
+    Flags,
+    Ready,
+    Snapshot,
+    Waiting,
+)
+from flowfabric.core.execution.outcome import Outcome
+from flowfabric.core.execution.status import PublicState, public_state
+from flowfabric.core.flow.cancel import is_orphan
+from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
+from flowfabric.core.flow.model import Flow, FlowState, count_chores, known
+from flowfabric.core.flow.outbox import is_spared
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.flow.resolver import Settling
+from flowfabric.engine.flow.watcher import FlowWaiting
+from flowfabric.store.contract import EdgeQuery, FlowQuery
+
+PAGE = 500
+MAX_CHORES = 100_000
+MAX_PAGE = 1000
+
+
+class Member(Struct, frozen=True):
+    """A member as the graph shows it; `name` is what it is called in the flow. `spared`: it lost
+    a race and was cancelled for that, which is no failure."""
+
+    id: ExecutionId
+    name: str
+    kind: str
+    state: PublicState
+    join: Join | None = None
+    spared: bool = False
+
+
+class FlowGraph(Struct, frozen=True):
+    flow: Flow
+    members: tuple[Member, ...]
+    edges: tuple[EdgeState, ...]
+
+
+class FlowDescription(Struct, frozen=True):
+    """A flow, and how many of its members are in which state now."""
+
+    flow: Flow
+    states: Mapping[PublicState, int]
+
+
+class FlowViews(Noun):
+    """`engine.flow_views`"""
+
+    def __init__(self, parts: Parts, settling: Settling) -> None:
+        super().__init__(parts)
+        self._waiting = FlowWaiting(parts.store)
+        settling.ended = self._waiting.ended
+
+    async def close(self) -> None:
+        await self._waiting.close()
+
+    async def get(self, id: UUID) -> Flow | None:
+        """The flow, with every ending counted, also those that are not written down yet."""
+        key = parse_uuid(id, "flow")
+        flow = (await self._parts.store.flows([key])).get(key)
+        while flow is not None:
+            owed = await self._parts.store.chores([key], MAX_CHORES)
+            again = (await self._parts.store.flows([key])).get(key)
+            if again is not None and again.version == flow.version:
+                counted = count_chores(flow, tuple(owed), flow.mutated_at).after if owed else flow
+                return replace(counted, version=flow.version)
+            flow = again  # some were counted between the two reads
+        return None
+
+    async def describe(self, id: UUID) -> FlowDescription | None:
+        flow = await self.get(id)
+        if flow is None:
+            return None
+        return FlowDescription(flow, await self._parts.store.member_counts(flow.id))
+
+    async def wait(self, id: UUID, timeout: Seconds | None = None) -> Flow:
+        """The flow once all its members have ended; TimeoutError after `timeout` seconds."""
+        key = parse_uuid(id, "flow")
+        span = None if timeout is None else check_seconds(timeout, "timeout")
+        try:
+            async with asyncio.timeout(span):
+                return await self._waiting.end_of(key)
+        except TimeoutError:
+            flow = known(await self.get(key), key)
+            if flow.ended_at is None:
+                raise TimeoutError(f"flow {id} is {flow.state}") from None
+            return flow
+
+    async def is_orphan(self, flow: UUID) -> bool:
+        """Whether a flow was cancelled since the run that started it ended without success, or is
+        gone by now; what is owed to it is done first."""
+        key = parse_uuid(flow, "flow")
+        await self._parts.after.settle(key)
+        found = (await self._parts.store.flows([key])).get(key)
+        return found is None or is_orphan(found)
+
+    async def page(
+        self,
+        *,
+        namespace: str | None = None,
+        kind: str | None = None,
+        states: tuple[FlowState, ...] = (),
+        tag: tuple[str, str] | None = None,
+        after: tuple[Millis, UUID] | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
+    ) -> list[Flow]:
+        """Flows by (created_at, id); the cursor is that pair of the last one seen."""
+        wanted = check_limit(limit, MAX_PAGE)
+        query = FlowQuery(
+            namespace=None if namespace is None else check_namespace(namespace),
+            kind=None if kind is None else check_kind(kind),
+            states=tuple(_state(state) for state in check_names(states, "states")),
+            tag=None if tag is None else check_tag(tag),
+            after=None if after is None else _cursor(after),
+            limit=wanted,
+            newest_first=check_flag(newest_first, "newest_first"),
+        )
+        return await self._parts.store.flow_page(query) if wanted else []
+
+    async def members(
+        self, id: UUID, *, after: ExecutionId | None = None, limit: int = 100
+    ) -> list[Member]:
+        """Members by id."""
+        wanted = check_limit(limit, MAX_PAGE)
+        cursor = None if after is None else ExecutionId(after).uuid
+        key = parse_uuid(id, "flow")
+        found = await self._parts.store.members(key, after=cursor, limit=wanted) if wanted else []
+        return [_member(snapshot) for snapshot in found]
+
+    async def groups(self, id: UUID) -> dict[ExecutionId, Join]:
+        """The joins of a flow, by the execution that waits."""
+        found: dict[ExecutionId, Join] = {}
+        async for snapshot in self._all_members(parse_uuid(id, "flow")):
+            if snapshot.life.join is not None:
+                found[snapshot.execution.id] = snapshot.life.join
+        return found
+
+    async def edges(
+        self, id: UUID, *, upstream: str | None = None, downstream: str | None = None
+    ) -> list[EdgeState]:
+        """Edges of a flow by id; those that leave or enter one execution."""
+        query = EdgeQuery(
+            flow=parse_uuid(id, "flow"),
+            upstreams=None if upstream is None else (ExecutionId(upstream).uuid,),
+            downstreams=None if downstream is None else (ExecutionId(downstream).uuid,),
+        )
+        return [state async for state in self._all_edges(query)]
+
+    async def edge(self, flow: UUID, edge: UUID) -> Edge | None:
+        query = EdgeQuery(flow=parse_uuid(flow, "flow"), ids=(parse_uuid(edge, "edge"),))
+        found = await self._parts.store.edges(query)
+        return found[0].edge if found else None
+
+    async def flow_of(self, id: str) -> UUID | None:
+        """The flow an execution is a member of."""
+        snapshot = await self._load(id)
+        member = snapshot is not None and bool(snapshot.head.flags & Flags.FLOW)
+        return snapshot.execution.flow if snapshot is not None and member else None
+
+    async def graph(self, id: UUID) -> FlowGraph:
+        """The whole flow: members with their states, edges with how they were settled."""
+        flow = await self.get(id)
+        if flow is None:
+            raise NotFound("flow", id)
+        members = tuple([_member(each) async for each in self._all_members(flow.id)])
+        edges = tuple([state async for state in self._all_edges(EdgeQuery(flow=flow.id))])
+        return FlowGraph(flow, members, edges)
+
+    async def eligibility(self, id: str) -> str:
+        """Why an execution may run or may not, as far as its dependencies go, in one word:
+        `not_found`, `impossible`, `not_runnable` (a worker has it, it is suspended or has ended),
+        `blocked_by_dependencies` or `eligible`."""
+        snapshot = await self._load(id)
+        if snapshot is None:
+            return "not_found"
+        join = snapshot.life.join
+        if join is not None and join.state is JoinState.IMPOSSIBLE:
+            return "impossible"  # and skipped by the change that made it so
+        if not isinstance(snapshot.state, Ready | Waiting):
+            return "not_runnable"
+        if snapshot.life.unsealed or (join is not None and join.state is JoinState.PENDING):
+            return "blocked_by_dependencies"
+        return "eligible"
+
+    async def inputs(self, snapshot: Snapshot) -> dict[str, bytes | None]:
+        """The results of upstreams by the name under which a member wants them; None for one that
+        gave none, as one that did not succeed. Of several under one name the one that gave it."""
+        flow, join = snapshot.execution.flow, snapshot.life.join
+        if flow is None or join is None or not join.inputs:
+            return {}
+        query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
+        wanted = [state async for state in self._all_edges(query) if state.edge.input is not None]
+        if not isinstance(join.policy, AllOf):
+            # Only who fired the join: whoever ends later changes no argument of a later attempt.
+            wanted = await self._in_time(wanted, join.fired_at)
+        results = await self.results([state.edge.upstream for state in wanted])
+        given: dict[str, bytes | None] = {}
+        for state in wanted:
+            name, result = state.edge.input or "", results.get(state.edge.upstream)
+            if given.get(name) is None:
+                given[name] = result
+        return given
+
+    async def _in_time(self, edges: list[EdgeState], fired_at: Millis | None) -> list[EdgeState]:
+        """Edges whose upstreams had ended when the join fired, the earliest first."""
+        ends: dict[UUID, Millis] = {}
+        for start in range(0, len(edges), PAGE):
+            uuids = [state.edge.upstream for state in edges[start : start + PAGE]]
+            for uuid, snapshot in (await self._parts.store.load(uuids)).items():
+                if isinstance(snapshot.state, Ended):
+                    ends[uuid] = snapshot.state.ended_at
+        late = Millis(0) if fired_at is None else Millis(fired_at + 1)
+        found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
+        return sorted(found, key=lambda state: (ends[state.edge.upstream], state.edge.id))
+
+    async def results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
+        """The results of executions that succeeded; None for those that did not."""
+        keys = [parse_uuid(uuid, "execution") for uuid in check_names(uuids, "executions")]
+        found: dict[UUID, bytes | None] = {}
+        for start in range(0, len(keys), PAGE):
+            for uuid, snapshot in (
+                await self._parts.store.load(keys[start : start + PAGE])
+            ).items():
+                match snapshot.state:
+                    case Ended(outcome=Outcome.SUCCESS, result=result):
+                        found[uuid] = result
+                    case _:
+                        found[uuid] = None
+        return found
+
+    async def skipped(self, uuids: list[UUID]) -> set[UUID]:
+        """Which of these executions were skipped."""
+        found: set[UUID] = set()
+        for start in range(0, len(uuids), PAGE):
+            for uuid, each in (await self._parts.store.load(uuids[start : start + PAGE])).items():
+                if isinstance(each.state, Ended) and each.state.outcome is Outcome.SKIPPED:
+                    found.add(uuid)
+        return found
+
+    async def _all_members(self, flow: UUID) -> AsyncIterator[Snapshot]:
+        after: UUID | None = None
+        while page := await self._parts.store.members(flow, after=after, limit=PAGE):
+            for snapshot in page:
+                yield snapshot
+            after = page[-1].execution.uuid  # a page may be short without those it cannot read
+
+    async def _all_edges(self, query: EdgeQuery) -> AsyncIterator[EdgeState]:
+        while page := await self._parts.store.edges(query):
+            for state in page:
+                yield state
+            if len(page) < query.limit:
+                return
+            query = replace(query, after=page[-1].edge.id)
+
+
+def _member(snapshot: Snapshot) -> Member:
+    execution = snapshot.execution
+    return Member(
+        id=execution.id,
+        name=execution.facts.member or execution.kind,
+        kind=execution.kind,
+        state=public_state(snapshot),
+        join=snapshot.life.join,
+        spared=is_spared(snapshot),
+    )
+
+
+def _state(word: object) -> FlowState:
+    text = check_text(word, "state")
+    try:
+        return FlowState(text)
+    except ValueError:
+        raise Invalid(f"{text[:80]!r} is no state a flow can be in") from None
+
+
+def _cursor(after: object) -> tuple[Millis, UUID]:
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise Invalid("a cursor of flows is a pair of time and id")
+    return check_moment(after[0], "cursor"), parse_uuid(after[1], "cursor")

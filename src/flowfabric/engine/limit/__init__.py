@@ -1,0 +1,1 @@
+"""Operations on limits: quotas, releases, budgets, lanes."""

@@ -1,0 +1,297 @@
+"""Budgets at the door: what was taken is shown to its budgets before anybody works on it.
+
+New work whose budget is spent goes back and waits in the budget's queue. When the budget admits
+again (a reset, a raised limit, something given back) a page of those is let in, and another one as
+soon as the first was taken: letting in a hundred thousand to send all but ten away again would be
+a storm.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+from uuid import UUID
+
+from flowfabric.core.base.errors import Corruption, FlowFabricError
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Active, Flags, Gate, Lease, Snapshot, Waiting
+from flowfabric.core.limit import spend as rules
+from flowfabric.core.limit.budget import Exhausted, spent
+from flowfabric.core.limit.budget_gate import is_start, let_in, take_back, turn_away
+from flowfabric.core.limit.quota import budget_queue
+from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.limit.known_budgets import KnownBudgets
+from flowfabric.engine.limit.ledger import Bookkeeping
+from flowfabric.engine.limit.releases import Releases
+from flowfabric.store.contract import Taken
+from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.readable import SET_ASIDE, load_readable
+
+T = TypeVar("T")
+
+PAGE = 200
+MOST_WAITING = 100_000
+
+log = logging.getLogger("flowfabric.limits")
+
+
+class Doorkeeper(Noun):
+    """Shared by `engine.claims`, `engine.budgets` and the sweep."""
+
+    def __init__(self, parts: Parts, releases: Releases) -> None:
+        super().__init__(parts)
+        self._releases = releases
+        self.books = Bookkeeping(parts.store, self._admit_soon)
+        self.known = KnownBudgets(parts)
+        self._crowded: dict[str, int] = {}
+        self._resets: dict[str, Millis] = {}
+        self._reserving: set[UUID] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        parts.after.let_go = self._let_go
+
+    async def check(self, taken: Sequence[Taken]) -> list[Taken]:
+        """What may be worked on. The rest waits for its budget. A budget that cannot be read admits
+        nobody: what was taken goes back. If that is all, the error is the caller's; otherwise it is
+        set aside, and the others go on."""
+        try:
+            return await self._check(taken)
+        except Corruption as error:
+            if len(taken) == 1:
+                await self._leave(taken[0], error)
+                raise
+        except FlowFabricError:
+            self._spawn(self._take_back(taken))
+            raise
+        admitted: list[Taken] = []
+        for item in taken:
+            with suppress(Corruption):
+                admitted += await self.check([item])
+        return admitted
+
+    async def _leave(self, item: Taken, error: Corruption) -> None:
+        """Gives back what a budget that cannot be read holds for, and leaves it for a while: it
+        would be taken again at once, before all others."""
+        execution, now = item.snapshot.execution, self._now()
+        log.error("execution %s is set aside: %s", execution.id, error)
+        await self._take_back([item])
+        await self._parts.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
+
+    async def _check(self, taken: Sequence[Taken]) -> list[Taken]:
+        await self.known.refresh()
+        named = {
+            item.snapshot.execution.uuid: names
+            for item in taken
+            if (self.known.attached or item.snapshot.head.flags & Flags.BUDGETS)
+            and is_start(item.snapshot)
+            and (names := self.known.named(item.snapshot.execution))
+        }
+        if not named:
+            return list(taken)
+        asked = tuple(dict.fromkeys(name for names in named.values() for name in names))
+        budgets = await self.known.budgets(asked)
+        refused = {
+            uuid: why for uuid, names in named.items() if (why := spent(budgets, names)) is not None
+        }
+        self._count_admitted(named, refused)
+        if refused:
+            await self._turn_away(taken, refused)
+        return [item for item in taken if item.snapshot.execution.uuid not in refused]
+
+    async def let_in_due(self) -> None:
+        """Lets in who was refused here until a reset that has come since. Others find the sweep."""
+        if not self._resets:
+            return
+        now = self._now()
+        for name in [name for name, at in self._resets.items() if at <= now]:
+            del self._resets[name]
+            await self._tried(self.let_in(name))
+
+    def reserving(self, uuid: UUID) -> None:
+        """This execution has something set aside: it is looked at when its lease goes."""
+        self._reserving.add(uuid)
+
+    async def sweep(self) -> None:
+        """Resets what is due, and gives back what dead leases have set aside."""
+        while due := await self._parts.store.due_budgets(self._now(), PAGE):
+            resets = (self._tried(self._reset_due(name)) for name in due)
+            if not any(await asyncio.gather(*resets)) or len(due) < PAGE:
+                break
+        await self._give_back()
+
+    async def next_at(self) -> Millis | None:
+        return await self._parts.store.next_reset()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    async def drain(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.books.drain()
+
+    async def _turn_away(self, taken: Sequence[Taken], refused: dict[UUID, Exhausted]) -> None:
+        turned: list[Snapshot] = []
+        decisions = []
+        for item in taken:
+            why = refused.get(item.snapshot.execution.uuid)
+            state = item.snapshot.state
+            if why is not None and isinstance(state, Active):
+                rule = partial(_turned_away, lease=state.lease, why=why)
+                decisions.append(Decision(item.snapshot.execution.uuid, rule, item.snapshot))
+                turned.append(item.snapshot)
+                self._note_reset(why)
+        answers = await self._parts.decisions.decide_all(decisions)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                log.warning("a refused execution keeps its lease until it runs out: %s", answer)
+        await self._releases.give_starts_back(_unbegun(turned, answers))
+
+    async def _take_back(self, taken: Sequence[Taken]) -> None:
+        held = [item.snapshot for item in taken]
+        decisions = [
+            Decision(snapshot.execution.uuid, partial(_taken_back, lease=state.lease))
+            for snapshot in held
+            if isinstance(state := snapshot.state, Active)
+        ]
+        answers = await self._parts.decisions.decide_all(decisions)
+        await self._releases.give_starts_back(_unbegun(held, answers))
+
+    def _note_reset(self, why: Exhausted) -> None:
+        if why.next_reset_at is not None:
+            self._resets[why.budget] = why.next_reset_at
+
+    def _count_admitted(
+        self, named: dict[UUID, tuple[str, ...]], refused: dict[UUID, Exhausted]
+    ) -> None:
+        """Lets more in once half of the last page was taken."""
+        if not self._crowded:
+            return
+        for uuid, names in named.items():
+            for name in names if uuid not in refused else ():
+                if name in self._crowded:
+                    self._crowded[name] += 1
+                    if self._crowded[name] * 2 >= PAGE:
+                        self._admit_soon([name])
+
+    def _admit_soon(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._crowded.pop(name, None)
+            self._spawn(self.let_in(name))
+
+    def free_soon(self, names: Iterable[str]) -> None:
+        """Lets in who waits for one of these budgets, but is no longer limited by it."""
+        for name in names:
+            self._spawn(self._free(name))
+
+    async def _free(self, name: str) -> None:
+        store, rule = self._parts.store, partial(_let_in, budget=name)
+        waiting = await store.waiting_in(budget_queue(name), MOST_WAITING)
+        for start in range(0, len(waiting), PAGE):
+            found = await load_readable(store.load, waiting[start : start + PAGE])
+            await self._parts.decisions.decide_all(
+                [
+                    Decision(uuid, rule)
+                    for uuid, snapshot in found.items()
+                    if not await self.known.limits(name, snapshot.execution)
+                ]
+            )
+
+    async def let_in(self, name: str) -> None:
+        """One page of those who wait for a budget, if it admits."""
+        why = spent(await self.known.budgets((name,)), (name,))
+        if why is not None:
+            self._note_reset(why)
+            first = await self._parts.store.waiting_in(budget_queue(name), 1)
+            for snapshot in (await load_readable(self._parts.store.load, first)).values():
+                if not await self.known.limits(name, snapshot.execution):
+                    await self._free(name)
+            return
+        waiting = await self._parts.store.waiting_in(budget_queue(name), PAGE)
+        rule = partial(_let_in, budget=name)
+        await self._parts.decisions.decide_all([Decision(uuid, rule) for uuid in waiting])
+        if len(waiting) == PAGE:
+            self._crowded[name] = 0
+
+    def _let_go(self, uuids: Iterable[UUID]) -> None:
+        for uuid in uuids:
+            if uuid in self._reserving:
+                self._reserving.discard(uuid)
+                self._spawn(self._give_back_of(uuid))
+
+    async def _give_back_of(self, uuid: UUID) -> None:
+        found = await self._parts.store.books(BookAsk(executions=(uuid,)))
+        if not found.reservations:
+            return
+        snapshot = (await self._parts.store.load([uuid])).get(uuid)
+        epoch = _live_epoch(snapshot)
+        for reservation in found.reservations.values():
+            if reservation.execution == uuid and reservation.epoch != epoch:
+                await self._drop(reservation.id, reservation.budgets)
+
+    async def _give_back(self) -> None:
+        while stale := await self._parts.store.stale_reservations(PAGE):
+            drops = (self._tried(self._drop(each.id, each.budgets)) for each in stale)
+            if not any(await asyncio.gather(*drops)) or len(stale) < PAGE:
+                break
+
+    async def _reset_due(self, name: str) -> bool:
+        ask = BookAsk(budgets=(name,))
+        await self.books.post(ask, lambda books, now: None)  # posting brings it up to date
+        return True
+
+    async def _drop(self, id: UUID, budgets: tuple[str, ...]) -> bool:
+        ask = BookAsk(budgets=budgets, reservations=(id,))
+        return await self.books.post(ask, lambda books, now: rules.drop(books, id, now))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._tried(work), name="flowfabric-budgets")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tried(self, work: Coroutine[None, None, T]) -> T | None:
+        """What comes of the work; None when it is left to the sweep, which costs no other work."""
+        try:
+            return await work
+        except FlowFabricError as error:
+            log.warning("a budget is left to the sweep: %s", error)
+            return None
+
+
+def waited_for(snapshot: Snapshot) -> str | None:
+    """The budget an execution waits for."""
+    match snapshot.state:
+        case Waiting(gate=Gate.BUDGET):
+            return snapshot.life.budget
+        case _:
+            return None
+
+
+def _unbegun(snapshots: Sequence[Snapshot], answers: Sequence[bool | Exception]) -> list[Snapshot]:
+    """Who went back before anybody worked on it: it has started nothing that a rate counts."""
+    pairs = zip(snapshots, answers, strict=True)
+    return [snapshot for snapshot, back in pairs if back is True and is_start(snapshot)]
+
+
+def _live_epoch(snapshot: Snapshot | None) -> int | None:
+    if snapshot is None or not isinstance(snapshot.state, Active):
+        return None
+    return snapshot.head.epoch
+
+
+def _turned_away(
+    found: Snapshot | None, now: Millis, *, lease: Lease, why: Exhausted
+) -> Change[bool]:
+    return turn_away(found, lease, why, now)
+
+
+def _taken_back(found: Snapshot | None, now: Millis, *, lease: Lease) -> Change[bool]:
+    return take_back(found, lease, now)
+
+
+def _let_in(found: Snapshot | None, now: Millis, *, budget: str) -> Change[bool]:
+    return let_in(found, budget, now)

@@ -1,0 +1,400 @@
+"""Budgets: defining them, spending, setting aside, giving back."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TypeVar
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, LeaseExpired, NotFound, WrongState
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import check_kind_of, check_limit, check_whole
+from flowfabric.core.base.text import MAX_KEY, check_namespace, check_text
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import Owner, enter, fence_of, present
+from flowfabric.core.execution.model import Active, Execution, Snapshot
+from flowfabric.core.flow.model import CancelPolicy
+from flowfabric.core.limit import budget_changes
+from flowfabric.core.limit import spend as rules
+from flowfabric.core.limit.budget import (
+    MAX_AMOUNT,
+    Amounts,
+    Budget,
+    OnHard,
+    Reservation,
+    Scope,
+    chain,
+    check_amounts,
+    check_budget,
+    check_budget_name,
+    check_budget_names,
+    check_dimension,
+    current,
+)
+from flowfabric.core.limit.spend import (
+    AlreadyApplied,
+    Books,
+    Charged,
+    Counted,
+    Created,
+    Expense,
+    HardBreach,
+    Known,
+    Reserved,
+    Reset,
+    Spent,
+)
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.execution.attempts import Attempts, Owned
+from flowfabric.engine.flow.flows import Flows
+from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.store.contract_limits import BookAsk
+
+T = TypeVar("T")
+
+MAX_PAGE = 1000
+
+
+class Budgets(Noun):
+    """`engine.budgets`"""
+
+    def __init__(
+        self, parts: Parts, attempts: Attempts, flows: Flows, doorkeeper: Doorkeeper
+    ) -> None:
+        super().__init__(parts)
+        self._attempts = attempts
+        self._flows = flows
+        self._door = doorkeeper
+
+    # -- what there is
+
+    async def create(self, budget: Budget) -> Created | Known:
+        """A new budget; one of that name that is there stays as it is, and nothing is compared."""
+        return await self._defined(budget, budget_changes.create)
+
+    async def define(self, budget: Budget) -> Created | Known:
+        """A budget as it should be: made, or given this definition. What was spent stays."""
+        return await self._defined(budget, budget_changes.define)
+
+    async def get(self, name: str) -> Budget:
+        """A budget with its limits and what was spent of it."""
+        asked = check_budget_name(name)
+        found = await self._door.known.budgets((asked,))
+        if asked not in found:
+            raise NotFound("budget", asked)
+        return found[asked]
+
+    async def list(self, *, after: str = "", limit: int = 100) -> list[Budget]:
+        """Budgets by name, after a cursor."""
+        wanted = check_limit(limit, MAX_PAGE)
+        check_text(after, "cursor")
+        page = await self._parts.store.budget_page(after, wanted) if wanted else []
+        now = self._now()
+        return [current(budget, now) for budget in page]
+
+    async def delete(self, name: str) -> bool:
+        """Deletes a budget; whoever it limited no longer is. One that others are part of stays."""
+        asked = check_budget_name(name)
+
+        def remove(books: Books, now: Millis) -> tuple[bool, list[str]]:
+            part_of = _part_of(books, asked)
+            return budget_changes.remove(books, asked), part_of
+
+        gone, part_of = await self._door.books.post(
+            BookAsk(budgets=(asked,)), remove, alone=(asked,)
+        )
+        self._parts.catalogue.budgets.discard(asked)
+        self._door.known.forget_attached()
+        self._door.free_soon(part_of)
+        return gone
+
+    async def attached_to(self, id: str) -> tuple[str, ...]:
+        """The budgets that hold for an execution: those it names, those of its flow, its
+        namespace, and of the run itself."""
+        return await self._door.known.names_of(present(await self._load(id), id).execution)
+
+    # -- spending
+
+    async def spend(
+        self,
+        budgets: str | Iterable[str],
+        amounts: Mapping[str, int],
+        *,
+        execution: str | None = None,
+        key: str | None = None,
+    ) -> Charged | AlreadyApplied:
+        """Counts an amount for budgets and all they are part of, or refuses it whole. With an
+        execution it is noted in its ledger and can be released. The same key counts once."""
+        found = None
+        if execution is not None:
+            found = present(await self._load(execution), execution).execution
+        uuid = None if found is None else found.uuid
+        asked = Expense(_names(budgets), check_amounts(amounts), uuid, key=self._key(key))
+        return await self._spend(asked, found)
+
+    async def report(
+        self,
+        owned: Owned,
+        amounts: Mapping[str, int],
+        *,
+        budgets: Iterable[str] | None = None,
+        key: str | None = None,
+    ) -> Charged | AlreadyApplied:
+        """What a worker consumed, counted for all budgets of its execution, or for those named. An
+        owner that has lost its lease is counted all the same, and marked: it was consumed."""
+        snapshot, owner = await self._owned(owned)
+        names = await self._chosen(snapshot.execution, budgets)
+        current = _is_current(snapshot, owner)
+        asked = Expense(
+            names,
+            check_amounts(amounts),
+            snapshot.execution.uuid,
+            key=self._key(key),
+            stale=not current,
+            attached=budgets is None,
+            epoch=snapshot.head.epoch if current else None,
+        )
+        return await self._spend(asked, snapshot.execution) if names else Spent()
+
+    async def release(self, name: str, execution: str) -> Amounts:
+        """Takes back what an execution spent of a budget since its last reset; returns how much.
+        Twice is once."""
+        asked, key = check_budget_name(name), ExecutionId(execution)
+        ask = BookAsk(budgets=(asked,), executions=(key.uuid,))
+        return await self._door.books.post(
+            ask, lambda books, now: rules.release(books, asked, key.uuid, now)
+        )
+
+    async def reset(self, name: str) -> Reset:
+        """Begins a new period now. The rhythm of scheduled resets stays."""
+        asked = check_budget_name(name)
+        return await self._post(
+            (asked,), lambda books, now: budget_changes.reset(books, asked, now)
+        )
+
+    async def grant(self, name: str, dimension: str, amount: int, *, key: str | None = None) -> int:
+        """Raises a soft limit until the next reset; returns what it is now."""
+        asked, word = check_budget_name(name), check_dimension(dimension)
+        more = check_whole(amount, "the amount", 1, MAX_AMOUNT)
+        once = f"grant:{self._key(key)}"
+        ask = BookAsk(budgets=(asked,), charges=((asked, once),))
+        return await self._door.books.post(
+            ask, lambda books, now: budget_changes.grant(books, asked, word, more, now, once)
+        )
+
+    # -- setting aside
+
+    async def reserve(
+        self,
+        owned: Owned,
+        amounts: Mapping[str, int],
+        *,
+        budgets: Iterable[str] | None = None,
+        id: UUID | None = None,
+    ) -> Reserved | HardBreach:
+        """Sets an estimate aside for what the owner is about to do. It is given back by itself when
+        this lease is gone. Repeating it with the same id sets nothing more aside."""
+        snapshot, owner = await self._owned(owned)
+        if isinstance(enter(snapshot, owner, self._now()), Change):
+            raise LeaseExpired("the lease ran out")
+        names = await self._chosen(snapshot.execution, budgets)
+        reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
+        asked = Expense(
+            names, check_amounts(amounts), snapshot.execution.uuid, attached=budgets is None
+        )
+        epoch = snapshot.head.epoch
+        if not names:
+            return Reserved(_nothing_of(asked, reservation, epoch, self._now()))
+        uuid = snapshot.execution.uuid
+        ask = BookAsk(budgets=names, executions=(uuid,), reservations=(reservation,))
+        self._door.reserving(uuid)
+        answer = await self._door.books.post(
+            ask, lambda books, now: rules.reserve(books, asked, reservation, epoch, now)
+        )
+        await self._act(answer, snapshot.execution)
+        return answer
+
+    async def settle(
+        self,
+        owned: Owned,
+        reservation: UUID,
+        amounts: Mapping[str, int],
+        *,
+        budgets: Iterable[str] | None = None,
+        key: str | None = None,
+    ) -> Counted | AlreadyApplied:
+        """Counts what was really consumed in place of what was set aside, fewer or more. What does
+        not fit any more is counted up to the limit and kept apart beyond it (`Overrun`). Also for
+        an owner that has lost its lease; when the reservation is gone by then, `budgets` says what
+        it was of, if not of all the execution has. The same key (the reservation's id, unless one
+        is given) counts once."""
+        snapshot, owner = await self._owned(owned)
+        id = parse_uuid(reservation, "reservation")
+        stored = await self._parts.store.books(BookAsk(reservations=(id,)))
+        known = stored.reservations.get(id)
+        if known is not None:
+            _check_own(known.execution, snapshot.execution)
+            names = known.budgets
+        else:
+            names = await self._whole(await self._chosen(snapshot.execution, budgets))
+        if not names:
+            check_amounts(amounts)
+            return Spent()
+        asked = Expense(
+            names,
+            check_amounts(amounts),
+            snapshot.execution.uuid,
+            key=f"settle:{id}" if key is None else _key(key),
+            stale=not _is_current(snapshot, owner),
+            attached=known is not None or budgets is None,
+        )
+        ask = _ask(asked, reservations=(id,))
+        return await self._door.books.post(
+            ask, lambda books, now: rules.settle(books, asked, id, now)
+        )
+
+    async def cancel_reservation(self, owned: Owned, reservation: UUID) -> bool:
+        """Gives back what was set aside, unspent; False when it was given back before."""
+        snapshot, _ = await self._owned(owned)
+        id = parse_uuid(reservation, "reservation")
+        stored = await self._parts.store.books(BookAsk(reservations=(id,)))
+        known = stored.reservations.get(id)
+        if known is None:
+            return False
+        _check_own(known.execution, snapshot.execution)
+        ask = BookAsk(budgets=known.budgets, reservations=(id,))
+        return await self._door.books.post(ask, lambda books, now: rules.drop(books, id, now))
+
+    # -- inside
+
+    async def _defined(
+        self, budget: Budget, rule: Callable[[Books, Budget, Millis], Created | Known]
+    ) -> Created | Known:
+        checked = _as_stored(check_budget(check_kind_of(budget, Budget, "budget")))
+        names = (checked.name,) if checked.parent is None else (checked.name, checked.parent)
+
+        def defined(books: Books, now: Millis) -> tuple[Created | Known, list[str]]:
+            old = books.budgets.get(checked.name)
+            answer = rule(books, checked, now)
+            new = books.budgets[checked.name]
+            moved = old is not None and (old.scope, old.scope_id) != (new.scope, new.scope_id)
+            return answer, _part_of(books, checked.name) if moved else []
+
+        answer, moved = await self._door.books.post(BookAsk(budgets=names), defined, alone=names)
+        self._door.known.forget_attached()
+        self._door.free_soon(moved)
+        return answer
+
+    async def _spend(self, asked: Expense, execution: Execution | None) -> Charged | AlreadyApplied:
+        answer = await self._door.books.post(
+            _ask(asked), lambda books, now: rules.spend(books, asked, now)
+        )
+        await self._act(answer, execution)
+        return answer
+
+    def _key(self, key: object) -> str:
+        return str(self._fresh()) if key is None else _key(key)
+
+    async def _act(self, answer: object, execution: Execution | None) -> None:
+        """What a budget does besides refusing. A crash in between costs nothing: nothing was
+        counted, so whoever tries again comes here again."""
+        if not isinstance(answer, HardBreach) or answer.action is not OnHard.CANCEL_PENDING:
+            return
+        flow = None if execution is None else execution.flow
+        if flow is None:
+            budget = await self.get(answer.budget)
+            flow = UUID(budget.scope_id) if budget.scope is Scope.FLOW else None
+        if flow is None:
+            return
+        with suppress(NotFound, WrongState):
+            await self._flows.cancel(
+                flow,
+                reason=f"budget_exhausted: {answer.budget} {answer.dimension}",
+                policy=CancelPolicy.PENDING,
+                wait=False,
+            )
+
+    async def _owned(self, owned: Owned) -> tuple[Snapshot, Owner]:
+        id, owner = self._attempts.unpack(owned)
+        return present(await self._load(id), id), owner
+
+    async def _chosen(self, execution: Execution, budgets: Iterable[str] | None) -> tuple[str, ...]:
+        if budgets is not None:
+            return _names(budgets)
+        return await self._door.known.names_of(execution)
+
+    async def _whole(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """These budgets and all they are part of, which is what a reservation is of."""
+        found = await self._parts.store.books(BookAsk(budgets=names))
+        upper = (part for name in names for part in _part_of(found, name))
+        return tuple(dict.fromkeys((*names, *upper)))
+
+    def _post(self, names: tuple[str, ...], rule: Callable[[Books, Millis], T]) -> Awaitable[T]:
+        return self._door.books.post(BookAsk(budgets=names), rule)
+
+
+def _part_of(books: Books, name: str) -> list[str]:
+    """A budget and all it is part of, in which somebody may wait because of it."""
+    known = [name] if name in books.budgets else []
+    return [budget.name for budget in chain(books.budgets, known)]
+
+
+def _ask(asked: Expense, reservations: tuple[UUID, ...] = ()) -> BookAsk:
+    return BookAsk(
+        budgets=asked.budgets,
+        charges=tuple((name, asked.key) for name in asked.budgets if asked.key is not None),
+        executions=() if asked.execution is None else (asked.execution,),
+        reservations=reservations,
+    )
+
+
+def _names(budgets: str | Iterable[str]) -> tuple[str, ...]:
+    names = check_budget_names((budgets,) if isinstance(budgets, str) else budgets)
+    if not names:
+        raise Invalid("no budget is named")
+    return names
+
+
+def _nothing_of(asked: Expense, id: UUID, epoch: int, now: Millis) -> Reservation:
+    """Without any budget there is nothing to set aside."""
+    execution = asked.execution or UUID(int=0)
+    return Reservation(id, (), execution, epoch, asked.amounts, now)
+
+
+def _key(key: object) -> str:
+    text = check_text(key, "key", limit=MAX_KEY)
+    if not text:
+        raise Invalid("a key must not be empty")
+    return text
+
+
+def _is_current(snapshot: Snapshot, owner: Owner) -> bool:
+    match snapshot.state:
+        case Active(lease=lease):
+            return owner.fence in (None, fence_of(snapshot, lease))
+        case _:
+            return False
+
+
+def _check_own(owner: UUID, execution: Execution) -> None:
+    if owner != execution.uuid:
+        raise Invalid("the reservation belongs to another execution")
+
+
+def _as_stored(budget: Budget) -> Budget:
+    """The id of its scope as executions have it, so that they find it."""
+    id = budget.scope_id
+    match budget.scope:
+        case Scope.NAMESPACE:
+            return replace(budget, scope_id=check_namespace(id))
+        case Scope.RUN:
+            return replace(budget, scope_id=str(ExecutionId(id)))
+        case Scope.FLOW:
+            try:
+                return replace(budget, scope_id=str(UUID(id)))
+            except ValueError:
+                raise Invalid(f"a budget of a flow needs the id of the flow, not {id!r}") from None
+        case _:
+            return budget

@@ -1,0 +1,53 @@
+"""Which quotas and budgets exist: whoever names one that does not is refused.
+
+What was seen once is taken to be there. One that is deleted later limits nothing, so that nobody
+waits for it for ever.
+"""
+
+from collections.abc import Iterable
+
+from flowfabric.core.base.errors import NotFound
+from flowfabric.core.execution.policy import Policy
+from flowfabric.core.limit.quota import OF_TASK
+from flowfabric.store.contract import Store
+from flowfabric.store.contract_limits import BookAsk
+
+REMEMBERED = 10_000
+
+
+class Catalogue:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.quotas: set[str] = set()
+        self.budgets: set[str] = set()
+
+    async def check(self, policy: Policy, *, declared: bool = True) -> None:
+        """Raises NotFound for the first quota or budget of a policy that does not exist. Without
+        `declared` quotas that tasks declare for themselves need not exist yet."""
+        if not policy.quotas and not policy.budget_ids:
+            return
+        new_budgets = [name for name in policy.budget_ids if name not in self.budgets]
+        new_quotas = [
+            use.quota
+            for use in policy.quotas
+            if use.quota not in self.quotas and (declared or not use.quota.startswith(OF_TASK))
+        ]
+        if new_quotas:
+            _note(self.quotas, await self._store.quotas(new_quotas))
+            _demand("quota", new_quotas, self.quotas)
+        if new_budgets:
+            found = await self._store.books(BookAsk(budgets=tuple(new_budgets)))
+            _note(self.budgets, found.budgets)
+            _demand("budget", new_budgets, self.budgets)
+
+
+def _note(known: set[str], found: Iterable[str]) -> None:
+    if len(known) > REMEMBERED:
+        known.clear()
+    known.update(found)
+
+
+def _demand(what: str, names: Iterable[str], known: set[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise NotFound(what, repr(name))

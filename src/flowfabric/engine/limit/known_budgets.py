@@ -1,0 +1,75 @@
+"""Which budgets hold for an execution, and how they stand now."""
+
+import asyncio
+
+from flowfabric.core.execution.model import Execution
+from flowfabric.core.limit.budget import Budget, Scope, chain, current
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.store.contract_limits import BookAsk
+
+REFRESH = 1.0
+"""Seconds until a budget of a namespace, flow or run made by another process is seen."""
+
+
+class KnownBudgets(Noun):
+    """`attached` are the budgets that hold without being named, by scope and its id."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.attached: dict[tuple[str, str], list[str]] = {}
+        self._refreshed_at: float | None = None
+        self._refreshing = asyncio.Lock()
+
+    async def names_of(self, execution: Execution) -> tuple[str, ...]:
+        """Every budget that holds for an execution."""
+        await self.refresh()
+        return self.named(execution)
+
+    def named(self, execution: Execution) -> tuple[str, ...]:
+        """The same, as far as was known at the last look."""
+        names = dict.fromkeys(execution.rules.budget_ids)
+        for scope in _scopes(execution):
+            names.update(dict.fromkeys(self.attached.get(scope, ())))
+        return tuple(names)
+
+    def forget_attached(self) -> None:
+        """Looks again which budgets hold without being named."""
+        self._refreshed_at = None
+
+    async def budgets(self, names: tuple[str, ...]) -> dict[str, Budget]:
+        """The budgets of these names, and all they are part of, as they stand now."""
+        found = (await self._parts.store.books(BookAsk(budgets=names))).budgets
+        now = self._now()
+        return {name: current(budget, now) for name, budget in found.items()}
+
+    async def limits(self, name: str, execution: Execution) -> bool:
+        """Whether a budget, or one that is part of it, holds for an execution."""
+        names = await self.names_of(execution)
+        known = await self.budgets(names) if names else {}
+        return any(
+            budget.name == name
+            for budget in chain(known, [each for each in names if each in known])
+        )
+
+    async def refresh(self) -> None:
+        """Whoever asks meanwhile waits: budgets that are not known would admit everybody."""
+        async with self._refreshing:
+            now = asyncio.get_running_loop().time()
+            if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
+                return
+            self._refreshed_at = now
+            try:
+                attached = await self._parts.store.attached()
+            except BaseException:
+                self._refreshed_at = None
+                raise
+            self.attached = {}
+            for scope, id, name in attached:
+                self.attached.setdefault((scope, id), []).append(name)
+
+
+def _scopes(execution: Execution) -> list[tuple[str, str]]:
+    found = [(Scope.NAMESPACE, execution.route.namespace), (Scope.RUN, str(execution.id))]
+    if execution.flow is not None:
+        found.append((Scope.FLOW, str(execution.flow)))
+    return [(str(scope), id) for scope, id in found]

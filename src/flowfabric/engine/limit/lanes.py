@@ -1,0 +1,141 @@
+"""Lanes: listing them, pausing, draining, how much of them runs at once and in which proportion."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, RetryExhausted
+from flowfabric.core.base.numbers import check_limit, check_names
+from flowfabric.core.base.text import check_lane, check_text
+from flowfabric.core.limit.lane import Lane, LaneState, check_lane_settings, set_state
+from flowfabric.engine.context import Noun, Parts
+
+MAX_PAGE = 1000
+MAX_ROUNDS = 10
+REFRESH = 1.0
+"""Seconds until weights that another process set are seen."""
+
+
+class Lanes(Noun):
+    """`engine.lanes`"""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._weights: dict[str, int] = {}
+        self._names: tuple[str, ...] = ()
+        self._refreshed_at: float | None = None
+
+    async def list(self, *, after: str | None = None, limit: int = 100) -> list[str]:
+        """Names of all lanes anything was submitted to, ascending, after a cursor."""
+        wanted = check_limit(limit, MAX_PAGE)
+        if after is not None:
+            check_text(after, "cursor")
+        if not wanted:
+            return []
+        await self._let_in()
+        return await self._parts.store.lanes(after, wanted)
+
+    async def get(self, lane: str) -> Lane:
+        """What was decided about a lane; an open one without limits if nothing ever was."""
+        name = check_lane(lane)
+        found = await self._parts.store.lane_settings([name])
+        return found.get(name) or Lane(name=name)
+
+    async def settings(self, lanes: Sequence[str] | None = None) -> dict[str, Lane]:
+        """What was decided about these lanes, or about all."""
+        names = None if lanes is None else _names(lanes)
+        return await self._parts.store.lane_settings(names)
+
+    async def pause(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
+        """Nothing of this lane is claimed until it is resumed. What runs goes on running."""
+        return await self._set_state(lane, LaneState.PAUSED, by, reason)
+
+    async def drain(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
+        """What has begun goes on to its end, retries and resumes included; nothing begins until the
+        lane is resumed."""
+        return await self._set_state(lane, LaneState.DRAINING, by, reason)
+
+    async def resume(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
+        """Opens a paused or draining lane."""
+        return await self._set_state(lane, LaneState.OPEN, by, reason)
+
+    async def set(
+        self, lane: str, *, weight: int | None = None, concurrency: int | None = None
+    ) -> Lane:
+        """Sets the weight of a lane, or how many of it may run at once (0: any number)."""
+        if weight is None and concurrency is None:
+            raise Invalid("neither a weight nor a concurrency is given")
+
+        def settle(old: Lane) -> Lane:
+            new = old if weight is None else replace(old, weight=weight)
+            if concurrency is not None:
+                new = replace(new, concurrency=None if concurrency == 0 else concurrency)
+            return check_lane_settings(new)
+
+        return await self._write(lane, settle)
+
+    async def weights(self, lanes: Sequence[str]) -> dict[str, int]:
+        """The weights of these lanes (none given: of all there are); nothing when all have the
+        same."""
+        wanted = _names(lanes)
+        if len(wanted) == 1:
+            return {}
+        await self._refresh()
+        found = {lane: self._weights.get(lane, 1) for lane in wanted or self._names}
+        return found if len(set(found.values())) > 1 else {}
+
+    async def _set_state(self, lane: str, state: LaneState, by: str, reason: str) -> Lane:
+        now = self._now()
+        return await self._write(lane, lambda old: set_state(old, state, by, reason, now))
+
+    async def _write(self, lane: str, change: Callable[[Lane], Lane]) -> Lane:
+        name = check_lane(lane)
+        store = self._parts.store
+        for _ in range(MAX_ROUNDS):
+            old = (await store.lane_settings([name])).get(name) or Lane(name=name)
+            new = change(old)
+            if new == old:
+                return old
+            if await store.put_lane(new, old.version):
+                self._refreshed_at = None
+                store.hint(frozenset({name}))
+                if new.state is not old.state:
+                    self._parts.after.claimable()
+                return replace(new, version=old.version + 1)
+            await asyncio.sleep(0)
+        raise RetryExhausted("lost against rivals ten times in a row")
+
+    async def _refresh(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
+            return
+        self._refreshed_at = now
+        settings = await self._parts.store.lane_settings(None)
+        weights = {name: lane.weight for name, lane in settings.items() if lane.weight != 1}
+        # Without weights nobody need know the lanes: claims take from all in one order.
+        names = await self._parts.store.lanes(None, MAX_PAGE) if weights else []
+        self._weights, self._names = weights, tuple(names)
+
+
+def _names(lanes: object) -> "list[str]":
+    return [check_lane(lane) for lane in check_names(lanes, "lanes")]
+
+
+def share_out(
+    weights: dict[str, int], limit: int, turns: dict[str, float]
+) -> "list[tuple[str, int]]":
+    """How many of `limit` each lane may take, the most deserving first.
+
+    `turns` remembers what a lane was owed but did not get, so that claims of one at a time are
+    in proportion as well. It is updated in place.
+    """
+    total = sum(weights.values())
+    shares = dict.fromkeys(weights, 0)
+    for lane, weight in weights.items():
+        turns[lane] += limit * weight / total
+    for _ in range(limit):
+        lane = max(turns, key=lambda name: (turns[name], weights[name]))
+        turns[lane] -= 1
+        shares[lane] += 1
+    return sorted(shares.items(), key=lambda share: -share[1])

@@ -1,0 +1,151 @@
+"""Quotas: defining them, looking at them, and knowing which there are."""
+
+import asyncio
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import NotFound, RetryExhausted
+from flowfabric.core.base.numbers import check_kind_of, check_limit
+from flowfabric.core.base.text import check_text
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.lease import present
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.limit.check_admission import Admission, Admitted, Refused, admit_one, has_room
+from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_name, queue_of
+from flowfabric.core.limit.release import Release, Room, limits_since
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.limit.releases import Releases
+from flowfabric.store.contract_limits import QueueCount, StandingAsk
+
+MAX_PAGE = 1000
+MAX_KEYS = 100_000
+MAX_ROUNDS = 10
+
+
+class QuotaStatus(Struct, frozen=True):
+    """How full a quota is: altogether, and by key (the first hundred thousand). `admitted` have a
+    slot: of those `running` are with a worker, the others wait for one. `opens_at` is when another
+    start is allowed, None when one is allowed now or no rate is set; `key_opens_at` the same by
+    key, for keys whose own rate is used up and that somebody waits with."""
+
+    quota: Quota
+    running: int
+    waiting: int
+    keys: tuple[QueueCount, ...]
+    opens_at: Millis | None = None
+    admitted: int = 0
+    key_opens_at: dict[str, Millis] = field(default_factory=dict)
+
+
+class Quotas(Noun):
+    """`engine.quotas`"""
+
+    def __init__(self, parts: Parts, releases: Releases) -> None:
+        super().__init__(parts)
+        self._releases = releases
+
+    async def create(self, quota: Quota) -> bool:
+        """A new quota; False when there is one of that name, which stays as it is."""
+        return await self._write(quota, over=False)
+
+    async def define(self, quota: Quota) -> bool:
+        """A quota as it should be: made (True), or given these limits. Whoever waits is let through
+        at once if there is room now; what runs already is never stopped."""
+        return await self._write(quota, over=True)
+
+    async def get(self, name: str) -> Quota:
+        asked = check_quota_name(name)
+        found = await self._parts.store.quotas([asked])
+        if asked not in found:
+            raise NotFound("quota", asked)
+        return found[asked]
+
+    async def list(self, *, after: str = "", limit: int = 100) -> list[Quota]:
+        """Quotas by name, after a cursor."""
+        wanted = check_limit(limit, MAX_PAGE)
+        check_text(after, "cursor")
+        return await self._parts.store.quota_page(after, wanted) if wanted else []
+
+    async def delete(self, name: str) -> bool:
+        """Deletes a quota; whoever waits for it no longer does. False when there was none."""
+        asked = check_quota_name(name)
+        gone = await self._parts.store.drop_quota(asked)
+        self._parts.catalogue.quotas.discard(asked)
+        if gone:
+            self._releases.gone(asked)
+        return gone
+
+    async def status(self, name: str) -> QuotaStatus:
+        """How full a quota is."""
+        quota = await self.get(name)
+        await self._let_in()
+        counts = await self._parts.store.queue_counts(quota.name, MAX_KEYS)
+        now = self._now()
+        lines = MAX_KEYS if quota.rate_per_key is not None else 1
+        standing = await self._parts.store.standing(StandingAsk(quota.name, None, lines, 1, now))
+        room = Room(standing, now)
+        own = [use for line in standing.lines for use in line.uses if use.quota == quota.name]
+        uses = {"": Use(quota=quota.name)} | {use.key: use for use in own}
+        waits = room.used_up(tuple(uses.values()))
+        return QuotaStatus(
+            quota=quota,
+            running=sum(count.running for count in counts),
+            admitted=sum(count.held for count in counts),
+            waiting=sum(count.waiting for count in counts),
+            keys=tuple(counts),
+            opens_at=max((wait.opens_at for wait in waits if not wait.of_key), default=None),
+            key_opens_at={wait.use.key: wait.opens_at for wait in waits if wait.of_key},
+        )
+
+    async def check_admission(self, name: str, id: str) -> Admission:
+        """Asks a quota for one execution: `Admitted`, `RateExceeded` with the time after which to
+        ask again, or `ConcurrencyExceeded`. The asking execution takes the room that is there, in
+        all quotas it uses or in none, without waiting for its turn; asking again takes no more.
+        NotEligible when it waits for something else, Invalid when it does not use the quota."""
+        asked = check_quota_name(name)
+        for _ in range(MAX_ROUNDS):
+            snapshot = present(await self._load(id), id)
+            await self.get(asked)
+            if has_room(snapshot, asked):
+                return Admitted(snapshot.execution.id, already=True)
+            answer = await self._admit(snapshot, asked)
+            if isinstance(answer, Refused):
+                return answer
+            if answer:
+                return Admitted(snapshot.execution.id)
+        raise RetryExhausted("lost against rivals ten times in a row")
+
+    async def _admit(self, snapshot: Snapshot, quota: str) -> bool | Refused:
+        """Lets one execution through that waits for its limits, or says what has no room. False
+        when it has moved meanwhile or a rival was faster."""
+        store, now, uses = self._parts.store, self._now(), snapshot.execution.uses
+        queue = queue_of(uses)
+        await store.put_queues([(queue, uses)])
+        standing = await store.standing(StandingAsk(quota, (queue,), 1, 1, now))
+        decided = admit_one(snapshot, quota, standing, now)
+        if not isinstance(decided, Release):
+            return decided or False
+        through = await store.release(decided)
+        if through is None or snapshot.execution.uuid not in through.moved:
+            return False
+        store.hint(through.lanes)
+        return True
+
+    async def _write(self, quota: Quota, *, over: bool) -> bool:
+        checked = check_quota(check_kind_of(quota, Quota, "quota"))
+        store, now = self._parts.store, self._now()
+        for _ in range(MAX_ROUNDS):
+            old = (await store.quotas([checked.name])).get(checked.name)
+            if old is not None and (not over or old.limits == checked.limits):
+                return False
+            created_at = now if old is None else old.created_at
+            standing = await store.standing(StandingAsk(checked.name, (), 1, 1, now))
+            new = limits_since(checked, standing, now)
+            new = replace(new, created_at=created_at, updated_at=now)
+            if await store.put_quota(new, 0 if old is None else old.version):
+                self._parts.catalogue.quotas.add(checked.name)
+                self._releases.changed(new)
+                return old is None
+            await asyncio.sleep(0)
+        raise RetryExhausted("lost against rivals ten times in a row")

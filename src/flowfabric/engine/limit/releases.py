@@ -1,0 +1,318 @@
+"""Letting work through its limits: right after a commit that made room, and again by the sweep.
+
+Whoever waits for a quota is let through here and nowhere else. One release loads what stands,
+`core.limit.release` decides, the store writes if the quota has not moved meanwhile. Losing that
+race is harmless: what another process let through is not let through twice."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from itertools import count
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Execution, Gate, Snapshot, Waiting
+from flowfabric.core.limit.quota import Quota, Uses, queue_of
+from flowfabric.core.limit.release import Release, Standing, release, starts_back
+from flowfabric.core.limit.unclaimable import Unclaimable
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.limit.unclaimable import ClosedRoutes
+from flowfabric.store.contract_limits import Crowd, StandingAsk, Through
+
+MAX_MOVES = 500
+LEAST = 32
+FIRST_LINES = 64
+MIXED_LINES = 500
+MAX_ROUNDS = 10
+AT_ONCE = 4
+KNOWN = 100_000
+REFRESH = 1.0
+"""Seconds until lines that only other processes know of are looked at."""
+
+log = logging.getLogger("flowfabric.limits")
+
+
+class Shape(Enum):
+    """What a quota limits: everything, each key, or both."""
+
+    WHOLE = auto()
+    PER_KEY = auto()
+    MIXED = auto()
+
+
+class Releases(Noun):
+    """Lets executions through quotas."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._dirty: dict[str, set[int] | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy: set[str] = set()
+        self._known: set[int] = set()
+        self._new: dict[int, Uses] = {}
+        self._introducing = asyncio.Lock()
+        self._shapes: dict[str, Shape] = {}
+        self._paces: dict[str, int] = {}
+        self._shared: set[str] = set()
+        self._looked_at: dict[str, float] = {}
+        self._moved_at: dict[str, int] = {}
+        self._moves = count(1)
+        self._opens_at: dict[str, Millis] = {}
+        self.closed = ClosedRoutes(parts)
+        parts.after.limited = self.kick
+
+    def kick(self, executions: Iterable[Execution]) -> None:
+        """Told of executions that wait for their limits, or have just given room back."""
+        for execution in executions:
+            self._note(execution.uses)
+            self.closed.meet(execution.route)
+        self._start()
+
+    def changed(self, quota: Quota) -> None:
+        """Told that a quota has other limits now."""
+        self._shapes[quota.name] = _shape(quota)
+        self._dirty[quota.name] = None
+        self._start()
+
+    def gone(self, name: str) -> None:
+        """Told that a quota was deleted: nobody has to wait for it any more."""
+        self._dirty[name] = None
+        self._start()
+
+    @property
+    def next_at(self) -> Millis | None:
+        """When a rate has room for somebody who waits."""
+        return min(self._opens_at.values(), default=None)
+
+    def forget_rates(self) -> None:
+        """Told that everybody is looked at anew."""
+        self._opens_at.clear()
+
+    def reopen(self, now: Millis) -> None:
+        """Looks at the quotas whose rate has room again."""
+        for quota in [name for name, at in self._opens_at.items() if at <= now]:
+            del self._opens_at[quota]
+            self._dirty[quota] = None
+        self._start()
+
+    def forget_queues(self) -> None:
+        """Told that queues nobody stood in are unknown to the store now."""
+        self._known.clear()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
+    async def drain(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def look_at(self, crowds: Sequence[tuple[Crowd, Snapshot]]) -> None:
+        """Lets through who is first in these queues, and those behind, as far as there is room."""
+        lines: dict[str, set[int]] = {}
+        unknown: dict[int, Uses] = {}
+        for crowd, snapshot in crowds:
+            if not _waits(snapshot):
+                continue  # it has gone on meanwhile
+            uses = snapshot.execution.uses
+            if not crowd.known:
+                unknown[crowd.queue] = uses
+            for use in uses:
+                lines.setdefault(use.quota, set()).add(crowd.queue)
+        if unknown:
+            await self._parts.store.put_queues(list(unknown.items()))
+        for quota, queues in lines.items():
+            await self._serve(quota, queues)
+
+    async def give_starts_back(self, snapshots: Sequence[Snapshot]) -> None:
+        """Rates count none of these, which were let through and went back unbegun."""
+        limited = [snapshot for snapshot in snapshots if snapshot.execution.uses]
+        if not limited:
+            return
+        names = {use.quota for snapshot in limited for use in snapshot.execution.uses}
+        try:
+            quotas = await self._parts.store.quotas(list(names))
+            back = starts_back([(s.execution.uses, s.admitted_at) for s in limited], quotas)
+            if back:
+                await self._parts.store.take_starts_back(back)
+        except FlowFabricError as error:
+            log.warning(
+                "%s starts stay counted until their window is over: %s", len(limited), error
+            )
+        self.kick(snapshot.execution for snapshot in limited)
+
+    def _note(self, uses: Uses) -> None:
+        if not uses:
+            return
+        queue = queue_of(uses)
+        self._learn_uses(uses)
+        for use in uses:
+            queues = self._dirty.setdefault(use.quota, set())
+            if queues is not None:
+                queues.add(queue)
+        if queue not in self._known:
+            self._new[queue] = uses
+
+    def _start(self) -> None:
+        """One more task, if there is something to do that nobody does."""
+        if self._next() is not None and len(self._tasks) < AT_ONCE:
+            task = asyncio.create_task(self._run(), name="flowfabric-release")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _next(self) -> str | None:
+        """The quota to look at next. Quotas that are used together are looked at one after the
+        other, the one first that moved somebody longest ago: a line that needs two of them must not
+        always come first because of the second."""
+        waiting = self._dirty.keys() - self._busy
+        if self._busy & self._shared:
+            waiting -= self._shared
+        return min(waiting, key=lambda name: self._moved_at.get(name, 0), default=None)
+
+    async def _run(self) -> None:
+        while (quota := self._next()) is not None:
+            queues = self._dirty.pop(quota)
+            self._busy.add(quota)
+            self._start()
+            try:
+                await self._introduce()
+                await self._serve(quota, queues)
+            finally:
+                self._busy.discard(quota)
+        try:
+            await self.closed.refresh(now_and_then=True)
+        except FlowFabricError as error:
+            log.warning("lanes and workers are looked at later: %s", error)
+
+    async def _introduce(self) -> None:
+        """Has the store know the queues that are new to this process. Whoever finds another task at
+        it waits: its own queue may be among those."""
+        async with self._introducing:
+            if not self._new:
+                return
+            fresh, self._new = self._new, {}
+            try:
+                await self._parts.store.put_queues(list(fresh.items()))
+            except FlowFabricError as error:
+                log.warning("queues are left to the sweep: %s", error)
+                return
+            if len(self._known) > KNOWN:
+                self._known.clear()
+            self._known.update(fresh)
+
+    async def _serve(self, quota: str, queues: set[int] | None) -> None:
+        """Lets through whom there is room for; these lines are looked at in any case."""
+        among = self._among(quota, queues)
+        all_seen = await self._tried(quota, among)
+        if among is None and queues and not all_seen:
+            # Lines that cannot move may hide others from a look at the first.
+            await self._tried(quota, queues)
+
+    def _among(self, quota: str, queues: set[int] | None) -> set[int] | None:
+        """The lines to look at, None for all. Where only keys are limited room for one is none for
+        another; but one key has several lines if they need other quotas as well."""
+        if self._shapes.get(quota) is not Shape.PER_KEY or quota in self._shared:
+            return None
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at.get(quota, -REFRESH) >= REFRESH:
+            self._looked_at[quota] = now
+            return None
+        return queues
+
+    async def _tried(self, quota: str, queues: set[int] | None) -> bool:
+        """Lets through whom there is room for and who can be taken. Room that nobody of those needs
+        is for work without a live worker: one that does not register may come for it. Returns
+        whether every line was looked at; what cannot be done now is left to the sweep."""
+        closed = self.closed.known
+        try:
+            if closed.unserved:
+                await self._release(quota, queues, closed)
+            return await self._release(quota, queues, replace(closed, unserved=()))
+        except FlowFabricError as error:
+            log.warning("whoever waits for quota %s is left to the sweep: %s", quota, error)
+            return True
+
+    async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
+        """Until nobody more can go."""
+        among = None if queues is None else tuple(sorted(queues))
+        lines = MIXED_LINES if self._shapes.get(quota) is Shape.MIXED else FIRST_LINES
+        lines = lines if among is None else len(among)
+        depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
+        lost = 0
+        while lost < MAX_ROUNDS:
+            now = self._now()
+            shut = (closed.closed, closed.draining)
+            ask = StandingAsk(quota, among, lines, depth, now, *shut)
+            standing = await self._parts.store.standing(ask)
+            self._learn(standing)
+            decided = release(standing, now, MAX_MOVES)
+            self._wake_at(quota, decided.next_at)
+            if not decided.moves:
+                return len(standing.lines) < lines
+            through = await self._parts.store.release(decided)
+            if through is None:
+                lost += 1
+                await asyncio.sleep(random.uniform(0, 0.002) * lost)  # noqa: S311 - only jitter
+                continue
+            lost = 0
+            self._moved(quota, through)
+            whole = len(through.moved) == len(decided.moves) < MAX_MOVES
+            if whole and not _more(standing, ask, decided):
+                return True
+            depth = _depth(len(standing.lines), MAX_MOVES)
+        # Rivals, or a queue that is known in part: then it is known after this.
+        await self._parts.store.put_queues([(line.id, line.uses) for line in standing.lines])
+        return True
+
+    def _moved(self, quota: str, through: Through) -> None:
+        self._moved_at[quota] = next(self._moves)
+        self._paces[quota] = len(through.moved)
+        if through.lanes:
+            self._parts.store.hint(through.lanes)
+
+    def _learn(self, standing: Standing) -> None:
+        for name, quota in standing.quotas.items():
+            self._shapes[name] = _shape(quota)
+        for line in standing.lines:
+            self._learn_uses(line.uses)
+
+    def _learn_uses(self, uses: Uses) -> None:
+        if len(uses) > 1:
+            self._shared.update(use.quota for use in uses)
+
+    def _wake_at(self, quota: str, at: Millis | None) -> None:
+        if at is None:
+            return
+        self._opens_at[quota] = min(at, self._opens_at.get(quota, at))
+        self._parts.after.due(at)
+
+
+def _waits(snapshot: Snapshot) -> bool:
+    match snapshot.state:
+        case Waiting(gate=Gate.LIMIT):
+            return True
+        case _:
+            return False
+
+
+def _shape(quota: Quota) -> Shape:
+    whole = quota.concurrency is not None or quota.rate is not None
+    per_key = quota.concurrency_per_key is not None or quota.rate_per_key is not None
+    if whole and per_key:
+        return Shape.MIXED
+    return Shape.WHOLE if whole else Shape.PER_KEY
+
+
+def _depth(lines: int, pace: int) -> int:
+    """How many of each line are read: in all about twice what the last release has moved."""
+    return max(2, 2 * max(pace, LEAST) // max(1, lines))
+
+
+def _more(standing: Standing, ask: StandingAsk, decided: Release) -> bool:
+    """Whether somebody may go who was not looked at."""
+    deep = decided.emptied and any(len(line.waiting) >= ask.depth for line in standing.lines)
+    return deep or len(standing.lines) >= ask.lines

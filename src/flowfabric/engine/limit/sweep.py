@@ -1,0 +1,134 @@
+"""What the sweep does for limits: whoever waits at one is looked at, whoever put them there."""
+
+import asyncio
+import logging
+
+from flowfabric.core.base.errors import Corruption, FlowFabricError
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Gate, Snapshot
+from flowfabric.core.limit.release import forgotten_at
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.limit.budget_gate import Doorkeeper, waited_for
+from flowfabric.engine.limit.releases import Releases
+from flowfabric.store.contract_limits import Crowd
+from flowfabric.store.readable import load_each, load_readable, tell
+
+PAGE = 500
+REST = 9.0
+"""How many times as long as it took to look at everybody who waits nobody is looked at again."""
+MAX_REST = 10.0
+BEHIND = 20
+"""How many of a queue are looked at when its first cannot be read."""
+
+log = logging.getLogger("flowfabric.limits")
+
+
+class LimitSweep(Noun):
+    def __init__(self, parts: Parts, releases: Releases, doorkeeper: Doorkeeper) -> None:
+        super().__init__(parts)
+        self._releases = releases
+        self._door = doorkeeper
+        self._rests_until = 0.0
+        self._looks: set[asyncio.Task[None]] = set()
+        parts.after.claimable = self._look_soon
+
+    async def sweep(self, *, everybody: bool = True) -> None:
+        """Resets budgets that are due, then lets in and through everybody there is room for.
+        Without `everybody` only now and then, if that takes long: room is given away when it
+        comes to be, and what is due meanwhile must not wait for those who can only wait."""
+        loop = asyncio.get_running_loop()
+        try:
+            await self._door.sweep()
+            begun_at = loop.time()
+            if not everybody and begun_at < self._rests_until:
+                self._releases.reopen(self._now())
+                return
+            await self._look_at_all()
+            ended_at = loop.time()
+            self._rests_until = ended_at + min(MAX_REST, REST * (ended_at - begun_at))
+        except FlowFabricError as error:
+            log.warning("limits are left for the next round: %s", error)
+
+    async def trim(self) -> None:
+        """Forgets what no limit asks for any more."""
+        now = self._now()
+        while await self._parts.store.trim_queues(forgotten_at(now), PAGE) >= PAGE:
+            pass
+        self._releases.forget_queues()
+        while await self._parts.store.trim_charges(now, PAGE) == PAGE:
+            pass
+
+    async def drain(self) -> None:
+        """Until whoever can go now has gone."""
+        while self._looks or self._door.busy or self._releases.busy:
+            await asyncio.gather(*self._looks)
+            await self._door.drain()
+            await self._releases.drain()
+
+    async def next_at(self) -> Millis | None:
+        """When time alone makes room: a rate, or a reset."""
+        moments = [self.opens_at, await self.resets_at()]
+        return min((at for at in moments if at is not None), default=None)
+
+    @property
+    def opens_at(self) -> Millis | None:
+        """When a rate has room for somebody who waits."""
+        return self._releases.next_at
+
+    async def resets_at(self) -> Millis | None:
+        """When the next budget begins a new period."""
+        return await self._door.next_at()
+
+    def _look_soon(self) -> None:
+        """Told that other work can be taken than before."""
+        task = asyncio.create_task(self._look_again(), name="flowfabric-limits")
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+
+    async def _look_again(self) -> None:
+        try:
+            await self._releases.closed.refresh()
+            await self._look_at_all()
+        except FlowFabricError as error:
+            log.warning("limits are left to the sweep: %s", error)
+
+    async def _look_at_all(self) -> None:
+        after, waited = -1, False
+        self._releases.forget_rates()
+        while crowds := await self._parts.store.crowds(after, PAGE):
+            if not waited and any(crowd.gate is Gate.LIMIT for crowd in crowds):
+                waited = True
+                await self._releases.closed.refresh()
+            await self._look_at(crowds)
+            after = crowds[-1].queue
+            if len(crowds) < PAGE:
+                break
+        if waited:
+            given = await self._releases.closed.give_slots_back()
+            await self._releases.give_starts_back(given)
+
+    async def _next_in(self, queue: int) -> Snapshot | None:
+        """Somebody of a queue whose first cannot be read."""
+        uuids = await self._parts.store.waiting_in(queue, BEHIND)
+        found = await load_readable(self._parts.store.load, uuids)
+        return next(iter(found.values()), None)
+
+    async def _look_at(self, crowds: list[Crowd]) -> None:
+        store = self._parts.store
+        found = await load_each(store.load, [crowd.first for crowd in crowds])
+        known: list[tuple[Crowd, Snapshot]] = []
+        for crowd in crowds:
+            first = found.get(crowd.first)
+            if isinstance(first, Corruption):
+                tell(first)
+                first = await self._next_in(crowd.queue)
+            if first is not None:
+                known.append((crowd, first))
+        for name in {waited_for(snapshot) for _, snapshot in known} - {None}:
+            try:
+                await self._door.let_in(name or "")
+            except Corruption as error:  # keeps nobody from the other budgets
+                log.warning("whoever waits for budget %s waits on: %s", name, error)
+        await self._releases.look_at(
+            [(crowd, snapshot) for crowd, snapshot in known if crowd.gate is Gate.LIMIT]
+        )

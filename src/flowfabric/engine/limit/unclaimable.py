@@ -1,0 +1,121 @@
+"""Which work nobody can take now, and the slots it gives back to others."""
+
+import asyncio
+
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Route, Snapshot
+from flowfabric.core.execution.registry import Presence
+from flowfabric.core.limit.budget_gate import give_slot_back
+from flowfabric.core.limit.lane import Lane
+from flowfabric.core.limit.unclaimable import (
+    Unclaimable,
+    counted_start,
+    in_the_way,
+    unclaimable,
+    yields_slot,
+)
+from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.store.contract import Store
+from flowfabric.store.contract_limits import StandingAsk
+from flowfabric.store.readable import load_readable
+
+REFRESH = 1.0
+"""Seconds until a lane that another process closed, or a worker that came or went, is seen."""
+PAGE = 500
+LINES = 64
+MAX_WORKERS = 5000
+
+
+class ClosedRoutes(Noun):
+    """Looks at lanes and workers, and has slots given back that nobody can use. `known` is what was
+    seen at the last look."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.known = Unclaimable()
+        self._routes: set[Route] = set()
+        self._lanes: dict[str, Lane] = {}
+        self._workers: list[Presence] = []
+        self._refreshed_at: float | None = None
+
+    async def refresh(self, *, now_and_then: bool = False) -> None:
+        """Looks at lanes and workers; `now_and_then`: unless that was done a moment ago."""
+        at = asyncio.get_running_loop().time()
+        last = self._refreshed_at
+        if now_and_then and last is not None and at - last < REFRESH:
+            return
+        self._refreshed_at = at
+        store, now = self._parts.store, self._now()
+        self._lanes = await store.lane_settings(None)
+        self._workers = await live_workers(store, now)
+        self._routes = set(await store.routes())
+        self.known = unclaimable(self._routes, self._lanes, self._workers, now)
+
+    def meet(self, route: Route) -> None:
+        """Told of work; its route may be newer than the last look."""
+        if route not in self._routes and self._refreshed_at is not None:
+            self._routes.add(route)
+            self.known += unclaimable((route,), self._lanes, self._workers, self._now())
+
+    async def give_slots_back(self) -> list[Snapshot]:
+        """Those that nobody can take give their slots to others who wait and can be taken; returns
+        them as they were, as far as rates have counted their start."""
+        closed = self.known
+        if not closed.routes:
+            return []
+        store, now = self._parts.store, self._now()
+        found = await load_readable(store.load, await store.slots_in(closed.routes, PAGE))
+        idle = [
+            snapshot
+            for snapshot in found.values()
+            if yields_slot(snapshot, self._lane(snapshot), closed, now)
+        ]
+        wanted = await self._wanted(idle, closed, now)
+        answers = await self._parts.decisions.decide_all(
+            [Decision(each.execution.uuid, _given_back, each) for each in wanted]
+        )
+        pairs = zip(wanted, answers, strict=True)
+        return [each for each, back in pairs if back is True and counted_start(each)]
+
+    async def _wanted(
+        self, idle: list[Snapshot], closed: Unclaimable, now: Millis
+    ) -> list[Snapshot]:
+        """Those whose slots are missed by somebody."""
+        quotas = {use.quota for snapshot in idle for use in snapshot.execution.uses}
+        standings = {
+            quota: await self._parts.store.standing(
+                StandingAsk(quota, None, LINES, 1, now, closed.closed, closed.draining)
+            )
+            for quota in quotas
+        }
+        return [
+            snapshot
+            for snapshot in idle
+            if any(
+                in_the_way(snapshot.execution.uses, standings[use.quota], now)
+                for use in snapshot.execution.uses
+            )
+        ]
+
+    def _lane(self, snapshot: Snapshot) -> Lane:
+        name = snapshot.execution.route.lane
+        return self._lanes.get(name) or Lane(name=name)
+
+
+async def live_workers(store: Store, now: Millis) -> list[Presence]:
+    """Those of every namespace: a worker may take work of all of them."""
+    found: list[Presence] = []
+    after = ("", "")
+    while len(found) < MAX_WORKERS:
+        page = await store.presences(None, after, PAGE)
+        found += [presence for presence in page if presence.alive(now)]
+        if len(page) < PAGE:
+            break
+        after = page[-1].key
+    return found
+
+
+def _given_back(found: Snapshot | None, now: Millis) -> Change[bool]:
+    return give_slot_back(found, now)

@@ -1,0 +1,121 @@
+"""The keys that sign waitpoint tokens: kept in the store, the same for every process.
+
+A key that was rotated out goes on verifying for a while. Other processes follow a rotation within
+a second; one that meets a key it does not know looks at once.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+from flowfabric.core.base.errors import RetryExhausted
+from flowfabric.core.base.time import Millis
+from flowfabric.core.wait import keyring as rules
+from flowfabric.core.wait.keyring import (
+    EMPTY_RING,
+    AlreadySeeded,
+    Keyring,
+    Kids,
+    Noop,
+    Rotated,
+    Seeded,
+)
+from flowfabric.store.contract import Store
+
+T = TypeVar("T")
+
+log = logging.getLogger("flowfabric.keys")
+
+MAX_AGE = Millis(1_000)
+MAX_TRIES = 10
+DEFAULT_GRACE = Millis(86_400_000)
+
+
+class Ring:
+    """The key ring as this process knows it."""
+
+    def __init__(self, store: Store, secret: str | None, *, make: bool) -> None:
+        """`secret` becomes the first key; without one a key is made when `make` says so."""
+        if secret is not None:
+            # Refused here, not when somebody waits for the first time.
+            rules.check_first(secret, "the waitpoint secret (FLOWFABRIC_WAITPOINT_SECRET)")
+        self._store = store
+        self._secret = secret
+        self._make = make
+        self._known = EMPTY_RING
+        self._read_at: Millis | None = None
+
+    def now(self) -> Millis:
+        return self._store.clock.now()
+
+    async def read(self, *, fresh: bool = False) -> Keyring:
+        """The ring, at most a second old."""
+        now = self.now()
+        age = None if self._read_at is None else now - self._read_at
+        if fresh or age is None or not 0 <= age < MAX_AGE:
+            _, doc = await self._store.keyring()
+            self._know(rules.read_ring(doc), now)
+        return self._known
+
+    async def to_sign(self) -> Keyring:
+        """The ring with a current key, if there is a way to have one."""
+        ring = await self.read()
+        if ring.current is None and (self._secret is not None or self._make):
+            ring = await self._first(self._secret or secrets.token_hex(32))
+        if self._secret is not None and rules.kid_of(self._secret) not in ring.keys:
+            log.warning("the configured waitpoint secret is not in use: rotate to it")
+            self._secret = None
+        return ring
+
+    async def for_token(self, kid: str) -> Keyring:
+        """The ring to verify a token of that key with."""
+        ring = await self.read()
+        return ring if kid in ring.keys else await self.read(fresh=True)
+
+    async def change(self, rule: Callable[[Keyring, Millis], tuple[Keyring, T]]) -> T:
+        """Decides on the stored ring and writes the result, whoever else does so."""
+        for _ in range(MAX_TRIES):
+            version, doc = await self._store.keyring()
+            now = self.now()
+            before = rules.read_ring(doc)
+            after, outcome = rule(before, now)
+            if after == before or await self._store.put_keyring(rules.write_ring(after), version):
+                self._know(after, now)
+                return outcome
+        raise RetryExhausted("the keys were changed ten times meanwhile")
+
+    async def _first(self, secret: str) -> Keyring:
+        def first(ring: Keyring, now: Millis) -> tuple[Keyring, None]:
+            if ring.current is not None:
+                return ring, None  # another process was faster
+            return rules.seed(ring, rules.kid_of(secret), secret, now)[0], None
+
+        await self.change(first)
+        return self._known
+
+    def _know(self, ring: Keyring, now: Millis) -> None:
+        self._known, self._read_at = ring, now
+
+
+class Keys:
+    """`engine.keys`"""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    async def seed(self, kid: str, secret: str) -> Seeded | AlreadySeeded:
+        """Installs the first key (64 hex digits). Never overwrites one."""
+        return await self._ring.change(lambda ring, now: rules.seed(ring, kid, secret, now))
+
+    async def rotate(
+        self, kid: str, secret: str, *, grace: Millis = DEFAULT_GRACE
+    ) -> Rotated | Noop:
+        """Signs with a new key from now on; the previous one verifies for `grace` milliseconds."""
+        return await self._ring.change(
+            lambda ring, now: rules.rotate(ring, kid, secret, grace, now)
+        )
+
+    async def kids(self) -> Kids:
+        """Which keys there are; never their secrets."""
+        return rules.kids(await self._ring.read(fresh=True), self._ring.now())

@@ -1,0 +1,196 @@
+"""Signals to executions: with a token from outside, by name from the application itself."""
+
+from collections.abc import Callable
+from functools import partial
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import parse_uuid
+from flowfabric.core.base.numbers import check_limit, check_whole
+from flowfabric.core.base.shape import check_shape
+from flowfabric.core.base.text import (
+    MAX_KEY,
+    MAX_NAME,
+    check_bytes,
+    check_lane,
+    check_signal_name,
+    check_text,
+)
+from flowfabric.core.base.time import Millis, check_moment, check_span
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.wait import channel
+from flowfabric.core.wait import signal as rules
+from flowfabric.core.wait.model import Heard, Memory
+from flowfabric.core.wait.signal import (
+    APPROVAL,
+    DEDUP_TTL,
+    MAX_SIGNAL_PAYLOAD,
+    Accepted,
+    Credential,
+    Delivery,
+    DuplicateSignal,
+)
+from flowfabric.core.wait.token import Token, peek
+from flowfabric.engine.context import Noun
+
+MAX_PAGE = 1000
+
+Answer = Accepted | DuplicateSignal
+
+
+class Signals(Noun):
+    """`engine.signals`"""
+
+    async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> Answer:
+        """Delivers a signal for whoever presents a valid token of the waitpoint. An unknown
+        waitpoint and a wrong token get the same answer."""
+        wanted = check_delivery(delivery)
+        kid = token.kid if isinstance(token, Token) else _kid(token)
+        credential = Credential(await self._parts.ring.for_token(kid), token)
+        claims = peek(token)
+        return await self._recalling(
+            id,
+            lambda found, now, memory: rules.deliver(found, now, wanted, credential, memory),
+            lambda found: rules.ask_to_deliver(found, wanted, claims),
+        )
+
+    async def approve(
+        self,
+        id: str,
+        lane: str,
+        waitpoint: UUID,
+        name: str,
+        *,
+        suffix: str,
+        delay: Millis | None = None,
+        dedup_ttl: Millis = DEDUP_TTL,
+        max_signals: int | None = None,
+    ) -> Answer:
+        """An operator's decision at a waitpoint, without a token; `suffix` makes a repeat of it
+        recognisable."""
+        check_lane(lane)
+        delivery = check_delivery(
+            Delivery(
+                id=self._fresh(),
+                waitpoint=parse_uuid(waitpoint, "waitpoint"),
+                name=name,
+                category=APPROVAL,
+                source_type="operator",
+                idempotency_key=f"approval:{name}:{check_text(suffix, 'suffix', limit=MAX_NAME)}",
+                scope="execution",
+                delay=delay,
+                dedup_ttl=dedup_ttl,
+                max_signals=max_signals,
+            )
+        )
+
+        def rule(found: Snapshot | None, now: Millis, memory: Memory) -> Change[Answer]:
+            if found is None:
+                raise NotFound("execution", id)
+            if found.execution.route.lane != lane:
+                raise Invalid(f"lane_mismatch: the execution is in {found.execution.route.lane}")
+            return rules.deliver(found, now, delivery, None, memory)
+
+        return await self._recalling(id, rule, lambda found: rules.ask_to_deliver(found, delivery))
+
+    async def send(self, id: str, name: str, delivery: Delivery) -> Answer:
+        """Delivers a signal to whatever waits for `name` in the execution, now or later. The
+        caller is the application itself: no token."""
+        wanted, name = check_delivery(delivery), check_channel(name)
+        kid = (await self._parts.ring.to_sign()).current
+        return await self._recalling(
+            id,
+            lambda found, now, memory: channel.send(found, now, name, wanted, kid, memory),
+            lambda found: channel.ask_to_send(found, name, wanted),
+        )
+
+    async def decide(self, id: str, name: str, delivery: Delivery) -> Answer:
+        """An approver's decision on the approval `name`, vouched for by the application."""
+        wanted = replace(check_delivery(delivery), category=APPROVAL)
+        name = check_channel(name)
+        return await self._recalling(
+            id,
+            lambda found, now, memory: channel.decide(found, now, name, wanted, memory),
+            lambda found: channel.ask_to_send(found, name, wanted),
+        )
+
+    async def decide_at(self, id: str, delivery: Delivery) -> Answer:
+        """The same at the very waitpoint the delivery names, whatever else has its name."""
+        wanted = replace(check_delivery(delivery), category=APPROVAL)
+        return await self._recalling(
+            id,
+            lambda found, now, memory: channel.decide_at(found, now, wanted, memory),
+            lambda found: rules.ask_to_deliver(found, wanted),
+        )
+
+    async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
+        """Takes a bound token back; without one, every token of the waitpoint issued so far."""
+        target = parse_uuid(waitpoint, "waitpoint")
+        claims = peek(token)
+        if token is not None and claims is None:
+            raise Invalid("only a bound token can be taken back on its own: revoke all of them")
+        token_id = "" if claims is None else claims.id
+        await self._recalling(
+            id,
+            lambda found, now, memory: rules.revoke(found, now, target, token_id, memory),
+            lambda found: rules.ask_about_tokens(found, target),
+        )
+
+    async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[Heard]:
+        """The accepted signals of an execution, in order, with the suspension each counted for."""
+        wanted = check_limit(limit, MAX_PAGE)
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        number = check_whole(after, "cursor")
+        uuid = snapshot.execution.uuid
+        return await self._parts.store.signals(uuid, after=number, limit=wanted) if wanted else []
+
+    def delivery(self, waitpoint: UUID | None = None) -> Callable[..., Delivery]:
+        """A delivery with an id of its own, minted before the first try."""
+        return partial(Delivery, id=self._fresh(), waitpoint=waitpoint or UUID(int=0))
+
+
+def check_channel(name: object) -> str:
+    """`name` if something can wait for it."""
+    text = check_signal_name(name, "name")
+    if not text:
+        raise Invalid("a signal is sent to a name")
+    return text
+
+
+def check_delivery(delivery: object) -> Delivery:
+    """`delivery` if it can be stored; the payload has 256 KiB at most."""
+    checked = check_shape(delivery, Delivery, "delivery", spans=("delay", "dedup_ttl"))
+    if not check_signal_name(checked.name):
+        raise Invalid("a signal has a name")
+    texts = {
+        "category": checked.category,
+        "source type": checked.source_type,
+        "source": checked.source,
+        "scope": checked.scope,
+        "encoding": checked.encoding or "",
+        "correlation": checked.correlation or "",
+        "digest": checked.about or "",
+    }
+    for what, text in texts.items():
+        check_text(text, what, limit=MAX_KEY)
+    if checked.idempotency_key is not None:
+        check_text(checked.idempotency_key, "idempotency key", limit=MAX_KEY)
+    if checked.payload is not None:
+        check_bytes(checked.payload, "signal payload", MAX_SIGNAL_PAYLOAD)
+    if checked.created_at is not None:
+        check_moment(checked.created_at, "created_at")
+    check_span(checked.dedup_ttl, "dedup_ttl")
+    if checked.delay is not None:
+        check_span(checked.delay, "delay")
+    if checked.max_signals is not None:
+        check_whole(checked.max_signals, "max_signals")
+    return checked
+
+
+def _kid(token: object) -> str:
+    return Token(token).kid if isinstance(token, str) else ""

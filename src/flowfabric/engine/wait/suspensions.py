@@ -1,0 +1,463 @@
+"""Waiting for the outside world: suspending, waitpoints and their tokens, waking up."""
+
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import AlreadySuspended, Invalid, NoSigningKey, NotFound
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import check_flag, check_kind_of, check_limit, check_names
+from flowfabric.core.base.text import (
+    MAX_NAME,
+    MAX_REASON,
+    check_namespace,
+    check_signal_name,
+    check_text,
+)
+from flowfabric.core.base.time import Millis, Span, check_moment, check_span
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.handle import HandleBody, HandleKind, seal
+from flowfabric.core.execution.lease import DEFAULT_TTL, AlreadySatisfied, Owner
+from flowfabric.core.execution.model import Active, Ended, Snapshot, Suspended
+from flowfabric.core.wait import resume
+from flowfabric.core.wait import suspend as rules
+from flowfabric.core.wait import waitpoint as waitpoint_rules
+from flowfabric.core.wait.keyring import Keyring, verifies
+from flowfabric.core.wait.model import NO_WAITS, Ask, Memory, Signal, Terms, Waitpoint
+from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
+from flowfabric.core.wait.signal import ask_about_tokens, revoked_at
+from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, Use
+from flowfabric.core.wait.suspend_check import check_suspend
+from flowfabric.core.wait.token import Claims, Token, mint
+from flowfabric.core.wait.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
+from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.execution.attempts import Attempts, Owned
+from flowfabric.engine.execution.claims import Claim
+
+PAGE = 100
+MAX_PAGE = 1000
+MAX_APPROVERS = 100
+
+
+class Ticket(Struct, frozen=True):
+    """A waitpoint with the token that lets somebody outside signal it (None when the key that
+    signed it is gone)."""
+
+    id: UUID
+    key: str
+    token: Token | None
+
+
+class SuspendAnswer(Struct, frozen=True):
+    """What a suspend came to. `satisfied` says that nothing is left to wait for: the lease is
+    kept and there is no handle of a suspended execution."""
+
+    suspension: UUID
+    waitpoints: tuple[Ticket, ...]
+    satisfied: bool
+    handle: str | None = None
+
+    @property
+    def primary(self) -> Ticket:
+        return self.waitpoints[0]
+
+    @property
+    def additional(self) -> tuple[Ticket, ...]:
+        return self.waitpoints[1:]
+
+
+class SuspendedExecution(Struct, frozen=True):
+    """An execution that waits for the outside world, since when, why, and until when at most."""
+
+    id: ExecutionId
+    namespace: str
+    since: Millis
+    reason: str
+    due_at: Millis | None
+
+
+class Suspensions(Noun):
+    """`engine.suspensions`"""
+
+    def __init__(self, parts: Parts, attempts: Attempts) -> None:
+        super().__init__(parts)
+        self._attempts = attempts
+        # Many handlers that go on at once ask at once.
+        self._recalls: Batcher[Ask, Memory] = Batcher("recall", parts.store.recall)
+
+    def new_id(self) -> UUID:
+        """An id for a suspension or a waitpoint, minted before the first try."""
+        return self._fresh()
+
+    async def suspend(self, owned: Owned, request: Suspend) -> SuspendAnswer:
+        """Gives the lease up until what the request waits for is here; if it is already, the
+        lease is kept. A repeat with the same idempotency key gets the first answer."""
+        if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
+            raise AlreadySuspended("the handle is of a suspended execution")
+        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
+        for binding in (each for wait in wanted.waits for each in wait.bindings):
+            parse_uuid(binding.id, "waitpoint")
+            if binding.terms is not None:
+                check_terms(binding.terms)
+        id, owner = self._attempts.unpack(owned)
+        ring = await self._ring_for(wanted)
+        wanted = replace(wanted, kid=ring.current)
+        seen: list[Snapshot] = []
+
+        def rule(
+            found: Snapshot | None, now: Millis, memory: Memory
+        ) -> Change[NowSuspended | AlreadyMet]:
+            seen[:] = [] if found is None else [found]
+            return rules.suspend(found, owner, now, wanted, memory)
+
+        outcome = await self._recalling(
+            id,
+            rule,
+            lambda found: rules.ask_to_suspend(found, wanted),
+            owned.snapshot if isinstance(owned, Claim) else None,
+        )
+        return self._answer(outcome, seen[0], owner, ring)
+
+    async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
+        """Ends waits that kept signals satisfy, and records their steps; None when there is
+        nothing to go on with. The lease is kept either way."""
+        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
+        wanted = replace(wanted, kid=(await self._ring_for(wanted)).current)
+        id, owner = self._attempts.unpack(claim)
+        met = await self._met(id, owner, wanted, few=True)
+        if isinstance(met, NotMet) and met.partly:
+            met = await self._met(id, owner, wanted, few=False)
+        return None if isinstance(met, NotMet) else met
+
+    async def _met(
+        self, id: str, owner: Owner, request: Suspend, *, few: bool
+    ) -> AlreadyMet | NotMet:
+        return await self._recalling(
+            id,
+            lambda found, now, memory: rules.go_on(found, owner, now, request, memory, few=few),
+            lambda found: rules.ask_to_suspend(found, request, few=few),
+        )
+
+    async def create_waitpoint(
+        self,
+        owned: Owned,
+        key: str,
+        *,
+        expires_in: Span | None = None,
+        id: UUID | None = None,
+        terms: Terms | None = None,
+        lasting: bool = False,
+        slot: UUID | None = None,
+    ) -> Ticket:
+        """Makes a pending waitpoint: its token can be handed out, and signals are kept for the
+        suspension that will wait at it. It closes with the attempt unless it is `lasting`. It takes
+        the place of a pending one with the same `slot`."""
+        if not check_signal_name(key, "waitpoint key"):
+            raise Invalid("waitpoint_key_empty")
+        span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
+        execution, owner = self._attempts.unpack(owned)
+        ring = await self._parts.ring.to_sign()
+        new = NewWaitpoint(
+            id=self._fresh() if id is None else parse_uuid(id, "waitpoint"),
+            key=key,
+            kid=ring.current,
+            expires_in=span,
+            terms=None if terms is None else check_terms(terms),
+            lasting=check_flag(lasting, "lasting"),
+            slot=None if slot is None else parse_uuid(slot, "slot"),
+        )
+        waitpoint = await self._recalling(
+            execution,
+            lambda found, now, memory: waitpoint_rules.create(found, owner, now, new, memory),
+            lambda found: waitpoint_rules.ask_for(found, new.id),
+        )
+        return _ticket(ring, waitpoint)
+
+    async def close_waitpoint(
+        self, id: str, waitpoint: UUID, *, reason: str = "closed"
+    ) -> WaitpointsClosed | AlreadySatisfied:
+        """Closes a waitpoint for good: it accepts no signal any more, and nobody opens it again.
+        A handler that waits at it is told, with the reason, which is also in the history."""
+        check_text(reason, "reason", limit=MAX_REASON)
+        target = parse_uuid(waitpoint, "waitpoint")
+        return await self._recalling(
+            id,
+            lambda found, now, memory: waitpoint_rules.close(found, now, target, reason, memory),
+            lambda found: waitpoint_rules.ask_for(found, target),
+        )
+
+    async def expire(self, id: str) -> SuspensionExpired | AlreadySatisfied:
+        """Acts on a suspension whose time is over; does nothing before. The sweep does this by
+        itself."""
+        signal_id = self._fresh()
+        return await self._decide(
+            id, lambda found, now: resume.expire_suspension(found, now, signal_id)
+        )
+
+    # -- looking
+
+    async def waitpoints(
+        self, id: str, *, after: UUID | None = None, limit: int = PAGE
+    ) -> list[OpenWaitpoint]:
+        """The open waitpoints of an execution, by id, never with their tokens."""
+        wanted = max(1, check_limit(limit, MAX_PAGE))
+        cursor = None if after is None else parse_uuid(after, "cursor")
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        rows = await self._rows(snapshot)
+        found = waitpoint_rules.describe(snapshot, rows, await self._parts.ring.read())
+        return [item for item in found if cursor is None or item.id > cursor][:wanted]
+
+    async def token(self, id: str, waitpoint: UUID) -> Token | None:
+        """The token of an open waitpoint, None when there is no such one. For those who may hand
+        it out. The same every time, until it is taken back: then it is another one."""
+        found = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
+        if found is None:
+            return None
+        row, issued_at = found
+        now = self._now()
+        ring = await self._parts.ring.read()
+        if issued_at is None:
+            return _ticket(ring, _signable(ring, row, now)).token
+        claims = Claims(id=self._fresh().hex, issued_at=max(now, issued_at))
+        return mint(ring, _signable(ring, row, now), claims)
+
+    async def issue_token(
+        self,
+        id: str,
+        waitpoint: UUID,
+        *,
+        approver: str | None = None,
+        decisions: tuple[str, ...] = (),
+        expires_in: Span | None = None,
+        single_use: bool = False,
+    ) -> Token:
+        """A token that is bound: to an approver, to some decisions, to a time, to one use."""
+        found = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
+        if found is None:
+            known = await self._load(id) is not None
+            raise NotFound("waitpoint", waitpoint) if known else NotFound("execution", id)
+        row, issued_at = found
+        now = self._now()
+        span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
+        names = check_names(decisions, "decisions")
+        claims = Claims(
+            id=self._fresh().hex,
+            issued_at=max(now, issued_at or now),
+            approver=None if approver is None else _named(approver, "approver"),
+            decisions=tuple(_decision(name) for name in names),
+            expires_at=None if span is None else Millis(now + span),
+            single_use=check_flag(single_use, "single_use"),
+        )
+        ring = await self._parts.ring.read()
+        return mint(ring, _signable(ring, row, now), claims)
+
+    async def token_again(
+        self,
+        uuid: UUID,
+        waitpoint: UUID,
+        *,
+        approver: str | None = None,
+        expires_at: Millis | None = None,
+    ) -> Token:
+        """The same token whenever it is asked for, also when its waitpoint is closed by now or its
+        tokens were taken back; for an approver one that is bound to them and to one use. Empty
+        when its key is gone."""
+        key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
+        memory = await self._recalls.put(Ask(key, waitpoints=(target,)))
+        row = memory.waitpoints.get(target)
+        ring = await self._parts.ring.read()
+        if row is None or ring.current is None:
+            return Token("")
+        row = _signable(ring, row, self._now())
+        if approver is None and expires_at is None:
+            return mint(ring, row)
+        claims = Claims(
+            id=f"again:{approver or ''}",
+            issued_at=row.created_at,
+            approver=None if approver is None else _named(approver, "approver"),
+            expires_at=None if expires_at is None else check_moment(expires_at, "expires_at"),
+            single_use=approver is not None,
+        )
+        return mint(ring, row, claims)
+
+    async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:
+        """What a waitpoint accepts, open or not; None for one that is no approval or unknown."""
+        key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
+        memory = await self._recalls.put(Ask(key, waitpoints=(target,)))
+        row = memory.waitpoints.get(target)
+        return None if row is None else row.terms
+
+    async def suspended(
+        self,
+        *,
+        namespace: str | None = None,
+        after: tuple[Millis, ExecutionId] | None = None,
+        limit: int = PAGE,
+    ) -> list[SuspendedExecution]:
+        """Suspended executions, the one that has waited longest first."""
+        wanted = check_limit(limit, MAX_PAGE)
+        place = None if namespace is None else check_namespace(namespace)
+        cursor = None if after is None else _cursor(after)
+        if not wanted:
+            return []
+        found = await self._parts.store.suspended(place, cursor, wanted)
+        return [_suspended(snapshot) for snapshot in found]
+
+    async def observe(self, owned: Owned) -> list[Signal]:
+        """The signals that ended the last suspension of this attempt, in the order they came;
+        after a timeout the one that tells of it, after an operator's resume none. The handle of
+        the suspended execution reads them as well."""
+        id, owner = self._attempts.unpack(owned, suspended=True)
+        snapshot = await self._load(id)
+        last = None if snapshot is None else (snapshot.life.waits or NO_WAITS).last
+        if snapshot is None or last is None or last.closer is None:
+            return []
+        if owner.attempt_id != snapshot.attempt_id_of(last.attempt):
+            return []
+        signals = await self.heard(snapshot.execution.uuid, last.id)
+        if last.reason == TIMED_OUT:
+            return [signal for signal in signals if signal.id == last.closer]
+        return signals if last.reason == RESUMED else []
+
+    async def heard(self, uuid: UUID, suspension: UUID) -> list[Signal]:
+        """Every signal that counted for a suspension, in the order they came."""
+        parse_uuid(uuid, "execution")
+        parse_uuid(suspension, "suspension")
+        found: list[Signal] = []
+        while page := await self._parts.store.signals(
+            uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
+        ):
+            found += [heard.signal for heard in page]
+            if len(page) < MAX_PAGE:
+                break
+        return found
+
+    # -- how
+
+    async def _ring_for(self, request: Suspend) -> Keyring:
+        """With a key to sign with, unless everything it waits at exists already."""
+        uses = {binding.use for wait in request.waits for binding in wait.bindings}
+        ring = self._parts.ring
+        return await (ring.read() if uses == {Use.PENDING} else ring.to_sign())
+
+    def _answer(
+        self, outcome: NowSuspended | AlreadyMet, seen: Snapshot, owner: Owner, ring: Keyring
+    ) -> SuspendAnswer:
+        tickets = tuple(_ticket(ring, waitpoint) for waitpoint in outcome.waitpoints)
+        if isinstance(outcome, AlreadyMet):
+            return SuspendAnswer(outcome.suspension, tickets, satisfied=True)
+        handle = self._suspended_handle(seen, owner)
+        return SuspendAnswer(outcome.suspension, tickets, satisfied=False, handle=handle)
+
+    def _suspended_handle(self, seen: Snapshot, owner: Owner) -> str:
+        lease = seen.state.lease if isinstance(seen.state, Active) else None
+        paused = seen.life.paused
+        worker = lease.worker if lease else paused.worker if paused else None
+        began = None if lease is None else lease.renewed_at or lease.started_at
+        id = seen.execution.id
+        body = HandleBody(
+            execution=id.uuid,
+            partition=id.partition_index,
+            attempt_index=seen.current_attempt or 0,
+            attempt_id=owner.attempt_id or UUID(int=0),
+            lease_id=owner.lease_id or UUID(int=0),
+            epoch=owner.epoch or 0,
+            lease_ttl=DEFAULT_TTL
+            if lease is None or began is None
+            else Millis(max(1, lease.expires_at - began)),
+            lane=seen.execution.route.lane,
+            worker=worker.id if worker else "",
+            instance=worker.instance if worker else "",
+            kind=HandleKind.SUSPENDED,
+            store=self._parts.store.name,
+        )
+        return seal(body, self._parts.secret)
+
+    async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
+        waits = snapshot.life.waits or NO_WAITS
+        wanted = tuple({p.id for p in (*waits.active, *waits.pending)})
+        if not wanted:
+            return {}
+        memory = await self._recalls.put(Ask(snapshot.execution.uuid, waitpoints=wanted))
+        return memory.waitpoints
+
+    async def _open_row(self, id: str, waitpoint: UUID) -> tuple[Waitpoint, Millis | None] | None:
+        """An open waitpoint, and from when on tokens are good if some were taken back."""
+        snapshot = await self._load(id)
+        ask = ask_about_tokens(snapshot, waitpoint)
+        if snapshot is None or ask is None or isinstance(snapshot.state, Ended):
+            return None
+        waits = snapshot.life.waits or NO_WAITS
+        if all(p.id != waitpoint for p in (*waits.active, *waits.pending)):
+            return None
+        memory = await self._recalls.put(ask)
+        row, revoked = memory.waitpoints.get(waitpoint), revoked_at(waitpoint, memory)
+        if row is None:
+            return None
+        return row, None if revoked is None else Millis(revoked + 1)
+
+
+def check_terms(terms: object) -> Terms:
+    """`terms` if they can be met and stored."""
+    checked = check_kind_of(terms, Terms, "terms")
+    for what, given in (("decision", checked.decisions), ("approver", checked.approvers)):
+        names = check_names(given, f"{what}s")
+        if len(names) > MAX_APPROVERS:
+            raise Invalid(f"{len(names)} {what}s, the limit is {MAX_APPROVERS}")
+        for name in names:
+            _decision(name) if what == "decision" else _named(name, what)
+        if len(set(names)) != len(names):
+            raise Invalid(f"a {what} is named twice")
+    if checked.about is not None:
+        check_text(checked.about, "digest", limit=MAX_NAME)
+    return replace(checked, decisions=tuple(checked.decisions), approvers=tuple(checked.approvers))
+
+
+def _decision(name: object) -> str:
+    """A decision is the name of the signal that makes it."""
+    text = check_signal_name(name, "decision")
+    if not text:
+        raise Invalid("a decision without a name")
+    return text
+
+
+def _named(name: object, what: str) -> str:
+    text = check_text(name, what, limit=MAX_NAME)
+    if not text:
+        raise Invalid(f"a {what} without a name")
+    return text
+
+
+def _signable(ring: Keyring, waitpoint: Waitpoint, now: Millis) -> Waitpoint:
+    """The waitpoint with the key that signs for it: its own, or the current one when a token of
+    its own would be refused."""
+    own = waitpoint.kid in ring.keys and verifies(ring, waitpoint.kid, now)
+    return waitpoint if own or ring.current is None else replace(waitpoint, kid=ring.current)
+
+
+def _ticket(ring: Keyring, waitpoint: Waitpoint) -> Ticket:
+    try:
+        return Ticket(waitpoint.id, waitpoint.key, mint(ring, waitpoint))
+    except NoSigningKey:
+        return Ticket(waitpoint.id, waitpoint.key, None)
+
+
+def _suspended(snapshot: Snapshot) -> SuspendedExecution:
+    state = check_kind_of(snapshot.state, Suspended, "state")
+    return SuspendedExecution(
+        id=snapshot.execution.id,
+        namespace=snapshot.execution.route.namespace,
+        since=state.since,
+        reason=state.reason,
+        due_at=state.due_at,
+    )
+
+
+def _cursor(after: object) -> tuple[Millis, UUID]:
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise Invalid("a cursor of suspended executions is a pair of time and id")
+    return check_moment(after[0], "cursor"), ExecutionId(after[1]).uuid

@@ -1,0 +1,90 @@
+"""Which rows have which public state, as the core says it: for filters and counts."""
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from uuid import UUID
+
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.time import NO_TIME
+from flowfabric.core.execution.model import (
+    EMPTY_LIFE,
+    Active,
+    Ended,
+    Gate,
+    Lease,
+    Life,
+    Lost,
+    Next,
+    Outcome,
+    Ready,
+    Start,
+    State,
+    Suspended,
+    Waiting,
+    Worker,
+)
+from flowfabric.core.execution.status import ADMISSION_BLOCKS, PublicState, vector_of
+from flowfabric.store.rows.execution import SUSPENDED, Place
+
+_NOBODY = UUID(int=0)
+_LEASE = Lease(_NOBODY, 0, Start.INITIAL, Worker("", ""), NO_TIME, NO_TIME)
+
+
+def _public(state: Callable[[Start], State], life: Life = EMPTY_LIFE) -> PublicState:
+    """The public state of a kind of row, with whichever start it can have."""
+    for start in Start:
+        with suppress(Corruption):
+            return vector_of(state(start), life).public
+    raise Corruption("a state that no start can lead to")
+
+
+def _gate(gate: Gate) -> Callable[[Start], State]:
+    return lambda start: Waiting(gate, Next(start, 0))
+
+
+def _ending(outcome: Outcome) -> PublicState:
+    try:
+        return vector_of(Ended(outcome, NO_TIME, attempt=0), EMPTY_LIFE).public
+    except Corruption:
+        return _public(lambda start: Ended(outcome, NO_TIME, pending=start))
+
+
+WAITING = _public(lambda start: Ready(Next(start, 0)))
+LOST = _public(lambda start: Lost(False, Next(start, 0)))
+LEASED = _public(lambda start: Active(_LEASE))
+GATES = {int(gate): _public(_gate(gate)) for gate in Gate if gate is not Gate.BLOCKED}
+GATES[SUSPENDED] = _public(lambda start: Suspended(Next(start, 0), _NOBODY, "", NO_TIME))
+BLOCKS = {
+    str(reason): _public(_gate(Gate.BLOCKED), Life(blocked=str(reason)))
+    for reason in ADMISSION_BLOCKS
+}
+OUTCOMES = {int(outcome): _ending(outcome) for outcome in Outcome}
+
+Filter = tuple[bool | None, bool | None, list[int], list[int]]
+
+
+def filter_of(states: Collection[PublicState]) -> Filter:
+    """Rows of `ready`, of `lease` (and lost ones), gates and outcomes to look for. Blocked rows
+    are told apart by their reason later."""
+    if not states:
+        return None, None, [], []
+    gates = [gate for gate, state in GATES.items() if state in states]
+    if any(state in states for state in BLOCKS.values()):
+        gates.append(int(Gate.BLOCKED))
+    outcomes = [outcome for outcome, state in OUTCOMES.items() if state in states]
+    return WAITING in states, LEASED in states, gates, outcomes
+
+
+def state_of(place: str, cell: int | None, blocked: str | None) -> PublicState:
+    """The public state of the rows one line of `state_counts` is about."""
+    match Place(place):
+        case Place.READY:
+            return WAITING if cell is None else LOST
+        case Place.LEASE:
+            return LEASED
+        case Place.PARKED if cell == Gate.BLOCKED:
+            return BLOCKS.get(blocked or "", WAITING)
+        case Place.PARKED:
+            return GATES[cell or 0]
+        case Place.DONE:
+            return OUTCOMES[cell or 0]

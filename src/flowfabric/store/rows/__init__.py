@@ -1,0 +1,1 @@
+"""How values become rows and rows become values, the same for every store."""

@@ -1,0 +1,465 @@
+"""How values become rows and rows become values, the same for every store.
+
+The state is the table: `ready`, `lease`, `parked` and `done` share one head and add what their
+state needs. `Place` names the table; the order of columns here is the order of every insert
+and of the `snapshot` view, so that both dialects need no mapping of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.base import document
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import Event, EventKind, StoredEvent
+from flowfabric.core.execution.model import (
+    EMPTY_LIFE,
+    NO_FACTS,
+    Active,
+    Attempt,
+    Ended,
+    Execution,
+    Facts,
+    Flags,
+    Gate,
+    Head,
+    Hold,
+    Lease,
+    Life,
+    Lost,
+    Next,
+    Outcome,
+    Ready,
+    Route,
+    Snapshot,
+    Start,
+    State,
+    Suspended,
+    Waiting,
+    Worker,
+)
+from flowfabric.core.execution.policy import read_policy, write_policy
+from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.submission import Creation
+from flowfabric.core.limit.quota import budget_queue, queue_of
+from flowfabric.store.readable import UNREADABLE, unreadable
+
+
+class Place(StrEnum):
+    """The table a state lives in."""
+
+    READY = "ready"
+    LEASE = "lease"
+    PARKED = "parked"
+    DONE = "done"
+
+
+SUSPENDED = 20
+"""The gate number of a suspended execution in `parked`."""
+
+HEAD = ("id", "version", "epoch", "rank", "flags", "attempt", "start", "life")
+
+COLUMNS: dict[Place, tuple[str, ...]] = {
+    Place.READY: (*HEAD, "route", "timeout", "held_until", "held_for", "lost", "queue"),
+    Place.LEASE: (
+        *HEAD,
+        "claim",
+        "worker",
+        "started_at",
+        "expires_at",
+        "times_out_at",
+        "renewed_at",
+        "route",
+        "queue",
+    ),
+    Place.PARKED: (*HEAD, "timeout", "gate", "due_at", "since", "note", "queue"),
+    Place.DONE: (
+        *HEAD,
+        "outcome",
+        "ended_at",
+        "pending",
+        "claim",
+        "worker",
+        "started_at",
+        "result",
+        "trim_at",
+    ),
+}
+
+EXECUTION = ("id", "created_at", "route", "policy", "facts", "flow", "payload")
+ATTEMPT = ("id", "index", "doc")
+STEP = ("id", "generation", "name", "occurrence", "position", "doc")
+EVENT = ("id", "at", "kind", "epoch", "attempt", "worker", "detail")
+
+SNAPSHOT = (
+    # facts
+    "id",
+    "created_at",
+    "exec_route",
+    "policy",
+    "facts",
+    "flow",
+    # head
+    "place",
+    "version",
+    "epoch",
+    "rank",
+    "flags",
+    "attempt",
+    "start",
+    "life",
+    # state
+    "timeout",
+    "held_until",
+    "held_for",
+    "lost",
+    "claim",
+    "worker",
+    "started_at",
+    "expires_at",
+    "times_out_at",
+    "renewed_at",
+    "gate",
+    "due_at",
+    "since",
+    "note",
+    "outcome",
+    "ended_at",
+    "pending",
+    "result",
+)
+"""Columns of the view `snapshot`: execution facts, then one state row of whichever table."""
+
+(
+    _ID, _CREATED_AT, _ROUTE, _POLICY, _FACTS, _FLOW,
+    _PLACE, _VERSION, _EPOCH, _RANK, _FLAGS, _ATTEMPT, _START, _LIFE,
+    _TIMEOUT, _HELD_UNTIL, _HELD_FOR, _LOST,
+    _CLAIM, _WORKER, _STARTED_AT, _EXPIRES_AT, _TIMES_OUT_AT, _RENEWED_AT,
+    _GATE, _DUE_AT, _SINCE, _NOTE,
+    _OUTCOME, _ENDED_AT, _PENDING, _RESULT,
+) = range(len(SNAPSHOT))  # fmt: skip
+
+
+class Names(Struct):
+    """The interned routes and workers of one store, both ways. Numbers are for ever."""
+
+    routes: dict[int, Route] = msgspec.field(default_factory=dict)
+    workers: dict[int, Worker] = msgspec.field(default_factory=dict)
+    route_numbers: dict[Route, int] = msgspec.field(default_factory=dict)
+    worker_numbers: dict[Worker, int] = msgspec.field(default_factory=dict)
+
+    def add_route(self, number: int, route: Route) -> None:
+        self.routes[number] = route
+        self.route_numbers[route] = number
+
+    def add_worker(self, number: int, worker: Worker) -> None:
+        self.workers[number] = worker
+        self.worker_numbers[worker] = number
+
+
+class _Note(Struct, frozen=True):
+    suspension: UUID
+    reason: str
+
+
+Row = tuple[Any, ...]
+
+
+def place_of(state: State) -> Place:
+    match state:
+        case Ready() | Lost():
+            return Place.READY
+        case Active():
+            return Place.LEASE
+        case Waiting() | Suspended():
+            return Place.PARKED
+        case Ended():
+            return Place.DONE
+
+
+def write_life(life: Life) -> bytes | None:
+    """NULL until something happened."""
+    return None if life is EMPTY_LIFE or life == EMPTY_LIFE else document.write(life)
+
+
+def read_life(data: bytes | None) -> Life:
+    return EMPTY_LIFE if data is None else document.read(Life, bytes(data))
+
+
+def execution_row(creation: Creation, names: Names) -> Row:
+    execution = creation.snapshot.execution
+    return (
+        execution.uuid,
+        execution.created_at,
+        names.route_numbers[execution.route],
+        None if execution.policy is None else write_policy(execution.policy),
+        None if execution.facts is NO_FACTS else document.write(execution.facts),
+        execution.flow,
+        creation.payload,
+    )
+
+
+def state_row(snapshot: Snapshot, names: Names) -> Row:
+    """The row of `place_of(snapshot.state)`, in the order of COLUMNS."""
+    state = snapshot.state
+    match state:
+        case Ready(next=next) | Lost(next=next):
+            return (*_head(snapshot, next.attempt, next.start), *_ready(snapshot, state, names))
+        case Active(lease=lease):
+            return (
+                *_head(snapshot, lease.attempt, lease.start),
+                lease.id,
+                names.worker_numbers[lease.worker],
+                lease.started_at,
+                lease.expires_at,
+                lease.times_out_at,
+                lease.renewed_at,
+                names.route_numbers[snapshot.execution.route],
+                queue_number(snapshot),
+            )
+        case Waiting(next=next):
+            gate = int(state.gate)
+            head = _head(snapshot, next.attempt, next.start)
+            queue = queue_number(snapshot)
+            return (*head, next.timeout, gate, state.due_at, None, None, queue)
+        case Suspended(next=next):
+            note = msgspec.json.encode(_Note(state.suspension, state.reason))
+            head = _head(snapshot, next.attempt, next.start)
+            return (*head, next.timeout, SUSPENDED, state.due_at, state.since, note, None)
+        case Ended():
+            return _done(snapshot, state, names)
+
+
+def queue_number(snapshot: Snapshot) -> int | None:
+    """The queue an execution waits in, or holds a slot of."""
+    match snapshot.state:
+        case Waiting(gate=Gate.BUDGET):
+            return budget_queue(snapshot.life.budget or "")
+        case Ready() | Lost() | Active() | Waiting(gate=Gate.LIMIT):
+            limited = int(snapshot.head.flags) & _LIMITS
+            return queue_of(snapshot.execution.uses) if limited else None
+        case _:
+            return None
+
+
+def attempt_row(uuid: UUID, attempt: Attempt) -> Row:
+    return (uuid, attempt.index, document.write(attempt))
+
+
+def step_row(uuid: UUID, step: Step) -> Row:
+    return (uuid, step.generation, step.name, step.occurrence, step.position, step.doc)
+
+
+def event_row(event: Event, names: Names) -> Row:
+    return (
+        event.uuid,
+        event.at,
+        int(event.kind),
+        event.epoch,
+        event.attempt,
+        None if event.worker is None else names.worker_numbers[event.worker],
+        None if event.detail is None else msgspec.json.encode(event.detail),
+    )
+
+
+def trim_at(snapshot: Snapshot, ended_at: Millis) -> Millis | None:
+    """When an execution with a retention of its own may be deleted."""
+    retention = snapshot.execution.rules.retention
+    return None if retention is None else Millis(ended_at + retention)
+
+
+def workers_in(change: Change[object]) -> list[Worker]:
+    """The workers whose numbers are needed to write a change."""
+    found = [event.worker for event in change.events if event.worker is not None]
+    match change.after:
+        case Snapshot(state=Active(lease=lease) | Ended(lease=Lease() as lease)):
+            found.append(lease.worker)
+        case _:
+            pass
+    return found
+
+
+def read_execution(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> Execution:
+    """`uuid` turns the driver's value into a UUID (the identity where the driver does it)."""
+    flow = row[_FLOW]
+    return Execution(
+        uuid=uuid(row[_ID]),
+        created_at=row[_CREATED_AT],
+        route=names.routes[row[_ROUTE]],
+        policy=None if row[_POLICY] is None else read_policy(row[_POLICY]),
+        facts=NO_FACTS if row[_FACTS] is None else _read_facts(row[_FACTS]),
+        flow=None if flow is None else uuid(flow),
+    )
+
+
+def read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> Snapshot:
+    """A row of the view `snapshot` as a value. The routes and workers it names are known.
+    Raises Corruption with the id of one that cannot be read."""
+    try:
+        return _read_snapshot(row, names, uuid)
+    except UNREADABLE as error:
+        raise unreadable("execution", row[_ID], error) from None
+
+
+def _read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> Snapshot:
+    head = Head(
+        version=row[_VERSION],
+        epoch=row[_EPOCH],
+        rank=row[_RANK],
+        flags=_flags(row[_FLAGS]),
+        life=read_life(row[_LIFE]),
+    )
+    return Snapshot(read_execution(row, names, uuid), head, _STATES[row[_PLACE]](row, names, uuid))
+
+
+def read_event(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> StoredEvent:
+    """Columns: seq, then EVENT, then the execution's route and flow."""
+    seq, id, at, kind, epoch, attempt, worker, detail, route_number, flow = row
+    route = names.routes[route_number]
+    key = uuid(id)
+    return StoredEvent(
+        seq=seq,
+        id=ExecutionId.solo(route.lane, key)
+        if flow is None
+        else ExecutionId.member(uuid(flow), key),
+        namespace=route.namespace,
+        lane=route.lane,
+        at=at,
+        kind=EventKind(kind),
+        epoch=epoch,
+        attempt=attempt,
+        worker=None if worker is None else names.workers[worker],
+        detail=None if detail is None else msgspec.json.decode(detail),
+    )
+
+
+def read_attempt(doc: bytes) -> Attempt:
+    return document.read(Attempt, bytes(doc))
+
+
+@lru_cache(maxsize=4096)
+def _read_facts(data: bytes) -> Facts:
+    return document.read(Facts, data)
+
+
+_LIMITS = int(Flags.LIMITS)
+
+# Calling an enum costs more than everything else that is done for a row.
+_START_OF = {int(start): start for start in Start}
+
+
+def _flags(number: int) -> Flags:
+    return Flags(number) if number else Flags.NONE
+
+
+def _head(snapshot: Snapshot, attempt: int | None, start: Start) -> Row:
+    head = snapshot.head
+    return (
+        snapshot.execution.uuid,
+        head.version,
+        head.epoch,
+        head.rank,
+        int(head.flags),
+        attempt,
+        int(start),
+        write_life(head.life),
+    )
+
+
+def _ready(snapshot: Snapshot, state: Ready | Lost, names: Names) -> Row:
+    hold = state.hold
+    return (
+        names.route_numbers[snapshot.execution.route],
+        state.next.timeout,
+        0 if hold is None else hold.until,
+        None if hold is None else hold.worker,
+        int(state.revoked) if isinstance(state, Lost) else None,
+        queue_number(snapshot),
+    )
+
+
+def _done(snapshot: Snapshot, state: Ended, names: Names) -> Row:
+    lease = state.lease
+    start = lease.start if lease is not None else Start.INITIAL
+    return (
+        *_head(snapshot, state.attempt, start),
+        int(state.outcome),
+        state.ended_at,
+        None if state.pending is None else int(state.pending),
+        None if lease is None else lease.id,
+        None if lease is None else names.worker_numbers[lease.worker],
+        None if lease is None else lease.started_at,
+        state.result,
+        trim_at(snapshot, state.ended_at),
+    )
+
+
+def _next(row: Sequence[Any]) -> Next:
+    return Next(_START_OF[row[_START]], row[_ATTEMPT], row[_TIMEOUT])
+
+
+def _read_ready(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> State:
+    until = row[_HELD_UNTIL]
+    hold = Hold(until, row[_HELD_FOR]) if until else None
+    if row[_LOST] is None:
+        return Ready(_next(row), hold)
+    return Lost(bool(row[_LOST]), _next(row), hold)
+
+
+def _read_lease(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> State:
+    return Active(
+        Lease(
+            id=uuid(row[_CLAIM]),
+            attempt=row[_ATTEMPT],
+            start=_START_OF[row[_START]],
+            worker=names.workers[row[_WORKER]],
+            started_at=row[_STARTED_AT],
+            expires_at=row[_EXPIRES_AT],
+            times_out_at=row[_TIMES_OUT_AT],
+            renewed_at=row[_RENEWED_AT],
+        )
+    )
+
+
+def _read_parked(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> State:
+    if row[_GATE] != SUSPENDED:
+        return Waiting(Gate(row[_GATE]), _next(row), row[_DUE_AT])
+    note = msgspec.json.decode(row[_NOTE], type=_Note)
+    return Suspended(_next(row), note.suspension, note.reason, row[_SINCE], row[_DUE_AT])
+
+
+def _read_done(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> State:
+    lease = None
+    if row[_CLAIM] is not None:
+        lease = Lease(
+            id=uuid(row[_CLAIM]),
+            attempt=row[_ATTEMPT],
+            start=_START_OF[row[_START]],
+            worker=names.workers[row[_WORKER]],
+            started_at=row[_STARTED_AT],
+            expires_at=row[_ENDED_AT],
+        )
+    pending = row[_PENDING]
+    return Ended(
+        outcome=Outcome(row[_OUTCOME]),
+        ended_at=row[_ENDED_AT],
+        attempt=row[_ATTEMPT],
+        pending=None if pending is None else Start(pending),
+        lease=lease,
+        result=None if row[_RESULT] is None else bytes(row[_RESULT]),
+    )
+
+
+_STATES: dict[str, Callable[[Sequence[Any], Names, Callable[[Any], UUID]], State]] = {
+    Place.READY: _read_ready,
+    Place.LEASE: _read_lease,
+    Place.PARKED: _read_parked,
+    Place.DONE: _read_done,
+}

@@ -1,0 +1,179 @@
+"""How flows become rows and rows become flows, the same for every store.
+
+A flow and an edge are a document each, beside the columns they are looked for by. The document of
+an edge is never written again; the one of a flow keeps what a newer release put into it.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct, field
+
+from flowfabric.core.base import document
+from flowfabric.core.base.errors import Corruption
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.outcome import Outcome
+from flowfabric.core.flow.join import Edge, EdgeState
+from flowfabric.core.flow.model import Flow
+from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.store.contract import EdgeQuery
+from flowfabric.store.readable import named, readable
+from flowfabric.store.rows.execution import Row
+
+FLOW = ("id", "version", "namespace", "kind", "state", "created_at", "ended_at", "doc")
+EDGE = ("flow", "id", "upstream", "downstream", "doc")
+CHORE = ("flow", "id", "number", "kind", "outcome", "spared")
+
+_encode = msgspec.json.Encoder().encode
+_edges = msgspec.json.Decoder(Edge)
+
+
+class Written(Struct):
+    """The rows that changes of members write for their flows: chores, and (flow, edge, outcome)."""
+
+    chores: list[Row] = field(default_factory=list)
+    settled: list[Row] = field(default_factory=list)
+
+
+def written_by(changes: Iterable[Change[object]]) -> Written:
+    """No key is there twice: of folded changes the last wins."""
+    rows = Written()
+    for change in changes:
+        if chores := change.chores:
+            rows.chores += chore_rows(chores)
+        if change.settled and change.after is not None:
+            flow = change.after.execution.flow
+            settled = dict(change.settled).items()
+            rows.settled += [(flow, edge, _number(outcome)) for edge, outcome in settled]
+    return rows
+
+
+def flow_row(flow: Flow) -> Row:
+    return (
+        flow.id,
+        flow.version,
+        flow.namespace,
+        flow.kind,
+        str(flow.state),
+        flow.created_at,
+        flow.ended_at,
+        document.write(flow),
+    )
+
+
+def read_flow(id: object, doc: bytes) -> Flow:
+    return named("flow", id, lambda: document.read(Flow, bytes(doc)))
+
+
+def edge_row(edge: Edge) -> Row:
+    return (edge.flow, edge.id, edge.upstream, edge.downstream, _encode(edge))
+
+
+def edge_rows(edges: Iterable[Edge]) -> list[Row]:
+    """Each id once, the first of it, in the order of ids."""
+    found: dict[tuple[UUID, UUID], Edge] = {}
+    for edge in edges:
+        found.setdefault((edge.flow, edge.id), edge)
+    return [edge_row(found[key]) for key in sorted(found)]
+
+
+def read_edge(doc: bytes, outcome: int | None) -> EdgeState:
+    try:
+        return EdgeState(_edges.decode(doc), None if outcome is None else Outcome(outcome))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Corruption(f"an edge: {error}") from None
+
+
+class EdgeSearch:
+    """Reads the edges a query asks for, page by page: by the narrowest list it gives; the others
+    leave out of a page what they do not name. `name` is the query, `keys` that list."""
+
+    def __init__(self, query: EdgeQuery) -> None:
+        self._limit = query.limit
+        lists = (query.ids, query.upstreams, query.downstreams)
+        self._lists = [None if ids is None else frozenset(ids) for ids in lists]
+        self.name, keys = _narrowest(query)
+        self.keys = None if keys is None else sorted(set(keys))
+        self.after = query.after
+        self.found: list[EdgeState] = []
+        self.over = self.keys == []
+
+    def add(self, page: Iterable[Sequence[Any]]) -> None:
+        """Rows (doc, outcome), as many as the limit of the query if there are."""
+        edges = [read_edge(doc, outcome) for doc, outcome in page]
+        self.found += [found for found in edges if self._is_wanted(found.edge)]
+        self.over = len(edges) < self._limit or len(self.found) >= self._limit
+        self.after = edges[-1].edge.id if edges else self.after
+        del self.found[self._limit :]
+
+    def _is_wanted(self, edge: Edge) -> bool:
+        named = (edge.id, edge.upstream, edge.downstream)
+        pairs = zip(named, self._lists, strict=True)
+        return all(wanted is None or id in wanted for id, wanted in pairs)
+
+
+def _narrowest(query: EdgeQuery) -> tuple[str, tuple[UUID, ...] | None]:
+    if query.ids is not None:
+        return "edges_by_id", query.ids
+    if query.upstreams is not None:
+        return "unsettled_edges_out" if query.unsettled else "edges_out", query.upstreams
+    if query.downstreams is not None:
+        return "edges_in", query.downstreams
+    return "edges_of_flow", None
+
+
+class Turn:
+    """Whose turn it is: whoever asks again begins where it stopped, so that a flow whose chores
+    cannot be done does not hide the others."""
+
+    def __init__(self) -> None:
+        self._after: UUID | None = None
+
+    async def take(
+        self, following: Callable[[UUID | None, int], Awaitable[list[UUID]]], limit: int
+    ) -> list[UUID]:
+        """The next flows in turn; `following` gives those after a flow, by id."""
+        start = self._after
+        found = await following(start, limit)
+        if start is not None and len(found) < limit:
+            again = await following(None, limit - len(found))
+            found += [id for id in again if id <= start]
+        self._after = found[-1] if found else None
+        return found
+
+
+def chore_rows(chores: Iterable[Chore]) -> list[Row]:
+    """Each chore once, in the order of keys."""
+    found = _by_key(chores)
+    return [(*key, _number(found[key].outcome), found[key].spared) for key in sorted(found)]
+
+
+def chore_keys(chores: Iterable[Chore]) -> list[Row]:
+    return sorted(_by_key(chores))
+
+
+def read_chores(rows: Iterable[Sequence[Any]], uuid: Callable[[Any], UUID]) -> list[Chore]:
+    return readable(rows, lambda row: _read_chore(row, uuid), "a chore of flow", itemgetter(0))
+
+
+def _read_chore(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> Chore:
+    flow, id, number, kind, outcome, spared = row
+    return Chore(
+        flow=uuid(flow),
+        id=uuid(id),
+        number=number,
+        kind=ChoreKind(kind),
+        outcome=None if outcome is None else Outcome(outcome),
+        spared=bool(spared),
+    )
+
+
+def _by_key(chores: Iterable[Chore]) -> dict[tuple[UUID, UUID, int, int], Chore]:
+    return {(c.flow, c.id, c.number, int(c.kind)): c for c in chores}
+
+
+def _number(outcome: Outcome | None) -> int | None:
+    return None if outcome is None else int(outcome)

@@ -1,0 +1,188 @@
+"""Writing what the core decided."""
+
+from collections.abc import Callable, Iterable, Sequence
+from uuid import UUID
+
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Active, Snapshot
+from flowfabric.store.rows import execution as rows
+from flowfabric.store.rows import flow as flow_rows
+from flowfabric.store.rows.execution import Place
+from flowfabric.store.rows.wait import writes_waits
+from flowfabric.store.sqlite.claim import refused_fences
+from flowfabric.store.sqlite.session import Session, keyed, plain, state_row
+from flowfabric.store.sqlite.waits import write as write_waits
+
+_MOVED = {
+    Place.READY: "moved_ready",
+    Place.LEASE: "moved_lease",
+    Place.PARKED: "moved_parked",
+    Place.DONE: "moved_done",
+}
+_GONE = {
+    Place.READY: "gone_ready",
+    Place.LEASE: "gone_lease",
+    Place.PARKED: "gone_parked",
+    Place.DONE: "gone_done",
+}
+_NEW = {
+    Place.READY: "new_ready",
+    Place.LEASE: "new_lease",
+    Place.PARKED: "new_parked",
+    Place.DONE: "new_done",
+}
+
+
+class Decided:
+    """A change that writes something, with what is asked of it more than once."""
+
+    __slots__ = ("after", "before", "change", "id", "uuid")
+
+    def __init__(self, change: Change[object], before: Snapshot, after: Snapshot) -> None:
+        self.change = change
+        self.before = before
+        self.after = after
+        self.uuid = before.execution.uuid
+        self.id = self.uuid.bytes
+
+
+def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+    decided = decided_of(changes)
+    fences = [_fence(item) for item in decided]
+    refused = {id for id, _, _ in refused_fences(session, fences, now)}
+    ended = [item for item in decided if item.id not in refused]
+    if ended:
+        session.among("gone_lease", [item.id for item in ended])
+        _write(session, ended, {Place.DONE: ended})
+        _write_flows(session, ended)
+    return {item.uuid for item in ended}
+
+
+def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
+    standing = standing_among(session, decided_of(changes))
+    write(session, standing)
+    return {item.uuid for item in standing}
+
+
+def write(session: Session, standing: list[Decided]) -> None:
+    """Writes changes whose versions stand."""
+    for place, items in _by(standing, _place_before).items():
+        session.among(_GONE[place], [item.id for item in items])
+    _write(session, standing, _by(standing, _place_after))
+    _write_attempts(session, standing)
+    _write_deadlines(session, standing)
+    if waiting := [item for item in standing if writes_waits(item.change)]:
+        write_waits(session, [(item.uuid, item.change) for item in waiting])
+    _write_flows(session, standing)
+
+
+def decided_of(changes: Sequence[Change[object]]) -> list[Decided]:
+    return [
+        Decided(change, change.before, change.after)
+        for change in changes
+        if change.before is not None and change.after is not None
+    ]
+
+
+def _fence(item: Decided) -> tuple[bytes, int, int, bytes]:
+    head, state = item.before.head, item.before.state
+    # Nobody holds a lease without an id: whatever is not active is refused.
+    claim = state.lease.id.bytes if isinstance(state, Active) else b""
+    return item.id, head.version, head.epoch, claim
+
+
+def _version(item: Decided) -> tuple[object, ...]:
+    """What must still stand: the version, and for a lease its expiry."""
+    head, state = item.before.head, item.before.state
+    if isinstance(state, Active):
+        return item.id, head.version, state.lease.expires_at
+    return item.id, head.version
+
+
+def standing_among(session: Session, decided: Sequence[Decided]) -> list[Decided]:
+    """The changes whose version is still in the place it was decided on."""
+    standing = []
+    for place, items in _by(decided, _place_before).items():
+        moved = {id for (id,) in session.given(_MOVED[place], [_version(item) for item in items])}
+        standing += [item for item in items if item.id not in moved]
+    return standing
+
+
+def _write(session: Session, items: list[Decided], places: dict[Place, list[Decided]]) -> None:
+    """New state rows and events."""
+    try:
+        states, events = _rows(session, items, places)
+    except KeyError:
+        # A worker this process has not met.
+        for item in items:
+            session.intern_workers(rows.workers_in(item.change))
+        states, events = _rows(session, items, places)
+    for place, new in states.items():
+        session.insert(_NEW[place], new)
+    session.insert("new_events", events)
+
+
+def _rows(
+    session: Session, items: list[Decided], places: dict[Place, list[Decided]]
+) -> tuple[dict[Place, list[rows.Row]], list[rows.Row]]:
+    states = {
+        place: [state_row(session, item.id, item.after) for item in moved]
+        for place, moved in places.items()
+    }
+    events = [
+        keyed(item.id, rows.event_row(event, session.names))
+        for item in items
+        for event in item.change.events
+    ]
+    return states, events
+
+
+def _write_attempts(session: Session, items: Iterable[Decided]) -> None:
+    attempts: list[rows.Row] = []
+    steps: list[rows.Row] = []
+    for item in items:
+        id, uuid, change = item.id, item.uuid, item.change
+        attempts += [keyed(id, rows.attempt_row(uuid, attempt)) for attempt in change.attempts]
+        steps += [keyed(id, rows.step_row(uuid, step)) for step in change.steps]
+    session.insert("new_attempts", attempts)
+    session.insert("new_steps", steps)
+
+
+def _write_deadlines(session: Session, items: Iterable[Decided]) -> None:
+    """Only those that differ from what stands."""
+    gone: list[bytes] = []
+    new: list[tuple[bytes, Millis]] = []
+    for item in items:
+        old, at = item.before.alarm_at, item.change.alarm
+        if at is not None and at != old:
+            new.append((item.id, at))
+        elif at is None and old is not None:
+            gone.append(item.id)
+    if gone:
+        session.among("gone_deadlines", gone)
+    session.insert("new_deadlines", new)
+
+
+def _write_flows(session: Session, items: Iterable[Decided]) -> None:
+    """How edges were settled, and what is owed to flows."""
+    found = flow_rows.written_by(item.change for item in items)
+    settled = plain(found.settled)
+    if settled:
+        session.each("settled_edges", [(outcome, *key) for *key, outcome in settled])
+    session.insert("new_chores", plain(found.chores))
+
+
+def _place_before(item: Decided) -> Place:
+    return rows.place_of(item.before.state)
+
+
+def _place_after(item: Decided) -> Place:
+    return rows.place_of(item.after.state)
+
+
+def _by(items: Iterable[Decided], place: Callable[[Decided], Place]) -> dict[Place, list[Decided]]:
+    found: dict[Place, list[Decided]] = {}
+    for item in items:
+        found.setdefault(place(item), []).append(item)
+    return found

@@ -1,0 +1,258 @@
+"""Taking, keeping and using leases."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from typing import Any, TypeVar
+from uuid import UUID
+
+from msgspec import Struct
+from msgspec.json import encode
+
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Active, Flags, Head, Lease, Route, Snapshot, Start
+from flowfabric.core.execution.routing import satisfies
+from flowfabric.store.contract import ClaimCall, Note, Renewal, Suspects, Taken
+from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
+from flowfabric.store.rows import execution as rows
+from flowfabric.store.sqlite.lanes import Door, doors
+from flowfabric.store.sqlite.session import Session, keyed, read_uuid
+
+_STARTS = tuple(Start)
+_SPENT = int(Flags.SPENT)
+
+Row = tuple[Any, ...]
+Fenced = TypeVar("Fenced", Renewal, Note)
+
+
+def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
+    session.learn_routes()
+    session.registry.suspects_seen = session.row("any_suspect") is not None
+    taken = _taken_before(session, call, now) if call.repeated else []
+    limit = call.limit - len(taken)
+    if limit <= 0:
+        return taken
+    fresh = _readable(session, call, now, limit)
+    if fresh:
+        _move(session, call, now, list(fresh))
+    return [*taken, *fresh.values()]
+
+
+def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+    by_ttl: dict[Millis, dict[bytes, UUID]] = {}
+    for renewal, id in _standing(session, renewals, now):
+        by_ttl.setdefault(renewal.ttl, {})[id] = renewal.uuid
+    renewed: dict[UUID, Millis] = {}
+    for ttl, uuids in by_ttl.items():
+        ids, until = list(uuids), Millis(now + ttl)
+        renewed |= dict.fromkeys(uuids.values(), until)
+        renewed |= {uuids[id]: at for id, at in session.among("later_leases", ids, until)}
+        session.among("renewed_leases", ids, until, now)
+    return renewed
+
+
+def note(session: Session, notes: Sequence[Note], now: Millis) -> set[UUID]:
+    steps, progress, standing = [], [], set()
+    for note, id in _standing(session, notes, now):
+        standing.add(note.uuid)
+        if note.step is not None:
+            steps.append(keyed(id, rows.step_row(note.uuid, note.step)))
+        if note.progress is not None:
+            progress.append((id, note.progress.percent, note.progress.message, now))
+    session.insert("new_steps", steps)
+    session.each("new_progress", progress)
+    return standing
+
+
+def refused_fences(
+    session: Session, fences: Sequence[tuple[bytes, int | None, int, bytes]], now: Millis
+) -> set[Row]:
+    """Of (id, version or None, epoch, claim) those that do not stand, without the version."""
+    return set(session.given("refused_fences", fences, now)) if fences else set()
+
+
+def _standing(session: Session, items: Sequence[Fenced], now: Millis) -> list[tuple[Fenced, bytes]]:
+    """The items whose lease stands, with the id of their execution."""
+    fences = [(item.uuid.bytes, None, item.epoch, item.lease_id.bytes) for item in items]
+    refused = refused_fences(session, fences, now)
+    return [
+        (item, id)
+        for item, (id, _, epoch, claim) in zip(items, fences, strict=True)
+        if (id, epoch, claim) not in refused
+    ]
+
+
+def routes_for(
+    session: Session, lanes: Sequence[str], namespace: str | None
+) -> Iterator[tuple[int, Route]]:
+    """The routes in these lanes (empty: all) and this namespace, with their numbers."""
+    # A copy: the other thread may learn a route meanwhile.
+    for number, route in list(session.names.routes.items()):
+        if lanes and route.lane not in lanes:
+            continue
+        if namespace is None or route.namespace == namespace:
+            yield number, route
+
+
+def _readable(session: Session, call: ClaimCall, now: Millis, limit: int) -> dict[bytes, Taken]:
+    """What the call takes, by id. Rows that cannot be read are set aside, and others are chosen."""
+    search = _Search(call, now, limit, doors(session, call.lanes))
+    while True:
+        found, spoiled = _read(session, search)
+        if not spoiled:
+            return found
+        session.among("set_aside_ready", spoiled, now + SET_ASIDE)
+
+
+def _read(session: Session, search: "_Search") -> tuple[dict[bytes, Taken], list[bytes]]:
+    """What can be taken of the chosen rows, and which of them cannot be read."""
+    found: dict[bytes, Taken] = {}
+    spoiled: list[bytes] = []
+    left = {name: door.room for name, door in search.closed.items() if door.room is not None}
+    for row in _choose(session, search):
+        lane = session.names.routes[row[2]].lane if left else ""
+        if len(found) == search.limit or left.get(lane) == 0:
+            continue
+        try:
+            found[row[0]] = _take(session, search.call, search.now, row)
+        except UNREADABLE as error:
+            tell(unreadable("execution", row[0], error))
+            spoiled.append(row[0])
+            continue
+        if lane in left:
+            left[lane] -= 1
+    return found, spoiled
+
+
+class _Search(Struct, frozen=True):
+    """What is looked for. `closed` are lanes that are not simply open."""
+
+    call: ClaimCall
+    now: Millis
+    limit: int
+    closed: Mapping[str, Door]
+
+    @property
+    def capped(self) -> bool:
+        """Whether some lane has only so much room."""
+        return any(door.room is not None for door in self.closed.values())
+
+    def most(self, lane: str) -> int:
+        """How many rows of a lane are worth reading."""
+        door = self.closed.get(lane)
+        return self.limit if door is None or door.room is None else min(self.limit, door.room)
+
+
+def _choose(session: Session, search: _Search) -> list[Row]:
+    """The best rows over all routes. Each route is read no further than it is needed."""
+    call, names = search.call, session.names.routes
+    suspects = call.suspects is not Suspects.NONE
+    values = {"now": search.now, "worker": call.worker.id, "suspects": suspects}
+    routes = _wanted_routes(session, search, values)
+    cursors = [
+        session.execute(query, {**values, "route": route, "limit": search.most(names[route].lane)})
+        for route, query in routes.items()
+    ]
+    if len(cursors) == 1:
+        return cursors[0].fetchall()
+    rows = _merged(cursors)
+    if search.capped:
+        rows = _within(rows, session, search)
+    chosen = list(islice(rows, search.limit))
+    for cursor in cursors:
+        cursor.close()
+    return chosen
+
+
+def _wanted_routes(
+    session: Session, search: _Search, values: Mapping[str, object]
+) -> dict[int, str]:
+    """The routes the best rows are in, each with the query to read it by."""
+    free, draining = _open_routes(session, search)
+    if search.call.suspects is Suspects.ONLY:
+        return dict.fromkeys((*free, *draining), "suspect_executions")
+    if len(free) > 1:
+        # Where a lane has only so much room, the best routes may not give enough.
+        limit = len(free) if search.capped else search.limit
+        asked = {**values, "limit": limit, "routes": encode(free).decode()}
+        free = [route for route, _, _ in session.rows("waiting_routes", asked)]
+    return {
+        **dict.fromkeys(free, "claimable_executions"),
+        **dict.fromkeys(draining, "begun_executions"),
+    }
+
+
+def _open_routes(session: Session, search: _Search) -> tuple[list[int], list[int]]:
+    """The routes the worker satisfies: those of open lanes, and those of lanes that drain."""
+    call = search.call
+    free: list[int] = []
+    draining: list[int] = []
+    for number, route in routes_for(session, call.lanes, call.namespace):
+        door = search.closed.get(route.lane)
+        if door is not None and door.shut:
+            continue
+        if call.kinds is not None and route.kind not in call.kinds:
+            continue
+        if satisfies(route.capabilities, call.capabilities):
+            (draining if door is not None and door.drains else free).append(number)
+    return free, draining
+
+
+def _within(rows: Iterable[Row], session: Session, search: _Search) -> Iterator[Row]:
+    """The rows their lanes have room for."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        lane = session.names.routes[row[2]].lane
+        if seen[lane] < search.most(lane):
+            seen[lane] += 1
+            yield row
+
+
+def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
+    return merge(*cursors, key=lambda row: (row[7], row[0]))
+
+
+def _move(session: Session, call: ClaimCall, now: Millis, ids: list[bytes]) -> None:
+    session.intern_workers([call.worker])
+    number = session.names.worker_numbers[call.worker]
+    session.among("taken_leases", ids, call.id.bytes, number, now, now + call.ttl, now)
+    session.among("taken_events", ids)
+    session.among("gone_ready", ids)
+
+
+def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
+    """As `core.execution.lease.take`, from a row of claimable_executions."""
+    payload, rank, version, epoch, flags, attempt, start, life, timeout = row[6:]
+    lease = Lease(
+        call.id,
+        attempt,
+        _STARTS[start],
+        call.worker,
+        now,
+        Millis(now + call.ttl),
+        None if timeout is None else Millis(now + timeout),
+    )
+    issued = epoch + (not flags & _SPENT)
+    head = Head(version + 1, issued, rank, _read_flags(flags), rows.read_life(life))
+    execution = rows.read_execution(row, session.names, read_uuid)
+    return Taken(Snapshot(execution, head, Active(lease)), payload)
+
+
+def _taken_before(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
+    values = {"claim": call.id.bytes, "now": now}
+    rows = session.rows("leases_by_claim", values)
+    return readable(rows, lambda row: _taken(session, call, row), "execution", itemgetter(0))
+
+
+def _taken(session: Session, call: ClaimCall, row: Row) -> Taken:
+    payload, rank, version, epoch, flags, attempt, start, life, *times = row[6:]
+    lease = Lease(call.id, attempt, _STARTS[start], call.worker, *times)
+    head = Head(version, epoch, rank, _read_flags(flags), rows.read_life(life))
+    execution = rows.read_execution(row, session.names, read_uuid)
+    return Taken(Snapshot(execution, head, Active(lease)), payload)
+
+
+def _read_flags(flags: int) -> Flags:
+    return Flags(flags) if flags else Flags.NONE

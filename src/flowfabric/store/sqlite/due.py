@@ -1,0 +1,116 @@
+"""What is due, what may be deleted, and who looks after it."""
+
+import secrets
+from collections.abc import Sequence
+from uuid import UUID
+
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.registry import FOREVER
+from flowfabric.store.contract import Glance
+from flowfabric.store.sqlite.session import Session, read_uuid
+
+FREE_PAGES = 1000
+"""So many empty pages are kept for what comes next."""
+
+CUT_PAGES = 4000
+"""Most pages that are given back at a time."""
+
+_BELONGINGS = (
+    "gone_done",
+    "gone_deadlines",
+    "trimmed_attempts",
+    "trimmed_steps",
+    "trimmed_waitpoints",
+    "trimmed_signals",
+    "trimmed_marks",
+    "trimmed_events",
+    "trimmed_tags",
+    "trimmed_progress",
+    "trimmed_ledgers",
+    "trimmed_executions",
+)
+
+_FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_chores", "gone_flow_tags", "trimmed_flows")
+
+
+def due(session: Session, now: Millis, limit: int) -> list[UUID]:
+    return [read_uuid(id) for (id,) in session.rows("due_executions", {"now": now, "limit": limit})]
+
+
+def set_aside(session: Session, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+    ids = [uuid.bytes for uuid in uuids]
+    for name in ("set_aside_ready", "set_aside_parked", "set_aside_deadlines"):
+        session.among(name, ids, until)
+    session.among("set_aside_leases", ids, now, until)
+
+
+def next_due(session: Session, now: Millis) -> Millis | None:
+    row = session.row("next_due_moment", {"now": now})
+    return None if row is None or row[0] is None else Millis(row[0])
+
+
+def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int:
+    values = {"ended_before": ended_before, "now": now, "limit": limit}
+    ids = [id for (id,) in session.rows("trimmable_executions", values)]
+    if len(ids) < limit:
+        ids += _trim_edges(session, {**values, "limit": limit - len(ids)})
+    if ids:
+        session.each("trimmed_keys", session.among("held_keys", ids).fetchall())
+        for name in _BELONGINGS:
+            session.among(name, ids)
+    if flows := [id for (id,) in session.rows("trimmable_flows", values)]:
+        for name in _FLOW_BELONGINGS:
+            session.among(name, flows)
+    session.execute("lapsed_keys", {"now": now, "limit": limit})
+    return len(ids)
+
+
+def shrink(session: Session) -> None:
+    """Gives some of the disk back when much of the file is empty; a little each time, because
+    writing waits for it. Outside any transaction: the driver runs this pragma to its end only as a
+    script, which commits first."""
+    free, pages = (
+        session.connection.execute(f"pragma {name}").fetchone()[0]
+        for name in ("freelist_count", "page_count")
+    )
+    if free > FREE_PAGES and free * 2 > pages:
+        session.connection.executescript(f"pragma incremental_vacuum({CUT_PAGES})")
+
+
+def _trim_edges(session: Session, values: dict[str, int]) -> list[bytes]:
+    """The members that may go now; the edges into them are gone."""
+    ids = [id for (id,) in session.rows("trimmable_members", values)]
+    if ids:
+        session.among("trimmed_edges", ids)
+    return ids
+
+
+def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+    values = {"name": duty, "holder": holder, "now": now, "until": until}
+    has_duty = bool(session.rows("duty_holder", values))
+    row = session.row("glance", {"now": now, "has_duty": has_duty, "forever": FOREVER})
+    assert row is not None  # noqa: S101 - it always gives one
+    arrivals, ready, busy, next_at = row
+    return Glance(has_duty, bool(arrivals), bool(ready), bool(busy), next_at)
+
+
+def drop_duty(session: Session, duty: str, holder: str) -> None:
+    session.execute("dropped_duty", {"name": duty, "holder": holder})
+
+
+def correction(session: Session) -> bytes | None:
+    row = session.row("clock_correction")
+    return None if row is None else bytes(row[0])
+
+
+def put_correction(session: Session, value: bytes, expected: bytes | None) -> bool:
+    values = {"value": value, "expected": expected}
+    return session.row("new_clock_correction", values) is not None
+
+
+def secret(session: Session) -> bytes:
+    if (row := session.row("secret")) is None:
+        session.execute("new_secret", {"value": secrets.token_bytes(32)})
+        row = session.row("secret")
+    assert row is not None  # noqa: S101 - just written
+    return bytes(row[0])

@@ -1,0 +1,30 @@
+-- What owners do: renew, and write beside their lease.
+
+-- name: refused_fences
+-- Those that do not stand or have run out, most often none. The version may be left open.
+with given (id, version, epoch, claim) as (values (?, ?, ?, ?))
+select g.id, g.epoch, g.claim
+from given as g
+left join lease as l on l.id = g.id and l.epoch = g.epoch and l.claim = g.claim
+    and (g.version is null or l.version = g.version) and l.expires_at > ?
+where l.id is null
+
+-- name: renewed_leases
+-- The version stays: renewing extends a lease, nobody's decision depends on it.
+update lease set expires_at = max(expires_at, ?), renewed_at = ? where id in (?)
+
+-- name: later_leases
+-- Those that would have been shortened.
+select id, expires_at from lease where expires_at > ? and id in (?)
+
+-- name: new_progress
+-- What an earlier attempt has said is forgotten.
+insert into progress (id, percent, message, at, attempt)
+select g.id, g.percent, g.message, g.at, l.attempt
+from (select ? as id, ? as percent, ? as message, ? as at) as g cross join lease as l on l.id = g.id
+where true
+on conflict (id) do update set
+    percent = iif(attempt = excluded.attempt, coalesce(excluded.percent, percent), excluded.percent),
+    message = iif(attempt = excluded.attempt, coalesce(excluded.message, message), excluded.message),
+    at = excluded.at,
+    attempt = excluded.attempt

@@ -1,0 +1,117 @@
+"""Creating executions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Ready
+from flowfabric.core.execution.submission import Creation
+from flowfabric.store.contract import Arrival
+from flowfabric.store.rows import execution as rows
+from flowfabric.store.sqlite.session import Session, read_uuid, state_row
+
+
+def submit(
+    session: Session, creations: Sequence[Creation], now: Millis
+) -> list[ExecutionId | None]:
+    keyed = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
+    known = _known(session, keyed, now)
+    if known:
+        _insert(session, {id: item for id, item in keyed.items() if id not in known})
+    else:
+        _insert(session, keyed)
+    return [known.get(id) for id in keyed]
+
+
+def read_id(session: Session, row: Sequence[Any]) -> ExecutionId:
+    """The id of an execution from (id, route, flow)."""
+    id, route, flow = row[:3]
+    if flow is not None:
+        return ExecutionId.member(read_uuid(flow), read_uuid(id))
+    if route not in session.names.routes:
+        session.learn()
+    return ExecutionId.solo(session.names.routes[route].lane, read_uuid(id))
+
+
+def _known(
+    session: Session, creations: Mapping[bytes, Creation], now: Millis
+) -> dict[bytes, ExecutionId]:
+    """What each creation is a duplicate of, by the id it would have had: key first, then id."""
+    found = session.among("known_executions", list(creations)) if creations else ()
+    known = {row[0]: read_id(session, row) for row in found}
+    for id, creation in creations.items():
+        if creation.key is None:
+            continue
+        namespace = creation.snapshot.execution.route.namespace
+        key = {"namespace": namespace, "key": creation.key, "now": now}
+        if (row := session.row("live_key", key)) is not None:
+            known[id] = _holder(session, row)
+    return known
+
+
+def _holder(session: Session, row: Sequence[Any]) -> ExecutionId:
+    id, route, _, lane = row
+    return ExecutionId.solo(lane, read_uuid(id)) if route is None else read_id(session, row)
+
+
+def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+    if uuids is None:
+        found: Iterable[Any] = session.rows("arrivals", {"limit": limit})
+    else:
+        found = session.among("arrivals_among", [uuid.bytes for uuid in uuids[:limit]])
+    return [Arrival(read_uuid(id), *rest) for id, *rest in found]
+
+
+def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
+    """Whoever comes second finds the arrival gone. An id that was submitted meanwhile is there
+    already, and is let in no second time."""
+    by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
+    here = {id for (id,) in session.among("known_arrivals", list(by_id))} if by_id else set()
+    if here:
+        session.among("admitted_arrivals", list(here))
+        new = here - {row[0] for row in session.among("known_executions", list(here))}
+        _insert(session, {id: creation for id, creation in by_id.items() if id in new})
+    return len(here)
+
+
+def _insert(session: Session, creations: Mapping[bytes, Creation]) -> None:
+    executions: list[rows.Row] = []
+    ready: list[rows.Row] = []
+    parked: list[rows.Row] = []
+    for id, creation in creations.items():
+        snapshot = creation.snapshot
+        place = ready if isinstance(snapshot.state, Ready) else parked
+        place.append(state_row(session, id, snapshot))
+        executions.append(_execution_row(session, id, creation))
+    session.insert("new_executions", executions)
+    session.insert("new_ready", ready)
+    session.insert("new_parked", parked)
+    _insert_rest(session, creations)
+
+
+def _execution_row(session: Session, id: bytes, creation: Creation) -> rows.Row:
+    execution = creation.snapshot.execution
+    session.intern_route(execution.route)
+    _, created_at, number, policy, facts, flow, payload = rows.execution_row(
+        creation, session.names
+    )
+    flow = None if flow is None else flow.bytes
+    return (id, created_at, number, policy, facts, flow, payload)
+
+
+def _insert_rest(session: Session, creations: Mapping[bytes, Creation]) -> None:
+    """What few executions have: keys, tags, deadlines."""
+    keys, tags, deadlines = [], [], []
+    for id, creation in creations.items():
+        execution = creation.snapshot.execution
+        if creation.key is not None:
+            keys.append((execution.route.namespace, creation.key, id, creation.key_until))
+        if creation.tags:
+            tags += [(id, key, value, execution.created_at) for key, value in creation.tags.items()]
+        if (at := creation.snapshot.deadline_at) is not None:
+            deadlines.append((id, at))
+    session.insert("new_keys", keys)
+    session.insert("new_tags", tags)
+    session.insert("new_deadlines", deadlines)

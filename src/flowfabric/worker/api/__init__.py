@@ -1,0 +1,1 @@
+"""What an application calls: tasks, runs, the context of a handler."""

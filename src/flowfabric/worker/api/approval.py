@@ -1,0 +1,93 @@
+"""What became of an approval, and the exact thing it was about."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from flowfabric.core.base.errors import ApprovalOutdated
+from flowfabric.core.base.time import to_datetime
+from flowfabric.core.execution.step import Recorded
+from flowfabric.core.wait.model import Signal, Waited
+from flowfabric.core.wait.token import digest_of
+from flowfabric.worker.codec import decode, plain
+
+APPROVED = "approved"
+REJECTED = "rejected"
+DECISIONS = (APPROVED, REJECTED)
+
+
+class Ended(StrEnum):
+    """How an approval ended."""
+
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    TIMED_OUT = "timed_out"
+    RESUMED = "resumed"
+    CLOSED = "closed"
+
+
+class Decision(Struct, frozen=True):
+    """What one approver decided, and when."""
+
+    approver: str
+    decision: str
+    comment: str
+    at: datetime
+
+
+class Verdict(Struct, frozen=True):
+    """What became of an approval. Only `approved` is a yes: a timeout is none, and neither is an
+    operator who resumed the run without a decision, or closed it: `reason` is why they did."""
+
+    name: str
+    ended: Ended
+    decisions: tuple[Decision, ...] = ()
+    about: str | None = None
+    reason: str = ""
+
+    @property
+    def approved(self) -> bool:
+        return self.ended is Ended.APPROVED
+
+    def check(self, value: object) -> None:
+        """Raises ApprovalOutdated unless exactly this value was approved. Call it right before
+        doing what was approved."""
+        if not self.approved:
+            raise ApprovalOutdated(f"{self.name!r} was not approved but {self.ended}")
+        if self.about != about_digest(value):
+            raise ApprovalOutdated(f"{self.name!r} was approved for something else")
+
+
+def about_digest(value: object) -> str:
+    """The digest of the exact thing to be approved: of its JSON, whatever class it is of, so that
+    those who ask and those who approve come to the same."""
+    return digest_of(value if isinstance(value, bytes) else plain(value))
+
+
+def how_ended(record: Recorded, signals: list[Signal]) -> Ended:
+    """How it ended: as the last decision was, for that one decided."""
+    if record.waited != Waited.SIGNALLED:
+        return Ended(record.waited)
+    return Ended.APPROVED if signals and signals[-1].name == APPROVED else Ended.REJECTED
+
+
+def decisions_of(signals: list[Signal]) -> tuple[Decision, ...]:
+    return tuple(
+        Decision(
+            signal.source,
+            signal.name,
+            _comment(signal.payload),
+            to_datetime(signal.accepted_at),
+        )
+        for signal in signals
+    )
+
+
+def _comment(payload: bytes | None) -> str:
+    """What somebody outside said about a decision, whatever it is: it must not fail the run."""
+    said = decode(payload or b"null", Any)
+    if said is None:
+        return ""
+    return said if isinstance(said, str) else (payload or b"").decode()

@@ -1,0 +1,371 @@
+"""Flows inside a run: a handler fans work out, gives its slot back, goes on when all is done."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, NoReturn, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.base.errors import FlowConflict, FlowTerminal, MaxReplays, NotFound
+from flowfabric.core.base.numbers import Seconds, check_iterable
+from flowfabric.core.base.text import check_kind
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.step import Recorded
+from flowfabric.core.flow.model import Flow, FlowState, Parent, known
+from flowfabric.core.wait.channel import waitpoint_id
+from flowfabric.core.wait.condition import Single
+from flowfabric.engine.engine import Engine
+from flowfabric.worker.api.flow import FlowBuilder, Node, as_result, decoded, failed, said
+from flowfabric.worker.api.run import Client
+from flowfabric.worker.api.task import Call, Task, check_task
+from flowfabric.worker.api.transactions import Door
+from flowfabric.worker.api.waits import Waits
+from flowfabric.worker.errors import FlowFailed, WaitTimeout
+from flowfabric.worker.run.journal import Place, anew
+from flowfabric.worker.run.steps import perform, read
+from flowfabric.worker.run.until_available import patiently
+
+R = TypeVar("R")
+
+MAX_KEPT = 512 * 1024
+"""Most bytes of results that a run keeps of a flow."""
+FAILED, AGAIN = "failed", "again"
+"""What is recorded beside the results of a flow that did not succeed at first."""
+
+
+class Declaration(Struct, frozen=True):
+    """The step of a flow that was declared; `asked` is a digest of what it was made of."""
+
+    flow: str
+    asked: str
+
+
+class Kept(Struct, frozen=True):
+    """The step of the results of some nodes; None for those that are too large for a step."""
+
+    names: list[str]
+    values: list[msgspec.Raw] | None = None
+
+
+class Failure(Struct, frozen=True):
+    """The step of a flow that did not succeed, and how often the run had been replayed and retried
+    when it saw that."""
+
+    detail: str
+    members: list[str]
+    seen: tuple[int, int]
+
+
+class SubFlow(FlowBuilder):
+    """A flow of a run. Declared once however often the handler runs; waiting for its result needs
+    no worker."""
+
+    def __init__(
+        self, context: "Subflows", client: Client, name: str, places: tuple[Place, Place]
+    ) -> None:
+        run, (self._at, self._after) = context._claim.snapshot, places
+        super().__init__(
+            client,
+            name,
+            id=_flow_id(run, self._at, 0),
+            namespace=run.execution.route.namespace,
+            budgets=run.execution.rules.budget_ids,
+        )
+        self._context = context
+        self._life = run.life
+        self._told = False
+        self._asked: list[object] = []
+
+    def place(
+        self,
+        task: "Task[..., R] | Call[..., R]",
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        **options: Any,
+    ) -> Node[R]:
+        node = super().place(task, args, kwargs, **options)
+        self._asked.append([node.name, node.task.name, said(node.task.signature, args, kwargs)])
+        return node
+
+    async def declare(self) -> None:
+        await self.declare_once(super().declare)
+
+    async def declare_once(self, declare: Callable[[], Awaitable[None]]) -> None:
+        """Declares the flow and records of what it was made; StepsChanged if the code asks for
+        something else than what is recorded."""
+        journal, asked = self._context._journal, self._digest()
+
+        async def once() -> Declaration:
+            try:
+                await patiently(declare, journal.stopped)
+            except FlowConflict:  # declared and not recorded: the run died in between
+                self._refuse()
+            return Declaration(str(self.id), asked)
+
+        place = self._at
+        if number := await self._orphans():
+            self._check_asked(await journal.recorded(place), asked)
+            place = anew(place, number)
+        self._check_asked(await journal.recorded(place), asked)
+        await perform(journal, place, once, Declaration)
+
+    def _digest(self) -> str:
+        """What the flow is made of: names, tasks, arguments, joins and edges, in any order."""
+        joins = [[each.key, each.join] for each in self._declared]
+        parts = sorted(map(msgspec.json.encode, [*self._asked, *joins, *self._links]))
+        return blake2b(b"\n".join(parts), digest_size=16).hexdigest()
+
+    def _check_asked(self, record: Recorded | None, asked: str) -> None:
+        if record is not None and read(self._at, record, Declaration).asked != asked:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self._context._journal.refuse(
+            f"flow {self.name!r} was declared with other members than the code now asks for"
+        )
+
+    async def _orphans(self) -> int:
+        """How many flows of this place were cancelled because the run ended. One that is replayed
+        has another one then; a flow that had ended by itself is used as it is."""
+        context, number = self._context, 0
+        while self.id in self._life.orphans and await self._is_orphan():
+            number += 1
+            self.id = _flow_id(context._claim.snapshot, self._at, number)
+        return number
+
+    async def _is_orphan(self) -> bool:
+        context = self._context
+        return await patiently(
+            lambda: context._engine.flow_views.is_orphan(self.id), context._journal.stopped
+        )
+
+    async def result(self, timeout: Seconds | None = None) -> Any:
+        """The result of the last node, or of those that nothing follows as a dict by name; nodes
+        that were skipped are as if they were not there. The run needs no worker until then. Raises
+        FlowFailed when the flow did not succeed, and WaitTimeout when it has not ended after so
+        many seconds; it goes on then."""
+        place = self._context._journal.place(f"flow-result:{self.name}")
+        found = await self._recorded(place, None, timeout)
+        return as_result([self.nodes[name] for name in found], list(found.values()))
+
+    async def results(self, nodes: "list[Node[R]]") -> list[R]:
+        """The results of some nodes, in order, once the flow has ended in success."""
+        place = self._context._journal.place(f"flow-result:{self.name}")
+        found = await self._recorded(place, nodes)
+        return [found[node.name] for node in nodes]
+
+    async def _recorded(
+        self, place: Place, nodes: "Sequence[Node[Any]] | None", timeout: Seconds | None = None
+    ) -> dict[str, Any]:
+        """Results by name, as they were first read: the run needs the flow no longer, which
+        retention may take away before it ends. What is too much for a step is read again each
+        time. Without `nodes` those of the last ones."""
+        journal, engine = self._context._journal, self._context._engine
+        record = await journal.recorded(place)
+        if record is None:
+            await self._run_failed_again(place)
+            flow = await self._ended(timeout)
+            if flow.state is not FlowState.COMPLETED:
+                raise await self._failed(place, flow)
+            if nodes is None:
+                nodes = await patiently(lambda: self._last(engine, flow), journal.stopped)
+            return await self._read(nodes, place)
+        kept = read(place, record, Kept)
+        names = kept.names if nodes is None else [node.name for node in nodes]
+        if kept.names != names or not self.nodes.keys() >= set(names):
+            journal.refuse(f"the results of other nodes of flow {self.name!r} are recorded")
+        if kept.values is None:
+            return await self._read([self.nodes[name] for name in names])
+        return {
+            name: _result(raw, self.nodes[name])
+            for name, raw in zip(names, kept.values, strict=True)
+        }
+
+    async def _read(self, nodes: Sequence[Node[Any]], place: Place | None = None) -> dict[str, Any]:
+        """Results as they are stored; kept at the place, if one is given."""
+        journal, engine = self._context._journal, self._context._engine
+        found = await patiently(
+            lambda: engine.flow_views.results([node.id.uuid for node in nodes]), journal.stopped
+        )
+        raws = [msgspec.Raw(found.get(node.id.uuid) or b"null") for node in nodes]
+        if place is not None:
+            small = sum(len(bytes(raw)) for raw in raws) <= MAX_KEPT
+            kept = Kept([node.name for node in nodes], raws if small else None)
+            await journal.record(place, Recorded(value=msgspec.Raw(msgspec.json.encode(kept))))
+        return {node.name: _result(raw, node) for node, raw in zip(nodes, raws, strict=True)}
+
+    async def _failed(self, place: Place, flow: Flow) -> FlowFailed:
+        """The error of a flow that did not succeed, recorded: a handler that goes on after it sees
+        the same whenever it runs again."""
+        journal, engine = self._context._journal, self._context._engine
+        error = await patiently(lambda: failed(engine, flow), journal.stopped)
+        seen = Failure(error.detail, list(error.members), self._round)
+        number = len(await self._failures(place))
+        value = msgspec.Raw(msgspec.json.encode(seen))
+        await journal.record(anew(place, number, FAILED), Recorded(value=value))
+        return error
+
+    async def _failures(self, place: Place) -> list[Failure]:
+        journal, found = self._context._journal, list[Failure]()
+        while record := await journal.recorded(anew(place, len(found), FAILED)):
+            found.append(read(place, record, Failure))
+        return found
+
+    @property
+    def _round(self) -> tuple[int, int]:
+        return self._life.replays, self._life.retries
+
+    async def _run_failed_again(self, place: Place) -> None:
+        """If the run was retried or replayed because the flow had not succeeded, what failed in the
+        flow runs again. A failure that the handler went on after stays as it was."""
+        journal, engine = self._context._journal, self._context._engine
+        failures = await self._failures(place)
+        if not failures:
+            return
+        last = failures[-1]
+        error = FlowFailed(str(self.id), last.detail, tuple(last.members))
+        if last.seen == self._round or journal.went_on(place):
+            raise error
+
+        async def once() -> None:
+            try:
+                await patiently(lambda: engine.flows.replay(self.id), journal.stopped)
+            except (FlowTerminal, MaxReplays, NotFound):
+                raise error from None
+
+        await perform(journal, anew(place, len(failures), AGAIN), once, Any)
+
+    def _parent(self) -> Parent:
+        return Parent(str(self._context._claim.id), self._signal)
+
+    @property
+    def _signal(self) -> str:
+        return f"flow:{self.id}"
+
+    async def _wait(self, timeout: Seconds | None) -> None:
+        context = self._context
+        if self._life.replays and await self._is_over():
+            self._told = True  # perhaps while the run had ended, and could not hear it
+            return
+        try:
+            await context._wait_for_flow(self._after, self._signal, timeout)
+        except WaitTimeout:  # whoever asks again waits again
+            self._after = context._journal.place(f"flow-end:{self.name}")
+            raise
+        self._told = True
+
+    async def _is_over(self) -> bool:
+        return (await self._now()).ended_at is not None
+
+    async def _now(self) -> Flow:
+        context = self._context
+        return known(
+            await patiently(
+                lambda: context._engine.flow_views.get(self.id), context._journal.stopped
+            ),
+            self.id,
+        )
+
+    async def _ended(self, timeout: Seconds | None = None) -> Flow:
+        """The flow, as it is now: one that was replayed since it told the run is waited for, which
+        needs no worker either."""
+        number = 0
+        if not self._told:
+            await self._wait(timeout)
+        while (flow := await self._now()).ended_at is None:
+            number += 1
+            again = anew(self._after, number)
+            await self._context._wait_for_flow(again, self._signal, timeout)
+        return flow
+
+
+def _flow_id(run: Snapshot, at: Place, number: int) -> UUID:
+    """The id of the flow of a place, or of the one that takes the place of so many orphans."""
+    parts = ("flow", at.branch, at.name, str(at.occurrence), *([str(number)] if number else []))
+    return waitpoint_id(run.execution.uuid, run.life.generation, *parts)
+
+
+def _result(raw: msgspec.Raw, node: Node[Any]) -> Any:
+    return decoded(None if bytes(raw) == b"null" else bytes(raw), node)
+
+
+class SyncFlow:
+    """`SubFlow` for a plain function."""
+
+    def __init__(self, flow: SubFlow, block: Callable[[Any], Any]) -> None:
+        self.flow = flow
+        self._block = block
+
+    def add(self, task: "Task[..., R] | Call[..., R]", /, *args: Any, **kwargs: Any) -> Node[R]:
+        return self.flow.add(task, *args, **kwargs)
+
+    def result(self, timeout: Seconds | None = None) -> Any:
+        return self._block(self.flow.result(timeout))
+
+    def __enter__(self) -> "SyncFlow":
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            self._block(self.flow.declare())
+
+
+class Subflows(Waits):
+    """The part of a context that fans out."""
+
+    _loop: asyncio.AbstractEventLoop
+
+    def flow(self, name: str) -> SubFlow:
+        """A flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
+        `await flow.result()`."""
+        check_kind(name)
+        places = self._journal.place(f"flow:{name}"), self._journal.place(f"flow-end:{name}")
+        return SubFlow(self, self._client(), name, places)
+
+    def map(
+        self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
+    ) -> Coroutine[Any, Any, list[R]]:
+        """Runs a task once per item, all at the same time and wherever there are workers, and
+        gives the results in the order of the items. A tuple is the arguments of one run, anything
+        else its one argument. Raises FlowFailed when any of them did not succeed; a retry of this
+        run runs those again that failed."""
+        asked = check_task(task)
+        of = asked.task if isinstance(asked, Call) else asked
+        flow = self.flow(f"map:{of.name}" if name is None else name)
+        given = check_iterable(items, "items")
+        nodes = [_add(flow, task, item, at) for at, item in enumerate(given)]
+        return self._map(flow, nodes)
+
+    def _client(self) -> Client:
+        """What flows of this run reach the engine by."""
+        engine, loop = self._engine, self._loop
+
+        async def lend() -> Engine:
+            return engine
+
+        def block_on(work: Coroutine[Any, Any, Any]) -> Any:
+            return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+        return Client(lend, block_on, Door(engine.store.clock, lambda: engine.identity))
+
+    async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
+        if not nodes:
+            await flow.declare_once(_nothing)  # so that other items later are noticed
+            return []
+        await flow.declare()
+        return await flow.results(nodes)
+
+    async def _wait_for_flow(self, place: Place, signal: str, timeout: Seconds | None) -> None:
+        await self._one(place, self._channels((signal,), Single(signal), timeout), Any)
+
+
+async def _nothing() -> None:
+    """A flow without members is not declared."""
+
+
+def _add(flow: SubFlow, task: "Task[..., R] | Call[..., R]", item: Any, at: int) -> Node[R]:
+    args = item if isinstance(item, tuple) else (item,)
+    return flow.place(task, args, {}, name=str(at))

@@ -1,0 +1,145 @@
+"""What a task asks for by default, and what one submission of it asks for: checked where it is
+written."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_flag, check_kind_of, check_whole, check_word
+from flowfabric.core.base.text import (
+    check_key,
+    check_kind,
+    check_lane,
+    check_namespace,
+    check_tags,
+    check_text,
+)
+from flowfabric.core.base.time import NO_TIME, Millis, from_datetime, parse_span
+from flowfabric.core.execution.policy import check_retries
+from flowfabric.core.execution.retry import Backoff, Exponential
+from flowfabric.core.execution.routing import check_capabilities
+from flowfabric.core.execution.schedule import CatchUp
+from flowfabric.core.execution.submission import check_priority
+from flowfabric.core.limit.quota import name_uses
+from flowfabric.worker.api.limits import Limits, Names, budgets_of
+
+T = TypeVar("T")
+Span = str | float | timedelta
+
+
+def span_of(value: Span | None, what: str) -> Millis | None:
+    return None if value is None else parse_span(value, what)
+
+
+def _positive_span(value: object, what: str) -> None:
+    if value is not None and parse_span(value, what) == 0:
+        raise Invalid(f"{what} must be longer than zero")
+
+
+class TaskOptions(Struct, frozen=True, kw_only=True):
+    """What a task asks for by default. Spans are "10m", seconds or timedeltas.
+
+    `limits` hold for all workers together; `worker_concurrency` bounds how many of this task one
+    worker runs at once. `timeout` bounds one attempt, `deadline` the whole run from its submission.
+    `schedule` is a cron expression, `every` an interval: the task is run again and again.
+    """
+
+    name: str | None = None
+    lane: str = "default"
+    namespace: str = "default"
+    retries: int = 0
+    backoff: Backoff = Exponential()
+    timeout: Span | None = None
+    deadline: Span | None = None
+    priority: int = 0
+    capabilities: Sequence[str] = ()
+    tags: Mapping[str, str] = {}
+    process: bool = False
+    worker_concurrency: int | None = None
+    limits: Limits = Limits()
+    retention: Span | None = None
+    schedule: str | None = None
+    every: Span | None = None
+    timezone: str = "UTC"
+    catch_up: str = "latest"
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_kind(self.name)
+        check_lane(self.lane)
+        check_namespace(self.namespace)
+        check_priority(self.priority)
+        check_retries(self.retries, self.backoff)
+        for what in ("timeout", "deadline", "every"):
+            _positive_span(getattr(self, what), what)
+        span_of(self.retention, "retention")
+        force_setattr(self, "capabilities", check_capabilities(self.capabilities))
+        force_setattr(self, "tags", check_tags(self.tags))
+        check_flag(self.process, "process")
+        if self.worker_concurrency is not None:
+            check_whole(self.worker_concurrency, "worker_concurrency", 1)
+        check_kind_of(self.limits, Limits, "limits")
+        if self.schedule is not None:
+            check_text(self.schedule, "schedule")
+        check_text(self.timezone, "timezone")
+        check_word(self.catch_up, CatchUp, "catch_up")
+
+
+class CallOptions(Struct, frozen=True, kw_only=True):
+    """What one submission asks for; None leaves the task's default."""
+
+    key: str | None = None
+    delay: Span | None = None
+    at: datetime | None = None
+    priority: int | None = None
+    tags: Mapping[str, str] | None = None
+    lane: str | None = None
+    namespace: str | None = None
+    deadline: Span | datetime | None = None
+    quotas: Names | None = None
+    budgets: Iterable[str] | None = None
+    id: str | None = None
+    connection: Any = None
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        if self.delay is not None and self.at is not None:
+            raise Invalid("give either a delay or a moment (at), not both")
+        span_of(self.delay, "delay")
+        for name, check in _CHECKS.items():
+            given = getattr(self, name)
+            if given is not None:
+                force_setattr(self, name, check(given))
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "priority": check_priority,
+    "tags": check_tags,
+    "lane": check_lane,
+    "namespace": check_namespace,
+    "quotas": name_uses,
+    "budgets": lambda given: budgets_of((), given),
+    "id": ExecutionId,
+    "at": lambda given: _checked(from_datetime, given, "at"),
+    "deadline": lambda given: _checked(deadline_at, given, NO_TIME),
+}
+"""What is checked of the options of a call, where it is given; the value that is kept."""
+
+
+def _checked(check: Callable[[Any, Any], object], given: T, more: object) -> T:
+    """`given` as it came, if `check` accepts it."""
+    check(given, more)
+    return given
+
+
+def deadline_at(deadline: Span | datetime | None, now: Millis) -> Millis | None:
+    if deadline is None:
+        return None
+    if isinstance(deadline, datetime):
+        return from_datetime(deadline, "deadline")
+    return Millis(now + parse_span(deadline, "deadline"))

@@ -1,0 +1,161 @@
+"""A run: what a caller holds of an execution it submitted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import Seconds
+from flowfabric.core.execution.event import StoredEvent
+from flowfabric.core.execution.model import Attempt, Outcome
+from flowfabric.core.execution.operator import Cancelled, Replayed
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.explain.reasons import Explanation
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.views import Description, Ending
+from flowfabric.worker.api.transactions import Door
+from flowfabric.worker.codec import decode
+from flowfabric.worker.errors import RunCancelled, RunExpired, RunFailed, RunSkipped
+
+R = TypeVar("R")
+
+
+class Client:
+    """How runs and tasks reach the engine: from an event loop, or from a plain script."""
+
+    def __init__(
+        self,
+        engine: Callable[[], Awaitable[Engine]],
+        block_on: Callable[[Coroutine[Any, Any, Any]], Any],
+        door: Door,
+    ) -> None:
+        self.engine = engine
+        self.block_on = block_on
+        self.door = door
+
+
+class Run(Generic[R]):
+    """One submitted execution. `result()` has the type the task returns.
+
+    `duplicate` is True when the submission's key was known and this is the earlier run.
+    """
+
+    def __init__(
+        self, client: Client, id: str, returns: Any = Any, *, duplicate: bool = False
+    ) -> None:
+        self.id = ExecutionId(id)
+        self.duplicate = duplicate
+        self._client = client
+        self._returns = returns
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!s})"
+
+    async def result(self, timeout: Seconds | None = None) -> R:
+        """What the task returned, once it has. Raises RunFailed, RunCancelled, RunExpired or
+        RunSkipped when it ended otherwise, TimeoutError after `timeout` seconds."""
+        engine = await self._client.engine()
+        ending = await engine.views.wait(self.id, timeout)
+        return self._value(ending)
+
+    async def state(self) -> PublicState:
+        """Where the run stands now; NotFound once it was deleted."""
+        engine = await self._client.engine()
+        state = await engine.views.state(self.id)
+        if state is None:
+            raise NotFound("run", self.id)
+        return state
+
+    async def describe(self) -> Description:
+        """Everything known about the run."""
+        engine = await self._client.engine()
+        description = await engine.views.describe(self.id)
+        if description is None:
+            raise NotFound("run", self.id)
+        return description
+
+    async def explain(self) -> Explanation:
+        """Why the run does not run now. `main` is what has to change first; each reason has a text
+        for people, a code and details for programs."""
+        engine = await self._client.engine()
+        return await engine.explain(self.id)
+
+    async def cancel(self, reason: str = "cancelled by its submitter") -> Cancelled:
+        """Ends the run; its handler, if one runs, is stopped. Cancelling twice is one cancel."""
+        engine = await self._client.engine()
+        return await engine.executions.cancel(self.id, reason=reason)
+
+    async def replay(self) -> Replayed:
+        """Runs it again once it has ended. Recorded steps are kept unless it had succeeded."""
+        engine = await self._client.engine()
+        return await engine.executions.replay(self.id)
+
+    async def attempts(self) -> list[Attempt]:
+        """Every attempt so far, by index, the one in hand included."""
+        engine = await self._client.engine()
+        return await engine.views.attempts(self.id)
+
+    async def events(self) -> list[StoredEvent]:
+        """What happened to the run so far, in order."""
+        engine = await self._client.engine()
+        found: list[StoredEvent] = []
+        cursor = 0
+        while True:
+            page = await engine.events.read(after=cursor, execution=self.id)
+            found += page.events
+            if page.cursor == cursor or not page.events:
+                return found
+            cursor = page.cursor
+
+    async def follow(self) -> AsyncIterator[StoredEvent]:
+        """What happens to the run, as it happens, until it has ended and was not replayed."""
+        engine = await self._client.engine()
+        async for event in engine.events.subscribe(after=0, execution=self.id):
+            yield event
+            if event.completion is not None:
+                later = await engine.events.read(after=event.seq, limit=1, execution=self.id)
+                if not later.events:
+                    return
+
+    def result_sync(self, timeout: Seconds | None = None) -> R:
+        """`result` for a script without an event loop."""
+        value: R = self._client.block_on(self.result(timeout))
+        return value
+
+    def state_sync(self) -> PublicState:
+        """`state` for a script without an event loop."""
+        state: PublicState = self._client.block_on(self.state())
+        return state
+
+    def cancel_sync(self, reason: str = "cancelled by its submitter") -> Cancelled:
+        """`cancel` for a script without an event loop."""
+        cancelled: Cancelled = self._client.block_on(self.cancel(reason))
+        return cancelled
+
+    def _value(self, ending: Ending) -> R:
+        match ending.outcome:
+            case Outcome.SUCCESS:
+                value: R = decode(ending.result or b"null", self._returns)
+                return value
+            case Outcome.FAILED:
+                raise _failed(ending)
+            case Outcome.CANCELLED:
+                raise RunCancelled(ending.id, ending.reason or "")
+            case Outcome.EXPIRED:
+                raise RunExpired(ending.id, ending.failure.message if ending.failure else "")
+            case Outcome.SKIPPED:
+                raise RunSkipped(ending.id, "")
+
+
+async def gather_results(runs: "list[Run[R]]", timeout: Seconds | None = None) -> list[R]:
+    """The results of many runs, in order; one query answers however many wait."""
+    return await asyncio.gather(*(run.result(timeout) for run in runs))
+
+
+def _failed(ending: Ending) -> RunFailed:
+    failure = ending.failure
+    if failure is None:
+        return RunFailed(ending.id, "unknown", "", None)
+    traceback = None if failure.detail is None else failure.detail.decode("utf-8", "replace")
+    return RunFailed(ending.id, failure.message, failure.category, traceback)

@@ -1,0 +1,138 @@
+"""Schedules as an application declares them: with its tasks, or while it runs."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, InvalidCall
+from flowfabric.core.base.numbers import check_mapping, check_names, check_word
+from flowfabric.core.base.text import check_tags
+from flowfabric.core.base.time import parse_span
+from flowfabric.core.execution.policy import Policy, write_policy
+from flowfabric.core.execution.schedule import CatchUp, Schedule, check_schedule
+from flowfabric.worker.api.options import CallOptions, TaskOptions
+from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.task import Task
+
+Span = str | float | timedelta
+
+
+class Schedules:
+    """`fabric.schedules`"""
+
+    def __init__(self, client: Client, tasks: Mapping[str, Task[Any, Any]]) -> None:
+        self._client = client
+        self._tasks = tasks
+
+    async def put(  # noqa: PLR0913 - the options are the interface
+        self,
+        name: str,
+        task: Task[Any, Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        cron: str | None = None,
+        every: Span | None = None,
+        timezone: str = "UTC",
+        catch_up: str = CatchUp.LATEST,
+        lane: str | None = None,
+        namespace: str | None = None,
+        priority: int | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Schedule:
+        """Has a task run again and again, by a cron expression or by an interval (at least a
+        second). Putting it again changes it; putting the same thing again changes nothing."""
+        if not isinstance(task, Task):
+            raise Invalid(f"a task is needed, not {type(task).__name__}")
+        own = task.options
+        wanted = replace(
+            own,
+            schedule=cron,
+            every=every,
+            timezone=timezone,
+            catch_up=catch_up,
+            lane=own.lane if lane is None else lane,
+            namespace=own.namespace if namespace is None else namespace,
+            priority=own.priority if priority is None else priority,
+            tags={**own.tags, **({} if tags is None else check_tags(tags))},
+        )
+        given = {} if kwargs is None else check_mapping(kwargs, "kwargs")
+        payload = task.signature.encode(check_names(args, "args"), given)
+        schedule = _schedule(name, task, wanted, payload)
+        return await (await self._client.engine()).schedules.put(schedule)
+
+    async def declare(self) -> None:
+        """Puts the schedules of all tasks that have one; a worker does it when it is made."""
+        for task in list(self._tasks.values()):
+            if (schedule := schedule_of(task)) is not None:
+                await (await self._client.engine()).schedules.put(schedule)
+
+    async def get(self, name: str) -> Schedule:
+        """Raises NotFound when there is none of that name."""
+        return await (await self._client.engine()).schedules.get(name)
+
+    async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
+        """Schedules by name; the last name of a page begins the next."""
+        return await (await self._client.engine()).schedules.list(after=after, limit=limit)
+
+    async def pause(self, name: str) -> Schedule:
+        """No runs until it is resumed; times that pass meanwhile are not made up for."""
+        return await (await self._client.engine()).schedules.pause(name)
+
+    async def resume(self, name: str) -> Schedule:
+        return await (await self._client.engine()).schedules.resume(name)
+
+    async def remove(self, name: str) -> None:
+        """Runs that it has submitted stay. One that a task declares comes back with the next
+        worker; pause it instead."""
+        await (await self._client.engine()).schedules.remove(name)
+
+    async def trigger(self, name: str) -> Run[Any]:
+        """A run now, beside its times, also of a paused one."""
+        engine = await self._client.engine()
+        kind = (await engine.schedules.get(name)).kind
+        submitted = await engine.schedules.trigger(name)
+        task = self._tasks.get(kind)
+        return Run(self._client, submitted.id, task.signature.returns if task else Any)
+
+
+def schedule_of(task: Task[Any, Any]) -> Schedule | None:
+    """The schedule a task declares for itself, under its own name; Invalid if it cannot be."""
+    own = task.options
+    if own.schedule is None and own.every is None:
+        return None
+    try:
+        payload = task.signature.encode((), {})
+    except InvalidCall as error:
+        raise Invalid(
+            f"{error}: a schedule of its own gives a task no arguments; use fabric.schedules.put"
+        ) from None
+    return check_schedule(_schedule(task.name, task, own, payload))
+
+
+def _schedule(name: str, task: Task[Any, Any], options: TaskOptions, payload: bytes) -> Schedule:
+    every = options.every
+    policy = task.policy_of(CallOptions(), (), {}, payload)
+    return Schedule(
+        name=name,
+        kind=task.name,
+        cron=options.schedule,
+        every=None if every is None else parse_span(every, "every"),
+        timezone=options.timezone,
+        catch_up=check_word(options.catch_up, CatchUp, "catch_up"),
+        payload=payload,
+        options=_members(options.priority, options.tags, policy),
+        namespace=options.namespace,
+        lane=options.lane,
+    )
+
+
+def _members(priority: int, tags: Mapping[str, str], policy: Policy) -> dict[str, Any]:
+    """What a run is submitted with beside its arguments, as plain as it comes back from a store:
+    what is declared again must be equal."""
+    rules = msgspec.json.decode(write_policy(policy))
+    given = {"priority": priority, "tags": dict(tags), "policy": rules, "encoding": "json"}
+    return {name: value for name, value in given.items() if value}

@@ -1,0 +1,260 @@
+"""The other side of waiting: the application sends signals, decides approvals, sees what waits."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.numbers import check_limit, check_names
+from flowfabric.core.base.redact import without_secrets
+from flowfabric.core.base.text import check_signal_name
+from flowfabric.core.base.time import Millis, parse_span
+from flowfabric.core.wait.model import Effect
+from flowfabric.core.wait.signal import APPROVAL, Accepted, Delivery, DuplicateSignal
+from flowfabric.core.wait.token import Token
+from flowfabric.core.wait.waitpoint import OpenWaitpoint
+from flowfabric.engine.engine import Engine
+from flowfabric.worker.api.approval import APPROVED, REJECTED, about_digest
+from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.waits import Span
+from flowfabric.worker.codec import encode
+
+APPROVER = "approver"
+MAX_LISTED = 1000
+
+Target = Run[Any] | str
+"""A run, its id, or the id of a callback or approval (`run/waitpoint`)."""
+
+
+_WHERE_IT_BELONGS = (
+    "a token belongs to one callback or approval, not to a run: give the id that goes with it "
+    "(`callback.id`, `approval.id`, or run/waitpoint as `fabric.waitpoints` lists it) as the target"
+)
+
+
+class Sent(Struct, frozen=True):
+    """What became of a signal. `resumed` says that the run goes on because of it, `duplicate`
+    that it was delivered before."""
+
+    signal: UUID
+    effect: str
+    resumed: bool = False
+    duplicate: bool = False
+
+
+class Outside:
+    """Signals and approvals of a Fabric."""
+
+    _client: Client
+
+    async def signal(
+        self,
+        target: Target,
+        name: str | None = None,
+        payload: object = None,
+        *,
+        token: Token | str | None = None,
+        key: str | None = None,
+        source: str = "",
+        delay: Span | None = None,
+    ) -> Sent:
+        """Sends a signal. To a run by name (the caller is the application itself), or, with the
+        token that was handed out, to the id of a callback or approval. A `key` makes a repeat
+        harmless; `delay` lets the run go on only after a while."""
+        engine = await self._client.engine()
+        id, waitpoint = _address(target)
+        delivery = engine.signals.delivery(waitpoint)(
+            name=name or "signal",
+            payload=encode(payload),
+            source=source,
+            source_type="application" if token is None else "external",
+            idempotency_key=key,
+            delay=None if delay is None else parse_span(delay, "delay"),
+        )
+        if waitpoint is not None:
+            return _sent(await engine.signals.deliver(id, delivery, token))
+        if token is not None:
+            raise Invalid(_WHERE_IT_BELONGS)
+        if name is None:
+            raise Invalid("a signal to a run has a name")
+        return _sent(await engine.signals.send(id, name, delivery))
+
+    async def approve(
+        self,
+        target: Target,
+        name: str | None = None,
+        *,
+        approver: str = "",
+        about: object = None,
+        comment: str = "",
+        token: Token | str | None = None,
+    ) -> Sent:
+        """Approves what a run waits for. With `about` only if that is exactly the thing that is
+        to be approved; with a token for whoever holds one, and then the target is the id that goes
+        with it (`approval.id`)."""
+        return await self._decide(target, name, APPROVED, approver, about, comment, token)
+
+    async def reject(
+        self,
+        target: Target,
+        name: str | None = None,
+        *,
+        approver: str = "",
+        about: object = None,
+        comment: str = "",
+        token: Token | str | None = None,
+    ) -> Sent:
+        """Refuses what a run waits for an approval of."""
+        return await self._decide(target, name, REJECTED, approver, about, comment, token)
+
+    async def waitpoints(
+        self, run: Target | None = None, *, limit: int = 100
+    ) -> list[OpenWaitpoint]:
+        """What waits for the outside world: of one run, or of all that are suspended, the one
+        that has waited longest first. Tokens are not shown."""
+        engine = await self._client.engine()
+        wanted = check_limit(limit, MAX_LISTED)
+        if run is not None:
+            return (await engine.suspensions.waitpoints(_address(run)[0], limit=wanted))[:wanted]
+        return await _all_waitpoints(engine, wanted)
+
+    async def waitpoint_token(
+        self,
+        run: Target,
+        name: str | None = None,
+        *,
+        approver: str | None = None,
+        decisions: Sequence[str] = (),
+        expires: Span | None = None,
+        single_use: bool = False,
+    ) -> Token:
+        """A token for what a run waits at, to be handed to somebody outside; bound to an approver,
+        to decisions, to a time or to one use, if any of these is given. `token.reveal()` gives
+        its text."""
+        names = tuple(str(each) for each in check_names(decisions, "decisions"))
+        engine = await self._client.engine()
+        id, waitpoint = _address(run)
+        found = waitpoint or await _named(engine, id, name)
+        if approver is None and not names and expires is None and not single_use:
+            token = await engine.suspensions.token(id, found)
+            if token is None:
+                raise NotFound("waitpoint", found)
+            return token
+        return await engine.suspensions.issue_token(
+            id,
+            found,
+            approver=approver,
+            decisions=names,
+            expires_in=None if expires is None else parse_span(expires, "expires"),
+            single_use=single_use,
+        )
+
+    async def revoke_tokens(
+        self, run: Target, name: str | None = None, *, token: Token | str | None = None
+    ) -> None:
+        """Takes a bound token back; without one every token of the waitpoint issued so far."""
+        engine = await self._client.engine()
+        id, waitpoint = _address(run)
+        await engine.signals.revoke(id, waitpoint or await _named(engine, id, name), token)
+
+    def signal_sync(
+        self, target: Target, name: str | None = None, payload: object = None, **more: Any
+    ) -> Sent:
+        """`signal` for a script without an event loop."""
+        sent: Sent = self._client.block_on(self.signal(target, name, payload, **more))
+        return sent
+
+    def approve_sync(self, target: Target, name: str | None = None, **more: Any) -> Sent:
+        """`approve` for a script without an event loop."""
+        sent: Sent = self._client.block_on(self.approve(target, name, **more))
+        return sent
+
+    def reject_sync(self, target: Target, name: str | None = None, **more: Any) -> Sent:
+        """`reject` for a script without an event loop."""
+        sent: Sent = self._client.block_on(self.reject(target, name, **more))
+        return sent
+
+    def waitpoints_sync(self, run: Target | None = None, **more: Any) -> list[OpenWaitpoint]:
+        """`waitpoints` for a script without an event loop."""
+        found: list[OpenWaitpoint] = self._client.block_on(self.waitpoints(run, **more))
+        return found
+
+    async def _decide(
+        self,
+        target: Target,
+        name: str | None,
+        decision: str,
+        approver: str,
+        about: object,
+        comment: str,
+        token: Token | str | None,
+    ) -> Sent:
+        engine = await self._client.engine()
+        id, waitpoint = _address(target)
+        delivery: Delivery = engine.signals.delivery(waitpoint)(
+            name=decision,
+            category=APPROVAL,
+            source_type=APPROVER,
+            source=approver,
+            payload=encode(comment) if comment else None,
+            about=None if about is None else about_digest(about),
+        )
+        if token is not None:
+            if waitpoint is None:
+                raise Invalid(_WHERE_IT_BELONGS)
+            return _sent(await engine.signals.deliver(id, delivery, token))
+        if waitpoint is not None:
+            return _sent(await engine.signals.decide_at(id, delivery))
+        if name is None:
+            raise Invalid("which approval? give its name")
+        return _sent(await engine.signals.decide(id, name, delivery))
+
+
+def _address(target: object) -> tuple[ExecutionId, UUID | None]:
+    """The run, and the waitpoint if the target names one."""
+    if isinstance(target, Run):
+        return target.id, None
+    if not isinstance(target, str):
+        raise Invalid(f"a run, or an id, not {type(target).__name__}")
+    id, slash, waitpoint = target.partition("/")
+    return ExecutionId(id), parse_uuid(waitpoint, "waitpoint") if slash else None
+
+
+async def _named(engine: Engine, id: ExecutionId, name: str | None) -> UUID:
+    """The open waitpoint of that name; of any name if there is only one."""
+    if name is not None:
+        check_signal_name(name, "name")
+    found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
+    matching = [item for item in found if name is None or item.key == name]
+    if not matching:
+        shown = without_secrets(name or "(nothing is waited for)")
+        raise NotFound("waitpoint", shown)
+    if len(matching) > 1 and name is None:
+        raise Invalid(f"{len(matching)} waitpoints are open: say which by name")
+    matching.sort(key=lambda item: item.state != "active")  # one that is waited at first
+    return matching[0].id
+
+
+async def _all_waitpoints(engine: Engine, wanted: int) -> list[OpenWaitpoint]:
+    found: list[OpenWaitpoint] = []
+    after: tuple[Millis, ExecutionId] | None = None
+    while len(found) < wanted:
+        page = await engine.suspensions.suspended(after=after, limit=100)
+        for item in page:
+            open_ones = await engine.suspensions.waitpoints(item.id, limit=MAX_LISTED)
+            found += [each for each in open_ones if each.state == "active"]
+        if len(page) < 100:
+            break
+        after = (page[-1].since, page[-1].id)
+    return found[:wanted]
+
+
+def _sent(answer: Accepted | DuplicateSignal) -> Sent:
+    match answer:
+        case DuplicateSignal(signal=signal):
+            return Sent(signal, "duplicate", duplicate=True)
+        case Accepted(signal=signal, effect=effect):
+            return Sent(signal, str(effect), resumed=effect is Effect.SATISFIED)

@@ -1,0 +1,233 @@
+"""Spending inside a handler: counted once, however often the handler runs."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import UUID, uuid5
+
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.limit.budget import Amounts, OnHard, OnSoft
+from flowfabric.core.limit.spend import (
+    AlreadyApplied,
+    Charged,
+    Counted,
+    HardBreach,
+    Overrun,
+    Reserved,
+    SoftBreach,
+    Spent,
+)
+from flowfabric.worker.api.children import Subflows
+from flowfabric.worker.api.limits import amounts_of, exceeded
+from flowfabric.worker.errors import Unwind
+from flowfabric.worker.run.journal import Place, anew
+from flowfabric.worker.run.steps import keep, perform, read
+from flowfabric.worker.run.until_available import patiently
+
+
+class Reserve:
+    """An estimate that is set aside while something expensive is done: `async with
+    ctx.reserve(tokens=2000) as r: ...; r.settle(tokens=1740)`. What was settled is counted when the
+    block ends; without it everything is given back. `outcome` tells afterwards what was counted."""
+
+    def __init__(
+        self, context: "Spending", place: Place, amounts: Amounts, budget: str | None
+    ) -> None:
+        self.amounts = amounts
+        self.outcome: Counted | None = None
+        self._context = context
+        self._place = place
+        self._budget = budget
+        self._actual: Amounts | None = None
+        self._id: UUID | None = None
+
+    def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
+        """What was really consumed. The last word counts."""
+        self._actual = amounts_of(amounts, more)
+
+    async def __aenter__(self) -> "Reserve":
+        context = self._context
+        asked_at = anew(self._place, 0)
+        breach = await context._journal.recorded(asked_at)
+        if breach is not None:
+            await context._ask(self._place, read(asked_at, breach, HardBreach), self.amounts)
+        record = await context._journal.recorded(self._place)
+        if record is not None:
+            self.outcome = read(self._place, record, Counted)
+            return self
+        answer = await self._set_aside()
+        if isinstance(answer, HardBreach) and answer.action is OnHard.SUSPEND and breach is None:
+            await keep(context._journal, asked_at, answer, HardBreach)
+            await context._ask(self._place, answer, self.amounts)
+            answer = await self._set_aside()
+        if isinstance(answer, HardBreach):
+            raise exceeded(answer, self.amounts)
+        return self
+
+    async def _set_aside(self) -> Reserved | HardBreach:
+        context, claim = self._context, self._context._claim
+        # Of this lease only: when it goes, what it has set aside goes with it.
+        self._id = uuid5(claim.uuid, f"reserve:{context._key_at(self._place)}:{claim.epoch}")
+        return await patiently(
+            lambda: context._engine.budgets.reserve(
+                claim, self.amounts, budgets=_named(self._budget), id=self._id
+            ),
+            context._journal.stopped,
+        )
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if self.outcome is not None or self._id is None:
+            return
+        if kind is not None and issubclass(kind, Unwind):
+            return  # the lease goes, and takes along what it has set aside
+        if self._actual is None:
+            await self._give_back()
+            return
+        context = self._context
+        self.outcome = await perform(context._journal, self._place, self._settle, Counted)
+
+    async def _settle(self) -> Counted:
+        context, id, actual = self._context, self._id or UUID(int=0), self._actual or {}
+        answer = await patiently(
+            lambda: context._engine.budgets.settle(
+                context._claim,
+                id,
+                actual,
+                budgets=_named(self._budget),
+                key=f"settle:{context._key_at(self._place)}",
+            ),
+            context._journal.stopped,
+        )
+        return answer.outcome if isinstance(answer, AlreadyApplied) else answer
+
+    async def _give_back(self) -> None:
+        # Trouble costs nothing: it goes with the lease.
+        with suppress(FlowFabricError):
+            budgets = self._context._engine.budgets
+            await budgets.cancel_reservation(self._context._claim, self._id or UUID(int=0))
+
+
+class SyncReserve:
+    """`Reserve` for a plain function: `with ctx.reserve(tokens=2000) as r: ...`."""
+
+    def __init__(self, reserve: Reserve, block: Callable[[Any], Any]) -> None:
+        self._reserve = reserve
+        self._block = block
+
+    @property
+    def outcome(self) -> Counted | None:
+        return self._reserve.outcome
+
+    def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
+        self._reserve.settle(amounts, **more)
+
+    def __enter__(self) -> "SyncReserve":
+        self._block(self._reserve.__aenter__())
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._block(self._reserve.__aexit__(*exc))
+
+
+class Spending(Subflows):
+    """What a handler says about budgets."""
+
+    def spend(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budget: str | None = None,
+        **dimensions: int,
+    ) -> Coroutine[Any, Any, Spent | SoftBreach]:
+        """Counts what the run consumed: `await ctx.spend(tokens=1200)`, for all its budgets, or for
+        the one named. Recorded: the handler may run again, it is counted once. Raises
+        BudgetExceeded, with nothing counted, when it does not fit. A budget may ask a human before
+        it goes on; the run needs no worker meanwhile."""
+        wanted = amounts_of(amounts, dimensions)
+        return self._spend(self._journal.place("spend"), wanted, budget)
+
+    def reserve(
+        self,
+        amounts: Mapping[str, int] | None = None,
+        /,
+        *,
+        budget: str | None = None,
+        **dimensions: int,
+    ) -> Reserve:
+        """Sets an estimate aside before something expensive is done, so that nobody else spends
+        it; see Reserve. BudgetExceeded when it does not fit; a budget may ask a human before that,
+        as it does for `spend`. A crash neither keeps it nor counts
+        it twice."""
+        wanted = amounts_of(amounts, dimensions)
+        return Reserve(self, self._journal.place("reserve"), wanted, budget)
+
+    def _key_at(self, place: Place) -> str:
+        """The same whenever the handler runs, and at no other place."""
+        generation = self._claim.snapshot.life.generation
+        return f"{self._claim.uuid}:{generation}:{place.branch}:{place.position}"
+
+    async def _spend(
+        self, place: Place, amounts: Amounts, budget: str | None
+    ) -> Spent | SoftBreach:
+        outcome = await self._charge(place, amounts, budget)
+        if isinstance(outcome, HardBreach):
+            await self._ask(place, outcome, amounts)
+            again = self._journal.place("spend-again")
+            outcome = await self._charge(again, amounts, budget)
+        if isinstance(outcome, HardBreach):
+            raise exceeded(outcome, amounts)
+        if isinstance(outcome, SoftBreach) and outcome.action is OnSoft.APPROVE:
+            await self._ask(place, outcome, amounts)
+            await self._grant(self._journal.place("grant"), outcome)
+        return outcome
+
+    async def _charge(self, place: Place, amounts: Amounts, budget: str | None) -> Charged:
+        """One try. A breach that a human is asked about is recorded as well, so that the handler
+        comes to the same question when it runs again."""
+
+        async def charge() -> Charged:
+            answer = await patiently(
+                lambda: self._engine.budgets.report(
+                    self._claim, amounts, budgets=_named(budget), key=self._key_at(place)
+                ),
+                self._journal.stopped,
+            )
+            outcome = answer.outcome if isinstance(answer, AlreadyApplied) else answer
+            if isinstance(outcome, HardBreach) and outcome.action is not OnHard.SUSPEND:
+                raise exceeded(outcome, amounts)
+            return Spent() if isinstance(outcome, Overrun) else outcome
+
+        outcome: Charged = await perform(self._journal, place, charge, Charged)
+        return outcome
+
+    async def _ask(self, place: Place, breach: HardBreach | SoftBreach, amounts: Amounts) -> None:
+        """Waits for a human's yes; anything else is a no."""
+        about = {
+            "budget": breach.budget,
+            "dimension": breach.dimension,
+            "used": breach.used,
+            "limit": breach.limit,
+            "amount": amounts.get(breach.dimension, 0),
+        }
+        verdict = await self.approval(f"budget:{breach.budget}:{place.position}", about=about)
+        if not verdict.approved:
+            raise exceeded(breach, amounts)
+
+    async def _grant(self, place: Place, breach: SoftBreach) -> None:
+        async def grant() -> int:
+            return await patiently(
+                lambda: self._engine.budgets.grant(
+                    breach.budget,
+                    breach.dimension,
+                    breach.more or breach.limit,
+                    key=f"grant:{self._key_at(place)}",
+                ),
+                self._journal.stopped,
+            )
+
+        await perform(self._journal, place, grant, int)
+
+
+def _named(budget: str | None) -> tuple[str, ...] | None:
+    return None if budget is None else (budget,)

@@ -1,0 +1,382 @@
+"""Tasks: ordinary functions the engine can run, and how they are submitted."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_iterable, check_kind_of
+from flowfabric.core.base.text import (
+    check_kind,
+)
+from flowfabric.core.base.time import Millis, from_datetime, parse_span
+from flowfabric.core.execution.policy import (
+    Policy,
+    RoutingRequirements,
+    StreamPolicy,
+    TimeoutPolicy,
+    check_retries,
+    parse_policy,
+)
+from flowfabric.core.execution.routing import check_capabilities
+from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
+from flowfabric.engine.engine import Engine
+from flowfabric.store.foreign import run_sync
+from flowfabric.worker.api.limits import (
+    Arguments,
+    Limits,
+    Names,
+    budgets_of,
+    check_limits,
+    declare,
+    uses_of,
+)
+from flowfabric.worker.api.options import CallOptions, Span, TaskOptions, deadline_at, span_of
+from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.codec import Signature
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Mode(StrEnum):
+    """Where a handler runs."""
+
+    ASYNC = "async"
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+_CALL_OPTIONS = frozenset(CallOptions.__struct_fields__)
+_NO_OPTIONS = CallOptions()
+_NO_LIMITS = Limits()
+
+
+class Task(Generic[P, R]):
+    """A registered function. Calling it runs it here and now; `submit` has it run durably."""
+
+    def __init__(self, function: Callable[..., Any], options: TaskOptions, client: Client) -> None:
+        self.function = check_function(function)
+        self.options = check_kind_of(options, TaskOptions, "options of a task")
+        self.name = check_kind(_name(function) if options.name is None else options.name)
+        self.takes_context = _takes_context(function)
+        self.mode = _mode(function, options)
+        self.signature = Signature(function, skip_first=self.takes_context)
+        self.policy = _policy(options)
+        self._client = client
+        self._check_context()
+        if self.mode is Mode.PROCESS:
+            self._check_process()
+        self.quotas = check_limits(self.name, options.limits, self.signature.parameters)
+        self._declared_on: Engine | None = None
+
+    def _check_context(self) -> None:
+        wanted = _context_name(self.function) if self.takes_context else None
+        if wanted == "SyncContext" and self.mode is Mode.ASYNC:
+            raise Invalid(f"{self.name}: a coroutine is given a Context, not a SyncContext")
+        if wanted == "Context" and self.mode is Mode.THREAD:
+            raise Invalid(f"{self.name}: a plain function is given a SyncContext, not a Context")
+
+    def _check_process(self) -> None:
+        if self.takes_context:
+            raise Invalid(f"{self.name}: a task that runs in a process cannot take a context")
+        address = getattr(self.function, "__qualname__", "<")
+        if "<" in address or inspect.ismethod(self.function):
+            raise Invalid(f"{self.name}: a task that runs in a process must be a module's function")
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r})"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Runs the function itself, with nothing recorded; for tests and plain reuse."""
+        return self.function(*args, **kwargs)
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Submits a run with these arguments; the run exists when this returns."""
+        return await self._submit(_NO_OPTIONS, args, kwargs)
+
+    async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
+        """Submits one run per item, many at once. An item is the only argument, a tuple of
+        positional ones, or a dict of named ones, among which may be a `key` and other options."""
+        return await Call(self, _NO_OPTIONS).submit_many(calls)
+
+    def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """`submit` for a script without an event loop."""
+        return self._submit_sync(_NO_OPTIONS, args, kwargs)
+
+    def with_options(  # noqa: PLR0913 - the options are the interface
+        self,
+        *,
+        key: str | None = None,
+        delay: Span | None = None,
+        at: datetime | None = None,
+        priority: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        lane: str | None = None,
+        namespace: str | None = None,
+        deadline: Span | datetime | None = None,
+        quotas: Names | None = None,
+        budgets: Iterable[str] | None = None,
+        id: str | None = None,
+        connection: Any = None,
+    ) -> "Call[P, R]":
+        """The task with options for the next submission: `charge.with_options(key="order-7")
+        .submit(7)`. Submitting a known key again gives the earlier run.
+
+        With a connection of the application (asyncpg, psycopg, SQLAlchemy, sqlite3) to the
+        store's database the run is submitted in its open transaction and exists if and only if
+        that commits."""
+        options = CallOptions(
+            key=key,
+            delay=delay,
+            at=at,
+            priority=priority,
+            tags=tags,
+            lane=lane,
+            namespace=namespace,
+            deadline=deadline,
+            quotas=quotas,
+            budgets=budgets,
+            id=id,
+            connection=connection,
+        )
+        return Call(self, options)
+
+    async def declare(self, engine: Engine) -> None:
+        """Has the store know the limits of this task."""
+        if self._declared_on is not engine:
+            await declare(engine, self.quotas)
+            self._declared_on = engine
+
+    def submission(
+        self,
+        options: CallOptions,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        now: Millis,
+        payload: bytes | None = None,
+    ) -> Submission:
+        """What is submitted for a call: the rules are the engine's, this only fills them in. A
+        payload that is given replaces that of the arguments."""
+        own = self.options
+        return Submission(
+            kind=self.name,
+            payload=self.signature.encode(args, kwargs) if payload is None else payload,
+            id=None if options.id is None else ExecutionId(options.id),
+            namespace=options.namespace or own.namespace,
+            lane=options.lane or own.lane,
+            priority=own.priority if options.priority is None else options.priority,
+            key=options.key,
+            tags={**own.tags, **(options.tags or {})},
+            policy=self.policy_of(options, args, kwargs, payload),
+            delay_until=_delay_until(options, now),
+            deadline_at=deadline_at(options.deadline, now),
+            encoding="json",
+        )
+
+    def policy_of(
+        self,
+        options: CallOptions,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        payload: bytes | None = None,
+    ) -> Policy:
+        """The task's policy with the limits of this call."""
+        limits = self.options.limits
+        if limits == _NO_LIMITS and options.quotas is None and options.budgets is None:
+            return self.policy
+        signature = self.signature
+        arguments = Arguments(args, kwargs, signature.bind, signature.defaults, payload)
+        uses = uses_of(self.name, limits, options.quotas, arguments)
+        budgets = budgets_of(limits.budgets, options.budgets)
+        return replace(self.policy, quotas=uses, budget_ids=budgets)
+
+    def run_of(self, id: ExecutionId, *, duplicate: bool = False) -> Run[R]:
+        return Run(self._client, id, self.signature.returns, duplicate=duplicate)
+
+    async def _submit(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Run[R]:
+        options, kwargs = self._split(options, kwargs)
+        if options.connection is not None:
+            submission = self.submission(options, args, kwargs, self._client.door.now())
+            (run,) = await self._arrive(options.connection, [submission])
+            return run
+        engine = await self._client.engine()
+        await self.declare(engine)
+        submission = self.submission(options, args, kwargs, engine.now())
+        return self._run(await engine.executions.submit(submission))
+
+    def _submit_sync(
+        self, options: CallOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Run[R]:
+        options, kwargs = self._split(options, kwargs)
+        work = self._submit(options, args, kwargs)
+        if options.connection is None:
+            run: Run[R] = self._client.block_on(work)
+            return run
+        return run_sync(work, options.connection)  # in this thread, to which it may be bound
+
+    async def _arrive(self, connection: Any, submissions: list[Submission]) -> list[Run[R]]:
+        found = await self._client.door.submit(connection, submissions)
+        return [self.run_of(id, duplicate=duplicate) for id, duplicate in found]
+
+    async def _submit_many(self, options: CallOptions, calls: Iterable[Any]) -> list[Run[R]]:
+        check_iterable(calls, "calls")
+        if options.connection is not None:
+            now = self._client.door.now()
+            arriving = [self._one_of_many(options, call, now) for call in calls]
+            return await self._arrive(options.connection, arriving)
+        engine = await self._client.engine()
+        await self.declare(engine)
+        now = engine.now()
+        submissions = [self._one_of_many(options, call, now) for call in calls]
+        outcomes = await engine.executions.submit_many(submissions)
+        return [self._run(outcome) for outcome in outcomes]
+
+    def _run(self, outcome: Submitted | Duplicate) -> Run[R]:
+        return self.run_of(outcome.id, duplicate=isinstance(outcome, Duplicate))
+
+    def _one_of_many(self, options: CallOptions, call: Any, now: Millis) -> Submission:
+        args, kwargs = arguments_of(call)
+        own, kwargs = self._split(options, kwargs)
+        if own.connection is not options.connection:
+            raise Invalid("one connection submits all of them: give it to with_options")
+        return self.submission(own, args, kwargs, now)
+
+    def _split(
+        self, options: CallOptions, kwargs: Mapping[str, Any]
+    ) -> tuple[CallOptions, Mapping[str, Any]]:
+        """Options may also be given beside the arguments, where the function has no such
+        parameter of its own and takes no arbitrary ones."""
+        given = (kwargs.keys() & _CALL_OPTIONS) - self.signature.parameters
+        if not given or self.signature.takes_any_keyword:
+            return options, kwargs
+        rest = {name: value for name, value in kwargs.items() if name not in given}
+        return replace(options, **{name: kwargs[name] for name in given}), rest
+
+
+class Call(Generic[P, R]):
+    """A task together with the options of its next submission."""
+
+    def __init__(self, task: Task[P, R], options: CallOptions) -> None:
+        self.task = task
+        self.options = options
+
+    def or_key(self, key: str) -> "Call[P, R]":
+        """The same with this key, unless it has one."""
+        return self if self.options.key else Call(self.task, replace(self.options, key=key))
+
+    def also_spending(self, budgets: Iterable[str]) -> "Call[P, R]":
+        """The same, spending of these budgets as well."""
+        names = budgets_of(tuple(budgets), self.options.budgets)
+        return Call(self.task, replace(self.options, budgets=names)) if names else self
+
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Submits a run with these options and arguments."""
+        return await self.task._submit(self.options, args, kwargs)
+
+    async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
+        """As `Task.submit_many`, with these options for every run (but no key: it names one)."""
+        if self.options.key is not None or self.options.id is not None:
+            raise Invalid("one key or id cannot name many runs")
+        return await self.task._submit_many(self.options, calls)
+
+    def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """`submit` for a script without an event loop."""
+        return self.task._submit_sync(self.options, args, kwargs)
+
+
+def check_task(task: object) -> "Task[Any, Any] | Call[Any, Any]":
+    """`task` if it is one, or one with options."""
+    if not isinstance(task, Task | Call):
+        raise Invalid(f"a task is needed, not {type(task).__name__}")
+    return task
+
+
+def arguments_of(call: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(call, tuple):
+        return call, {}
+    if isinstance(call, dict):
+        return (), call
+    return (call,), {}
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "")
+
+
+def _takes_context(function: Callable[..., Any]) -> bool:
+    """A first parameter called `ctx`, or annotated with a context, receives it."""
+    parameters = list(inspect.signature(function).parameters.values())
+    return bool(parameters) and (parameters[0].name == "ctx" or _context_name(function) is not None)
+
+
+def _context_name(function: Callable[..., Any]) -> str | None:
+    """The context the first parameter is annotated with, however that is written."""
+    first = next(iter(inspect.signature(function).parameters.values()))
+    annotation = first.annotation
+    if isinstance(annotation, str):
+        name = annotation.strip("'\"").rpartition(".")[2]
+    elif getattr(annotation, "__module__", "") == "flowfabric.worker.api.context":
+        name = annotation.__name__
+    else:
+        return None
+    return name if name in ("Context", "SyncContext") else None
+
+
+def _mode(function: Callable[..., Any], options: TaskOptions) -> Mode:
+    inner = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise Invalid("a generator cannot be a task: it has no one result")
+    if is_async(function):
+        if options.process:
+            raise Invalid("a task that runs in a process must be a plain function")
+        return Mode.ASYNC
+    return Mode.PROCESS if options.process else Mode.THREAD
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine, also behind a decorator that says what it wraps."""
+    inner = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
+        getattr(inner, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+    )
+
+
+def _policy(options: TaskOptions) -> Policy:
+    retry = check_retries(options.retries, options.backoff)
+    timeout = span_of(options.timeout, "timeout")
+    deadline = span_of(options.deadline, "deadline")
+    retention = span_of(options.retention, "retention")
+    capabilities = check_capabilities(options.capabilities)
+    policy = Policy(
+        retry_policy=retry if options.retries else None,
+        timeout_policy=TimeoutPolicy(attempt_timeout_ms=timeout, execution_deadline_ms=deadline)
+        if timeout or deadline
+        else None,
+        routing_requirements=RoutingRequirements(required_capabilities=capabilities)
+        if capabilities
+        else None,
+        stream_policy=StreamPolicy(retention_ttl_ms=retention) if retention is not None else None,
+    )
+    return parse_policy(policy)
+
+
+def check_function(function: object) -> Callable[..., Any]:
+    """`function` if it can be called."""
+    if not callable(function):
+        raise Invalid(f"a function is needed, not {type(function).__name__}")
+    return function
+
+
+def _delay_until(options: CallOptions, now: Millis) -> Millis | None:
+    if options.at is not None:
+        return from_datetime(options.at, "at")
+    return None if options.delay is None else Millis(now + parse_span(options.delay, "delay"))

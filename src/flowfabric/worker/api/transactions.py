@@ -1,0 +1,138 @@
+"""Runs and the application's own transaction: those that begin with it, those that end with it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.base.errors import Invalid, LeaseExpired, StaleLease
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.text import MAX_RESULT, check_bytes
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import enter, present
+from flowfabric.core.execution.model import Ended, Flags, Lease, Outcome, Snapshot
+from flowfabric.core.execution.submission import Creation, Submission, create
+from flowfabric.engine.commit.ids import Ids
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.execution.inbox import write_options
+from flowfabric.store import foreign
+from flowfabric.store.clock import Clock
+from flowfabric.store.contract import Arrival
+from flowfabric.store.rows.execution import trim_at
+from flowfabric.worker.codec import encode
+
+UNCOMMITTED = "the transaction that was to complete the run did not commit"
+
+_SIMPLE = (
+    Flags.DEADLINE | Flags.RETENTION | Flags.SUSPECT | Flags.LIMITS | Flags.BUDGETS | Flags.FLOW
+)
+"""What a run may own that ends in a transaction: a slot goes with its row, what is set aside of a
+budget with the lease, and its flow is owed the ending."""
+
+
+class Door:
+    """Submits on a connection of the application. Needs no engine: what is written there becomes
+    a run when it is committed. `identity` names the database of the engine, while one is open:
+    a connection to another one is refused."""
+
+    def __init__(self, clock: Clock, identity: Callable[[], str | None]) -> None:
+        self._clock = clock
+        self._identity = identity
+        self._ids = Ids()
+
+    def fresh(self) -> UUID:
+        """An id of our own."""
+        return self._ids.fresh(self.now())
+
+    def now(self) -> Millis:
+        return self._clock.now()
+
+    async def submit(
+        self, connection: Any, submissions: Sequence[Submission]
+    ) -> list[tuple[ExecutionId, bool]]:
+        """The id of each run, and whether an earlier one holds its key. All are checked before
+        the first one is written."""
+        checked = [(submission, self._create(submission)) for submission in submissions]
+        await foreign.check_database(connection, self._identity())
+        return [await _arrive(connection, *pair) for pair in checked]
+
+    def _create(self, submission: Submission) -> Creation:
+        if submission.id is not None:
+            raise Invalid("in a transaction a run is named by a key, not by an id")
+        now = self.now()
+        return create(submission, self._ids.fresh(now), now)
+
+
+async def _arrive(
+    connection: Any, submission: Submission, creation: Creation
+) -> tuple[ExecutionId, bool]:
+    execution = creation.snapshot.execution
+    arrival = Arrival(
+        execution.uuid,
+        execution.created_at,
+        execution.kind,
+        execution.route.namespace,
+        execution.route.lane,
+        write_options(submission),
+        creation.payload,
+    )
+    uuid, lane = await foreign.arrive(connection, arrival, creation.key, creation.key_until)
+    return ExecutionId.solo(lane, uuid), uuid != execution.uuid
+
+
+class Completion:
+    """Ends a run inside the application's transaction, under the fence of its claim."""
+
+    def __init__(self, engine: Engine, claim: Claim, on_written: Callable[[], None]) -> None:
+        self._engine = engine
+        self._claim = claim
+        self._on_written = on_written
+
+    async def write(
+        self,
+        connection: Any,
+        result: object,
+        current: Callable[[], Awaitable[Snapshot]] | None = None,
+    ) -> None:
+        """Raises a LeaseLost that says why, when the fence does not stand."""
+        body = check_bytes(encode(result), "result", MAX_RESULT)
+        await foreign.check_database(connection, self._engine.identity)
+        if not await foreign.complete(connection, self._ending(self._claim.snapshot, body)):
+            snapshot = await (current or self.current)()
+            if not await foreign.complete(connection, self._ending(snapshot, body)):
+                raise StaleLease("the run was completed in this transaction already")
+        self._on_written()
+
+    async def current(self) -> Snapshot:
+        """The run as others see it, if this claim still owns it: a renewal may have moved its
+        version."""
+        uuid = self._claim.uuid
+        snapshot = present((await self._engine.store.load([uuid])).get(uuid), self._claim.id)
+        if isinstance(enter(snapshot, self._claim.owner, self._engine.now()), Change):
+            raise LeaseExpired("the lease ran out")
+        return snapshot
+
+    def _ending(self, snapshot: Snapshot, body: bytes) -> foreign.Ending:
+        if snapshot.head.flags & ~_SIMPLE:
+            raise Invalid("this run has waitpoints and cannot end in a transaction")
+        now, claim = self._engine.now(), self._claim
+        return foreign.Ending(
+            uuid=claim.uuid,
+            lease_id=claim.lease.id,
+            epoch=claim.epoch,
+            version=snapshot.head.version,
+            now=now,
+            result=body,
+            trim_at=trim_at(snapshot, now),
+            flow=snapshot.execution.flow if snapshot.head.flags & Flags.FLOW else None,
+        )
+
+
+def completed_by(claim: Claim, snapshot: Snapshot | None) -> bool:
+    """Whether the run ended in success under this very claim."""
+    match snapshot:
+        case Snapshot(state=Ended(outcome=Outcome.SUCCESS, lease=Lease(id=lease)), head=head):
+            return (lease, head.epoch) == (claim.lease.id, claim.epoch)
+        case _:
+            return False

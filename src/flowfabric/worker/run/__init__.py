@@ -1,0 +1,1 @@
+"""What runs a handler: the claim loop, slots, journal, heartbeat."""

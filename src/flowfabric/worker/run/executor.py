@@ -1,0 +1,314 @@
+"""Runs one claimed execution to whatever end its handler gives it."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from flowfabric.core.base.errors import FlowFabricError, Invalid, LeaseLost, NoSigningKey
+from flowfabric.core.execution.retry import Category
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.worker.api.context import Context, SyncContext
+from flowfabric.worker.api.task import Mode, Task
+from flowfabric.worker.api.waits import Heard
+from flowfabric.worker.codec import Undecodable, encode
+from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT
+from flowfabric.worker.run.arguments import fill_in
+from flowfabric.worker.run.lease import HeldLease, Key
+from flowfabric.worker.run.outcome import (
+    AGAIN,
+    Report,
+    completing,
+    delaying,
+    failing,
+    failing_by,
+    handing_back,
+    leaving,
+    nothing,
+    settling,
+    timing_out,
+    uncommitted,
+)
+from flowfabric.worker.run.processes import ProcessDied, Processes
+from flowfabric.worker.run.steps import current_context
+from flowfabric.worker.run.threads import Threads
+from flowfabric.worker.run.until_available import patiently
+
+log = logging.getLogger("flowfabric.worker")
+
+
+def _nothing() -> None: ...
+
+
+class Active:
+    """One execution in hand: its claim, and why it was stopped, if it was."""
+
+    def __init__(
+        self, claim: Claim, handler: Task[Any, Any] | None, lease: HeldLease | None = None
+    ) -> None:
+        self.claim = claim
+        self.handler = handler
+        self.lease = lease or HeldLease(claim)
+        self.context: Context | None = None
+        self.job: asyncio.Task[None] | None = None
+        self.thread: Future[Any] | None = None
+        self.handling = False
+        self.reporting = False
+        self.stopped = ""
+        self.again = False
+        self.heard: Heard = {}
+        self.payload = claim.payload
+        self.raised: BaseException | None = None
+        self.completed = False
+        """Whether the handler ended the run in a transaction; only the store knows whether that
+        was committed."""
+        self.on_completed: Callable[[], None] = _nothing
+        self.on_step: Callable[[], None] = _nothing
+
+    @property
+    def key(self) -> Key:
+        return self.lease.key
+
+    @property
+    def parked(self) -> bool:
+        return self.context is not None and self.context.parked
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a plain function goes on although nobody waits for it any more."""
+        return self.thread is not None and not self.thread.done()
+
+    def complete(self) -> None:
+        self.completed = True
+        self.on_completed()
+
+    def stop(self, reason: str) -> None:
+        """Cancels the handler, but never the report of how it ended; the first reason counts."""
+        if self.stopped:
+            return
+        self.stopped = reason
+        if self.context is not None:
+            self.context.stop(reason)
+        if self.handling and self.job is not None:
+            self.job.cancel()
+
+
+class Executor:
+    """Calls handlers where they belong (event loop, thread, process) and reports how they
+    ended. The only place where user code is called."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        handlers: Threads,
+        steps: Threads,
+        processes: Processes,
+        stopping: Callable[[], bool],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """`stopping` says whether the worker drains, `cancelled` whether it is torn down."""
+        self._engine = engine
+        self._handlers = handlers
+        self._steps = steps
+        self._processes = processes
+        self._stopping = stopping
+        self._cancelled = cancelled
+
+    async def run(self, active: Active) -> None:
+        """Whatever happens ends up in the store or, for a lost lease, nowhere."""
+        try:
+            while await self._run_once(active):
+                active.again, active.context = True, None
+        except LeaseLost as error:
+            log.info("%s was no longer ours when it ended: %s", active.claim.id, error)
+        except FlowFabricError as error:
+            log.warning("%s could not be reported: %s", active.claim.id, error)
+
+    async def _run_once(self, active: Active) -> bool:
+        """Whether the handler is to run again: what it waited for was there already."""
+        report = await self._handle(active)
+        if active.completed:
+            report = settling(active.claim, report, active.raised)
+        active.reporting = True
+        try:
+            return await self._deliver(active, report) is AGAIN
+        finally:
+            active.reporting = False
+
+    async def _handle(self, active: Active) -> Report:
+        """How the handler ended, as the report to make about it."""
+        if active.stopped:
+            return self._stopped(active)
+        active.handling = True
+        try:
+            return await self._outcome(active)
+        except asyncio.CancelledError:
+            return self._stopped(active)
+        except BaseException as error:
+            return self._raised(active, error)
+        finally:
+            active.handling = False
+            if active.context is not None:
+                active.context.close()
+
+    async def _outcome(self, active: Active) -> Report:
+        """Calls the handler; what it returns becomes a report."""
+        handler, claim = active.handler, active.claim
+        if handler is None:
+            return self._unknown(claim)
+        active.payload = await self._payload(active)
+        if not await self._is_ours(active):
+            return nothing
+        try:
+            args, kwargs = handler.signature.decode(active.payload)
+        except Undecodable as error:
+            return failing(claim, str(error))
+        if handler.mode is not Mode.PROCESS:
+            active.context = Context(
+                self._engine,
+                active.lease,
+                self._steps,
+                active.complete,
+                active.on_step,
+                again=active.again,
+                heard=active.heard,
+            )
+        return await self._returned(active, await self._timed(active, handler, args, kwargs))
+
+    async def _returned(self, active: Active, result: object) -> Report:
+        if active.context is not None:
+            if active.context.parked:
+                return delaying(active.context)
+            await active.context.finish()
+            if active.completed:
+                return uncommitted(active.claim)
+        try:
+            return completing(active.claim, encode(result))
+        except Invalid as error:
+            reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
+            return failing(active.claim, reason)
+
+    async def _is_ours(self, active: Active) -> bool:
+        """Whether a handler may begin: the claim may have been answered after its lease was over,
+        and another worker may have done all the work since. One that is half over is renewed."""
+        pointless, half = partial(self._pointless, active), active.claim.ttl // 2
+        try:
+            await active.lease.confirm(self._engine, pointless, ahead=half)
+        except LeaseLost as error:
+            log.info("%s is not begun, its claim was answered too late: %s", active.claim.id, error)
+            return False
+        return True
+
+    async def _payload(self, active: Active) -> bytes:
+        """The arguments, with what the members it depends on have returned."""
+        snapshot = active.claim.snapshot
+        if snapshot.life.join is None or not snapshot.life.join.inputs:
+            return active.claim.payload
+        inputs = await patiently(
+            lambda: self._engine.flow_views.inputs(snapshot), partial(self._pointless, active)
+        )
+        return fill_in(active.claim.payload, inputs)
+
+    async def _timed(
+        self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        times_out_at = active.claim.lease.times_out_at
+        if times_out_at is None:
+            return await self._call(active, handler, args, kwargs)
+        timer = asyncio.timeout(max(0.0, (times_out_at - self._engine.now()) / 1000))
+        try:
+            async with timer:
+                result = await self._call(active, handler, args, kwargs)
+        except BaseException:
+            if not timer.expired():
+                raise
+        if not timer.expired():
+            return result
+        # However the handler took it: the sweep would have said the same.
+        if active.context is not None:
+            active.context.stop(TIMED_OUT)
+        raise _TimedOut
+
+    async def _call(
+        self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        context = active.context
+        if context is None:
+            return msgspec.Raw(await self._processes.call(handler, active.payload))
+        if handler.mode is Mode.ASYNC:
+            context.adopt()
+            current_context.set(context)
+            given = [context, *args] if handler.takes_context else args
+            result = handler.function(*given, **kwargs)
+        else:
+            result = await self._in_thread(active, context, handler, args, kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _in_thread(
+        self,
+        active: Active,
+        context: Context,
+        handler: Task[Any, Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        outer = SyncContext(context)
+        given = [outer, *args] if handler.takes_context else args
+
+        def call() -> Any:
+            context.adopt()
+            current_context.set(outer)
+            return handler.function(*given, **kwargs)
+
+        active.thread = self._handlers.start(call)
+        return await asyncio.wrap_future(active.thread)
+
+    def _unknown(self, claim: Claim) -> Report:
+        log.warning("no task named %r here; %s is left for another worker", claim.kind, claim.id)
+        return leaving(claim)
+
+    def _stopped(self, active: Active) -> Report:
+        """The handler was cancelled: by the worker, by the end of the event loop, or by itself."""
+        if active.stopped == LOST:
+            return nothing
+        if active.parked and active.context is not None:
+            return delaying(active.context)
+        if active.stopped == DRAIN or self._cancelled():
+            return handing_back(active.claim)
+        return failing(active.claim, "the handler cancelled itself", Category.TRANSIENT)
+
+    def _raised(self, active: Active, error: BaseException) -> Report:
+        """The handler ended with an error, which a parked or stopped one may owe to just that."""
+        claim, active.raised = active.claim, error
+        if active.stopped or active.parked or self._cancelled():
+            return self._stopped(active)
+        if isinstance(error, _TimedOut):
+            return timing_out(claim)
+        if isinstance(error, ProcessDied):
+            # The signal that stops the worker may have reached its processes as well.
+            crash = failing(claim, str(error), Category.INFRA_CRASH)
+            return handing_back(claim) if self._stopping() else crash
+        return failing_by(claim, error)
+
+    async def _deliver(self, active: Active, report: Report) -> object:
+        """Reports until the store has answered; the heartbeat keeps the lease meanwhile."""
+        pointless = partial(self._pointless, active)
+        try:
+            return await patiently(partial(report, self._engine), pointless)
+        except (Invalid, NoSigningKey) as error:  # such as a result that is too large
+            report = failing(active.claim, f"how it ended cannot be stored: {error.detail}")
+            return await patiently(partial(report, self._engine), pointless)
+
+    def _pointless(self, active: Active) -> bool:
+        return active.stopped == LOST or self._cancelled()
+
+
+class _TimedOut(Exception):
+    pass

@@ -1,0 +1,56 @@
+"""What an error that a handler raised means for its run. Plain data: it crosses processes."""
+
+import traceback
+
+from msgspec import Struct
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.retry import Category
+from flowfabric.worker.errors import Fail, Retry, StepsChanged
+
+MAX_TRACE = 16_384
+MAX_MESSAGE = 4_096
+
+
+class Raised(Struct, frozen=True):
+    """`after` is when to try again, if the handler had a wish."""
+
+    message: str
+    category: Category = Category.TRANSIENT
+    trace: str = ""
+    after: Millis | None = None
+
+    @classmethod
+    def by(cls, error: BaseException) -> "Raised":
+        if isinstance(error, InProcess):
+            return error.raised
+        permanent = isinstance(error, Fail | StepsChanged | Invalid)
+        return cls(
+            message=storable(_message(error)[:MAX_MESSAGE]),
+            category=Category.PERMANENT if permanent else Category.TRANSIENT,
+            trace=storable("".join(traceback.format_exception(error))[-MAX_TRACE:]),
+            after=error.after if isinstance(error, Retry) else None,
+        )
+
+
+class InProcess(Exception):
+    """Stands for an error that was raised in another process."""
+
+    def __init__(self, raised: Raised) -> None:
+        super().__init__(raised.message)
+        self.raised = raised
+
+
+def storable(text: str) -> str:
+    """Error texts come from anywhere; what no store can hold is replaced."""
+    return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
+
+
+def _message(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # an error that cannot even say what it is
+        return name
+    return f"{name}: {text}" if text else name

@@ -1,0 +1,62 @@
+"""A lease as the worker that holds it knows it."""
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from uuid import UUID
+
+from flowfabric.core.base.time import Millis
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.contract import Renewal
+from flowfabric.worker.run.until_available import patiently
+
+Key = tuple[UUID, int]
+"""Which lease: the execution and the epoch. A worker may hold an execution again while it still
+stops the handler whose lease of it was lost."""
+
+
+class Loss(StrEnum):
+    """How a lease was lost: the store no longer knows it, the run has ended, or no renewal came
+    through in time."""
+
+    GONE = "gone"
+    ENDED = "ended"
+    UNRENEWED = "unrenewed"
+
+
+class HeldLease:
+    """Moved by the heartbeat in its own thread, read by everything that is about to begin.
+
+    `expires_at` is a moment of the store's clock, `renewed_at` and `seen_at` of the steady one.
+    """
+
+    __slots__ = ("claim", "expires_at", "renewal", "renewed_at", "resting", "seen_at")
+
+    def __init__(self, claim: Claim, age: float = 0.0) -> None:
+        """`age` is how many seconds ago the lease began."""
+        self.claim = claim
+        self.renewal = Renewal(claim.uuid, claim.lease.id, claim.epoch, claim.ttl)
+        self.expires_at = claim.expires_at
+        self.renewed_at = self.seen_at = time.monotonic() - max(0.0, age)
+        self.resting = False
+
+    @property
+    def key(self) -> Key:
+        return self.renewal.uuid, self.renewal.epoch
+
+    def renewed(self, expires_at: Millis, asked_at: float) -> None:
+        """The store has answered a renewal that was asked for at this moment."""
+        self.expires_at = expires_at
+        self.renewed_at = self.seen_at = asked_at
+
+    async def confirm(self, engine: Engine, give_up: Callable[[], bool], *, ahead: int = 0) -> None:
+        """Asked before anything begins. A worker that was stopped, or heard late from the store,
+        must not begin what another one has taken over: when the lease should be over by the last
+        successful renewal, or will be within `ahead` milliseconds, the store is asked. Raises
+        LeaseLost."""
+        if engine.now() < self.expires_at - ahead:
+            return
+        asked_at = time.monotonic()
+        answer = await patiently(lambda: engine.claims.renew(self.claim), give_up)
+        self.renewed(answer.expires_at, asked_at)

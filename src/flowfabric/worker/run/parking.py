@@ -1,0 +1,242 @@
+"""Taking a handler off its slot: its sleeps and waits, until nothing else of it is under way.
+
+A wait whose signal is there already ends at once, and the handler goes on. Otherwise the handler
+unwinds, and only then is its lease given up.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.base.errors import FlowFabricError, LeaseLost
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.step import Recorded, Step
+from flowfabric.core.wait.model import StepRef
+from flowfabric.core.wait.suspend import Suspend, Wait
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.worker.errors import LOST, Unwind
+from flowfabric.worker.run.journal import Halt, Journal, Place, beside
+from flowfabric.worker.run.until_available import patiently
+
+
+class Waiter(Struct, frozen=True):
+    """A wait that is to begin. `limited` says that the end of its time is recorded already."""
+
+    wait: Wait
+    reason: str
+    limited: bool
+
+
+class Parking:
+    """What a handler sleeps until and waits for, all at the same time."""
+
+    def __init__(
+        self, engine: Engine, claim: Claim, halt: Halt, journal: Journal, *, again: bool = False
+    ) -> None:
+        """`again` says that the handler ran before under the same lease: signals are there."""
+        self._engine = engine
+        self._claim = claim
+        self._halt = halt
+        self._journal = journal
+        self._sleepers: dict[Place, tuple[Millis, bool]] = {}
+        self._waiters: dict[Place, Waiter] = {}
+        self._answers: dict[Place, Recorded] = {}
+        self._expecting = again
+        self._suspension: UUID | None = None
+
+    async def sleep(self, place: Place, until: Millis, *, known: bool) -> None:
+        """Takes the handler off its slot until the earliest of all sleeps: then it never returns.
+        While something else is under way it waits for that, and returns if its own time is over
+        before."""
+        with self._journal.waiting():
+            await asyncio.sleep(0)  # whoever was started together with this sleep begins
+            if self._journal.busy and not known:
+                await self._journal.record(place, Recorded(until=until))
+                known = True
+            self._sleepers[place] = (until, known)
+            try:
+                await self._quiet(place, until)
+            except BaseException:
+                del self._sleepers[place]
+                raise
+            if not self._journal.busy:
+                self._journal.parked = True
+                raise Unwind
+            del self._sleepers[place]
+
+    async def wait(self, place: Place, wait: Wait, reason: str) -> Recorded:
+        """How a wait ended, if it has, or if a signal that was kept ends it now. Otherwise the
+        handler is taken off its slot as soon as nothing else is under way, and this never
+        returns. Its time is counted from the first time it was asked for, however often something
+        else wakes the run."""
+        record = await self._journal.recorded(place)
+        if record is not None:
+            return record
+        ref = StepRef(
+            self._journal.generation, place.position, place.name, place.occurrence, place.branch
+        )
+        limit = self._journal.limit(place)
+        until = wait.timeout_at if limit is None or wait.timeout_at is None else limit
+        limited = until is None or limit is not None
+        with self._journal.waiting():
+            await asyncio.sleep(0)  # whoever was started together with this wait begins
+            if self._journal.busy and until is not None and not limited:
+                await self._journal.record(beside(place), Recorded(until=until))
+                limited = True
+            asked = msgspec.structs.replace(wait, step=ref, timeout_at=until)
+            self._waiters[place] = Waiter(asked, reason, limited)
+            try:
+                await self._quiet(place)
+            except BaseException:
+                self._waiters.pop(place, None)
+                self._answered(place)
+                raise
+        answer = self._answered(place)
+        if answer is None:
+            self._journal.parked = True
+            raise Unwind
+        return answer
+
+    def _answered(self, place: Place) -> Recorded | None:
+        """The answer to a wait, once; until it is taken it counts as under way."""
+        record = self._answers.pop(place, None)
+        if record is not None:
+            self._journal.end()
+        return record
+
+    async def _quiet(self, place: Place, until: Millis | None = None) -> None:
+        """Returns when nothing is under way and no kept signal ends a wait, when there is an
+        answer at `place`, or at `until`."""
+        idle = self._journal.idle = self._journal.idle or asyncio.Event()
+        while place not in self._answers:
+            if not self._journal.busy:
+                if await self._is_stuck():
+                    return
+                continue
+            left = None if until is None else (until - self._engine.now()) / 1000
+            if left is not None and left <= 0:
+                return
+            idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(idle.wait(), left)
+
+    async def _is_stuck(self) -> bool:
+        """Whether nothing goes on by itself, and no kept signal ends a wait."""
+        if self._may_go_on():
+            return not await self._go_on() and not self._journal.busy
+        waits = len(self._waiters)
+        await asyncio.sleep(0)  # a branch that was answered just now may ask for the next signal
+        return not self._journal.busy and waits == len(self._waiters)
+
+    def _may_go_on(self) -> bool:
+        """Whether a signal for one of the waits may be there: the run has just found some, or it
+        was claimed with some that nothing has used up."""
+        waits = self._claim.snapshot.life.waits
+        if self._journal.parked or not self._waiters or self._halt:
+            return False
+        if self._expecting or waits is None:
+            return self._expecting
+        kept = {each.id for each in waits.pending if each.unwanted < waits.signals}
+        bound = (waiter.wait.bindings for waiter in self._waiters.values())
+        return any(binding.id in kept for bindings in bound for binding in bindings)
+
+    async def _go_on(self) -> bool:
+        """Ends waits whose signals are there already, without unwinding the handler. False when
+        there is nothing to go on with: it is parked then."""
+        asked = list(self._waiters)
+        self._journal.begin()
+        try:
+            ended = await self._ended_by_signals()
+            for place, record in ended.items():
+                if self._waiters.pop(place, None) is not None:
+                    self._answers[place] = record
+                    self._journal.begin()  # until it is taken
+        finally:
+            self._journal.end()
+        if self._journal.idle is not None:
+            self._journal.idle.set()
+        # A wait that began meanwhile has not been looked at.
+        self._expecting = bool(ended) or asked != list(self._waiters)
+        return self._expecting
+
+    async def _ended_by_signals(self) -> dict[Place, Recorded]:
+        places = {(place.branch, place.position): place for place in self._waiters}
+        # The same id for every try: after a lost reply the repeat is recognised.
+        request = self._request(self._engine.suspensions.new_id(), None, [])
+        try:
+            steps = await patiently(lambda: self._steps_of(request), give_up=self._halt.__bool__)
+        except LeaseLost:
+            self._halt.stop(LOST)
+            raise
+        except FlowFabricError:
+            return {}  # whatever it is, the report of the parked run meets it as well
+        found: dict[Place, Recorded] = {}
+        for step in steps:
+            record = msgspec.json.decode(step.doc, type=Recorded)
+            if (place := places.get((record.branch, step.position))) is not None:
+                found[place] = record
+        return found
+
+    async def _steps_of(self, request: Suspend) -> Sequence[Step]:
+        """The steps of waits that kept signals end; after a lost reply, among others."""
+        met = await self._engine.suspensions.go_on(self._claim, request)
+        if met is None or met.steps:
+            return () if met is None else met.steps
+        return await self._engine.attempts.steps(self._claim.uuid, self._journal.generation)
+
+    async def release(self) -> bool:
+        """Gives the lease up until the first of all sleeps and waits is over, and records the
+        sleeps. True when a wait is over already: the lease is kept, the handler runs again."""
+        moments = _moments(self._sleepers, self._waiters)
+        fresh = [self._journal.step(place, Recorded(until=until)) for place, until in moments]
+        until = min((until for until, _ in self._sleepers.values()), default=None)
+        if self._waiters:
+            return await self._suspend(until, fresh)
+        for step in fresh[1:]:
+            await self._engine.attempts.record_step(self._claim, step)
+        first = fresh[0] if fresh else None
+        await self._engine.attempts.delay(self._claim, until or Millis(0), step=first)
+        return False
+
+    async def _suspend(self, until: Millis | None, steps: list[Step]) -> bool:
+        # The same id for every try: after a lost reply the repeat is recognised.
+        self._suspension = self._suspension or self._engine.suspensions.new_id()
+        request = self._request(self._suspension, until, steps)
+        answer = await self._engine.suspensions.suspend(self._claim, request)
+        return answer.satisfied
+
+    def _request(self, id: UUID, until: Millis | None, steps: list[Step]) -> Suspend:
+        reasons = {waiter.reason for waiter in self._waiters.values()}
+        now = self._engine.now()
+        return Suspend(
+            id=id,
+            waits=tuple(_not_before(now, waiter.wait) for waiter in self._waiters.values()),
+            reason=reasons.pop() if len(reasons) == 1 else "waiting_for_signal",
+            until=until,
+            steps=tuple(steps),
+        )
+
+
+def _moments(
+    sleepers: dict[Place, tuple[Millis, bool]], waiters: dict[Place, Waiter]
+) -> list[tuple[Place, Millis]]:
+    """When sleeps, and the time of waits, are over; those that are not recorded yet."""
+    sleeps = [(place, until) for place, (until, known) in sleepers.items() if not known]
+    limits = [
+        (beside(place), waiter.wait.timeout_at)
+        for place, waiter in waiters.items()
+        if waiter.wait.timeout_at is not None and not waiter.limited
+    ]
+    return sleeps + limits
+
+
+def _not_before(now: Millis, wait: Wait) -> Wait:
+    """A wait whose time ran out while nobody was there is over at once, not refused."""
+    if wait.timeout_at is None or wait.timeout_at >= now:
+        return wait
+    return msgspec.structs.replace(wait, timeout_at=now)

@@ -1,0 +1,151 @@
+"""Handlers that need a core of their own: each runs in a spawned process, one at a time, so that
+a crash takes nobody else along."""
+
+import asyncio
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from multiprocessing import connection
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.worker.api.task import Task
+from flowfabric.worker.codec import Signature, encode
+from flowfabric.worker.run.failure import InProcess, Raised
+
+
+class ProcessDied(Exception):
+    """The process that ran the handler ended without an answer."""
+
+
+class Answer(Struct, frozen=True):
+    """What a process sends back: a result as JSON, or what the handler raised."""
+
+    body: bytes | None = None
+    raised: Raised | None = None
+
+
+class Processes:
+    """Up to `size` spawned processes, started when first needed. Spawned and never forked: a
+    forked copy of a database connection corrupts it."""
+
+    def __init__(self, size: int) -> None:
+        self._idle: list[ProcessPoolExecutor] = []
+        self._busy: set[ProcessPoolExecutor] = set()
+        self._room = asyncio.Semaphore(size)
+
+    async def call(self, handler: Task[Any, Any], payload: bytes) -> bytes:
+        """What the handler returns, as JSON. Raises ProcessDied when there is no answer, and
+        InProcess for what the handler raised."""
+        async with self._room:
+            answer = await self._ask(handler, payload)
+        if answer.raised is not None:
+            raise InProcess(answer.raised)
+        return answer.body or b"null"
+
+    async def _ask(self, handler: Task[Any, Any], payload: bytes) -> Answer:
+        function = handler.function
+        target = function.__module__, function.__qualname__
+        pool, future = self._submit(target, payload, handler.name)
+        self._busy.add(pool)
+        try:
+            body = await asyncio.wrap_future(future)
+        except BrokenProcessPool:
+            raise ProcessDied(f"the process that ran {handler.name} died") from None
+        else:
+            self._idle.append(pool)
+            return msgspec.msgpack.decode(body, type=Answer)
+        finally:
+            self._busy.discard(pool)
+            if pool not in self._idle:
+                _kill(pool)
+
+    def _submit(
+        self, target: tuple[str, str], payload: bytes, name: str
+    ) -> tuple[ProcessPoolExecutor, Any]:
+        while self._idle:
+            pool = self._idle.pop()
+            try:
+                return pool, pool.submit(_run, target, payload, name)
+            except BrokenProcessPool:  # it died while nobody needed it
+                _kill(pool)
+        pool = _start()
+        return pool, pool.submit(_run, target, payload, name)
+
+    def close(self) -> None:
+        """No process of this worker is left, whatever it does."""
+        for pool in (*self._idle, *self._busy):
+            _kill(pool)
+        self._idle.clear()
+        self._busy.clear()
+
+
+def _start() -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """A process whose answer nobody wants any more cannot be asked to stop, only made to."""
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.kill()
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+# -- in the child
+
+
+def _begin() -> None:
+    # The worker decides when its processes stop; Ctrl-C goes to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="flowfabric-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker that was killed cannot stop its processes, so they watch it."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _run(target: tuple[str, str], payload: bytes, name: str) -> bytes:
+    """Finds the function again by its address and calls it."""
+    answer = answer_of(lambda: call(*_find(target), payload, name))
+    return msgspec.msgpack.encode(answer)
+
+
+def answer_of(work: Callable[[], bytes]) -> Answer:
+    """Errors go back as data: many cannot be made again from a pickle."""
+    try:
+        return Answer(body=work())
+    except BaseException as error:
+        return Answer(raised=Raised.by(error))
+
+
+def call(function: Callable[..., Any], signature: Signature, payload: bytes, name: str) -> bytes:
+    """What the function returns, as JSON; `name` is that of its task."""
+    args, kwargs = signature.decode(payload)
+    result = function(*args, **kwargs)
+    try:
+        return encode(result)
+    except Invalid as error:
+        raise Invalid(f"what {name} returned cannot be stored: {error.detail}") from None
+
+
+@lru_cache
+def _find(target: tuple[str, str]) -> tuple[Callable[..., Any], Signature]:
+    module, name = target
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    function = found.function if isinstance(found, Task) else found
+    return function, Signature(function, skip_first=False)

@@ -1,0 +1,90 @@
+"""How much more a worker can take: in all, of a task with a limit of its own, in processes."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from flowfabric.worker.api.task import Mode, Task
+
+
+class Wish(Struct, frozen=True):
+    """A claim to make: up to `limit` executions of these kinds."""
+
+    kinds: frozenset[str]
+    limit: int
+
+
+class Room:
+    def __init__(
+        self, concurrency: int, processes: int, tasks: Mapping[str, Task[Any, Any]]
+    ) -> None:
+        self._concurrency = concurrency
+        self._processes = processes
+        self._tasks = tasks
+        self._taken: Counter[str] = Counter()
+        self._all = 0
+
+    @property
+    def left(self) -> int:
+        return self._concurrency - self._all
+
+    def take(self, kind: str) -> None:
+        self._taken[kind] += 1
+        self._all += 1
+
+    def give(self, kind: str) -> None:
+        self._taken[kind] -= 1
+        self._all -= 1
+
+    def wishes(self) -> Iterator[Wish]:
+        """The claims to make, one after the other; what one takes is room the next has not."""
+        yield from self.narrow()
+        yield self.wide()
+
+    def narrow(self) -> list[Wish]:
+        """Claims for tasks of which fewer can be taken than there is room in all."""
+        processes = self._processes_left()
+        wishes, in_processes = [], set()
+        for name, task in self._tasks.items():
+            left = self._left_of(task, processes)
+            if not 0 < left < self.left:
+                continue
+            if left == processes and task.mode is Mode.PROCESS:
+                in_processes.add(name)
+            else:
+                wishes.append(Wish(frozenset({name}), left))
+        if in_processes:
+            wishes.append(Wish(frozenset(in_processes), processes))
+        return wishes
+
+    def wide(self) -> Wish:
+        """The claim for all others, in one order."""
+        processes = self._processes_left()
+        kinds = {
+            name
+            for name, task in self._tasks.items()
+            if self._left_of(task, processes) >= self.left
+        }
+        return Wish(frozenset(kinds), self.left)
+
+    @property
+    def limited(self) -> bool:
+        """Whether room for some task is less than room in all."""
+        processes = self._processes_left()
+        return any(self._left_of(task, processes) < self.left for task in self._tasks.values())
+
+    def _left_of(self, task: Task[Any, Any], processes: int) -> int:
+        limit = task.options.worker_concurrency
+        left = self.left if limit is None else min(self.left, limit - self._taken[task.name])
+        return min(left, processes) if task.mode is Mode.PROCESS else left
+
+    def _processes_left(self) -> int:
+        tasks = self._tasks
+        used = sum(
+            count
+            for name, count in self._taken.items()
+            if name in tasks and tasks[name].mode is Mode.PROCESS
+        )
+        return self._processes - used

@@ -1,0 +1,285 @@
+"""Durable steps: what a handler did once is recorded and never done again.
+
+A handler runs from the top after a crash, a retry or a sleep. Each call of `ctx.step` gets its
+place when it is made (so concurrent steps are stable), asks the journal for what is recorded
+there, and only otherwise does the work. If the code asks for something else than what is
+recorded, the run fails with a message that names both; two histories are never mixed.
+"""
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import re
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.numbers import check_kind_of
+from flowfabric.core.base.text import check_text
+from flowfabric.core.base.time import parse_span
+from flowfabric.core.execution.policy import check_retries
+from flowfabric.core.execution.retry import Backoff, Exponential, RetryPolicy, backoff_delay
+from flowfabric.core.execution.step import Recorded
+from flowfabric.worker.api.options import Span
+from flowfabric.worker.api.task import Task, check_function, is_async
+from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
+from flowfabric.worker.errors import Fail, Retry, StepsChanged
+from flowfabric.worker.run.journal import Journal, Place, inside_step
+from flowfabric.worker.run.threads import Threads
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+current_context: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "flowfabric_context", default=None
+)
+"""The context of the run this code belongs to, None inside a step."""
+
+skip_pauses: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "flowfabric_skip_pauses", default=False
+)
+"""Whether the next try of a step follows at once, for tests, which wait for nothing."""
+
+_BRANCH_NAME = re.compile(r"(~|~?[0-9]+(\.~?[0-9]+)*)/")
+
+
+class StepOptions(Struct, frozen=True, kw_only=True):
+    """`retries` and `timeout` of the step itself, within one attempt of the run."""
+
+    name: str | None = None
+    retries: int = 0
+    backoff: Backoff = Exponential(initial=200, maximum=10_000)
+    timeout: Span | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name)
+        check_retries(self.retries, self.backoff)
+        if self.timeout is not None and not parse_span(self.timeout, "timeout"):
+            raise Invalid("timeout must be longer than zero")
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.timeout is None else parse_span(self.timeout, "timeout") / 1000
+
+
+class StepFunction(Generic[P, R]):
+    """A function with step options. Called inside a run it is a durable step of that run;
+    called anywhere else, inside another step included, it is just the function."""
+
+    def __init__(self, function: Callable[P, Any], options: StepOptions) -> None:
+        functools.update_wrapper(self, check_function(function))
+        self.function = function
+        self.options = check_kind_of(options, StepOptions, "options of a step")
+
+    @overload
+    def __call__(
+        self: "StepFunction[P, Coroutine[Any, Any, T]]", *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        context = current_context.get()
+        if context is None:
+            return self.function(*args, **kwargs)
+        return context.step(self, *args, **kwargs)
+
+
+class Facts(Struct, frozen=True):
+    """What is worth knowing about a function that is called as a step more than once."""
+
+    name: str
+    returns: Any
+    is_async: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Facts":
+        key = getattr(function, "__func__", function)
+        try:
+            known = _facts.get(key)
+        except TypeError:  # an object that cannot be a key
+            return cls._found(function)
+        if known is None:
+            known = cls._found(function)
+            with suppress(TypeError):
+                _facts[key] = known
+        return known
+
+    @classmethod
+    def _found(cls, function: Callable[..., Any]) -> "Facts":
+        returns = hints_of(function).get("return", Any)
+        return cls(_name_of(function), returns, is_async(function))
+
+
+_facts: WeakKeyDictionary[Callable[..., Any], Facts] = WeakKeyDictionary()
+
+
+class Work(Struct, frozen=True):
+    """One call of a step's function."""
+
+    function: Callable[..., Any]
+    options: StepOptions
+    facts: Facts
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], args: Any, kwargs: Any) -> "Work":
+        options = _DEFAULTS
+        check_function(function)
+        if isinstance(function, StepFunction):
+            options, function = function.options, function.function
+        elif isinstance(function, Task):
+            function = function.function
+        return cls(function, options, Facts.of(function), args, kwargs)
+
+    @property
+    def name(self) -> str:
+        return self.facts.name if self.options.name is None else self.options.name
+
+    @property
+    def returns(self) -> Any:
+        return self.facts.returns
+
+    @property
+    def is_async(self) -> bool:
+        return self.facts.is_async
+
+    def pause_before(self, retry: int) -> float:
+        if skip_pauses.get():
+            return 0.0
+        policy = RetryPolicy(max_retries=self.options.retries, backoff=self.options.backoff)
+        return backoff_delay(policy, retry, 0.0) / 1000
+
+    def call(self) -> Any:
+        inside = _Inside(self.name)
+        try:
+            return self.function(*self.args, **self.kwargs)
+        finally:
+            inside.leave()
+
+    async def wait(self) -> Any:
+        inside = _Inside(self.name)
+        try:
+            return await self.function(*self.args, **self.kwargs)
+        finally:
+            inside.leave()
+
+
+async def perform(
+    journal: Journal, place: Place, work: Callable[[], Awaitable[Any]], returns: Any
+) -> Any:
+    """The recorded value at a place, or what `work` gives, recorded."""
+    journal.begin()
+    try:
+        record = await journal.recorded(place)
+        if record is None:
+            return await keep(journal, place, await work(), returns)
+        return read(place, record, returns)
+    finally:
+        journal.end()
+
+
+def read(place: Place, record: Recorded, returns: Any) -> Any:
+    try:
+        return decode(bytes(record.value), returns)
+    except Undecodable as error:
+        raise StepsChanged(f"what {place} recorded no longer fits: {error}") from error
+
+
+async def keep(journal: Journal, place: Place, result: Any, returns: Any) -> Any:
+    """Records what a step returned. The value is read back from what is recorded, so that the
+    first run sees exactly what every later one will see."""
+    try:
+        data = encode(result)
+        value = decode(data, returns)
+    except (Invalid, Undecodable) as error:
+        raise Invalid(f"what step {place} returned cannot be recorded: {error.detail}") from None
+    await journal.record(place, Recorded(value=msgspec.Raw(data)))
+    return value
+
+
+async def attempt(work: Work, threads: Threads, check: Callable[[], Awaitable[None]]) -> Any:
+    """Calls a step's function with its own timeout and retries; a plain one in a thread. `check`
+    stops it between two tries."""
+    for retry in range(work.options.retries):
+        try:
+            return await _once(work, threads)
+        except (Fail, Retry):
+            raise
+        except Exception:
+            await asyncio.sleep(work.pause_before(retry))
+            await check()
+    return await _once(work, threads)
+
+
+def attempt_here(work: Work, threads: Threads, check: Callable[[], None]) -> Any:
+    """The same in a thread that has no event loop. `check` stops it between two tries."""
+    for retry in range(work.options.retries):
+        try:
+            return _once_here(work, threads)
+        except (Fail, Retry):
+            raise
+        except Exception:
+            time.sleep(work.pause_before(retry))
+            check()
+    return _once_here(work, threads)
+
+
+async def _once(work: Work, threads: Threads) -> Any:
+    if work.options.timeout is None:
+        return await _call(work, threads)
+    async with asyncio.timeout(work.options.seconds):
+        return await _call(work, threads)
+
+
+async def _call(work: Work, threads: Threads) -> Any:
+    if work.is_async:
+        return await work.wait()
+    result = await threads.call(work.call)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _once_here(work: Work, threads: Threads) -> Any:
+    """A plain function cannot be stopped: with a timeout it gets a thread that is left behind."""
+    if work.options.timeout is None:
+        return work.call()
+    return threads.start(work.call).result(work.options.seconds)
+
+
+class _Inside:
+    """Whoever asks now is inside a step."""
+
+    __slots__ = ("_context", "_step")
+
+    def __init__(self, name: str) -> None:
+        self._context = current_context.set(None)
+        self._step = inside_step.set(name)
+
+    def leave(self) -> None:
+        inside_step.reset(self._step)
+        current_context.reset(self._context)
+
+
+def check_name(name: object) -> str:
+    text = check_text(name, "step name", limit=200)
+    if not text or _BRANCH_NAME.match(text):
+        raise Invalid(f"{text!r} cannot name a step")
+    return text
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    named = function.func if isinstance(function, functools.partial) else function
+    name = getattr(named, "__qualname__", None) or type(named).__name__
+    return check_name(name.replace("<locals>.", ""))
+
+
+_DEFAULTS = StepOptions()

@@ -1,0 +1,43 @@
+"""Branches of a handler that run at the same time: all of them, or the first failure."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flowfabric.worker.errors import Unwind
+
+
+async def together(tasks: Sequence[asyncio.Task[Any]], parked: Callable[[], bool]) -> None:
+    """Returns when all have succeeded. The first error is raised at once, after the others were
+    cancelled. A handler that is taken off its slot unwinds as a whole: every branch comes to its
+    own end then, and what it waits for stays."""
+    try:
+        left = set(tasks)
+        while left:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            errors = [task.exception() for task in tasks if task in done and _failed(task)]
+            if errors and not parked() and not isinstance(errors[0], Unwind):
+                break
+    finally:
+        await _stop(tasks)
+    for error in sorted(_errors(tasks), key=lambda each: not isinstance(each, Unwind)):
+        raise error
+
+
+def _errors(tasks: Sequence[asyncio.Task[Any]]) -> list[BaseException]:
+    """What branches raised, those that were stopped last."""
+    raised = [task.exception() for task in tasks if _failed(task)]
+    stopped = [asyncio.CancelledError() for task in tasks if task.cancelled()]
+    return [*(error for error in raised if error is not None), *stopped]
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is not None
+
+
+async def _stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left)

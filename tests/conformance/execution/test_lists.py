@@ -1,0 +1,290 @@
+"""Lists by pages and filters, and counts. E-T329, E-X28, INV-7."""
+
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from flowfabric.core.base.errors import (
+    Invalid,
+)
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.submission import Submission
+from flowfabric.engine.execution.views import Info
+from flowfabric.store.contract import Query
+from tests.kit import situations
+from tests.kit.lab import Lab
+from tests.kit.situations import ALL, LIVING
+
+# -- lists
+
+
+async def walk(lab: Lab, **filters: Any) -> list[ExecutionId]:
+    """Every page, one after the other."""
+    query = Query(**filters)
+    page = await lab.engine.views.list(query)
+    found = [info.id for info in page.items]
+    while page.cursor is not None:
+        page = await lab.engine.views.list(query, page.cursor)
+        found += [info.id for info in page.items]
+    return found
+
+
+async def test_a_list_has_pages_and_a_last_one(lab: Lab) -> None:
+    """E-T329: fifteen by five, in order of creation, each once, no cursor at the end"""
+    ids = []
+    for number in range(15):
+        ids.append(await lab.submit())
+        lab.clock.advance(number % 3)
+    cursor, pages = None, []
+    for _ in range(3):
+        page = await lab.engine.views.list(Query(limit=5), cursor)
+        pages.append([info.id for info in page.items])
+        cursor = page.cursor
+    assert pages == [ids[:5], ids[5:10], ids[10:]]
+    assert cursor is None
+    assert await walk(lab, limit=4, newest_first=True) == ids[::-1]
+    assert await walk(lab, limit=1) == ids
+
+
+async def test_an_empty_list_and_a_list_of_nothing(lab: Lab) -> None:
+    """E-T329"""
+    views = lab.engine.views
+    assert (await views.list(Query())).items == ()
+    assert (await views.list(Query())).cursor is None
+    await lab.submit()
+    for query in (Query(limit=0), Query(namespace="none"), Query(lane="none"), Query(kind="none")):
+        page = await views.list(query)
+        assert (page.items, page.cursor) == ((), None)
+
+
+async def test_what_was_created_in_one_millisecond_is_listed_whole(lab: Lab) -> None:
+    submissions = [Submission(kind="job") for _ in range(60)]
+    answers = await lab.engine.executions.submit_many(submissions)
+    ids = [answer.id for answer in answers]
+    for newest_first in (False, True):
+        found = await walk(lab, limit=7, newest_first=newest_first)
+        assert found == (ids[::-1] if newest_first else ids)
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "nonsense",
+        "1",
+        "1.",
+        ".",
+        "1.zz",
+        "x." + "0" * 32,
+        "1." + "0" * 31,
+        "-1." + "0" * 32,
+        "1" * 30 + "." + "0" * 32,
+        "1" * 5000 + "." + "0" * 32,
+        "1.\0" + "0" * 31,
+    ],
+)
+async def test_a_malformed_cursor_is_refused(lab: Lab, cursor: str) -> None:
+    """E-T329"""
+    await lab.submit()
+    with pytest.raises(Invalid):
+        await lab.engine.views.list(Query(), cursor)
+
+
+async def test_a_cursor_may_be_a_moment_and_an_id(lab: Lab) -> None:
+    first, second = await lab.submit(), await lab.submit()
+    assert await walk(lab, after=(lab.clock.now(), first.uuid)) == [second]
+    assert await walk(lab, after=(lab.clock.now(), second.uuid), newest_first=True) == [first]
+
+
+async def test_a_cursor_of_what_is_gone_continues_where_it_was(lab: Lab) -> None:
+    ids = [await situations.cancelled_unrun(lab) for _ in range(4)]
+    page = await lab.engine.views.list(Query(limit=2))
+    lab.clock.advance(8 * 86_400_000)
+    later = await lab.submit()
+    assert await lab.engine.sweep.trim() == 4
+    page = await lab.engine.views.list(Query(limit=2), page.cursor)
+    assert [info.id for info in page.items] == [later]
+    assert ids
+
+
+async def test_a_list_is_filtered_by_where_and_what(lab: Lab) -> None:
+    """Each filter alone, and together"""
+    rows = [
+        (namespace, lane, kind, tenant)
+        for namespace in ("n1", "n2")
+        for lane in ("l1", "l2")
+        for kind in ("k1", "k2")
+        for tenant in ("t1", "t2")
+    ]
+    ids = {
+        row: await lab.submit(
+            row[2], namespace=row[0], lane=row[1], tags={"app.tenant": row[3], "app.x": "1"}
+        )
+        for row in rows
+    }
+
+    def expected(**wanted: str) -> list[ExecutionId]:
+        names = ("namespace", "lane", "kind", "tenant")
+        return [
+            ids[row]
+            for row in rows
+            if all(row[names.index(name)] == value for name, value in wanted.items())
+        ]
+
+    assert await walk(lab, namespace="n1") == expected(namespace="n1")
+    assert await walk(lab, lane="l2") == expected(lane="l2")
+    assert await walk(lab, kind="k1") == expected(kind="k1")
+    assert await walk(lab, tag=("app.tenant", "t2")) == expected(tenant="t2")
+    assert await walk(lab, tag=("app.tenant", "t3")) == []
+    assert await walk(lab, tag=("app.none", "t2")) == []
+    assert await walk(lab, namespace="n2", lane="l1", limit=3) == expected(
+        namespace="n2", lane="l1"
+    )
+    everything: dict[str, Any] = {"namespace": "n2", "lane": "l1", "kind": "k2"}
+    assert await walk(lab, **everything, tag=("app.tenant", "t1"), limit=1) == expected(
+        **everything, tenant="t1"
+    )
+
+
+async def test_a_list_is_filtered_by_when(lab: Lab) -> None:
+    """From is inclusive, until is not"""
+    start = lab.clock.now()
+    ids = []
+    for _ in range(5):
+        ids.append(await lab.submit())
+        lab.clock.advance(10)
+    moment = Millis(start + 20)
+    assert await walk(lab, created_from=moment) == ids[2:]
+    assert await walk(lab, created_until=moment) == ids[:2]
+    assert (
+        await walk(lab, created_from=Millis(start + 10), created_until=Millis(start + 31))
+        == (ids[1:4])
+    )
+    assert await walk(lab, created_from=moment, limit=1, newest_first=True) == ids[:1:-1]
+    assert await walk(lab, created_from=moment, created_until=moment) == []
+
+
+async def test_a_list_is_filtered_by_every_state(lab: Lab) -> None:
+    """Each public state, alone and with others, by pages of one"""
+    by_state: dict[PublicState, list[ExecutionId]] = {state: [] for state in PublicState}
+    ids = []
+    for situation in [*ALL.values()] * 2:
+        id = await situation(lab)
+        ids.append(id)
+        by_state[await lab.state(id)].append(id)
+    assert all(by_state.values())
+    for state, expected in by_state.items():
+        for limit in (1, 100):
+            assert await walk(lab, states=(state,), limit=limit) == expected, state
+        newest = await walk(lab, states=(state,), limit=2, newest_first=True)
+        assert newest == expected[::-1], state
+    mixed = {PublicState.WAITING, PublicState.RATE_LIMITED, PublicState.FAILED}
+    expected = [id for id in ids if any(id in by_state[state] for state in mixed)]
+    assert await walk(lab, states=tuple(mixed), limit=3) == expected
+    assert await walk(lab, states=tuple(PublicState)) == ids
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"states": ("nonsense",)},
+        {"namespace": "a\0b"},
+        {"lane": 7},
+        {"kind": "\ud800"},
+        {"tag": ("app.tenant", "a\0b")},
+        {"tag": ("nodot", "v")},
+        {"tag": ("app.tenant",)},
+        {"created_from": -1},
+        {"created_until": 2**70},
+        {"created_from": "yesterday"},
+        {"after": (-1, UUID(int=1))},
+        {"after": (1, "nonsense")},
+        {"after": "nonsense"},
+    ],
+)
+async def test_a_filter_that_makes_no_sense_is_refused(lab: Lab, wrong: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        await lab.engine.views.list(Query(**wrong))
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_pages_neither_repeat_nor_lose_anything_while_rows_are_added(
+    lab: Lab, newest_first: bool
+) -> None:
+    """Also while the listed ones move from state to state"""
+    ids = []
+    for number in range(20):
+        ids.append(await lab.submit())
+        lab.clock.advance(number % 2)
+    query = Query(limit=3, newest_first=newest_first)
+    cursor, seen = None, []
+    for _ in range(40):
+        page = await lab.engine.views.list(query, cursor)
+        seen += [info.id for info in page.items]
+        cursor = page.cursor
+        if cursor is None:
+            break
+        await lab.submit()
+        for claim in await lab.claim(limit=2):
+            await lab.complete(claim)
+        await lab.submit(delay_until=Millis(lab.clock.now() + 1))
+        if len(seen) > 30:
+            break
+    assert len(seen) == len(set(seen))
+    old = [id for id in seen if id in ids]
+    assert old == (ids[::-1] if newest_first else ids)
+
+
+async def test_a_rare_row_in_a_long_list_is_found(lab: Lab) -> None:
+    """A call looks at a bounded number of rows: a short page may still have a cursor"""
+    many = [Submission(kind="common", delay_until=Millis(lab.clock.now() + 1))] * 10_100
+    await lab.engine.executions.submit_many(many)
+    rare = await lab.submit("rare", tags={"app.rare": "yes"})
+    for filters in (
+        {"kind": "rare"},
+        {"tag": ("app.rare", "yes")},
+        {"states": (PublicState.WAITING,)},
+    ):
+        assert await walk(lab, **filters) == [rare]
+    page = await lab.engine.views.list(Query(limit=50_000))
+    assert len(page.items) == 1000
+    assert page.cursor is not None
+    newest = await lab.engine.views.list(Query(limit=1, newest_first=True))
+    assert [info.id for info in newest.items] == [rare]
+    assert (await lab.engine.views.counts()).by_state["delayed"] == 10_100
+
+
+async def test_what_a_list_shows_is_what_the_execution_shows(lab: Lab) -> None:
+    ids = [await situation(lab) for situation in LIVING.values()]
+    infos: list[Info | None] = [await lab.engine.views.info(id) for id in ids]
+    assert list((await lab.engine.views.list(Query())).items) == infos
+
+
+# -- counts
+
+
+async def test_counts_are_those_of_the_states(lab: Lab) -> None:
+    views = lab.engine.views
+    expected: Counter[PublicState] = Counter()
+    for number, situation in enumerate([*ALL.values()] * 2):
+        lane, namespace = f"lane-{number % 2}", f"space-{number % 3}"
+        id = await situation(lab, lane=lane, namespace=namespace)
+        expected[await lab.state(id)] += 1
+    counts = await views.counts()
+    assert {PublicState(word): count for word, count in counts.by_state.items() if count} == (
+        expected
+    )
+    assert not counts.capped
+    total: Counter[str] = Counter()
+    for lane in ("lane-0", "lane-1"):
+        for namespace in ("space-0", "space-1", "space-2"):
+            part = (await views.counts(namespace=namespace, lane=lane)).by_state
+            listed = await walk(lab, namespace=namespace, lane=lane)
+            assert sum(part.values()) == len(listed)
+            total.update(part)
+    assert {word: count for word, count in total.items() if count} == expected
+    assert sum((await views.counts(lane="nowhere")).by_state.values()) == 0

@@ -1,0 +1,234 @@
+"""What an owner writes beside its lease: progress and steps."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import (
+    Invalid,
+    StaleLease,
+)
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.step import Step
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.contract import Progress
+from tests.kit.lab import Lab
+from tests.kit.owners import (
+    RETRYING,
+    STEP,
+)
+from tests.kit.situations import RETRY_AT_ONCE
+
+# -- what is written beside the lease
+
+
+async def progress_of(lab: Lab, id: str) -> Progress | None:
+    description = await lab.engine.views.describe(id)
+    assert description is not None
+    return description.progress
+
+
+async def test_progress_stores_percentage_and_message(lab: Lab) -> None:
+    """E-T149: what is not given stays as it was, and no event is written"""
+    claim = await lab.running()
+    assert await progress_of(lab, claim.id) is None
+    await lab.engine.attempts.progress(claim, 10, "begun")
+    assert await progress_of(lab, claim.id) == Progress(10, "begun")
+    await lab.engine.attempts.progress(claim, 50)
+    assert await progress_of(lab, claim.id) == Progress(50, "begun")
+    await lab.engine.attempts.progress(claim, message="halfway")
+    assert await progress_of(lab, claim.id) == Progress(50, "halfway")
+    await lab.engine.attempts.progress(claim, 0, "")
+    assert await progress_of(lab, claim.id) == Progress(0, "")
+    assert [event.kind for event in await lab.events(claim.id)] == [EventKind.CLAIMED]
+
+
+async def test_progress_is_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
+    claim = await lab.running()
+    lab.clock.advance(500)
+    await lab.engine.attempts.progress(claim, 10)
+    description = await lab.engine.views.describe(claim.id)
+    assert description is not None
+    assert description.touched_at == lab.clock.now()
+
+
+async def begins_again_by_a_retry(lab: Lab, claim: Claim) -> None:
+    await lab.fail(claim)
+
+
+async def begins_again_by_a_takeover(lab: Lab, claim: Claim) -> None:
+    await lab.lose(claim)
+
+
+async def begins_again_by_a_replay(lab: Lab, claim: Claim) -> None:
+    await lab.complete(claim)
+    await lab.engine.executions.replay(claim.id)
+
+
+@pytest.mark.parametrize(
+    "again", [begins_again_by_a_retry, begins_again_by_a_takeover, begins_again_by_a_replay]
+)
+async def test_a_new_attempt_has_no_progress_of_the_old_one(
+    lab: Lab, again: Callable[[Lab, Claim], Awaitable[None]]
+) -> None:
+    """§3.13: progress is of the attempt; what the new one leaves out is not taken from the old"""
+    claim = await lab.running(policy=RETRY_AT_ONCE)
+    await lab.engine.attempts.progress(claim, 90, "nearly done")
+    await again(lab, claim)
+    claim = await lab.claim_one()
+    assert claim.attempt == 1
+    assert await progress_of(lab, claim.id) is None
+    await lab.engine.attempts.progress(claim, 5)
+    assert await progress_of(lab, claim.id) == Progress(5, None)
+    await lab.complete(claim)
+    assert await progress_of(lab, claim.id) == Progress(5, None)
+
+
+async def test_an_attempt_that_goes_on_keeps_its_progress(lab: Lab) -> None:
+    """Also while it is interrupted, and after its worker was lost"""
+    claim = await lab.running()
+    await lab.engine.attempts.progress(claim, 50, "halfway")
+    await lab.engine.attempts.hand_back(claim)
+    assert await progress_of(lab, claim.id) == Progress(50, "halfway")
+    claim = await lab.claim_one()
+    await lab.engine.attempts.progress(claim, 60)
+    await lab.lose(claim)
+    assert await progress_of(lab, claim.id) == Progress(60, "halfway")
+
+
+async def touched_at(lab: Lab, id: str) -> Millis:
+    description = await lab.engine.views.describe(id)
+    assert description is not None
+    return description.touched_at
+
+
+async def test_every_change_is_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
+    """All transitions set last_mutation_at, also those no event tells of"""
+    engine = lab.engine
+    delayed = await lab.submit(delay_until=Millis(lab.clock.now() + 5))
+    await lab.pass_time(5)
+    assert await touched_at(lab, delayed) == lab.clock.now()
+    acts: list[Callable[[], Awaitable[object]]] = [
+        lambda: engine.executions.block(delayed, "paused_by_operator"),
+        lambda: engine.executions.unblock(delayed),
+        lambda: engine.executions.hold(delayed),
+        lambda: engine.executions.unhold(delayed),
+        lambda: engine.grants.issue(delayed, "w1"),
+    ]
+    for act in acts:
+        lab.clock.advance(7)
+        await act()
+        assert await touched_at(lab, delayed) == lab.clock.now()
+
+
+@pytest.mark.parametrize("percent", [-1, 101, 10**30, 5.0, "5", True])
+async def test_progress_is_a_whole_percentage(lab: Lab, percent: Any) -> None:
+    """§3.13"""
+    claim = await lab.running()
+    with pytest.raises(Invalid):
+        await lab.engine.attempts.progress(claim, percent)
+    assert await progress_of(lab, claim.id) is None
+
+
+@pytest.mark.parametrize("message", ["x" * 4097, "nul \0", "\ud800", 5])
+async def test_a_progress_message_is_short_storable_text(lab: Lab, message: Any) -> None:
+    claim = await lab.running()
+    await lab.engine.attempts.progress(claim, message="x" * 4096)
+    with pytest.raises(Invalid):
+        await lab.engine.attempts.progress(claim, message=message)
+    assert await progress_of(lab, claim.id) == Progress(None, "x" * 4096)
+
+
+async def test_writing_beside_a_lease_does_not_disturb_its_owner(lab: Lab) -> None:
+    """Renewals, progress and steps leave the version alone that an ending is decided on."""
+    claim = await lab.running()
+    await lab.engine.attempts.progress(claim, 10)
+    await lab.engine.attempts.record_step(claim, STEP)
+    await lab.engine.claims.renew(claim)
+    found = await lab.engine.store.load([claim.uuid])
+    assert found[claim.uuid].head == claim.snapshot.head
+    await lab.complete(claim, b"done")
+    assert await lab.engine.views.result(claim.id) == b"done"
+
+
+async def steps_of(lab: Lab, claim: Claim, generation: int = 0) -> list[Step]:
+    return await lab.engine.attempts.steps(claim.uuid, generation)
+
+
+async def test_a_recorded_step_is_never_overwritten(lab: Lab) -> None:
+    """INV-23: also not by another attempt"""
+    first = await lab.running(policy=RETRYING)
+    recorded = replace(STEP, doc=b"first")
+    await lab.engine.attempts.record_step(first, recorded)
+    await lab.engine.attempts.record_step(first, replace(STEP, doc=b"second"))
+    assert await steps_of(lab, first) == [recorded]
+    await lab.fail(first)
+    await lab.pass_time(10)
+    second = await lab.claim_one()
+    await lab.engine.attempts.record_step(second, replace(STEP, doc=b"third"))
+    assert await steps_of(lab, second) == [recorded]
+
+
+async def test_steps_are_told_apart_by_name_and_occurrence_and_come_in_order(lab: Lab) -> None:
+    claim = await lab.running()
+    steps = [
+        Step(0, 2, "charge", 1, b"c"),
+        Step(0, 0, "charge", 0, b"a"),
+        Step(0, 1, "mail", 0, bytes(range(256))),
+        Step(1, 0, "charge", 0, b"another generation"),
+    ]
+    for step in steps:
+        await lab.engine.attempts.record_step(claim, step)
+    assert await steps_of(lab, claim) == [steps[1], steps[2], steps[0]]
+    assert await steps_of(lab, claim, generation=1) == [steps[3]]
+
+
+async def test_a_step_needs_a_name_and_bytes_that_can_be_stored(lab: Lab) -> None:
+    claim = await lab.running()
+    wrong: list[dict[str, Any]] = [
+        {"name": "x" * 257},
+        {"name": "nul \0"},
+        {"doc": "text"},
+        {"doc": bytes((1 << 20) + 1)},
+    ]
+    for members in wrong:
+        with pytest.raises(Invalid):
+            await lab.engine.attempts.record_step(claim, replace(STEP, **members))
+    assert await steps_of(lab, claim) == []
+
+
+async def test_steps_outlive_a_loss_and_a_failure_but_not_a_success(lab: Lab) -> None:
+    """A replay keeps the steps of a run that had failed and begins anew after one that had
+    succeeded."""
+    claim = await lab.running()
+    await lab.engine.attempts.record_step(claim, STEP)
+    await lab.lose(claim)
+    claim = await lab.claim_one()
+    await lab.fail(claim)
+    await lab.engine.executions.replay(claim.id)
+    claim = await lab.claim_one()
+    assert claim.snapshot.life.generation == 0
+    assert await steps_of(lab, claim) == [STEP]
+    await lab.complete(claim)
+    await lab.engine.executions.replay(claim.id)
+    claim = await lab.claim_one()
+    assert claim.snapshot.life.generation == 1
+    assert await steps_of(lab, claim, claim.snapshot.life.generation) == []
+
+
+async def test_an_owner_that_lost_its_lease_does_not_hear_the_answer_of_the_next(lab: Lab) -> None:
+    """Both in one process, in one batch."""
+    old = await lab.running()
+    await lab.lose(old)
+    new = await lab.claim_one()
+    theirs, ours = await asyncio.gather(
+        lab.engine.attempts.record_step(old, replace(STEP, name="stale")),
+        lab.engine.attempts.record_step(new, STEP),
+        return_exceptions=True,
+    )
+    assert (type(theirs), ours) == (StaleLease, None)
+    assert await lab.engine.attempts.steps(new.uuid, STEP.generation) == [STEP]

@@ -1,0 +1,200 @@
+"""Revoking: an operator takes a lease away."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flowfabric.core.base.errors import (
+    Invalid,
+    NotActive,
+    NotFound,
+    StaleLease,
+)
+from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.lease import AlreadySatisfied, Revoked
+from flowfabric.core.execution.status import (
+    AttemptState,
+    Blocking,
+    Eligibility,
+    Ownership,
+    Phase,
+    Vector,
+)
+from flowfabric.engine.execution.attempts import Held, Owned
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.execution.views import Description, LeaseView
+from tests.kit.lab import W1, W2, Lab
+
+NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
+
+RUNNING = Vector(
+    Phase.ACTIVE,
+    Ownership.LEASED,
+    Eligibility.NOT_APPLICABLE,
+    Blocking.NONE,
+    "none",
+    AttemptState.RUNNING,
+)
+
+
+def lost(ownership: Ownership) -> Vector:
+    return Vector(
+        Phase.ACTIVE,
+        ownership,
+        Eligibility.NOT_APPLICABLE,
+        Blocking.WORKER,
+        "none",
+        AttemptState.INTERRUPTED,
+    )
+
+
+FORMS: dict[str, Callable[[Lab, Claim], Owned]] = {
+    "claim": lambda lab, claim: claim,
+    "handle": lambda lab, claim: lab.engine.attempts.seal(claim),
+    "fence": lambda lab, claim: Held(claim.id, claim.owner),
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+async def describe(lab: Lab, id: str) -> Description:
+    description = await lab.engine.views.describe(id)
+    assert description is not None
+    return description
+
+
+async def lease_of(lab: Lab, id: str) -> LeaseView | None:
+    return (await describe(lab, id)).lease
+
+
+async def kinds(lab: Lab, id: str) -> list[EventKind]:
+    return [event.kind for event in await lab.events(id)]
+
+
+# -- revoking
+
+
+async def test_a_revoked_lease_is_gone_at_once(lab: Lab) -> None:
+    """E-T101 [C], INV-3: S7, and the epoch is the one of the lease that was taken away"""
+    claim = await lab.running()
+    lab.clock.advance(100)
+    answer = await lab.engine.claims.revoke(claim.id, reason="runaway")
+    assert answer == Revoked(claim.lease.id, 1)
+    assert await lab.vector(claim.id) == lost(Ownership.REVOKED)
+    description = await describe(lab, claim.id)
+    assert description.blocking_detail == "lease revoked: runaway"
+    assert (description.lease, description.epoch) == (None, 1)
+    assert await lab.engine.claims.held_by(W1.instance) == []
+    [_, revoked] = await lab.events(claim.id)
+    assert (revoked.kind, revoked.lease, revoked.reason) == (
+        EventKind.LEASE_REVOKED,
+        "revoked",
+        "runaway",
+    )
+    assert (revoked.epoch, revoked.attempt, revoked.worker) == (1, 0, W1)
+    assert revoked.at == lab.clock.now()
+
+
+async def test_a_revocation_aimed_at_another_instance_hits_nobody(lab: Lab) -> None:
+    """E-T102"""
+    claim = await lab.running()
+    before = await describe(lab, claim.id)
+    answer = await lab.engine.claims.revoke(claim.id, reason="", instance="w1-b")
+    assert answer == AlreadySatisfied("different_worker_instance_id")
+    assert await describe(lab, claim.id) == before
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED]
+
+
+async def test_a_revocation_aimed_at_another_lease_is_stale(lab: Lab) -> None:
+    """§3.20, E-X15"""
+    claim = await lab.running()
+    with pytest.raises(StaleLease):
+        await lab.engine.claims.revoke(claim.id, reason="", lease_id=new_uuid7(1, 1))
+    assert await lab.vector(claim.id) == RUNNING
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED]
+
+
+async def test_the_instance_is_compared_before_the_lease(lab: Lab) -> None:
+    claim = await lab.running()
+    answer = await lab.engine.claims.revoke(
+        claim.id, reason="", instance="w1-b", lease_id=new_uuid7(1, 1)
+    )
+    assert answer == AlreadySatisfied("different_worker_instance_id")
+
+
+async def test_a_revocation_may_name_its_target_twice(lab: Lab) -> None:
+    claim = await lab.running()
+    answer = await lab.engine.claims.revoke(
+        claim.id, reason="", instance=W1.instance, lease_id=claim.lease.id
+    )
+    assert answer == Revoked(claim.lease.id, 1)
+
+
+async def test_a_revocation_that_comes_too_late_spares_the_next_owner(lab: Lab) -> None:
+    """INV-3: aimed at a lease that is gone"""
+    claim = await lab.running()
+    await lab.lose(claim)
+    await lab.claim_one(W2)
+    with pytest.raises(StaleLease):
+        await lab.engine.claims.revoke(claim.id, reason="", lease_id=claim.lease.id)
+    answer = await lab.engine.claims.revoke(claim.id, reason="", instance=W1.instance)
+    assert answer == AlreadySatisfied("different_worker_instance_id")
+    assert await lab.vector(claim.id) == RUNNING
+
+
+async def test_what_nobody_runs_has_no_lease_to_revoke(lab: Lab) -> None:
+    """E-T103 [C]: not active is said before anything is compared; no event, INV-24"""
+    id = await lab.submit()
+    with pytest.raises(NotActive) as refusal:
+        await lab.engine.claims.revoke(id, reason="", instance="nobody", lease_id=new_uuid7(1, 1))
+    assert (refusal.value.phase, refusal.value.outcome) == ("runnable", "none")
+    assert (refusal.value.epoch, refusal.value.attempt_id) == (0, None)
+    claim = await lab.claim_one()
+    await lab.complete(claim)
+    with pytest.raises(NotActive) as refusal:
+        await lab.engine.claims.revoke(id, reason="")
+    assert (refusal.value.phase, refusal.value.outcome) == ("terminal", "success")
+    assert await kinds(lab, id) == [EventKind.CLAIMED, EventKind.COMPLETED]
+
+
+async def test_a_delayed_execution_has_no_lease_to_revoke(lab: Lab) -> None:
+    claim = await lab.running()
+    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 1000))
+    with pytest.raises(NotActive) as refusal:
+        await lab.engine.claims.revoke(claim.id, reason="")
+    assert (refusal.value.phase, refusal.value.attempt_id) == ("runnable", claim.attempt_id)
+
+
+async def test_revoking_twice_is_revoking_once(lab: Lab) -> None:
+    """E-T104, INV-23: whatever the second one is aimed at"""
+    claim = await lab.running()
+    await lab.engine.claims.revoke(claim.id, reason="first")
+    for aim in ({}, {"instance": "other"}, {"lease_id": new_uuid7(1, 1)}):
+        answer = await lab.engine.claims.revoke(claim.id, reason="second", **aim)
+        assert answer == AlreadySatisfied("already_revoked")
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED, EventKind.LEASE_REVOKED]
+    assert (await describe(lab, claim.id)).blocking_detail == "lease revoked: first"
+
+
+async def test_a_lease_that_ran_out_needs_no_revoking(lab: Lab) -> None:
+    """§3.20"""
+    claim = await lab.running()
+    await lab.lose(claim)
+    answer = await lab.engine.claims.revoke(claim.id, reason="")
+    assert answer == AlreadySatisfied("already_expired")
+    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+
+
+async def test_a_missing_execution_cannot_be_revoked(lab: Lab) -> None:
+    with pytest.raises(NotFound):
+        await lab.engine.claims.revoke(NOBODY, reason="")
+
+
+@pytest.mark.parametrize("reason", ["x" * 4097, "\0", "\ud800", 7])
+async def test_a_reason_is_short_storable_text(lab: Lab, reason: Any) -> None:
+    claim = await lab.running()
+    with pytest.raises(Invalid):
+        await lab.engine.claims.revoke(claim.id, reason=reason)
+    assert await lab.vector(claim.id) == RUNNING

@@ -1,0 +1,440 @@
+"""Edges, staged one by one: what is checked, in which order, and what they do at once.
+
+Behaviour: coordination.md 1.3, 1.5; invariants I-2 to I-5, I-9; flaws F-01, F-12, F-13, F-18,
+F-19, F-30.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import (
+    Corruption,
+    CycleDetected,
+    FlowConflict,
+    Invalid,
+    InvalidGraph,
+    NotActive,
+    NotFound,
+    NotInFlow,
+    SelfEdge,
+    StaleRevision,
+)
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.execution.gate import DELAYS
+from flowfabric.core.execution.lease import AlreadySatisfied
+from flowfabric.core.execution.model import Ready, Waiting
+from flowfabric.core.execution.outcome import Outcome
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.graph import Graph, Link, Node
+from flowfabric.core.flow.grow import AlreadyStaged, Staged
+from flowfabric.core.flow.join import AnyOf, Edge, JoinState, On, Quorum
+from flowfabric.store.rows.flow import read_edge
+from tests.kit.flow_lab import declare
+from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, unknown
+from tests.kit.lab import Lab
+from tests.kit.race import Race
+from tests.kit.signalling import fresh
+from tests.kit.situations import LIVING, Situation, completions, described, load
+
+BAD: Any = "sometimes"
+
+
+async def refused(flow: Growing, call: Awaitable[object], error: type[Exception]) -> None:
+    """I-5: a refusal writes nothing."""
+    before = await kept(flow)
+    with pytest.raises(error):
+        await call
+    assert await kept(flow) == before
+
+
+# -- staging
+
+
+async def test_an_edge_is_counted_and_its_child_waits(lab: Lab) -> None:
+    """C-T11, I-2: revision and count move by one each"""
+    flow = await Growing.begin(lab, "a", "b")
+    staged = await flow.link("a>b")
+    seen = await flow.flow()
+    assert isinstance(staged, Staged)
+    assert (staged.revision, seen.revision, seen.edges, seen.nodes) == (3, 3, 1, 2)
+    await flow.seal()
+    assert await flow.states() == {"a": PublicState.WAITING, "b": PublicState.WAITING_CHILDREN}
+    assert (await flow.flow()).revision == 3
+    assert await counters(flow, "b") == (1, 0, 0, 0)
+
+
+async def test_applying_an_edge_that_was_staged_changes_nothing(lab: Lab) -> None:
+    """C-T15: staging applied it"""
+    flow = await Growing.begin(lab, "a", "b")
+    staged = await flow.link("a>b")
+    before = await kept(flow)
+    for _ in range(2):
+        answer = await lab.engine.flows.apply(flow.id, staged.edge)
+        assert answer == AlreadySatisfied("already_applied")
+    with pytest.raises(NotFound):
+        await lab.engine.flows.apply(flow.id, fresh())
+    assert await kept(flow) == before
+    assert await counters(flow, "b") == (1, 0, 0, 0)
+
+
+async def test_an_edge_is_remembered_as_it_was_staged(lab: Lab) -> None:
+    """C-T16, I-4: every field, also the name under which data is passed"""
+    flow = await Growing.begin(lab, "a", "b")
+    wanted = flow.edge("a>b", on=On.ANY_END, input="draft")
+    await lab.engine.flows.stage(wanted)
+    expected = replace(wanted, created_at=lab.clock.now())
+    assert await lab.engine.flow_views.edge(flow.id, wanted.id) == expected
+    assert await lab.engine.flow_views.edge(flow.id, fresh()) is None
+    assert await lab.engine.flow_views.edge(fresh(), wanted.id) is None
+    await flow.seal()
+    await flow.complete("a")
+    await flow.complete("b")
+    assert await lab.engine.flow_views.edge(flow.id, wanted.id) == expected
+
+
+async def test_edges_are_listed_in_both_directions(lab: Lab) -> None:
+    """C-T17, C-T18: none for the lonely, the solitary and the unknown"""
+    flow = await Growing.begin(lab, "a", "b", "c", "lonely")
+    for word in ("a>b", "b>c", "a>c"):
+        await flow.link(word)
+    edges = lab.engine.flow_views.edges
+    leaving = await edges(flow.id, upstream=flow["a"])
+    entering = await edges(flow.id, downstream=flow["c"])
+    assert {state.edge.downstream for state in leaving} == {flow["b"].uuid, flow["c"].uuid}
+    assert {state.edge.upstream for state in entering} == {flow["a"].uuid, flow["b"].uuid}
+    for nobody in (flow["lonely"], await lab.submit(), await unknown(flow)):
+        assert await edges(flow.id, upstream=nobody) == []
+        assert await edges(flow.id, downstream=nobody) == []
+    assert await edges(fresh()) == []
+
+
+@pytest.mark.parametrize("doc", [b"", b"{", b"[]", b"{}", b"\xff", b'{"id":"x"}'])
+def test_a_stored_edge_that_nobody_wrote_is_corruption(doc: bytes) -> None:
+    """C-T16, C-T18"""
+    with pytest.raises(Corruption):
+        read_edge(doc, None)
+
+
+def test_an_ending_of_an_edge_that_nobody_wrote_is_corruption() -> None:
+    """C-T16, C-T18"""
+    id = fresh()
+    edge = Edge(id=id, flow=id, upstream=id, downstream=id)
+    assert read_edge(msgspec.json.encode(edge), 1).outcome is Outcome.FAILED
+    with pytest.raises(Corruption):
+        read_edge(msgspec.json.encode(edge), 99)
+
+
+async def test_a_stale_revision_is_refused(lab: Lab) -> None:
+    """C-T12: in both directions; nothing is written"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    for wrong in (2, 4):
+        edge = flow.edge("a>b")
+        await refused(flow, lab.engine.flows.stage(edge, expected_revision=wrong), StaleRevision)
+    await lab.engine.flows.stage(flow.edge("a>b"), expected_revision=3)
+    await lab.engine.flows.stage(flow.edge("b>c"), expected_revision=4)
+
+
+async def test_a_repeated_staging_is_recognised_whatever_the_revision(lab: Lab) -> None:
+    """C-T14, F-19: the answer was lost, the caller asks again as before"""
+    flow = await Growing.begin(lab, "a", "b")
+    edge = flow.edge("a>b")
+    await lab.engine.flows.stage(edge, expected_revision=2)
+    lab.clock.advance(1000)
+    again = await lab.engine.flows.stage(edge, expected_revision=2)
+    assert again == AlreadyStaged(edge.id, 3)
+    assert await counters(flow, "b") == (1, 0, 0, 0)
+
+
+async def test_another_edge_under_a_known_id_is_a_conflict(lab: Lab) -> None:
+    """C-T14, I-4: whatever differs; the refusal carries the stored edge"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    edge = flow.edge("a>b")
+    await lab.engine.flows.stage(edge)
+    changes: list[dict[str, Any]] = [
+        {"upstream": flow["c"].uuid},
+        {"downstream": flow["c"].uuid},
+        {"on": On.FAILURE},
+        {"input": "x"},
+    ]
+    for change in changes:
+        await refused(flow, lab.engine.flows.stage(replace(edge, **change)), FlowConflict)
+    with pytest.raises(FlowConflict, match=f"dependency_already_exists.*{flow['a'].uuid}"):
+        await lab.engine.flows.stage(replace(edge, input="x"))
+
+
+async def test_two_edges_between_the_same_two_count_twice(lab: Lab) -> None:
+    """Coordination.md 1.3, I-9"""
+    flow = await Growing.begin(lab, "a", "b")
+    await flow.link("a>b")
+    await flow.link("a>b", on=On.ANY_END)
+    await flow.seal()
+    assert await counters(flow, "b") == (2, 0, 0, 0)
+    await flow.complete("a")
+    assert await counters(flow, "b") == (2, 2, 0, 0)
+    await flow.complete("b")
+
+
+async def test_edges_that_cannot_be_are_refused_each_for_its_own_reason(lab: Lab) -> None:
+    """C-T13, F-30, I-3, I-5"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    for word in ("a>b", "b>c"):
+        await flow.link(word)
+    stage = lab.engine.flows.stage
+    stranger, guest = await unknown(flow), await lab.submit(flow=flow.id)
+    bad: list[tuple[Edge, type[Exception]]] = [
+        (flow.edge("a>a"), SelfEdge),
+        (replace(flow.edge("a>a"), flow=fresh()), SelfEdge),
+        (replace(flow.edge("a>b"), flow=fresh()), NotFound),
+        (replace(flow.edge("a>b"), upstream=stranger.uuid), NotInFlow),
+        (replace(flow.edge("a>b"), downstream=stranger.uuid), NotInFlow),
+        (replace(flow.edge("a>b"), upstream=guest.uuid), NotInFlow),
+        (flow.edge("b>a"), CycleDetected),
+        (flow.edge("c>a"), CycleDetected),
+        (flow.edge("a>c", on=BAD), InvalidGraph),
+        (flow.edge("a>c", input="\ud800"), Invalid),
+        (flow.edge("a>c", id="x"), Invalid),
+        (flow.edge("a>c", upstream=str(flow["a"])), Invalid),
+        (flow.edge("a>c", flow=str(flow.id)), Invalid),
+    ]
+    for edge, error in bad:
+        await refused(flow, stage(edge), error)
+    await refused(flow, stage(BAD), Invalid)
+
+
+async def test_members_of_two_flows_are_not_linked(lab: Lab) -> None:
+    """C-T13, I-3: also when they share a partition"""
+    here, there = neighbours()
+    flow = await Growing.begin(lab, "a", id=here)
+    other = await Growing.begin(lab, "b", id=there)
+    foreign = replace(flow.edge("a>a"), downstream=other["b"].uuid)
+    await refused(flow, lab.engine.flows.stage(foreign), NotInFlow)
+
+
+async def test_a_cycle_is_found_through_thousands_of_members(lab: Lab) -> None:
+    """C-T13, F-18: no cap, and what is no cycle is staged"""
+    names = [f"n{number}" for number in range(2200)]
+    nodes = tuple(Node(name, Submission(kind="job")) for name in names)
+    links = tuple(Link(*pair) for pair in pairwise(names))
+    declared = await lab.engine.flows.declare("nightly", Graph(nodes, links))
+    flow = Growing(lab, declared.id, dict(declared.members))
+    await refused(flow, flow.link("n2199>n0"), CycleDetected)
+    await flow.add("extra")
+    assert isinstance(await flow.link("extra>n0"), Staged)
+    await refused(flow, flow.link("n2199>extra"), CycleDetected)
+
+
+async def test_of_two_edges_that_would_close_a_circle_one_is_staged(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """C-T13, I-3: at once, from two engines"""
+    for _ in range(5):
+        flow = await Growing.begin(lab, "a", "b")
+        words = ["a>b", "b>a"]
+        calls = [
+            each.engine.flows.stage(flow.edge(word))
+            for each, word in zip([lab, second_lab], words, strict=True)
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert sorted(type(answer).__name__ for answer in answers) == ["CycleDetected", "Staged"]
+        assert (await flow.flow()).edges == 1
+
+
+async def test_many_edges_are_staged_at_once(lab: Lab, second_lab: Lab) -> None:
+    """I-2, I-7: from two engines, each one counted"""
+    names = [f"u{number}" for number in range(16)]
+    flow = await Growing.begin(lab, *names, "child")
+    labs = [lab, second_lab] * 8
+    calls = [
+        each.engine.flows.stage(flow.edge(f"{name}>child"))
+        for each, name in zip(labs, names, strict=True)
+    ]
+    await asyncio.gather(*calls)
+    seen = await flow.flow()
+    assert (seen.nodes, seen.edges, seen.revision) == (17, 16, 33)
+    assert await counters(flow, "child") == (16, 0, 0, 0)
+
+
+# -- an upstream that has ended
+
+
+@pytest.mark.parametrize("on", On)
+@pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILED, Outcome.CANCELLED])
+async def test_an_edge_from_an_upstream_that_has_ended_is_settled_at_once(
+    lab: Lab, outcome: Outcome, on: On
+) -> None:
+    """F-01, F-30, I-9: in a flow that runs"""
+    flow = await Growing.begin(lab, "a", "keep")
+    await flow.seal()
+    await flow.end("a", outcome)
+    await flow.add("child")
+    await flow.link("a>child", on=on)
+    met = {On.SUCCESS: Outcome.SUCCESS, On.FAILURE: Outcome.FAILED}.get(on, outcome) is outcome
+    expected = PublicState.WAITING if met else PublicState.SKIPPED
+    assert await lab.state(flow["child"]) is expected
+    assert await counters(flow, "child") == (1, int(met), int(not met), 0)
+    (edge,) = await lab.engine.flow_views.edges(flow.id)
+    assert edge.outcome is outcome
+    assert await completions(lab, flow["child"]) == ([] if met else [Outcome.SKIPPED])
+
+
+async def test_an_edge_meets_an_upstream_that_ends_meanwhile(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-01, I-9: before the edge is written, after its ends were looked at"""
+    flow = await Growing.begin(lab, "a", "keep")
+    await flow.seal()
+    await flow.add("child")
+    claim = await flow.take("a")
+    race = Race(lab, monkeypatch)
+    race.before("apply_flow", lambda: second_lab.complete(claim))
+    await flow.link("a>child")
+    assert race.left == 0
+    await second_lab.engine._settler.drain()
+    await flow.settled()
+    assert await counters(flow, "child") == (1, 1, 0, 0)
+    assert await lab.state(flow["child"]) is PublicState.WAITING
+
+
+async def test_edges_added_while_parents_finish_fire_nothing_early(lab: Lab) -> None:
+    """F-12: parents that run already; the child waits for the seal and for all of them"""
+    flow = await Growing.begin(lab)
+    for name in ("a", "b", "child"):
+        flow.members[name] = await lab.submit(flow=flow.id)
+        await lab.engine.flows.join(flow.id, flow[name])
+    await flow.complete("a")
+    await flow.link("a>child")
+    assert await lab.state(flow["child"]) is PublicState.WAITING_CHILDREN
+    await flow.link("b>child")
+    await flow.settled()
+    assert (await join_of(flow, "child")).state is JoinState.PENDING
+    await flow.complete("b")
+    assert await lab.state(flow["child"]) is PublicState.WAITING_CHILDREN
+    await flow.seal()
+    assert await lab.state(flow["child"]) is PublicState.WAITING
+
+
+async def test_a_quorum_is_not_lost_before_its_edges_are_there(lab: Lab) -> None:
+    """F-12: in a flow that runs there is no seal to wait for"""
+    flow = await Growing.begin(lab, "a", "b")
+    await flow.seal()
+    await flow.add("child")
+    await lab.engine.flows.set_join(flow.id, flow["child"], Quorum(2))
+    await flow.link("a>child")
+    await flow.complete("a")
+    assert await lab.state(flow["child"]) is PublicState.WAITING_CHILDREN
+    await flow.link("b>child")
+    await flow.complete("b")
+    await flow.complete("child")
+
+
+async def test_the_seal_skips_what_has_become_impossible(lab: Lab) -> None:
+    """F-12, I-13, I-14: an upstream failed while the flow was open"""
+    flow = await Growing.begin(lab, "b", "c")
+    flow.members["a"] = await lab.submit(flow=flow.id)
+    await lab.engine.flows.join(flow.id, flow["a"])
+    await flow.link("a>b")
+    await flow.link("b>c")
+    await flow.fail("a")
+    assert await lab.state(flow["b"]) is PublicState.WAITING_CHILDREN
+    await flow.seal()
+    await flow.settled()
+    assert await flow.states() == {
+        "a": PublicState.FAILED,
+        "b": PublicState.SKIPPED,
+        "c": PublicState.SKIPPED,
+    }
+
+
+# -- a downstream that goes on
+
+
+async def test_an_edge_into_a_join_that_has_fired_is_refused(lab: Lab) -> None:
+    """F-13, I-8: it would be waited for by nobody, or for ever"""
+    flow = await Growing.begin(lab, "a", "b", "child")
+    await lab.engine.flows.set_join(flow.id, flow["child"], AnyOf())
+    await flow.link("a>child")
+    await flow.seal()
+    await flow.complete("a")
+    await refused(flow, flow.link("b>child"), InvalidGraph)
+    assert await lab.state(flow["child"]) is PublicState.WAITING
+    await flow.complete("child")
+    await refused(flow, flow.link("b>child"), InvalidGraph)
+
+
+GATED = {name: way for name, way in LIVING.items() if name not in ("depending", "waiting_children")}
+
+
+@pytest.mark.parametrize("situation", GATED.values(), ids=GATED)
+async def test_an_edge_gates_a_child_whatever_it_is_doing(lab: Lab, situation: Situation) -> None:
+    """C-T11, I-12, Q-11: what would run waits for its upstream, the rest goes on; then all is as it
+    was, what it waited for besides included"""
+    flow = await Growing.begin(lab, "a")
+    await flow.seal()
+    flow.members["child"] = await situation(lab, flow=flow.id)
+    await lab.engine.flows.join(flow.id, flow["child"])
+    before, state = await lab.vector(flow["child"]), (await load(lab, flow["child"])).state
+    await flow.link("a>child")
+    seen = await described(lab, flow["child"])
+    if isinstance(state, Ready) or (isinstance(state, Waiting) and state.gate in DELAYS):
+        assert seen.vector.public is PublicState.WAITING_CHILDREN
+    else:
+        assert seen.vector == before
+    await flow.complete("a")
+    assert await lab.vector(flow["child"]) == before
+
+
+async def test_a_failed_upstream_ends_a_running_child(lab: Lab) -> None:
+    """F-15: its lease goes with it, and it was not skipped: it ran"""
+    flow = await Growing.begin(lab, "a", "child")
+    await flow.seal()
+    claim = await flow.take("child")
+    await flow.link("a>child")
+    await flow.fail("a")
+    assert await lab.state(flow["child"]) is PublicState.CANCELLED
+    assert await completions(lab, flow["child"]) == [Outcome.CANCELLED]
+    life = (await load(lab, flow["child"])).life
+    assert (life.cancel_reason, life.cancelled_by) == ("dependency_impossible", "flow_cascade")
+    with pytest.raises(NotActive):
+        await lab.complete(claim)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILED, Outcome.CANCELLED])
+async def test_an_edge_into_an_ended_member_is_refused(lab: Lab, outcome: Outcome) -> None:
+    """I-15, F-13: it waits for nothing any more, and the graph says nothing that is not so"""
+    flow = await Growing.begin(lab, "a", "child")
+    if outcome is not Outcome.CANCELLED:  # which is possible in an open flow as well
+        await flow.seal()
+    await flow.end("child", outcome)
+    before = await kept(flow)
+    with pytest.raises(InvalidGraph):
+        await flow.link("a>child")
+    assert await kept(flow) == before
+
+
+async def test_an_edge_that_is_there_is_told_so_after_the_end_of_its_downstream(lab: Lab) -> None:
+    flow = await Growing.begin(lab, "a", "child", "rest")
+    edge = flow.edge("a>child")
+    await lab.engine.flows.stage(edge)
+    await flow.seal()
+    await flow.complete("a")
+    await flow.complete("child")
+    assert isinstance(await lab.engine.flows.stage(edge), AlreadyStaged)
+
+
+async def test_the_graph_shows_members_and_edges(lab: Lab) -> None:
+    """C-T19: and what belongs to no flow is of none"""
+    drawn = await declare(lab, "a>b")
+    graph = await lab.engine.flow_views.graph(drawn.id)
+    assert {member.name for member in graph.members} == {"a", "b"}
+    assert len(graph.edges) == 1
+    flow_of = lab.engine.flow_views.flow_of
+    assert await flow_of(drawn["a"]) == drawn.id
+    assert await flow_of(await lab.submit()) is None
+    assert await flow_of(ExecutionId.member(drawn.id, fresh())) is None

@@ -1,0 +1,170 @@
+"""Asking a quota for one execution: admitted, or what keeps it waiting."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid, NotActive, NotEligible, NotFound
+from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.limit.check_admission import Admitted, ConcurrencyExceeded, RateExceeded
+from flowfabric.core.limit.quota import Rate
+from tests.kit.lab import TTL, Lab
+from tests.kit.limiting import began, define, finish, one, settled, slots, using
+
+MINUTE = Millis(60_000)
+MISSING = ExecutionId.solo("default", new_uuid7(1, 1))
+
+
+async def asleep(lab: Lab, *uses: tuple[str, str] | str, **members: Any) -> ExecutionId:
+    """An execution the engine has not let through yet: its quota was full when it came."""
+    id = await lab.submit(policy=using(*(uses or ("q",))), **members)
+    await settled(lab)
+    assert await lab.state(id) is PublicState.RATE_LIMITED
+    return id
+
+
+async def unseen_room(lab: Lab, **limits: Any) -> None:
+    """New limits that no process has acted on yet: the room is there to be asked for."""
+    quota = await lab.engine.quotas.get("q")
+    assert await lab.engine.store.put_quota(replace(quota, **limits), quota.version)
+
+
+async def test_the_asking_execution_takes_the_slot(lab: Lab) -> None:
+    """C-T94, C-T95: one slot, taken by the one that asks, not by the first of the line."""
+    await define(lab, concurrency=1)
+    holder = await began(lab)
+    first, asking = await asleep(lab), await asleep(lab)
+    await unseen_room(lab, concurrency=2)
+    check = lab.engine.quotas.check_admission
+    assert await check("q", asking) == Admitted(asking)
+    assert await lab.state(asking) is PublicState.WAITING
+    assert await check("q", asking) == Admitted(asking, already=True)
+    assert await check("q", first) == ConcurrencyExceeded("q", cap=2, taken=2)
+    assert await slots(lab) == (2, 1)
+    assert (await lab.claim_one()).id == asking
+    assert await check("q", asking) == Admitted(asking, already=True)
+    await finish(lab, holder)
+    assert await check("q", first) == Admitted(first, already=True)
+
+
+async def test_a_refusal_takes_nothing(lab: Lab) -> None:
+    """§3.2: nothing is recorded for one that is refused."""
+    await define(lab, concurrency=1, rate=Rate(2, MINUTE))
+    holder = await began(lab)
+    waiting = await asleep(lab)
+    before = await lab.engine.store.load([waiting.uuid])
+    for _ in range(3):
+        answer = await lab.engine.quotas.check_admission("q", waiting)
+        assert answer == ConcurrencyExceeded("q", cap=1, taken=1)
+    assert await lab.engine.store.load([waiting.uuid]) == before
+    await finish(lab, holder)
+    assert await lab.state(waiting) is PublicState.WAITING
+
+
+async def test_a_used_up_rate_says_when_to_ask_again(lab: Lab) -> None:
+    """C-T95: the oldest start and the window; the rate is asked before concurrency."""
+    await define(lab, rate=Rate(1, MINUTE), concurrency=1)
+    await began(lab)
+    lab.clock.advance(20_000)
+    waiting = await asleep(lab)
+    check = lab.engine.quotas.check_admission
+    assert await check("q", waiting) == RateExceeded("q", Millis(40_000))
+    lab.clock.advance(40_000)
+    assert await check("q", waiting) == ConcurrencyExceeded("q", cap=1, taken=1)
+
+
+async def test_the_start_is_taken_by_the_one_that_asks(lab: Lab) -> None:
+    """The start of the asking execution counts in the window, once however often it asks."""
+    await define(lab, rate=Rate(1, MINUTE))
+    await began(lab)
+    asking, other = await asleep(lab), await asleep(lab)
+    await unseen_room(lab, rate=Rate(2, MINUTE))
+    check = lab.engine.quotas.check_admission
+    answers = [await check("q", asking) for _ in range(3)]
+    assert answers == [Admitted(asking), *[Admitted(asking, already=True)] * 2]
+    assert await check("q", other) == RateExceeded("q", MINUTE)
+
+
+async def test_rivals_ask_for_the_last_slot(lab: Lab, second_lab: Lab) -> None:
+    """Two processes, one slot: one is admitted and the other is refused."""
+    await define(lab, concurrency=1)
+    await began(lab)
+    asking = [await asleep(lab) for _ in range(6)]
+    await unseen_room(lab, concurrency=2)
+    answers = await asyncio.gather(
+        *(
+            each.engine.quotas.check_admission("q", id)
+            for each, id in zip([lab, second_lab] * 3, asking, strict=True)
+        )
+    )
+    assert sum(isinstance(answer, Admitted) for answer in answers) == 1
+    assert answers.count(ConcurrencyExceeded("q", cap=2, taken=2)) == 5
+    assert await slots(lab) == (2, 5)
+
+
+async def test_the_same_execution_asks_many_times_at_once(lab: Lab, second_lab: Lab) -> None:
+    await define(lab, concurrency=1)
+    await began(lab)
+    asking = await asleep(lab)
+    await unseen_room(lab, concurrency=5)
+    answers = await asyncio.gather(
+        *(each.engine.quotas.check_admission("q", asking) for each in [lab, second_lab] * 4)
+    )
+    assert all(isinstance(answer, Admitted) for answer in answers)
+    assert answers.count(Admitted(asking)) == 1
+    assert await slots(lab) == (2, 0)
+
+
+async def test_each_key_is_asked_for_on_its_own(lab: Lab) -> None:
+    await define(lab, concurrency_per_key=1)
+    await began(lab, ("q", "ada"))
+    blocked = await asleep(lab, ("q", "ada"))
+    free = await one(lab, ("q", "bob"))
+    check = lab.engine.quotas.check_admission
+    assert await check("q", blocked) == ConcurrencyExceeded("q", cap=1, taken=1)
+    assert await check("q", free) == Admitted(free, already=True)
+
+
+async def test_all_quotas_of_the_execution_must_have_room(lab: Lab) -> None:
+    """It takes its room in all of them or in none; the one that refuses is named."""
+    await define(lab, concurrency=5)
+    await define(lab, "other", concurrency=1)
+    await began(lab, "other")
+    waiting = await asleep(lab, "other", "q")
+    answer = await lab.engine.quotas.check_admission("q", waiting)
+    assert answer == ConcurrencyExceeded("other", cap=1, taken=1)
+    assert await slots(lab) == (0, 1)
+
+
+async def test_an_attempt_that_goes_on_takes_no_start(lab: Lab) -> None:
+    """A rate counts starts; what continues needs a slot only."""
+    await define(lab, rate=Rate(1, MINUTE), concurrency=1)
+    claim = await began(lab)
+    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 1000))
+    await lab.pass_time(1000)
+    await settled(lab)
+    answer = await lab.engine.quotas.check_admission("q", claim.id)
+    assert answer == Admitted(claim.id, already=True)
+
+
+async def test_only_one_that_waits_for_its_limits_can_be_admitted(lab: Lab) -> None:
+    await define(lab, concurrency=9)
+    check = lab.engine.quotas.check_admission
+    delayed = await lab.submit(policy=using("q"), delay_until=Millis(lab.clock.now() + TTL))
+    with pytest.raises(NotEligible):
+        await check("q", delayed)
+    ended = await one(lab)
+    await lab.engine.executions.cancel(ended, reason="enough")
+    with pytest.raises(NotActive):
+        await check("q", ended)
+    stranger = await lab.submit()
+    with pytest.raises(Invalid, match="does not use quota 'q'"):
+        await check("q", stranger)
+    with pytest.raises(NotFound, match="execution"):
+        await check("q", MISSING)
+    with pytest.raises(NotFound, match="quota"):
+        await check("nothing", stranger)

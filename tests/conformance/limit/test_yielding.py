@@ -1,0 +1,158 @@
+"""Slots are not hoarded: who cannot be taken now gives its slot to others and keeps its place."""
+
+import pytest
+
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.registry import Presence
+from flowfabric.core.limit.quota import Rate
+from flowfabric.core.limit.unclaimable import KEEPS_SLOT
+from tests.kit.lab import Lab
+from tests.kit.limiting import crowd, define, finish, one, settled, slots, waits
+
+CLOSING = ["pause", "drain"]
+
+
+async def close(lab: Lab, how: str, lane: str = "mail") -> None:
+    await getattr(lab.engine.lanes, how)(lane)
+    await settled(lab)
+
+
+async def waited(lab: Lab, millis: int = KEEPS_SLOT) -> None:
+    await lab.pass_time(millis)
+    await settled(lab)
+
+
+@pytest.mark.parametrize("how", CLOSING)
+async def test_a_closed_lane_gives_its_slots_to_others(lab: Lab, how: str) -> None:
+    """C-T95: both slots are held by runs of a lane that is closed then; others get them after a
+    bounded time, not before, and the runs of the lane keep their turn."""
+    await define(lab, concurrency=2)
+    held = [await one(lab, "q", lane="mail") for _ in range(2)]
+    await close(lab, how)
+    other = await one(lab, "q", lane="default")
+    await waited(lab, KEEPS_SLOT - 1)
+    assert await waits(lab, other)
+    await waited(lab, 10)
+    claim = await lab.claim_one()
+    assert claim.id == other
+    late = await one(lab, "q", lane="default")
+    await finish(lab, claim)
+    reason = (await lab.engine.explain(held[0])).main
+    assert reason.code == "in_line"
+    assert "takes no slot of quota q from others while lane mail" in reason.text
+    claim = await lab.claim_one()
+    assert claim.id == late
+    await lab.engine.lanes.resume("mail")
+    await settled(lab)
+    await finish(lab, claim)
+    assert [claim.id for claim in await lab.claim(limit=5)] == held
+
+
+@pytest.mark.parametrize("how", CLOSING)
+async def test_a_closed_lane_takes_no_slots_that_others_wait_for(lab: Lab, how: str) -> None:
+    """C-T95: what is submitted to a closed lane does not stand before others."""
+    await define(lab, concurrency=2)
+    await close(lab, how)
+    shut = await crowd(lab, 50, ("q", "k"), lane="mail")
+    mine = await crowd(lab, 5, ("q", "k"))
+    done = []
+    for _ in range(3):
+        for claim in await lab.claim(limit=5):
+            done.append(claim.id)
+            await finish(lab, claim)
+    assert done == mine
+    await lab.engine.lanes.resume("mail")
+    await settled(lab)
+    assert [claim.id for claim in await lab.claim(limit=5)] == shut[:2]
+
+
+async def test_what_has_begun_in_a_draining_lane_keeps_its_slot(lab: Lab) -> None:
+    """C-T95: a draining lane goes on with it."""
+    await define(lab, concurrency=1)
+    id = await one(lab, "q", lane="mail")
+    claim = await lab.claim_one()
+    other = await one(lab, "q")
+    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 10))
+    await settled(lab)
+    running = await lab.claim_one()
+    assert running.id == other
+    await close(lab, "drain")
+    await waited(lab, 10)
+    await finish(lab, running)
+    third = await one(lab, "q")
+    await waited(lab)
+    assert await waits(lab, third)
+    assert (await lab.claim_one()).id == id
+
+
+async def test_a_slot_nobody_else_wants_is_kept(lab: Lab) -> None:
+    """C-T95: giving it back would help nobody: not those of the same lane, and not another key."""
+    await define(lab, concurrency_per_key=1)
+    await one(lab, ("q", "a"), lane="mail")
+    await one(lab, ("q", "a"), lane="mail")
+    await close(lab, "pause")
+    claim = await lab.claim(limit=5)
+    assert claim == []
+    await one(lab, ("q", "b"))
+    await one(lab, ("q", "b"))
+    await waited(lab)
+    assert await slots(lab) == (2, 2)
+
+
+async def test_work_without_a_live_worker_gives_its_slot_to_others(lab: Lab) -> None:
+    """C-T95, C-T103: nobody offers a gpu; others run. When a worker comes that does, the run has
+    its turn before those created later."""
+    await define(lab, concurrency=1)
+    await lab.engine.workers.register(Presence(worker="w1", instance="w1-a", lanes=("default",)))
+    stuck = await one(lab, "q", policy={"routing_requirements": {"required_capabilities": ["gpu"]}})
+    first, second = await one(lab, "q"), await one(lab, "q")
+    assert await lab.claim() == []
+    await waited(lab)
+    claim = await lab.claim_one()
+    assert claim.id == first
+    reason = (await lab.engine.explain(stuck)).reasons
+    assert any("while no live worker can run it" in each.text for each in reason)
+    presence = Presence(worker="w2", instance="w2-a", capabilities=("gpu",))
+    await lab.engine.workers.register(presence)
+    await settled(lab)
+    await finish(lab, claim)
+    assert await waits(lab, second)
+    assert (await lab.claim_one(capabilities=["gpu"])).id == stuck
+
+
+async def test_without_registered_workers_nothing_is_given_back(lab: Lab) -> None:
+    """A worker need not register to claim: nobody is taken for missing while none is known."""
+    await define(lab, concurrency=1)
+    first = await one(lab, "q", policy={"routing_requirements": {"required_capabilities": ["gpu"]}})
+    await one(lab, "q")
+    await waited(lab)
+    assert (await lab.claim_one(capabilities=["gpu"])).id == first
+
+
+async def test_a_start_that_was_not_made_is_given_back_with_the_slot(lab: Lab) -> None:
+    """C-T95: the rate counts starts; who never started leaves its start to another."""
+    await define(lab, concurrency=1, rate=Rate(1, Millis(60_000)))
+    held = await one(lab, "q", lane="mail")
+    await close(lab, "pause")
+    other = await one(lab, "q")
+    await waited(lab)
+    claim = await lab.claim_one()
+    assert claim.id == other
+    await finish(lab, claim)
+    await lab.engine.lanes.resume("mail")
+    await settled(lab)
+    assert await waits(lab, held)
+    await waited(lab, 60_000)
+    assert (await lab.claim_one()).id == held
+
+
+async def test_a_draining_lane_takes_no_replays(lab: Lab) -> None:
+    """What has ended has not begun: a replay waits until the lane is resumed."""
+    id = await lab.submit(lane="mail")
+    await lab.complete(await lab.claim_one())
+    await close(lab, "drain")
+    await lab.engine.executions.replay(id)
+    assert await lab.claim() == []
+    assert (await lab.engine.explain(id)).main.code == "lane_draining"
+    await lab.engine.lanes.resume("mail")
+    assert (await lab.claim_one()).id == id

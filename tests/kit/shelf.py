@@ -1,0 +1,35 @@
+"""Books between two batches, kept as a store would keep them."""
+
+from msgspec.structs import replace
+
+from flowfabric.core.limit.spend import Books
+
+
+class Shelf:
+    """What a store keeps between batches, checked as a store would."""
+
+    def __init__(self, books: Books) -> None:
+        self.kept = books
+
+    def commit(self, books: Books) -> Books:
+        kept = self.kept
+        for name, version in books.changed.items():
+            assert (kept.budgets[name].version if name in kept.budgets else 0) == version
+            kept.budgets[name] = replace(books.budgets[name], version=version + 1)
+        for key, ledger in books.new_ledgers.items():
+            kept.ledgers.pop(key, None)
+            if ledger is not None:
+                kept.ledgers[key] = ledger
+        kept.charges.update(books.new_charges)
+        for id, reservation in books.new_reservations.items():
+            assert reservation is not None or id in kept.reservations, "gone already"
+            kept.reservations.pop(id, None)
+            if reservation is not None:
+                kept.reservations[id] = reservation
+        return self.read()
+
+    def read(self) -> Books:
+        kept = self.kept
+        return Books(
+            dict(kept.budgets), dict(kept.ledgers), dict(kept.charges), dict(kept.reservations)
+        )

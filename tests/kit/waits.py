@@ -1,0 +1,86 @@
+"""Short words for tests of waiting: what to wait for, suspend, signal."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.base.time import Millis
+from flowfabric.core.wait.condition import (
+    ByName,
+    Condition,
+    OperatorOnly,
+    Single,
+    TimeoutOnly,
+    keys_of,
+)
+from flowfabric.core.wait.signal import Accepted, Delivery, DuplicateSignal
+from flowfabric.core.wait.suspend import Binding, Suspend, Use, Wait
+from flowfabric.core.wait.token import Token
+from flowfabric.engine.execution.attempts import Owned
+from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
+from tests.kit.lab import Lab
+
+GO = "go"
+_NUMBERS = itertools.count(1)
+
+
+def fresh_id(lab: Lab) -> UUID:
+    """Ids sort in the order they were asked for."""
+    return new_uuid7(lab.clock.now(), next(_NUMBERS))
+
+
+def named(name: str, key: str = GO) -> Single:
+    """A signal of this name at the waitpoint `key`."""
+    return Single(key, ByName(name))
+
+
+def wait_on(lab: Lab, condition: Condition | str = GO, *bindings: Binding, **members: Any) -> Wait:
+    """A wait for a condition, or for any signal at the waitpoint of a key. Without bindings every
+    key that is named gets a fresh waitpoint."""
+    wanted = Single(condition) if isinstance(condition, str) else condition
+    keys = keys_of(wanted)
+    if isinstance(wanted, OperatorOnly | TimeoutOnly):
+        keys = (GO,)
+    made = tuple(Binding(id=fresh_id(lab), key=key) for key in keys)
+    return Wait(condition=wanted, bindings=bindings or made, **members)
+
+
+def wait_at(ticket: Ticket, condition: Condition | None = None, **members: Any) -> Wait:
+    """A wait at a pending waitpoint, by default for any signal."""
+    binding = Binding(id=ticket.id, use=Use.PENDING)
+    return Wait(condition=condition or Single(ticket.key), bindings=(binding,), **members)
+
+
+def request(lab: Lab, *waits: Wait, **members: Any) -> Suspend:
+    """A request to suspend, with an id of its own unless it is given one."""
+    return Suspend(**{"id": fresh_id(lab), "waits": waits or (wait_on(lab),), **members})
+
+
+async def suspend(lab: Lab, owned: Owned, *waits: Wait, **members: Any) -> SuspendAnswer:
+    """Suspends, by default until any signal comes to the waitpoint `go`."""
+    return await lab.engine.suspensions.suspend(owned, request(lab, *waits, **members))
+
+
+async def signal(
+    lab: Lab,
+    id: str,
+    ticket: Ticket,
+    name: str = GO,
+    *,
+    token: Token | str | None = None,
+    **members: Any,
+) -> Accepted | DuplicateSignal:
+    """Delivers a signal with the token of the ticket, or with another one."""
+    delivery = Delivery(**{"id": fresh_id(lab), "waitpoint": ticket.id, "name": name, **members})
+    return await lab.engine.signals.deliver(id, delivery, token or ticket.token)
+
+
+def in_(lab: Lab, millis: int) -> Millis:
+    """The moment so many milliseconds from now."""
+    return Millis(lab.clock.now() + millis)
+
+
+def keys(tickets: Sequence[Ticket]) -> list[str]:
+    return [ticket.key for ticket in tickets]
