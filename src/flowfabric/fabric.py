@@ -26,9 +26,9 @@ from flowfabric.worker.api.limits import FabricLimits, KeyOf, Limits, Names
 from flowfabric.worker.api.options import TaskOptions
 from flowfabric.worker.api.run import Client, Run
 from flowfabric.worker.api.schedules import Schedules, schedule_of
-from flowfabric.worker.api.signals import Outside
+from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.task import Task
-from flowfabric.worker.api.transactions import Door
+from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.run.loop import Worker, WorkerOptions
 from flowfabric.worker.run.steps import StepFunction, StepOptions
 
@@ -59,7 +59,7 @@ class TaskDecorator:
         return self._fabric._register(function, self._options)
 
 
-class Fabric(Outside, FabricLimits):
+class Fabric(SignalsApi, FabricLimits):
     """Tasks and a store. The URL decides where runs are kept, and nothing else changes:
     `sqlite:///work.db`, `sqlite://:memory:`, `postgresql://…`; without one the environment
     variable FLOWFABRIC_URL is used."""
@@ -83,7 +83,7 @@ class Fabric(Outside, FabricLimits):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
         self._client = Client(
-            self.engine, self.block_on, Door(clock or SystemClock(), self._identity)
+            self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
         self.schedules = Schedules(self._client, self.tasks)
 

@@ -43,15 +43,15 @@ def wide(width: int, **states: str) -> FlowGraph:
 
 
 def tangle(seed: int, nodes: int) -> FlowGraph:
-    chance = random.Random(seed)
+    jitter = random.Random(seed)
     names = [f"node {n}" for n in range(nodes)]
     arrows = [
-        (names[above], names[below], chance.choice(list(On)))
+        (names[above], names[below], jitter.choice(list(On)))
         for above in range(nodes)
         for below in range(above + 1, nodes)
-        if chance.random() < 2.5 / nodes
+        if jitter.random() < 2.5 / nodes
     ]
-    return graph({name: chance.choice("cfawsx") for name in names}, *arrows)
+    return graph({name: jitter.choice("cfawsx") for name in names}, *arrows)
 
 
 def test_a_diamond_reads_from_top_to_bottom() -> None:

@@ -24,15 +24,15 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner, Taking, fence_of, renew, take
 from flowfabric.core.execution.model import Active, Ready, Snapshot, Source
 from flowfabric.core.execution.submission import Submission, create
-from flowfabric.core.wait.model import Ask, Memory
+from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.engine.commit import decide as module
 from flowfabric.engine.commit.decide import Decision, Decisions
-from flowfabric.engine.commit.post_commit import After
+from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.watcher import Waiting
-from flowfabric.engine.execution.inbox import Arrivals
-from flowfabric.engine.limit.known import Catalogue
+from flowfabric.engine.execution.inbox import Inbox
+from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Arrival, Store
+from flowfabric.store.contract import InboxEntry, Store
 from tests.kit.lab import TTL, W1
 
 Rival = Callable[[], None]
@@ -68,7 +68,7 @@ class Rows:
             self.rivals.pop()()
         return {uuid for change in changes if (uuid := self._write(change)) is not None}
 
-    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         """Nobody waits at the door."""
         return []
 
@@ -106,8 +106,8 @@ def running(number: int = 1) -> Snapshot:
 
 def decisions_on(rows: Rows) -> Decisions:
     store = cast(Store, rows)
-    arrivals = Arrivals(store, Catalogue(store))
-    return Decisions(store, arrivals, After(store, Waiting(store, arrivals)))
+    arrivals = Inbox(store, KnownLimits(store))
+    return Decisions(store, arrivals, PostCommit(store, Waiting(store, arrivals)))
 
 
 def to_priority(value: int) -> Callable[[Snapshot | None, Millis], Change[operator.Changed]]:
@@ -392,23 +392,23 @@ async def test_a_held_value_with_its_memory_is_neither_loaded_nor_recalled() -> 
     recalls: list[list[UUID]] = []
     seen: list[object] = []
 
-    async def recall(asks: Sequence[Ask]) -> list[Memory]:
+    async def load_needs(asks: Sequence[Needs]) -> list[Loaded]:
         recalls.append([ask.execution for ask in asks])
-        return [Memory({}, {}, []) for _ in asks]
+        return [Loaded({}, {}, []) for _ in asks]
 
-    def rule(snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[None]:
+    def rule(snapshot: Snapshot | None, now: Millis, memory: Loaded) -> Change[None]:
         seen.append(memory)
         assert snapshot is not None
         return Change(None, snapshot, snapshot.to(snapshot.state))
 
-    rows.recall = recall  # type: ignore[attr-defined]
-    known = Memory({}, {}, [])
+    rows.load_needs = load_needs  # type: ignore[attr-defined]
+    known = Loaded({}, {}, [])
     decisions = [
         Decision(
             each.execution.uuid,
             rule,
             each,
-            lambda snapshot: None if snapshot is None else Ask(snapshot.execution.uuid),
+            lambda snapshot: None if snapshot is None else Needs(snapshot.execution.uuid),
             known,
         )
         for each in (first, second)

@@ -89,8 +89,8 @@ async def test_a_sweep_ends_although_flows_never_stop_owing(
         return len(some)
 
     monkeypatch.setattr(engine.store, "owing", owing)
-    monkeypatch.setattr(engine._settler, "_settle_many", settle)
-    assert await engine._settler.sweep() == 2
+    monkeypatch.setattr(engine._dispatcher, "_settle_many", settle)
+    assert await engine._dispatcher.sweep() == 2
     assert passes == [flows] * (1 + MAX_PASSES)
 
 

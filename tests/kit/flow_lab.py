@@ -145,7 +145,7 @@ def failing(honest: Any, left: list[int]) -> Any:
 async def settle(engine: Engine) -> bool:
     """Does what is owed to flows, after what is under way; False when some of it stays."""
     for _ in range(20):
-        await engine._settler.drain()
+        await engine._dispatcher.drain()
         await engine.sweep.once()
         if not await engine.store.owing(1):
             return True

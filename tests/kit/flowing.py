@@ -92,13 +92,13 @@ async def replay_all(drawn: Drawn) -> set[str]:
 
 async def after_commit(lab: Lab) -> None:
     """What this engine does by itself after its commits is done; the sweep had no part in it."""
-    await lab.engine._settler.drain()
+    await lab.engine._dispatcher.drain()
 
 
 def die_after_commits(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that does nothing after a commit, as one that was killed there."""
-    monkeypatch.setattr(lab.engine._settler, "kick", lambda flows: None)
-    monkeypatch.setattr(lab.engine._parts.after, "owed", lambda flows: None)
+    monkeypatch.setattr(lab.engine._dispatcher, "kick", lambda flows: None)
+    monkeypatch.setattr(lab.engine._context.after, "owed", lambda flows: None)
 
 
 async def owed(flow: Drawn) -> int:

@@ -2,16 +2,16 @@
 
 from msgspec.structs import replace
 
-from flowfabric.core.limit.spend import Books
+from flowfabric.core.limit.spend import BudgetLedger
 
 
 class Shelf:
     """What a store keeps between batches, checked as a store would."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: BudgetLedger) -> None:
         self.kept = books
 
-    def commit(self, books: Books) -> Books:
+    def commit(self, books: BudgetLedger) -> BudgetLedger:
         kept = self.kept
         for name, version in books.changed.items():
             assert (kept.budgets[name].version if name in kept.budgets else 0) == version
@@ -28,8 +28,8 @@ class Shelf:
                 kept.reservations[id] = reservation
         return self.read()
 
-    def read(self) -> Books:
+    def read(self) -> BudgetLedger:
         kept = self.kept
-        return Books(
+        return BudgetLedger(
             dict(kept.budgets), dict(kept.ledgers), dict(kept.charges), dict(kept.reservations)
         )

@@ -7,7 +7,7 @@ from uuid import UUID
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.condition import Condition
-from flowfabric.core.wait.model import Effect, Heard
+from flowfabric.core.wait.model import Effect, ReceivedSignal
 from flowfabric.core.wait.signal import Accepted, Delivery, DuplicateSignal
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.execution.claims import Claim
@@ -69,7 +69,7 @@ def effect_of(answer: object) -> Effect:
     return answer.effect
 
 
-async def kept(lab: Lab, execution: str) -> list[Heard]:
+async def kept(lab: Lab, execution: str) -> list[ReceivedSignal]:
     """Every signal the execution accepted, in order."""
     return await lab.engine.signals.of(execution, limit=1000)
 

@@ -227,7 +227,7 @@ class FlowMachine(RuleBasedStateMachine):
             await self._free_the_stuck()
             await play.claim(len(KEYS), 30_000)
             while play.holdings:
-                await play.work(0, "fail for good" if play.chance.random() < 0.3 else "complete")
+                await play.work(0, "fail for good" if play.jitter.random() < 0.3 else "complete")
             play.clock.advance(1000 if number % 2 else 31_000)
         raise AssertionError(f"some members never end: {play.book.members}")
 

@@ -58,12 +58,12 @@ class Mortal(Wrapper):
     writes = WRITES
     reads = READS
 
-    def __init__(self, inner: Store, chance: random.Random) -> None:
+    def __init__(self, inner: Store, jitter: random.Random) -> None:
         super().__init__(inner)
         self.fuse = 0
         self.heard = True
         self.dead = False
-        self._chance = chance
+        self._chance = jitter
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
@@ -163,20 +163,20 @@ class FlowPlay:
     async def begin(self) -> None:
         await self.bench.clean()
         self.grave = asyncio.Lock()
-        self.chance = random.Random(self.seed)
+        self.jitter = random.Random(self.seed)
         self.plain = await self.bench.open(self.clock)
         await self.plain.migrate()
-        self.other = await self._engine(Mortal(await self.bench.open(self.clock), self.chance))
+        self.other = await self._engine(Mortal(await self.bench.open(self.clock), self.jitter))
         self.checks = Checks(self.plain, FLOW, self.book)
         await self._start()
 
     async def _start(self) -> None:
-        self.mortal = Mortal(await self.bench.open(self.clock), self.chance)
+        self.mortal = Mortal(await self.bench.open(self.clock), self.jitter)
         self.engine = await self._engine(self.mortal)
         self.tune(idle=self.idle)
 
     async def _engine(self, store: Mortal) -> Engine:
-        return await Engine.open(store.store, chance=random.Random(0), migrate=False)
+        return await Engine.open(store.store, jitter=random.Random(0), migrate=False)
 
     async def end(self) -> None:
         for engine in (self.engine, self.other):
@@ -211,11 +211,11 @@ class FlowPlay:
 
     def tune(self, *, idle: bool) -> None:
         """Whether the first process settles after its commits or leaves everything to the sweep."""
-        self.idle, mine = idle, self.engine._settler
+        self.idle, mine = idle, self.engine._dispatcher
         vars(mine).pop("kick", None)
         if idle:
             vars(mine)["kick"] = _nobody
-        self.engine._parts.after.owed = _nobody if idle else mine.owe
+        self.engine._context.after.owed = _nobody if idle else mine.owe
 
     # -- building
 
@@ -386,7 +386,7 @@ class FlowPlay:
         self.light(0, heard=True)
         if self.mortal.dead:
             await self.bury(self.mortal)
-        await asyncio.gather(self.engine._settler.drain(), self.other._settler.drain())
+        await asyncio.gather(self.engine._dispatcher.drain(), self.other._dispatcher.drain())
         for _ in range(MOST_SWEEPS):
             await self.sweep(both=True)
             if not await self.plain.owing(1):

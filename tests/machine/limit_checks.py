@@ -10,7 +10,7 @@ from flowfabric.core.limit.budget import Budget, chain, exhausted
 from flowfabric.core.limit.lane import begins
 from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import Room
-from flowfabric.store.contract_limits import BookAsk, StandingAsk
+from flowfabric.store.contract_limits import LedgerNeeds, QuotaViewRequest
 from tests.machine.limit_deeds import LOOSE, QUOTAS, TREE
 from tests.machine.limit_model import held_by, running_by_lane
 from tests.machine.limit_play import LimitPlay
@@ -56,7 +56,7 @@ class Checks:
 
     async def _budgets(self, found: "object") -> None:
         uuids = tuple(self.play.seen)
-        books = await self.play.plain.books(BookAsk(budgets=BUDGETS, executions=uuids))
+        books = await self.play.plain.books(LedgerNeeds(budgets=BUDGETS, executions=uuids))
         assert books.budgets.keys() == self.play.book.accounts.keys(), "the budgets"
         for budget in books.budgets.values():
             self._within(budget)
@@ -94,7 +94,7 @@ class Checks:
                 await self._has_no_room(found, state, now)
         elif state.gate is Gate.BUDGET:
             name = found.life.budget or ""
-            books = await self.play.plain.books(BookAsk(budgets=(name,)))
+            books = await self.play.plain.books(LedgerNeeds(budgets=(name,)))
             upper = chain(books.budgets, [name]) if name in books.budgets else []
             assert any(map(exhausted, upper)), f"{found} waits for a budget that admits"
         elif state.gate in DELAYS:
@@ -110,7 +110,7 @@ class Checks:
         uses = found.execution.uses
         starts = state.next.start is not Start.CONTINUE
         for use in uses:
-            ask = StandingAsk(use.quota, (queue_of(uses),), MANY, MANY, now)
+            ask = QuotaViewRequest(use.quota, (queue_of(uses),), MANY, MANY, now)
             standing = await self.play.plain.standing(ask)
             room = Room(standing, now)
             need = room.need(uses)
@@ -120,7 +120,7 @@ class Checks:
     async def _reservations_are_alive(self) -> None:
         assert await self.play.plain.stale_reservations(MANY) == []
         uuids = tuple(self.play.seen)
-        books = await self.play.plain.books(BookAsk(executions=uuids))
+        books = await self.play.plain.books(LedgerNeeds(executions=uuids))
         for reservation in books.reservations.values():
             owner = self.play.seen[reservation.execution]
             alive = isinstance(owner.state, Active) and owner.head.epoch == reservation.epoch

@@ -13,7 +13,7 @@ from flowfabric.core.execution.model import Active, Lost, Ready, Snapshot, Start
 from flowfabric.core.limit.budget import Amounts, Budget, chain
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota, Rate, Use, Uses
-from flowfabric.core.limit.spend import Books
+from flowfabric.core.limit.spend import BudgetLedger
 
 ALL = None
 Part = tuple[str, str | None]
@@ -166,7 +166,7 @@ class Book:
         if not self.counted.get(key):
             self.wanted[key] = (names, amounts)
 
-    def post(self, books: Books) -> None:
+    def post(self, books: BudgetLedger) -> None:
         """What was written: new periods begin with nothing, keys are counted once."""
         for name in books.removed:
             self._remove(name)
@@ -183,7 +183,7 @@ class Book:
             for budget in known.values():
                 self._give_back(budget)
 
-    def _set_aside(self, books: Books) -> None:
+    def _set_aside(self, books: BudgetLedger) -> None:
         for id, reservation in books.new_reservations.items():
             if reservation is None:
                 del self.aside[id]
@@ -209,7 +209,7 @@ class Book:
                 aside.update(kept.amounts)
         assert Counter(budget.reserved) == +aside, f"{name}: {budget.reserved} set aside: {aside}"
 
-    def _charge(self, key: str, books: Books) -> None:
+    def _charge(self, key: str, books: BudgetLedger) -> None:
         assert not self.counted.get(key), f"{key} is counted again"
         names, amounts = self.wanted[key]
         self.counted[key] = {name for name, word in books.new_charges if word == key}
@@ -230,7 +230,7 @@ def held_by(snapshots: Iterable[Snapshot]) -> Counter[Part]:
     for snapshot in snapshots:
         if isinstance(snapshot.state, Ready | Lost | Active):
             for use in snapshot.execution.uses:
-                held.update(_parts(use))
+                held.update(_context(use))
     return held
 
 
@@ -238,7 +238,7 @@ def running_by_lane(snapshots: Iterable[Snapshot]) -> Counter[str]:
     return Counter(one.execution.route.lane for one in snapshots if isinstance(one.state, Active))
 
 
-def _parts(use: Use) -> tuple[Part, Part]:
+def _context(use: Use) -> tuple[Part, Part]:
     return (use.quota, ALL), (use.quota, use.key)
 
 

@@ -21,7 +21,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.release import Release
-from flowfabric.core.limit.spend import Books
+from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit import decide
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
@@ -90,7 +90,7 @@ class Witness(Wrapper):
             self._book.decide(lane, running[lane.name])
         return written
 
-    async def post(self, books: Books) -> bool:
+    async def post(self, books: BudgetLedger) -> bool:
         written = await self.inner.post(books)
         if written:
             self._book.post(books)
@@ -122,7 +122,7 @@ class LimitPlay:
     async def begin(self) -> None:
         await self.bench.clean()
         self.grave = asyncio.Lock()
-        self.chance = random.Random(self.seed)
+        self.jitter = random.Random(self.seed)
         self.plain = await self.bench.open(self.clock)
         await self.plain.migrate()
         self.other = await self._engine(await self._mortal())
@@ -151,7 +151,7 @@ class LimitPlay:
     def tune(self, *, idle: bool) -> None:
         """Whether the first process lets others through after its commits, or leaves everything to
         the sweep."""
-        self.idle, after = idle, self.engine._parts.after
+        self.idle, after = idle, self.engine._context.after
         after.limited = _nobody if idle else self.engine._releases.kick
         after.let_go = _nobody if idle else self.engine._door._let_go
 
@@ -199,10 +199,10 @@ class LimitPlay:
 
     async def _mortal(self) -> MortalStore:
         witness = Witness(await self.bench.open(self.clock), self.book)
-        return MortalStore(witness.store, self.chance)
+        return MortalStore(witness.store, self.jitter)
 
     async def _engine(self, store: Wrapper) -> Engine:
-        return await Engine.open(store.store, chance=random.Random(0), migrate=False)
+        return await Engine.open(store.store, jitter=random.Random(0), migrate=False)
 
     async def _bury(self, dead: Mortal) -> None:
         async with self.grave:

@@ -119,7 +119,7 @@ class Play:
 
     async def _engine(self, store: Store) -> Engine:
         options = Options(retention=Millis(RETENTION), reclaim_grace=Millis(self.grace))
-        return await Engine.open(store, options=options, chance=random.Random(0))
+        return await Engine.open(store, options=options, jitter=random.Random(0))
 
     @property
     def now(self) -> Millis:

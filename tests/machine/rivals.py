@@ -19,8 +19,8 @@ from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.release import Release
-from flowfabric.core.limit.spend import Books
-from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
+from flowfabric.core.limit.spend import BudgetLedger
+from flowfabric.store.contract import ClaimCall, Renewal, SideWrite, Store, Taken
 from flowfabric.store.contract_limits import Through
 
 Rival = Callable[[UUID], Awaitable[None]]
@@ -59,7 +59,7 @@ class Rivals(Wrapper):
         await self._interfere(_decided_on(changes))
         return await self.inner.end(changes, now)
 
-    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         await self._interfere([note.uuid for note in notes])
         return await self.inner.note(notes, now)
 
@@ -71,7 +71,7 @@ class Rivals(Wrapper):
         await self._interfere([candidate.uuid for candidate in release.moves])
         return await self.inner.release(release)
 
-    async def post(self, books: Books) -> bool:
+    async def post(self, books: BudgetLedger) -> bool:
         await self._interfere([])
         return await self.inner.post(books)
 
@@ -116,7 +116,7 @@ class LostReplies(Wrapper):
     async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
         return self._lose(await self.inner.end(changes, now))
 
-    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         return self._lose(await self.inner.note(notes, now))
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
@@ -125,7 +125,7 @@ class LostReplies(Wrapper):
     async def release(self, release: Release) -> Through | None:
         return self._lose(await self.inner.release(release))
 
-    async def post(self, books: Books) -> bool:
+    async def post(self, books: BudgetLedger) -> bool:
         return self._lose(await self.inner.post(books))
 
     async def put_lane(self, lane: Lane, expected: int) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from tests.machine.standing import Standing
+from tests.machine.standing import QuotaView
 from tests.machine.waits import (
     ACTIVE,
     CLOSED,
@@ -29,7 +29,7 @@ BUFFERED = "buffered_for_pending_waitpoint"
 
 
 @dataclass
-class Sleeper(Standing):
+class Sleeper(QuotaView):
     """An execution that can be suspended."""
 
     # -- what an owner does

@@ -25,7 +25,7 @@ from tests.machine.words import (
 
 
 @dataclass
-class Standing:
+class QuotaView:
     """One execution: what was asked for and how it stands."""
 
     id: str

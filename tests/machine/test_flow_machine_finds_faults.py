@@ -18,7 +18,7 @@ from flowfabric.core.flow import grow, join, model, outbox
 from flowfabric.core.flow import progress as rules
 from flowfabric.core.flow.join import EdgeState, Join, On
 from flowfabric.core.flow.model import Flow, FlowChange
-from flowfabric.core.flow.outbox import Chore
+from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.engine.flow import dispatch, resolver
 from flowfabric.store.contract import EdgeQuery, Unsettled
 from tests.machine.flow_machine import FlowMachine
@@ -57,7 +57,7 @@ def count_twice(found: Join, on: On, outcome: Outcome) -> Join:
     return join.count(once, on, outcome) if once.failed > found.failed else once
 
 
-def no_chore(before: Snapshot | None, after: Snapshot | None) -> tuple[Chore, ...]:
+def no_chore(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:
     """An ending whose chore is not written, if it is a cancel."""
     cancelled = after is not None and isinstance(after.state, Ended)
     if cancelled and after is not None and after.life.cancel_reason is not None:
@@ -65,7 +65,7 @@ def no_chore(before: Snapshot | None, after: Snapshot | None) -> tuple[Chore, ..
     return outbox.chores_of(before, after)
 
 
-def no_cancel_of_the_rest(*_: object) -> tuple[Chore, ...]:
+def no_cancel_of_the_rest(*_: object) -> tuple[OutboxEntry, ...]:
     """A race whose losers run on."""
     return ()
 
@@ -76,15 +76,15 @@ def no_hold(creation: Creation) -> Creation:
 
 
 def no_taking_back(
-    found: Flow, chores: tuple[Chore, ...], now: Millis, missing: int | None = None
+    found: Flow, chores: tuple[OutboxEntry, ...], now: Millis, missing: int | None = None
 ) -> FlowChange:
     """Replays that are not taken back from the counts."""
-    ended = tuple(one for one in chores if one.kind is not outbox.ChoreKind.REPLAYED)
+    ended = tuple(one for one in chores if one.kind is not outbox.OutboxKind.REPLAYED)
     honest = model.count_chores(found, ended, now, missing)
     return FlowChange(honest.before, honest.after, owed=honest.owed, done=chores)
 
 
-def no_orphans(after: Snapshot) -> tuple[Chore, ...]:
+def no_orphans(after: Snapshot) -> tuple[OutboxEntry, ...]:
     """Runs that leave their flows behind."""
     return ()
 

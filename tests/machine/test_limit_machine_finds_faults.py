@@ -17,10 +17,10 @@ from flowfabric.core.execution.model import Lost
 from flowfabric.core.limit import release as release_rules
 from flowfabric.core.limit import spend
 from flowfabric.core.limit.quota import queue_of
-from flowfabric.core.limit.release import Candidate, Need, Release, Room, Standing
-from flowfabric.core.limit.spend import AlreadyApplied, Books, Counted, Expense
+from flowfabric.core.limit.release import Candidate, Need, QuotaView, Release, Room
+from flowfabric.core.limit.spend import AlreadyApplied, BudgetLedger, Counted, Expense
 from flowfabric.engine.limit import budget_gate
-from flowfabric.store.contract_limits import Crowd, StandingAsk, Through
+from flowfabric.store.contract_limits import Crowd, QuotaViewRequest, Through
 from tests.machine.limit_machine import LimitMachine
 from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench
@@ -41,7 +41,7 @@ class ReleasesUnderAnyVersion(Fault):
 class ForgetsTheLost(Fault):
     """Does not count slots of executions whose owner was lost."""
 
-    async def standing(self, ask: StandingAsk) -> Standing:
+    async def standing(self, ask: QuotaViewRequest) -> QuotaView:
         standing = await self.inner.standing(ask)
         lost = Counter(
             queue_of(one.execution.uses)
@@ -69,7 +69,7 @@ class HidesCrowds(Fault):
 class PostsOverOthers(Fault):
     """Writes books that were decided on budgets as they were before."""
 
-    async def post(self, books: Books) -> bool:
+    async def post(self, books: BudgetLedger) -> bool:
         return await self.inner.post(await _rebased(self, books))
 
 
@@ -83,7 +83,7 @@ STORE_FAULTS: list[type[Fault]] = [
 
 
 def settle_twice(
-    books: Books, asked: Expense, reservation: UUID, now: Millis
+    books: BudgetLedger, asked: Expense, reservation: UUID, now: Millis
 ) -> Counted | AlreadyApplied:
     """Counts again when the reservation was settled before."""
     known = dict(books.charges)
@@ -94,7 +94,7 @@ def settle_twice(
     return answer
 
 
-def drop_again(books: Books, reservation: UUID, now: Millis) -> bool:
+def drop_again(books: BudgetLedger, reservation: UUID, now: Millis) -> bool:
     """Leaves the reservation behind, so that it is given back once more."""
     dropped = DROP(books, reservation, now)
     if dropped:
@@ -147,7 +147,7 @@ def assert_found(bench: SqliteBench) -> None:
         run_state_machine_as_test(machine, settings=LIMIT_BUDGET)
 
 
-async def _rebased(fault: Fault, books: Books) -> Books:
+async def _rebased(fault: Fault, books: BudgetLedger) -> BudgetLedger:
     """The same books, as if nobody had written since they were read."""
     page = await fault.inner.budget_page("", 100)
     versions = {budget.name: budget.version for budget in page}

@@ -28,9 +28,9 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.wait import resume, signal
-from flowfabric.core.wait.model import NO_WAITS, Mark
+from flowfabric.core.wait.model import NO_WAITS, DedupRecord
 from flowfabric.store.clock import Clock
-from flowfabric.store.contract import ClaimCall, Note, Renewal, Store, Taken
+from flowfabric.store.contract import ClaimCall, Renewal, SideWrite, Store, Taken
 from tests.machine.machine import Machine
 from tests.machine.rivals import Wrapper
 from tests.machine.test_machine import SqliteBench
@@ -91,7 +91,7 @@ class RenewsForAnybody(Fault):
 class NotesForAnybody(Fault):
     """Says that a side write was fine although its lease is gone."""
 
-    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         await self.inner.note(notes, now)
         return {note.uuid for note in notes}
 
@@ -194,7 +194,9 @@ def no_growth(snapshot: Snapshot | None, now: Millis) -> Change[object]:
     return replace(change, after=after)
 
 
-def no_marks(deliver: object, row: object, more: tuple[Mark, ...]) -> tuple[Mark, ...]:
+def no_marks(
+    deliver: object, row: object, more: tuple[DedupRecord, ...]
+) -> tuple[DedupRecord, ...]:
     """A signal leaves nothing behind by which its repeat would be recognised."""
     return more
 

@@ -8,7 +8,7 @@ import msgspec
 
 from flowfabric.core.execution.model import Snapshot, Suspended
 from flowfabric.core.execution.step import Recorded
-from flowfabric.core.wait.model import NO_WAITS, Heard
+from flowfabric.core.wait.model import NO_WAITS, ReceivedSignal
 from flowfabric.store.contract import Store
 from tests.machine.model import Life
 from tests.machine.waits import ACTIVE, PENDING, Said, is_true
@@ -51,7 +51,9 @@ class WaitChecks:
     def gone(self, uuid: UUID) -> None:
         self.watched.pop(uuid, None)
 
-    def _closed_is_final(self, life: Life, snapshot: Snapshot, signals: Sequence[Heard]) -> None:
+    def _closed_is_final(
+        self, life: Life, snapshot: Snapshot, signals: Sequence[ReceivedSignal]
+    ) -> None:
         """What was shut at the last look has heard nothing since and is still shut; only a door
         that belongs to the execution may open again, and none that an operator shut."""
         waits = snapshot.life.waits or NO_WAITS
@@ -114,7 +116,7 @@ def _doors_are_as_modelled(life: Life, snapshot: Snapshot) -> None:
     ), f"the pending waitpoints of {life.id}"
 
 
-def _recorded_once(life: Life, signals: Sequence[Heard]) -> None:
+def _recorded_once(life: Life, signals: Sequence[ReceivedSignal]) -> None:
     """By its id, and by its key as long as the key is remembered."""
     ids = [heard.signal.id for heard in signals]
     assert len(set(ids)) == len(ids), "a signal was recorded twice"
@@ -126,7 +128,7 @@ def _recorded_once(life: Life, signals: Sequence[Heard]) -> None:
             remembered[place] = said.repeat_until
 
 
-def _not_stuck(life: Life, signals: Sequence[Heard]) -> None:
+def _not_stuck(life: Life, signals: Sequence[ReceivedSignal]) -> None:
     """Whoever is still suspended has not heard what it waits for."""
     if life.sleep is None:
         return
@@ -151,7 +153,7 @@ def _ends_once(told: Sequence[str]) -> None:
             assert not open, "claimed while it was suspended"
 
 
-def _said(heard: Heard) -> tuple[object, ...]:
+def _said(heard: ReceivedSignal) -> tuple[object, ...]:
     signal = heard.signal
     return (signal.number, signal.name, signal.source, signal.key, signal.effect)
 

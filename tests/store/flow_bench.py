@@ -18,8 +18,8 @@ from flowfabric.core.execution.operator import cancel
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.core.flow.join import Edge, EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange, changed
-from flowfabric.core.flow.outbox import Chore, ChoreKind
-from flowfabric.core.wait.model import Ask
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
+from flowfabric.core.wait.model import Needs
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, EdgeQuery, Store
 from tests.kit.lab import TTL, W1
@@ -101,11 +101,11 @@ class Bench:
     async def edges(self, flow: Flow, **filters: Any) -> list[EdgeState]:
         return await self.store.edges(EdgeQuery(flow=flow.id, **filters))
 
-    async def recall(self, execution: UUID, **asked: Any) -> dict[UUID, EdgeState]:
-        (memory,) = await self.store.recall([Ask(execution, **asked)])
+    async def load_needs(self, execution: UUID, **asked: Any) -> dict[UUID, EdgeState]:
+        (memory,) = await self.store.load_needs([Needs(execution, **asked)])
         return memory.edges
 
-    async def chores(self, flow: Flow) -> list[Chore]:
+    async def chores(self, flow: Flow) -> list[OutboxEntry]:
         return await self.store.chores([flow.id], 1000)
 
 
@@ -141,8 +141,8 @@ def edge(flow: Flow, id: int, upstream: UUID, downstream: UUID, **members: Any) 
     return Edge(id=UUID(int=id), flow=flow.id, upstream=upstream, downstream=downstream, **given)
 
 
-def chore(flow: Flow, number: int, kind: ChoreKind = ChoreKind.CANCEL) -> Chore:
-    return Chore(flow.id, flow.id, number, kind)
+def chore(flow: Flow, number: int, kind: OutboxKind = OutboxKind.CANCEL) -> OutboxEntry:
+    return OutboxEntry(flow.id, flow.id, number, kind)
 
 
 A, B, C = UUID(int=101), UUID(int=102), UUID(int=103)

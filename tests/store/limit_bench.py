@@ -23,10 +23,10 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.operator import cancel
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.core.limit.quota import Quota, Uses, name_uses, queue_of
-from flowfabric.core.limit.release import Candidate, Move, Release, Standing
+from flowfabric.core.limit.release import Candidate, Move, QuotaView, Release
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import ClaimCall, Store
-from flowfabric.store.contract_limits import StandingAsk, Through
+from flowfabric.store.contract_limits import QuotaViewRequest, Through
 from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)
@@ -106,8 +106,8 @@ class Bench:
         *,
         lines: int = 99,
         depth: int = 99,
-    ) -> Standing:
-        return await self.store.standing(StandingAsk(quota, queues, lines, depth, self.now))
+    ) -> QuotaView:
+        return await self.store.standing(QuotaViewRequest(quota, queues, lines, depth, self.now))
 
     async def slots(self, **uses: str) -> int:
         """How many slots a queue holds."""

@@ -21,7 +21,7 @@ from flowfabric.core.execution.model import Active, Lease, Snapshot, Worker
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, Note, Progress, Renewal
+from flowfabric.store.contract import ClaimCall, Progress, Renewal, SideWrite
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
@@ -183,9 +183,9 @@ def renewal(held: Snapshot, ttl: int = TTL) -> Renewal:
     return Renewal(held.execution.uuid, lease_of(held).id, held.head.epoch, Millis(ttl))
 
 
-def progress(held: Snapshot, percent: int | None = None, message: str | None = None) -> Note:
+def progress(held: Snapshot, percent: int | None = None, message: str | None = None) -> SideWrite:
     lease = lease_of(held)
-    return Note(held.execution.uuid, lease.id, held.head.epoch, Progress(percent, message))
+    return SideWrite(held.execution.uuid, lease.id, held.head.epoch, Progress(percent, message))
 
 
 def step(position: int, name: str = "fetch", doc: bytes = b"1") -> Step:

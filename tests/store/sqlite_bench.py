@@ -27,14 +27,14 @@ class Bench:
     def __init__(self, store: SqliteStore, clock: ManualClock, seed: int = 0) -> None:
         self.store = store
         self.clock = clock
-        self._luck = random.Random(seed)
+        self._jitter = random.Random(seed)
 
     @property
     def now(self) -> Millis:
         return self.clock.now()
 
     def uuid(self) -> UUID:
-        return new_uuid7(self.now, self._luck.getrandbits(74))
+        return new_uuid7(self.now, self._jitter.getrandbits(74))
 
     def creation(self, kind: str = "job", **members: Any) -> Creation:
         return create(Submission(kind=kind, **members), self.uuid(), self.now)

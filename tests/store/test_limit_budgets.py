@@ -12,10 +12,10 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.lease import lose
 from flowfabric.core.limit import spend as spending
 from flowfabric.core.limit.budget import Budget, Ledger, Limit, OnHard, OnSoft, Reservation, Scope
-from flowfabric.core.limit.spend import Books, Charge, Overrun, Spent
+from flowfabric.core.limit.spend import BudgetLedger, Charge, Overrun, Spent
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.contract_limits import LedgerNeeds
 from tests.store.limit_bench import FAR, Bench, lease_of, uuid_of
 
 X, Y = UUID(int=1), UUID(int=2)
@@ -37,16 +37,16 @@ def charge(budget: str, key: str, until: int = FAR, **members: Any) -> Charge:
 
 
 async def put(store: Store, *budgets: Budget) -> None:
-    books = Books()
+    books = BudgetLedger()
     for budget in budgets:
         books.put(budget)
     assert await store.post(books)
 
 
-async def all_of(store: Store) -> Books:
+async def all_of(store: Store) -> BudgetLedger:
     """Everything the tests below write."""
     keys = (("team", "k"), ("team", "l"), ("org", "k"))
-    return await store.books(BookAsk(("team", "org", "new"), keys, (X, Y), (X, Y)))
+    return await store.books(LedgerNeeds(("team", "org", "new"), keys, (X, Y), (X, Y)))
 
 
 async def test_a_budget_is_kept_whole_with_all_it_is_part_of(bench: Bench) -> None:
@@ -78,20 +78,22 @@ async def test_a_budget_is_kept_whole_with_all_it_is_part_of(bench: Bench) -> No
     )
     team, org = Budget(name="team", parent="org"), Budget(name="org")
     await put(bench.store, full, team, org, Budget(name="other"))
-    books = await bench.store.books(BookAsk(budgets=(full.name, "unheard of")))
+    books = await bench.store.books(LedgerNeeds(budgets=(full.name, "unheard of")))
     assert books.budgets == {
         budget.name: replace(budget, version=1) for budget in (full, team, org)
     }
     assert (books.changed, books.new_ledgers, books.empty) == ({}, {}, True)
-    assert (await bench.store.books(BookAsk(budgets=("team", "org", "team")))).budgets.keys() == {
+    assert (
+        await bench.store.books(LedgerNeeds(budgets=("team", "org", "team")))
+    ).budgets.keys() == {
         "team",
         "org",
     }
-    assert await bench.store.books(BookAsk()) == Books()
+    assert await bench.store.books(LedgerNeeds()) == BudgetLedger()
 
 
 async def test_books_hold_what_is_asked_for(bench: Bench) -> None:
-    books = Books()
+    books = BudgetLedger()
     ledgers = [
         Ledger("team", X, 1, {"tokens": 5}),
         Ledger("org", X, 2, {}),
@@ -105,24 +107,26 @@ async def test_books_hold_what_is_asked_for(bench: Bench) -> None:
     books.put_reservation(Y, reservation(Y, X))
     books.put_reservation(X, reservation(X, Y, epoch=4))
     assert await bench.store.post(books)
-    found = await bench.store.books(BookAsk(charges=(("team", "k"), ("org", "l")), executions=(X,)))
+    found = await bench.store.books(
+        LedgerNeeds(charges=(("team", "k"), ("org", "l")), executions=(X,))
+    )
     assert found.ledgers == {("team", X): ledgers[0], ("org", X): ledgers[1]}
     assert found.charges == {
         ("team", "k"): charge("team", "k", outcome=overrun, stale=True),
     }
     assert found.reservations == {Y: reservation(Y, X)}
-    found = await bench.store.books(BookAsk(reservations=(X, UUID(int=9)), executions=(X,)))
+    found = await bench.store.books(LedgerNeeds(reservations=(X, UUID(int=9)), executions=(X,)))
     assert found.reservations.keys() == {X, Y}
     assert found.reservations[X] == reservation(X, Y, epoch=4)
-    assert await bench.store.post(Books())
+    assert await bench.store.post(BudgetLedger())
 
 
 async def test_everything_is_written_or_nothing(bench: Bench) -> None:
     store = bench.store
     await put(store, Budget(name="team", used={"tokens": 1}), Budget(name="org"))
 
-    def posting(**versions: int) -> Books:
-        books = Books()
+    def posting(**versions: int) -> BudgetLedger:
+        books = BudgetLedger()
         for name, version in versions.items():
             books.budgets[name] = Budget(name=name, used={"tokens": 7}, version=version)
             books.changed[name] = version
@@ -153,7 +157,7 @@ async def test_everything_is_written_or_nothing(bench: Bench) -> None:
 async def test_what_is_written_again_replaces_what_was(bench: Bench) -> None:
     store = bench.store
     for number in (1, 2):
-        books = Books()
+        books = BudgetLedger()
         books.put_ledger(("team", X), Ledger("team", X, number, {"tokens": number}))
         books.put_charge(charge("team", "k", number))
         books.put_reservation(X, reservation(X, epoch=number))
@@ -162,7 +166,7 @@ async def test_what_is_written_again_replaces_what_was(bench: Bench) -> None:
     assert found.ledgers["team", X].period == 2
     assert found.charges["team", "k"].until == 2
     assert found.reservations[X].epoch == 2
-    books = Books()
+    books = BudgetLedger()
     books.put_ledger(("team", X), None)
     books.put_ledger(("team", Y), None)
     books.put_reservation(X, None)
@@ -175,7 +179,7 @@ async def test_what_is_written_again_replaces_what_was(bench: Bench) -> None:
 async def test_a_removed_budget_takes_its_ledgers_and_charges_along(bench: Bench) -> None:
     store = bench.store
     await put(store, Budget(name="team", parent="org", next_reset_at=Millis(5)), Budget(name="org"))
-    books = Books()
+    books = BudgetLedger()
     for name in ("team", "org"):
         books.put_ledger((name, X), Ledger(name, X, 0, {"tokens": 7}))
         books.put_charge(charge(name, "k"))
@@ -210,7 +214,7 @@ async def test_what_was_noted_of_a_budget_that_goes_goes_with_it(bench: Bench) -
     assert await store.post(books)
     found = await all_of(store)
     assert (found.budgets, found.ledgers, found.charges) == ({}, {}, {})
-    books = Books()
+    books = BudgetLedger()
     books.put(Budget(name="new"))
     books.remove("new")
     assert await store.post(books)
@@ -224,14 +228,14 @@ async def test_of_two_who_spend_at_once_one_is_told_to_look_again(bench: Bench) 
 
     async def spend(key: str) -> None:
         while True:
-            books = await store.books(BookAsk(("team",), (("team", key),), (X,)))
+            books = await store.books(LedgerNeeds(("team",), (("team", key),), (X,)))
             asked = spending.Expense(("team",), {"tokens": 3}, execution=X, key=key)
             spending.spend(books, asked, bench.now)
             if await store.post(books):
                 return
 
     await asyncio.gather(*(spend(f"{number}") for number in range(10)))
-    found = await store.books(BookAsk(("team",), (), (X,)))
+    found = await store.books(LedgerNeeds(("team",), (), (X,)))
     assert {name: budget.used for name, budget in found.budgets.items()} == {
         "team": {"tokens": 24},
         "org": {"tokens": 24},
@@ -268,7 +272,7 @@ async def test_budgets_are_found_by_what_is_asked_of_them(bench: Bench) -> None:
 async def test_reservations_whose_lease_is_gone_are_found(bench: Bench) -> None:
     held = await bench.running()
     other = await bench.running()
-    books = Books()
+    books = BudgetLedger()
     for number, (snapshot, epoch) in enumerate([(held, 1), (held, 2), (other, 1)], 1):
         id = UUID(int=number)
         books.put_reservation(id, reservation(id, uuid_of(snapshot), epoch))
@@ -289,7 +293,7 @@ async def test_reservations_whose_lease_is_gone_are_found(bench: Bench) -> None:
 
 
 async def test_charges_are_forgotten_when_their_time_has_passed(bench: Bench) -> None:
-    books = Books()
+    books = BudgetLedger()
     for number in range(5):
         books.put_charge(charge("team", f"{number}", bench.now + number))
     assert await bench.store.post(books)
@@ -297,13 +301,13 @@ async def test_charges_are_forgotten_when_their_time_has_passed(bench: Bench) ->
     assert await bench.store.trim_charges(Millis(bench.now + 3), 3) == 3
     assert await bench.store.trim_charges(Millis(bench.now + 3), 9) == 1
     keys = tuple(("team", f"{number}") for number in range(5))
-    assert (await bench.store.books(BookAsk(charges=keys))).charges.keys() == {("team", "4")}
+    assert (await bench.store.books(LedgerNeeds(charges=keys))).charges.keys() == {("team", "4")}
 
 
 async def test_what_an_execution_spent_goes_when_it_is_deleted(bench: Bench) -> None:
     """What it has set aside stays, so that it is given back"""
     gone, stays = await bench.running(), await bench.running()
-    books = Books()
+    books = BudgetLedger()
     for number, snapshot in enumerate((gone, stays)):
         uuid, id = uuid_of(snapshot), UUID(int=number)
         books.put_ledger(("team", uuid), Ledger("team", uuid, 0, {"tokens": 7}))
@@ -312,7 +316,7 @@ async def test_what_an_execution_spent_goes_when_it_is_deleted(bench: Bench) -> 
     await bench.store.end([bench.completing(gone)], bench.now)
     bench.clock.advance(1)
     assert await bench.store.trim(bench.now, bench.now, 9) == 1
-    found = await bench.store.books(BookAsk(executions=(uuid_of(gone), uuid_of(stays))))
+    found = await bench.store.books(LedgerNeeds(executions=(uuid_of(gone), uuid_of(stays))))
     assert found.ledgers.keys() == {("team", uuid_of(stays))}
     assert found.reservations.keys() == {UUID(int=0), UUID(int=1)}
     assert [stale.id for stale in await bench.store.stale_reservations(9)] == [UUID(int=0)]

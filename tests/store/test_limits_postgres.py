@@ -11,8 +11,8 @@ from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
 from flowfabric.core.limit.release import release
-from flowfabric.core.limit.spend import Books, Expense, spend
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.core.limit.spend import BudgetLedger, Expense, spend
+from flowfabric.store.contract_limits import LedgerNeeds
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
@@ -351,18 +351,18 @@ async def test_a_refused_release_whose_reply_was_lost_stays_refused(bench: Bench
 @pytest.mark.parametrize("again", [False, True], ids=["alone", "others_went_on"])
 async def test_a_spending_whose_reply_was_lost_counts_once(bench: Bench, again: bool) -> None:
     """Also when others have spent since: the transaction itself is asked for."""
-    books = Books()
+    books = BudgetLedger()
     books.put(Budget(name="b"))
     lose_reply(bench.store.session.limit)
     assert await bench.store.post(books)
     other = await bench.other_store()
 
     async def charge(store: PostgresStore) -> bool:
-        found = await store.books(BookAsk(budgets=("b",)))
+        found = await store.books(LedgerNeeds(budgets=("b",)))
         spend(found, Expense(("b",), {"t": 5}), bench.now)
         return await store.post(found)
 
-    found = await bench.store.books(BookAsk(budgets=("b",)))
+    found = await bench.store.books(LedgerNeeds(budgets=("b",)))
     spend(found, Expense(("b",), {"t": 5}), bench.now)
 
     async def cut(connection: Connection) -> None:
@@ -374,16 +374,16 @@ async def test_a_spending_whose_reply_was_lost_counts_once(bench: Bench, again: 
 
     bench.store.session.limit.seam = cut
     assert await bench.store.post(found)
-    used = (await other.books(BookAsk(budgets=("b",)))).budgets["b"].used
+    used = (await other.books(LedgerNeeds(budgets=("b",)))).budgets["b"].used
     assert used == {"t": 10 if again else 5}
     assert not await bench.store.post(found)
 
 
 async def test_an_equal_spending_of_somebody_else_is_not_taken_for_ones_own(bench: Bench) -> None:
-    books = Books()
+    books = BudgetLedger()
     books.put(Budget(name="b"))
     assert await bench.store.post(books)
-    found = await bench.store.books(BookAsk(budgets=("b",)))
+    found = await bench.store.books(LedgerNeeds(budgets=("b",)))
     spend(found, Expense(("b",), {"t": 5}), bench.now)
     assert await bench.store.post(found)
     lose_reply(bench.store.session.limit)
@@ -420,7 +420,7 @@ async def test_limits_hold_through_a_pooler_too(database: str) -> None:
         assert len(through.moved) == 3
         assert len(await bench.claim()) == 2
         assert await bench.claim() == []
-        books = Books()
+        books = BudgetLedger()
         books.put(Budget(name="b", used={"t": 5}))
         lose_reply(bench.store.session.limit)
         assert await bench.store.post(books)
@@ -491,5 +491,5 @@ async def test_what_an_empty_release_asks_for_is_nothing(bench: Bench) -> None:
     assert (through.moved, through.lanes) == (frozenset(), frozenset())
     await bench.store.put_queues([])
     assert (await bench.standing("never", ())).lines == []
-    assert await bench.store.post(Books())
+    assert await bench.store.post(BudgetLedger())
     assert uses_of() == ()

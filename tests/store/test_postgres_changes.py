@@ -19,7 +19,7 @@ from flowfabric.core.execution.model import (
     Flags,
     Outcome,
 )
-from flowfabric.store.contract import EventQuery, Note, Progress
+from flowfabric.store.contract import EventQuery, Progress, SideWrite
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
@@ -152,9 +152,9 @@ async def test_steps_and_progress_are_written_beside_the_lease(bench: Bench) -> 
     held = await bench.running()
     uuid, lease_id, epoch = held.execution.uuid, lease_of(held).id, held.head.epoch
     notes = [
-        Note(uuid, lease_id, epoch, step=step(1, "b")),
-        Note(uuid, lease_id, epoch, Progress(10, "begun"), step(0, "a")),
-        Note(uuid, lease_id, epoch, Progress(percent=20)),
+        SideWrite(uuid, lease_id, epoch, step=step(1, "b")),
+        SideWrite(uuid, lease_id, epoch, Progress(10, "begun"), step(0, "a")),
+        SideWrite(uuid, lease_id, epoch, Progress(percent=20)),
     ]
     assert await bench.store.note(notes, bench.now) == {uuid}
     assert (await bench.store.steps([(uuid, 0)]))[0] == [step(0, "a"), step(1, "b")]
@@ -175,7 +175,7 @@ async def test_a_recorded_step_stays_as_it_is(bench: Bench) -> None:
     held = await bench.running()
     uuid, lease_id, epoch = held.execution.uuid, lease_of(held).id, held.head.epoch
     for doc in (b"first", b"second"):
-        note = Note(uuid, lease_id, epoch, step=step(0, doc=doc))
+        note = SideWrite(uuid, lease_id, epoch, step=step(0, doc=doc))
         assert await bench.store.note([note], bench.now) == {uuid}
     assert [s.doc for s in (await bench.store.steps([(uuid, 0)]))[0]] == [b"first"]
 

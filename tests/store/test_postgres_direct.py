@@ -24,7 +24,7 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.flow.model import Flow, FlowChange, changed
-from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.store.contract import EventQuery, FlowQuery
 from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.sql import load_queries
@@ -65,7 +65,9 @@ class Parked:
     def promoted(self, n: int) -> Change[None]:
         """Becomes ready: settles its edge and owes something."""
         member = self.members[n]
-        owed = Chore(self.flow.id, uuid_of(member), member.head.version + 1, ChoreKind.SIBLINGS)
+        owed = OutboxEntry(
+            self.flow.id, uuid_of(member), member.head.version + 1, OutboxKind.SIBLINGS
+        )
         settled = ((UUID(int=n + 1), Outcome.SUCCESS),)
         return touch(member, READY, settled=settled, owed=(owed,))
 
@@ -76,7 +78,7 @@ class Parked:
     async def outcomes(self) -> list[Outcome | None]:
         return [found.outcome for found in await self.bench.edges(self.flow)]
 
-    async def owing(self) -> list[tuple[UUID, ChoreKind]]:
+    async def owing(self) -> list[tuple[UUID, OutboxKind]]:
         return [(chore.id, chore.kind) for chore in await self.bench.chores(self.flow)]
 
     async def told(self, n: int) -> list[EventKind]:
@@ -134,9 +136,9 @@ async def test_what_waits_becomes_ready_or_ends_in_one_statement(
         assert (await bench.store.load([uuid]))[uuid] == after(change)
     assert await there.outcomes() == [Outcome.SUCCESS, Outcome.FAILED, None]
     assert set(await there.owing()) == {
-        (uuid_of(there.members[0]), ChoreKind.SIBLINGS),
-        (uuid_of(there.members[1]), ChoreKind.ENDED),
-        (uuid_of(idle), ChoreKind.ENDED),
+        (uuid_of(there.members[0]), OutboxKind.SIBLINGS),
+        (uuid_of(there.members[1]), OutboxKind.ENDED),
+        (uuid_of(idle), OutboxKind.ENDED),
     }
     assert [await there.told(n) for n in range(3)] == [[], [EventKind.SKIPPED], []]
     claimed = await bench.claim()
@@ -332,7 +334,7 @@ async def test_endings_are_counted_in_one_statement_and_once(
     await asyncio.sleep(0)
     assert [name for name in sent if name] == ["counted_flows"]
     kinds = [[one.kind for one in await bench.chores(flow)] for flow in flows]
-    assert kinds == [[ChoreKind.TELL], [ChoreKind.CANCEL] * 2, [ChoreKind.TELL]]
+    assert kinds == [[OutboxKind.TELL], [OutboxKind.CANCEL] * 2, [OutboxKind.TELL]]
     assert await bench.load(flows[0]) == counts[0].after
     assert await bench.store.count_flows(counts) == set()
 
@@ -352,9 +354,9 @@ async def test_of_two_who_count_the_same_endings_one_does(
     await until_waiting(watcher, 2)
     await transaction.rollback()
     assert sorted([len(await task) for task in tasks]) == [0, 1]
-    assert [one.kind for one in await bench.chores(flow)] == [ChoreKind.TELL]
+    assert [one.kind for one in await bench.chores(flow)] == [OutboxKind.TELL]
 
 
 def _counting(flow: Flow, now: Millis) -> FlowChange:
     done = (chore(flow, 1), chore(flow, 2))
-    return FlowChange(flow, changed(flow, now), done=done, owed=(chore(flow, 3, ChoreKind.TELL),))
+    return FlowChange(flow, changed(flow, now), done=done, owed=(chore(flow, 3, OutboxKind.TELL),))

@@ -14,7 +14,7 @@ from flowfabric.core.execution.model import Outcome, Snapshot
 from flowfabric.core.flow.join import EdgeState, Join, count
 from flowfabric.core.flow.join import On as Ending
 from flowfabric.core.flow.model import Flow, FlowChange, changed
-from flowfabric.core.wait.model import Ask
+from flowfabric.core.wait.model import Needs
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
@@ -190,7 +190,7 @@ async def test_whoever_asks_for_no_edges_asks_nobody(
     server: postgres_bench.Bench, bench: Bench
 ) -> None:
     lose_reply(server.store.session.load)
-    await bench.store.recall([Ask(bench.fresh())])
+    await bench.store.load_needs([Needs(bench.fresh())])
     assert await bench.edges(Flow(id=A), upstreams=()) == []
     assert server.store.session.load.seam is not None
     server.store.session.load.seam = None

@@ -13,7 +13,7 @@ from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine.execution.inbox import write_options
 from flowfabric.store import foreign
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Arrival
+from flowfabric.store.contract import InboxEntry
 from flowfabric.store.open import open_store
 from tests.kit.lab import W1, Lab
 
@@ -42,10 +42,10 @@ async def application(url: str, lab: Lab) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
-def arrival(lab: Lab) -> Arrival:
+def arrival(lab: Lab) -> InboxEntry:
     now = lab.clock.now()
     options = write_options(Submission(kind="job"))
-    return Arrival(new_uuid7(now, 1), now, "job", "default", "default", options, b"{}")
+    return InboxEntry(new_uuid7(now, 1), now, "job", "default", "default", options, b"{}")
 
 
 async def test_a_key_in_an_open_transaction_holds_up_only_that_key(

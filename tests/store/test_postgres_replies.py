@@ -11,7 +11,7 @@ from flowfabric.core.execution import attempt, lease, operator
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Failure
-from flowfabric.store.contract import EventQuery, Note
+from flowfabric.store.contract import EventQuery, SideWrite
 from flowfabric.store.postgres.link import Link
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
@@ -124,7 +124,7 @@ async def test_somebody_elses_ending_is_not_taken_for_ones_own(bench: Bench) -> 
 async def test_a_lost_reply_to_a_note_writes_it_once(bench: Bench) -> None:
     held = await bench.running()
     lose_reply(bench.store.session.end)
-    note = Note(held.execution.uuid, lease_of(held).id, held.head.epoch, None, step(0))
+    note = SideWrite(held.execution.uuid, lease_of(held).id, held.head.epoch, None, step(0))
     notes = [note, progress(held, 7)]
     assert await bench.store.note(notes, bench.now) == {held.execution.uuid}
     assert len((await bench.store.steps([(held.execution.uuid, 0)]))[0]) == 1

@@ -13,7 +13,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Flags, Snapshot
-from flowfabric.core.wait.model import Ask, Heard, Mark, Signal, Waitpoint
+from flowfabric.core.wait.model import DedupRecord, Needs, ReceivedSignal, Signal, Waitpoint
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
@@ -45,7 +45,7 @@ def signalled(snapshot: Snapshot, id: int, *, number: int = 1, **written: Any) -
     signal = Signal(number, UUID(int=id), HERE, "wp", "go", Millis(5))
     flags = snapshot.head.flags | Flags.WAITPOINTS
     new = snapshot.to(snapshot.state, flags=flags)
-    return Change(None, snapshot, new, signals=(Heard(signal),), **written)
+    return Change(None, snapshot, new, signals=(ReceivedSignal(signal),), **written)
 
 
 # -- replies lost after the commit
@@ -54,7 +54,7 @@ def signalled(snapshot: Snapshot, id: int, *, number: int = 1, **written: Any) -
 async def test_a_lost_reply_to_a_signal_is_recognised(bench: Bench) -> None:
     one, two = await bench.submit_many(2)
     waitpoint = Waitpoint(HERE, one.execution.uuid, "wp", Millis(5), "k1")
-    marks = (Mark(b"k", None, b"1"), Mark(b"l"), Mark(b"k", Millis(9), b"2"))
+    marks = (DedupRecord(b"k", None, b"1"), DedupRecord(b"l"), DedupRecord(b"k", Millis(9), b"2"))
     changes = [
         signalled(one, 1, waitpoints=(waitpoint,), marks=marks, counted=((1, FIRST),)),
         signalled(two, 2),
@@ -63,8 +63,8 @@ async def test_a_lost_reply_to_a_signal_is_recognised(bench: Bench) -> None:
     assert await bench.store.apply(changes) == {uuid_of(change) for change in changes}
     (heard,) = await bench.store.signals(one.execution.uuid)
     assert heard == replace(changes[0].signals[0], suspension=FIRST)
-    ask = Ask(one.execution.uuid, (HERE,), (b"k", b"l"))
-    (memory,) = await bench.store.recall([ask])
+    ask = Needs(one.execution.uuid, (HERE,), (b"k", b"l"))
+    (memory,) = await bench.store.load_needs([ask])
     assert memory.waitpoints == {HERE: waitpoint}
     assert list(memory.marks.values()) == [marks[2], marks[1]]
 
@@ -92,8 +92,8 @@ async def test_a_rivals_signal_is_not_taken_for_ones_own(bench: Bench) -> None:
 
 async def test_a_rivals_mark_is_not_taken_for_ones_own(bench: Bench) -> None:
     snapshot = await bench.submit()
-    first = replace(signalled(snapshot, 1, marks=(Mark(b"k", None, b"1"),)), signals=())
-    second = replace(first, marks=(Mark(b"k", None, b"2"),))
+    first = replace(signalled(snapshot, 1, marks=(DedupRecord(b"k", None, b"1"),)), signals=())
+    second = replace(first, marks=(DedupRecord(b"k", None, b"2"),))
     await bench.apply(first)
     lose_reply(bench.store.session.apply)
     assert await bench.store.apply([second]) == set()
@@ -115,7 +115,7 @@ async def test_a_lost_reply_to_a_recall_is_asked_again(bench: Bench) -> None:
     change = signalled(await bench.submit(), 1)
     await bench.apply(change)
     lose_reply(bench.store.session.load)
-    (memory,) = await bench.store.recall([Ask(uuid_of(change), buffered=((HERE, 0),))])
+    (memory,) = await bench.store.load_needs([Needs(uuid_of(change), buffered=((HERE, 0),))])
     assert memory.signals == list(change.signals)
 
 
@@ -145,7 +145,7 @@ async def test_a_change_without_waits_sends_nothing_for_them(bench: Bench) -> No
 
 
 async def test_a_signal_is_one_statement_more_for_each_table(bench: Bench) -> None:
-    change = signalled(await bench.submit(), 1, marks=(Mark(b"k"),))
+    change = signalled(await bench.submit(), 1, marks=(DedupRecord(b"k"),))
     assert await statements(bench, change) == [
         "state_versions", "gone_ready", "new_ready", "new_signals", "new_marks",
     ]  # fmt: skip
@@ -153,7 +153,7 @@ async def test_a_signal_is_one_statement_more_for_each_table(bench: Bench) -> No
 
 async def test_whoever_asks_for_nothing_asks_nobody(bench: Bench) -> None:
     lose_reply(bench.store.session.load)
-    await bench.store.recall([Ask(bench.fresh())])
+    await bench.store.load_needs([Needs(bench.fresh())])
     assert bench.store.session.load.seam is not None
     bench.store.session.load.seam = None
 

@@ -108,10 +108,10 @@ class Process:
     def __init__(self, store: SqliteStore, number: int) -> None:
         self.store = store
         self.worker = Worker(f"w{number}", f"w{number}-{os.getpid()}")
-        self.luck = random.Random(os.getpid())
+        self.jitter = random.Random(os.getpid())
 
     def uuid(self) -> UUID:
-        return new_uuid7(self.store.clock.now(), self.luck.getrandbits(74))
+        return new_uuid7(self.store.clock.now(), self.jitter.getrandbits(74))
 
     async def submit(self, count: int) -> list[UUID]:
         now = self.store.clock.now()

@@ -33,7 +33,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import PublicState, vector_of
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import EventQuery, Note, Page, Progress, Query
+from flowfabric.store.contract import EventQuery, Page, Progress, Query, SideWrite
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import lists, open_sqlite
 from flowfabric.store.sqlite.session import Session
@@ -201,7 +201,7 @@ async def test_a_detail_tells_when_anything_last_happened(bench: Bench) -> None:
     bench.clock.advance(1)
     held = await bench.claim_one()
     bench.clock.advance(1)
-    note = Note(uuid, lease_of(held).id, 1, progress=Progress(1))
+    note = SideWrite(uuid, lease_of(held).id, 1, progress=Progress(1))
     await bench.store.note([note], bench.now)
     detail = await bench.store.detail(uuid)
     assert detail is not None

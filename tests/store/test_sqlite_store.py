@@ -26,7 +26,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.step import Step
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import MAX_BATCH, EventQuery, Note, Progress, Renewal
+from flowfabric.store.contract import MAX_BATCH, EventQuery, Progress, Renewal, SideWrite
 from flowfabric.store.sqlite import open_sqlite
 from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
 
@@ -103,7 +103,9 @@ async def test_a_batch_of_any_size_is_written_whole(bench: Bench, count: int) ->
     held = [taken.snapshot for taken in await bench.claim(limit=count)]
     renewals = [Renewal(s.execution.uuid, lease_of(s).id, 1, TTL) for s in held]
     assert (await bench.store.renew(renewals, bench.now)).keys() == made
-    notes = [Note(r.uuid, r.lease_id, 1, Progress(1), Step(0, 0, "s", 0, b"")) for r in renewals]
+    notes = [
+        SideWrite(r.uuid, r.lease_id, 1, Progress(1), Step(0, 0, "s", 0, b"")) for r in renewals
+    ]
     assert await bench.store.note(notes, bench.now) == made
     backs = [hand_back(snapshot, owner_of(snapshot), bench.now) for snapshot in held]
     assert await bench.apply(*backs) == made
@@ -288,9 +290,9 @@ async def test_steps_and_progress_are_written_under_the_lease(bench: Bench) -> N
     first, second = Step(0, 1, "charge", 0, b"1"), Step(0, 0, "load", 0, b"2")
     changed = replace(first, doc=b"other")
     notes = [
-        Note(uuid, lease.id, 1, step=first, progress=Progress(10, "begun")),
-        Note(uuid, lease.id, 1, step=second),
-        Note(uuid, lease.id, 1, step=changed, progress=Progress(percent=20)),
+        SideWrite(uuid, lease.id, 1, step=first, progress=Progress(10, "begun")),
+        SideWrite(uuid, lease.id, 1, step=second),
+        SideWrite(uuid, lease.id, 1, step=changed, progress=Progress(percent=20)),
     ]
     assert await bench.store.note(notes, bench.now) == {uuid}
     assert await bench.store.steps([(uuid, 0)]) == [[second, first]]
@@ -304,12 +306,16 @@ async def test_steps_and_progress_are_written_under_the_lease(bench: Bench) -> N
 async def test_a_note_of_somebody_else_is_not_written(bench: Bench) -> None:
     held = await bench.running()
     uuid, lease = held.execution.uuid, lease_of(held)
-    wrong = [Note(uuid, bench.uuid(), 1), Note(uuid, lease.id, 2), Note(bench.uuid(), lease.id, 1)]
+    wrong = [
+        SideWrite(uuid, bench.uuid(), 1),
+        SideWrite(uuid, lease.id, 2),
+        SideWrite(bench.uuid(), lease.id, 1),
+    ]
     step = Step(0, 0, "charge", 0, b"1")
     notes = [replace(note, step=step, progress=Progress(1)) for note in wrong]
     assert await bench.store.note(notes, bench.now) == set()
     bench.clock.advance(TTL)
-    late = Note(uuid, lease.id, 1, step=step)
+    late = SideWrite(uuid, lease.id, 1, step=step)
     assert await bench.store.note([late], bench.now) == set()
     assert await bench.store.steps([(uuid, 0)]) == [[]]
 
@@ -380,7 +386,7 @@ async def test_a_step_recorded_by_a_change_stays_when_recorded_again(bench: Benc
     back = hand_back(held, owner_of(held), bench.now)
     await bench.apply(replace(back, steps=(step,)))
     again = await bench.claim_one()
-    note = Note(again.execution.uuid, lease_of(again).id, 2, step=replace(step, doc=b"2"))
+    note = SideWrite(again.execution.uuid, lease_of(again).id, 2, step=replace(step, doc=b"2"))
     await bench.store.note([note], bench.now)
     assert await bench.store.steps([(held.execution.uuid, 0)]) == [[step]]
 
@@ -430,7 +436,7 @@ async def test_a_suspended_or_waiting_execution_without_a_moment_is_never_due(be
 async def test_trim_deletes_all_that_belongs_to_an_execution(bench: Bench) -> None:
     held = await bench.running(key="k", tags={"app.a": "b"}, policy=RETRIES)
     uuid = held.execution.uuid
-    note = Note(uuid, lease_of(held).id, 1, Progress(1), Step(0, 0, "s", 0, b""))
+    note = SideWrite(uuid, lease_of(held).id, 1, Progress(1), Step(0, 0, "s", 0, b""))
     await bench.store.note([note], bench.now)
     await bench.end(bench.completing(held))
     kept = await bench.submit()

@@ -127,7 +127,7 @@ async def test_a_replay_uses_a_flow_that_completed_as_its_run_ended(
     await work(bench)
     await bench.pass_time(HOUR)
     with monkeypatch.context() as dead:
-        dead.setattr(bench.engine._settler, "kick", lambda flows: None)
+        dead.setattr(bench.engine._dispatcher, "kick", lambda flows: None)
         await bench.work()
         assert log == ["a"]
         await run.cancel()
@@ -146,8 +146,8 @@ async def test_a_replay_before_the_flow_was_cancelled_has_a_new_one(
     run = await by_map(bench, tasks).submit()
     await work(bench)
     with monkeypatch.context() as dead:
-        dead.setattr(bench.engine._settler, "kick", lambda flows: None)
-        dead.setattr(bench.engine._parts.after, "owed", lambda chores: None)
+        dead.setattr(bench.engine._dispatcher, "kick", lambda flows: None)
+        dead.setattr(bench.engine._context.after, "owed", lambda chores: None)
         await run.cancel()
         await run.replay()
         await bench.work()

@@ -18,7 +18,7 @@ from flowfabric import (
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.execution.model import Worker
 from flowfabric.store.clock import ManualClock
-from flowfabric.worker.run.loop import Bench as Benches
+from flowfabric.worker.run.loop import HandlerRuntime
 from tests.worker.bench import AGAIN, TTL, Bench, Log, Wire, until, working
 
 DOOMED = Worker("doomed", "doomed")
@@ -140,7 +140,7 @@ async def test_a_worker_that_drains_hands_back_what_was_satisfied_at_once(
         return answer
 
     monkeypatch.setattr(bench.engine.suspensions, "suspend", stopping)
-    await worker._claim(Benches(worker).executor)
+    await worker._claim(HandlerRuntime(worker).executor)
     await worker._all_done()
     monkeypatch.undo()
     assert await run.state() is PublicState.WAITING

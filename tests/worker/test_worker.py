@@ -20,7 +20,7 @@ from flowfabric import (
 )
 from flowfabric.core.base.time import Millis
 from flowfabric.worker.api.run import gather_results
-from flowfabric.worker.run.slots import Room, Wish
+from flowfabric.worker.run.slots import ClaimRequest, Slots
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until, working
 
@@ -151,25 +151,30 @@ def test_which_claims_there_is_room_for() -> None:
         fabric.task(name=name, worker_concurrency=limit)(handlers.whoami)
     for name, limit in (("p", None), ("q", 1), ("r", None)):
         fabric.task(name=name, worker_concurrency=limit, process=True)(handlers.square)
-    room = Room(10, 3, fabric.tasks)
+    room = Slots(10, 3, fabric.tasks)
     assert room.narrow() == [
-        Wish(frozenset("b"), 2),
-        Wish(frozenset("q"), 1),
-        Wish(frozenset("pr"), 3),
+        ClaimRequest(frozenset("b"), 2),
+        ClaimRequest(frozenset("q"), 1),
+        ClaimRequest(frozenset("pr"), 3),
     ]
-    assert room.wide() == Wish(frozenset("ac"), 10)
+    assert room.wide() == ClaimRequest(frozenset("ac"), 10)
     for kind in "bbppq":
         room.take(kind)
-    assert (room.narrow(), room.wide()) == ([], Wish(frozenset("ac"), 5))
+    assert (room.narrow(), room.wide()) == ([], ClaimRequest(frozenset("ac"), 5))
     for _ in range(4):
         room.take("a")
     room.give("b")
     room.give("p")
-    assert (room.left, room.narrow()) == (3, [Wish(frozenset("b"), 1), Wish(frozenset("pr"), 1)])
+    assert (room.left, room.narrow()) == (
+        3,
+        [ClaimRequest(frozenset("b"), 1), ClaimRequest(frozenset("pr"), 1)],
+    )
     room.take("c")
     room.take("c")
     assert room.narrow() == []
-    assert room.wide() == Wish(frozenset("abcpr"), 1), "one place: the store's order decides"
+    assert room.wide() == ClaimRequest(frozenset("abcpr"), 1), (
+        "one place: the store's order decides"
+    )
     assert room.limited
 
 

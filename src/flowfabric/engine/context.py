@@ -15,13 +15,13 @@ from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import RANK_STEP, Flags, Snapshot
-from flowfabric.core.wait.model import Ask, Memory
-from flowfabric.engine.commit.decide import Asking, Decisions, Recalling, Rule
+from flowfabric.core.wait.model import Loaded, Needs
+from flowfabric.engine.commit.decide import Decisions, LoadedRule, NeedsOf, Rule
 from flowfabric.engine.commit.ids import Ids
-from flowfabric.engine.commit.post_commit import After
+from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.watcher import Waiting
-from flowfabric.engine.execution.inbox import Arrivals
-from flowfabric.engine.limit.known import Catalogue
+from flowfabric.engine.execution.inbox import Inbox
+from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.engine.wait.keys import Ring
 from flowfabric.store.contract import Store
 
@@ -77,40 +77,40 @@ class Options(Struct, frozen=True, kw_only=True):
         )
 
 
-class Parts(Struct):
+class EngineContext(Struct):
     """What the nouns share."""
 
     store: Store
-    arrivals: Arrivals
+    arrivals: Inbox
     decisions: Decisions
     waiting: Waiting
-    after: After
+    after: PostCommit
     ids: Ids
     options: Options
     secret: bytes
     identity: str
-    chance: random.Random
+    jitter: random.Random
     ring: Ring
-    catalogue: Catalogue
+    known_limits: KnownLimits
 
 
-class Noun:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+class Service:
+    def __init__(self, parts: EngineContext) -> None:
+        self._context = parts
 
     def _now(self) -> Millis:
-        return self._parts.store.clock.now()
+        return self._context.store.clock.now()
 
     def _fresh(self) -> UUID:
-        return self._parts.ids.fresh(self._now())
+        return self._context.ids.fresh(self._now())
 
-    def _luck(self) -> float:
-        return self._parts.chance.random()
+    def _jitter(self) -> float:
+        return self._context.jitter.random()
 
     async def _load(self, id: str) -> Snapshot | None:
         """The execution, None if there is none of that very id (partition included)."""
         key = ExecutionId(id)
-        found = await self._parts.arrivals.load([key.uuid])
+        found = await self._context.arrivals.load([key.uuid])
         return _exactly(found.get(key.uuid), key)
 
     async def _let_in(self) -> None:
@@ -118,7 +118,7 @@ class Noun:
         have submitted since are shown like all others. A store that can only be read shows the
         rest."""
         with suppress(StoreReadOnly, StoreFull):
-            await self._parts.arrivals.admit()
+            await self._context.arrivals.admit()
 
     async def _decide(self, id: str, rule: Rule[T], held: Snapshot | None = None) -> T:
         key = ExecutionId(id)
@@ -126,23 +126,23 @@ class Noun:
         def exactly(snapshot: Snapshot | None, now: Millis) -> Change[T]:
             return rule(_exactly(snapshot, key), now)
 
-        return await self._parts.decisions.decide(key.uuid, exactly, held)
+        return await self._context.decisions.decide(key.uuid, exactly, held)
 
-    async def _recalling(
-        self, id: str, rule: Recalling[T], ask: Asking, held: Snapshot | None = None
+    async def _decide_loaded(
+        self, id: str, rule: LoadedRule[T], ask: NeedsOf, held: Snapshot | None = None
     ) -> T:
         """As `_decide`, for a rule that must remember more than the execution itself."""
         key = ExecutionId(id)
 
-        def exactly(snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[T]:
+        def exactly(snapshot: Snapshot | None, now: Millis, memory: Loaded) -> Change[T]:
             return rule(_exactly(snapshot, key), now, memory)
 
-        def asked(snapshot: Snapshot | None) -> Ask | None:
+        def asked(snapshot: Snapshot | None) -> Needs | None:
             found = _exactly(snapshot, key)
             # Without the flag there is nothing to remember, and nobody need look.
             return ask(found) if found and found.head.flags & Flags.WAITPOINTS else None
 
-        return await self._parts.decisions.recalling(key.uuid, exactly, asked, held)
+        return await self._context.decisions.decide_loaded(key.uuid, exactly, asked, held)
 
 
 def _exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:

@@ -10,24 +10,24 @@ import secrets
 from flowfabric.core.base.time import Millis
 from flowfabric.engine.commit.decide import Decisions
 from flowfabric.engine.commit.ids import Ids
-from flowfabric.engine.commit.post_commit import After
+from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.watcher import Waiting
-from flowfabric.engine.context import Options, Parts
+from flowfabric.engine.context import EngineContext, Options
 from flowfabric.engine.execution.attempts import Attempts
 from flowfabric.engine.execution.claims import Claims
 from flowfabric.engine.execution.events import Events
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.execution.grants import Grants
-from flowfabric.engine.execution.inbox import Arrivals
+from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.execution.views import Views
 from flowfabric.engine.explain import Explain
-from flowfabric.engine.flow.dispatch import Settler
+from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.flows import Flows
 from flowfabric.engine.flow.views import FlowViews
-from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.budgets import Budgets
-from flowfabric.engine.limit.known import Catalogue
+from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.engine.limit.lanes import Lanes
 from flowfabric.engine.limit.quotas import Quotas
 from flowfabric.engine.limit.releases import Releases
@@ -43,15 +43,15 @@ from flowfabric.store.contract import Store
 class Engine:
     """One engine per process and store. Open it with `Engine.open`, close it with `close`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EngineContext) -> None:
         self.store = parts.store
         self.identity = parts.identity
-        self._parts = parts
+        self._context = parts
         self.arrivals = parts.arrivals
         self.executions = Executions(parts)
         self.lanes = Lanes(parts)
         self._releases = Releases(parts)
-        self._door = Doorkeeper(parts, self._releases)
+        self._door = BudgetGate(parts, self._releases)
         self.claims = Claims(parts, self.lanes, self._door)
         self.attempts = Attempts(parts, self.claims)
         self.suspensions = Suspensions(parts, self.attempts)
@@ -62,9 +62,9 @@ class Engine:
         self.events = Events(parts)
         self.workers = Workers(parts)
         self.schedules = Schedules(parts, self.executions)
-        self._settler = Settler(parts, self.signals)
-        self.flows = Flows(parts, self.executions, self._settler)
-        self.flow_views = FlowViews(parts, self._settler.work)
+        self._dispatcher = FlowDispatcher(parts, self.signals)
+        self.flows = Flows(parts, self.executions, self._dispatcher)
+        self.flow_views = FlowViews(parts, self._dispatcher.work)
         self.quotas = Quotas(parts, self._releases)
         self.budgets = Budgets(parts, self.attempts, self.flows, self._door)
         self.explain = Explain(parts, self._door)
@@ -72,7 +72,7 @@ class Engine:
         self.sweep = Sweep(
             parts,
             self.schedules,
-            self._settler,
+            self._dispatcher,
             self._limits,
             self.workers,
             holder=secrets.token_hex(8),
@@ -84,7 +84,7 @@ class Engine:
         store: Store,
         *,
         options: Options | None = None,
-        chance: random.Random | None = None,
+        jitter: random.Random | None = None,
         migrate: bool = True,
     ) -> "Engine":
         """An engine on a store, its schema brought up to date."""
@@ -92,13 +92,13 @@ class Engine:
             await store.migrate()
         await store.keep_time()
         chosen = options or Options()
-        catalogue = Catalogue(store)
-        arrivals = Arrivals(store, catalogue)
+        known_limits = KnownLimits(store)
+        arrivals = Inbox(store, known_limits)
         waiting = Waiting(store, arrivals)
-        after = After(store, waiting)
+        after = PostCommit(store, waiting)
         arrivals.admitted = after.created
         arrivals.rank_step = chosen.rank_step
-        parts = Parts(
+        parts = EngineContext(
             store=store,
             arrivals=arrivals,
             decisions=Decisions(store, arrivals, after),
@@ -108,9 +108,9 @@ class Engine:
             options=chosen,
             secret=await store.secret(),
             identity=await store.identity(),
-            chance=chance or random.SystemRandom(),
+            jitter=jitter or random.SystemRandom(),
             ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
-            catalogue=catalogue,
+            known_limits=known_limits,
         )
         return cls(parts)
 
@@ -124,9 +124,9 @@ class Engine:
         await self.executions.drain()
         await self.attempts.drain()
         await self.claims.drain()
-        await self._settler.drain()
+        await self._dispatcher.drain()
         await self._limits.drain()
-        await self._parts.decisions.drain()
-        await self._parts.waiting.close()
+        await self._context.decisions.drain()
+        await self._context.waiting.close()
         await self.flow_views.close()
         await self.store.close()

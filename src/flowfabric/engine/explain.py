@@ -32,12 +32,12 @@ from flowfabric.core.explain.workers import NOBODY, Running
 from flowfabric.core.flow.join import JoinState
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
-from flowfabric.core.limit.release import Key, Room, Standing, Window
-from flowfabric.engine.context import Noun, Parts
-from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.core.limit.release import Key, QuotaView, Room, Window
+from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.unclaimable import live_workers
 from flowfabric.store.contract import EdgeQuery, Store
-from flowfabric.store.contract_limits import StandingAsk
+from flowfabric.store.contract_limits import QuotaViewRequest
 from flowfabric.store.readable import load_readable
 
 MAX_DEPTH = 5
@@ -56,12 +56,12 @@ MAX_LOOKS = 1000
 PAGE = 1000
 
 
-class Explain(Noun):
+class Explain(Service):
     """`engine.explain`"""
 
-    def __init__(self, parts: Parts, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, parts: EngineContext, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
-        self._door = doorkeeper
+        self._door = budget_gate
 
     async def __call__(self, id: str) -> Explanation:
         """Everything that keeps an execution from running, what keeps it first comes first. Also
@@ -70,20 +70,20 @@ class Explain(Noun):
         snapshot = await self._load(id)
         if snapshot is None:
             raise NotFound("execution", id)
-        return await _Look(self._parts.store, self._door, self._now()).explain(snapshot)
+        return await _Look(self._context.store, self._door, self._now()).explain(snapshot)
 
     async def lane(self, lane: str, namespace: str | None = None) -> LaneExplanation:
         """What the executions of a lane wait for, by reason; each number is exact up to 100,000."""
         name = check_lane(lane)
         place = None if namespace is None else check_namespace(namespace)
         await self._let_in()
-        return await _LaneLook(self._parts.store, self._now()).explain(name, place)
+        return await _LaneLook(self._context.store, self._now()).explain(name, place)
 
 
 class _Look:
     """One explanation: what was looked at, so that nothing is twice and nothing is endless."""
 
-    def __init__(self, store: Store, door: Doorkeeper, now: Millis) -> None:
+    def __init__(self, store: Store, door: BudgetGate, now: Millis) -> None:
         self._store = store
         self._door = door
         self._now = now
@@ -285,29 +285,29 @@ class _LaneLook:
                 pass  # it has gone on meanwhile
 
 
-async def standing_of(store: Store, uses: Uses, now: Millis, *, whole: bool = False) -> Standing:
+async def standing_of(store: Store, uses: Uses, now: Millis, *, whole: bool = False) -> QuotaView:
     """How full the quotas of these uses are (`whole`: with all their lines). A quota that was
     deleted knows no line, so the next one is asked."""
     queues = None if whole else (queue_of(uses),)
     for use in uses:
-        ask = StandingAsk(use.quota, queues, MAX_LINES if whole else 1, 1, now)
+        ask = QuotaViewRequest(use.quota, queues, MAX_LINES if whole else 1, 1, now)
         standing = await store.standing(ask)
         if standing.lines:
             return standing
     return NOTHING
 
 
-async def _without_a_line(store: Store, uses: Uses, now: Millis) -> Standing:
+async def _without_a_line(store: Store, uses: Uses, now: Millis) -> QuotaView:
     """How full the quotas of these uses are for one that does not wait for them yet."""
     quotas, admitted = dict[str, Quota](), dict[Key, Window]()
     held: dict[int, tuple[Uses, int]] = {}
     for use in uses:
-        found = await store.standing(StandingAsk(use.quota, (), 1, 1, now))
+        found = await store.standing(QuotaViewRequest(use.quota, (), 1, 1, now))
         quotas |= found.quotas
         admitted |= found.admitted
         counts = await store.queue_counts(use.quota, MAX_LINES)
         held |= {queue_of(count.uses): (count.uses, count.held) for count in counts}
-    return Standing(quotas, (), list(held.values()), admitted)
+    return QuotaView(quotas, (), list(held.values()), admitted)
 
 
 async def running_of(store: Store, lane: Lane) -> Running:

@@ -19,9 +19,9 @@ from flowfabric.core.execution import operator
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.schedules import Schedules
-from flowfabric.engine.flow.dispatch import Settler
+from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.workers import Workers
 from flowfabric.store.contract import Glance
@@ -43,21 +43,21 @@ TRIM_EVERY = Millis(60_000)
 log = logging.getLogger("flowfabric.sweep")
 
 
-class Sweep(Noun):
+class Sweep(Service):
     """`engine.sweep`"""
 
     def __init__(
         self,
-        parts: Parts,
+        parts: EngineContext,
         schedules: Schedules,
-        settler: Settler,
+        dispatcher: FlowDispatcher,
         limits: LimitSweep,
         workers: Workers,
         holder: str,
     ) -> None:
         super().__init__(parts)
         self._schedules = schedules
-        self._settler = settler
+        self._dispatcher = dispatcher
         self._limits = limits
         self._workers = workers
         self._holder = holder
@@ -84,12 +84,12 @@ class Sweep(Noun):
             task.cancel()
         await asyncio.wait(tasks)
         with suppress(FlowFabricError):
-            await self._parts.store.drop_duty(DUTY, self._holder)
+            await self._context.store.drop_duty(DUTY, self._holder)
 
     async def once(self) -> int:
         """Does everything that is due now, whoever has the duty; returns how many executions
         were looked at."""
-        await self._parts.store.keep_time()
+        await self._context.store.keep_time()
         return await self._round(everybody=True)
 
     async def _round(self, *, everybody: bool) -> int:
@@ -99,16 +99,16 @@ class Sweep(Noun):
         except FlowFabricError as trouble:  # such as a schedule that cannot be read
             log.warning("schedules could not fire: %s", trouble)
         looked_at: set[UUID] = set()
-        while due := await self._parts.store.due(self._now(), PAGE):
+        while due := await self._context.store.due(self._now(), PAGE):
             fresh = [uuid for uuid in due if uuid not in looked_at]
             if not fresh:
                 break  # only what could not be swept or had nothing to do is left
             looked_at.update(fresh)
-            answers = await self._parts.decisions.decide_all(
+            answers = await self._context.decisions.decide_all(
                 [Decision(uuid, self._rule()) for uuid in fresh]
             )
             await self._tell(fresh, answers)
-        await self._settler.sweep()
+        await self._dispatcher.sweep()
         await self._limits.sweep(everybody=everybody)
         await self._workers.finish()
         return len(looked_at)
@@ -124,7 +124,7 @@ class Sweep(Noun):
                 log.error("execution %s could not be swept: %s", uuid, answer)
         if damaged:
             now = self._now()
-            await self._parts.store.set_aside(damaged, now, Millis(now + SET_ASIDE))
+            await self._context.store.set_aside(damaged, now, Millis(now + SET_ASIDE))
 
     async def trim(self) -> int:
         """Deletes what ended longer ago than the retention; returns how many executions."""
@@ -137,14 +137,14 @@ class Sweep(Noun):
 
     async def _trim_page(self) -> int:
         now = self._now()
-        before = Millis(now - self._parts.options.kept_for)
-        return await self._parts.store.trim(before, now, PAGE)
+        before = Millis(now - self._context.options.kept_for)
+        return await self._context.store.trim(before, now, PAGE)
 
     def _rule(self) -> Any:
         return partial(
             _due,
-            luck=self._luck(),
-            grace=self._parts.options.grace,
+            jitter=self._jitter(),
+            grace=self._context.options.grace,
             signal_id=self._fresh(),
         )
 
@@ -158,7 +158,7 @@ class Sweep(Noun):
                 if healthy:
                     log.warning("the sweep pauses: %s", error)
                 healthy, pause = False, MAX_PAUSE
-                self._parts.store.wake()  # those who rest must see for themselves
+                self._context.store.wake()  # those who rest must see for themselves
             except Exception:
                 log.exception("the sweep stumbled and goes on")
                 pause = MAX_PAUSE
@@ -169,9 +169,9 @@ class Sweep(Noun):
         seen = -1  # whatever arrived before this process began
         while True:
             try:
-                await self._parts.store.wait_hint(REST, seen)
-                seen = self._parts.store.hints()
-                await self._parts.arrivals.admit()
+                await self._context.store.wait_hint(REST, seen)
+                seen = self._context.store.hints()
+                await self._context.arrivals.admit()
             except FlowFabricError as error:
                 log.debug("the door is closed: %s", error)
                 await asyncio.sleep(MAX_PAUSE)
@@ -182,7 +182,7 @@ class Sweep(Noun):
 
     async def _turn(self) -> float:
         """One round if this process has the duty; returns how long to sleep."""
-        store = self._parts.store
+        store = self._context.store
         await store.keep_time()
         now = self._now()
         self._soonest = None
@@ -243,6 +243,6 @@ class Sweep(Noun):
 
 
 def _due(
-    snapshot: Snapshot | None, now: Millis, *, luck: float, grace: Millis, signal_id: UUID
+    snapshot: Snapshot | None, now: Millis, *, jitter: float, grace: Millis, signal_id: UUID
 ) -> Change[object]:
-    return operator.due(snapshot, now, luck, grace, signal_id)
+    return operator.due(snapshot, now, jitter, grace, signal_id)

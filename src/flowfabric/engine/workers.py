@@ -33,7 +33,7 @@ from flowfabric.core.execution.registry import (
     Registered,
 )
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 
 MAX_PAGE = 1000
 PAGE = 500
@@ -45,10 +45,10 @@ ABANDONED_AFTER = Millis(5_000)
 log = logging.getLogger("flowfabric.registry")
 
 
-class Workers(Noun):
+class Workers(Service):
     """`engine.workers`"""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EngineContext) -> None:
         super().__init__(parts)
         self._looked_at = Millis(0)
 
@@ -63,7 +63,7 @@ class Workers(Noun):
             if await self._put(new, old):
                 if isinstance(outcome, Registered):
                     log.info("worker %s (%s) registered as %s", *_named(new), new.worker)
-                    self._parts.after.claimable()
+                    self._context.after.claimable()
                 return outcome
         raise _rivals()
 
@@ -100,7 +100,7 @@ class Workers(Noun):
             old = await self._find(instance, namespace)
             if old is None or old.marked_at is not None or worker not in (None, old.worker):
                 return NotRegistered()
-            if await self._parts.store.drop_presence(old):
+            if await self._context.store.drop_presence(old):
                 log.info("worker %s (%s) signed off", instance, namespace)
                 return Marked()
         raise _rivals()
@@ -122,7 +122,7 @@ class Workers(Noun):
             if old is None or (old.marked_at is not None and not revoking):
                 return NotRegistered()
             if not revoking:
-                if await self._parts.store.drop_presence(old):
+                if await self._context.store.drop_presence(old):
                     log.info("worker %s (%s) was marked dead: %s", instance, namespace, why)
                     return Marked()
             elif (marked := await self._mark(old, why)) is not None:
@@ -139,7 +139,7 @@ class Workers(Noun):
         if not entries:
             return []
         names = sorted({entry.instance for entry in entries})
-        holdings = await self._parts.store.held_counts(names)
+        holdings = await self._context.store.held_counts(names)
         return [
             sum(
                 holding.leases
@@ -167,7 +167,7 @@ class Workers(Noun):
         most = check_limit(limit, MAX_PAGE)
         if not most:
             return []
-        return await self._parts.store.held_leases(name, who, place, cursor, most)
+        return await self._context.store.held_leases(name, who, place, cursor, most)
 
     async def list(
         self,
@@ -196,11 +196,11 @@ class Workers(Noun):
         return found[:most]
 
     async def _page(self, namespace: str | None, cursor: tuple[str, str]) -> "Sequence[Presence]":
-        return await self._parts.store.presences(namespace, cursor, PAGE)
+        return await self._context.store.presences(namespace, cursor, PAGE)
 
     async def sweep(self) -> int:
         """Forgets workers whose time ran out; returns how many."""
-        lapsed = await self._parts.store.drop_lapsed_presences(self._now())
+        lapsed = await self._context.store.drop_lapsed_presences(self._now())
         for namespace, instance in lapsed:
             log.info("worker %s (%s) fell silent and is forgotten", instance, namespace)
         return len(lapsed)
@@ -213,24 +213,24 @@ class Workers(Noun):
             return
         self._looked_at = now
         try:
-            for entry in await self._parts.store.marked_presences(PAGE):
+            for entry in await self._context.store.marked_presences(PAGE):
                 if now - (entry.marked_at or 0) >= ABANDONED_AFTER:
                     await self._revoke(entry)
         except FlowFabricError as error:  # what is left stays marked, for the next time
             log.warning("the leases of a dead worker could not be revoked yet: %s", error)
 
     async def _find(self, instance: str, namespace: str) -> Presence | None:
-        return await self._parts.store.presence(namespace, instance)
+        return await self._context.store.presence(namespace, instance)
 
     async def _put(self, new: Presence, old: Presence | None) -> bool:
-        return await self._parts.store.put_presence(replace(new, stamp=self._fresh()), old)
+        return await self._context.store.put_presence(replace(new, stamp=self._fresh()), old)
 
     async def _mark(self, old: Presence, reason: str) -> Presence | None:
         """The marked entry, None when a rival was faster. One that is marked already stays so."""
         if old.marked_at is not None:
             return old
         marked = replace(rules.mark(old, reason, self._now()), stamp=self._fresh())
-        if not await self._parts.store.put_presence(marked, old):
+        if not await self._context.store.put_presence(marked, old):
             return None
         log.info("worker %s (%s) was marked dead, with its leases: %s", *_named(old), reason)
         return marked
@@ -240,20 +240,20 @@ class Workers(Noun):
         count, after = 0, None
         place = None if entry.everywhere else entry.namespace
         while True:
-            page = await self._parts.store.held_leases(
+            page = await self._context.store.held_leases(
                 entry.instance, entry.worker, place, after, PAGE
             )
             count += await self._take_away(entry, page)
             if len(page) < PAGE:
                 break
             after = page[-1].id.uuid
-        await self._parts.store.drop_presence(entry)
+        await self._context.store.drop_presence(entry)
         return count
 
     async def _take_away(self, entry: Presence, page: Sequence[HeldLease]) -> int:
         aimed = [lease for lease in page if rules.falls_with(entry, lease)]
         reason = f"worker {entry.instance} was marked dead: {entry.reason}"
-        answers = await self._parts.decisions.decide_all(
+        answers = await self._context.decisions.decide_all(
             [Decision(one.id.uuid, partial(_fall, one.lease_id, reason)) for one in aimed]
         )
         return sum(_is_gone(lease, answer) for lease, answer in zip(aimed, answers, strict=True))

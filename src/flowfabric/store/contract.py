@@ -34,8 +34,8 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState
-from flowfabric.core.flow.outbox import Chore
-from flowfabric.core.wait.model import Ask, Heard, Memory
+from flowfabric.core.flow.outbox import OutboxEntry
+from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.clock import StoreClock
 from flowfabric.store.contract_limits import BudgetStore, LaneStore, QuotaStore
 from flowfabric.store.contract_workers import PresenceStore
@@ -90,7 +90,7 @@ class Progress(Struct, frozen=True):
     message: str | None = None
 
 
-class Note(Struct, frozen=True, gc=False):
+class SideWrite(Struct, frozen=True, gc=False):
     """A side write under a fence: written only while that very lease stands and has not expired.
 
     It never bumps the version of the state row.
@@ -103,7 +103,7 @@ class Note(Struct, frozen=True, gc=False):
     step: Step | None = None
 
 
-class Arrival(Struct, frozen=True):
+class InboxEntry(Struct, frozen=True):
     """A submission made in somebody else's transaction; `options` is a document with the members
     of a Submission that are not columns here."""
 
@@ -226,14 +226,14 @@ class ScheduleStore(Protocol):
 class WaitStore(Protocol):
     """What executions wait for from outside."""
 
-    async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
+    async def load_needs(self, asks: Sequence[Needs]) -> list[Loaded]:
         """For each ask, in order, what exists of what it names: waitpoints, marks (also those that
         ran out), edges, and the signals buffered at waitpoints, by number. Asked after `load`, so
         it is never older than the snapshot a rule decides on."""
 
     async def signals(
         self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
-    ) -> list[Heard]:
+    ) -> list[ReceivedSignal]:
         """Accepted signals of an execution with a number above `after`, by number; with a
         suspension only those that counted for it."""
 
@@ -321,7 +321,7 @@ class FlowStore(Protocol):
         """Edges that leave the given members (flow, execution) and are not settled, by id, each
         with its downstream: an edge that is settled meanwhile moves the version of that."""
 
-    async def chores(self, flows: Sequence[UUID], limit: int) -> list[Chore]:
+    async def chores(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
         """What is owed to flows, of each at most `limit`."""
 
     async def owing(self, limit: int) -> list[UUID]:
@@ -389,7 +389,7 @@ class Store(
         epoch, lease id stand and it has not expired by `now`; done row and event come. Returns
         the executions that were ended."""
 
-    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         """Writes each side write whose lease stands (the lease row is locked while it is
         written); returns the executions whose lease stood. Several notes may be for one
         execution. A step that is recorded already stays as it is; progress overwrites."""
@@ -403,7 +403,7 @@ class Store(
         owes to its flow. One change per execution. Returns the executions whose change was
         written; the others have moved meanwhile and must be decided anew."""
 
-    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         """Submissions that wait at the door, oldest first; of the given ids only, if given."""
 
     async def admit(self, creations: Sequence[Creation], now: Millis) -> int:

@@ -1,7 +1,8 @@
 """The part of the store contract for limits: quotas, the queues before them, budgets, lanes.
 
-Rows, not rules, as everywhere. `Standing` and `Books` are what the rules of `core.limit.release`
-and `core.limit.spend` decide on; `Release` and `Books` are what they want written."""
+Rows, not rules, as everywhere. `QuotaView` and `BudgetLedger` are what the rules of
+`core.limit.release` and `core.limit.spend` decide on; `Release` and `BudgetLedger` are what they
+want written."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,8 +15,8 @@ from flowfabric.core.execution.model import Gate, Route
 from flowfabric.core.limit.budget import Budget, Reservation
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota, Uses
-from flowfabric.core.limit.release import Release, Standing, StartsBack
-from flowfabric.core.limit.spend import Books
+from flowfabric.core.limit.release import QuotaView, Release, StartsBack
+from flowfabric.core.limit.spend import BudgetLedger
 
 
 class Crowd(Struct, frozen=True):
@@ -45,7 +46,7 @@ class QueueCount(Struct, frozen=True):
     running: int = 0
 
 
-class StandingAsk(Struct, frozen=True):
+class QuotaViewRequest(Struct, frozen=True):
     """Which lines of a quota a release looks at: those of `queues` (None: of all its queues) in
     which somebody waits at the limits gate, at most `lines` by (turn, queue), of each the best
     `depth` by (rank, id). Who has a route of `closed` is passed over, and of `draining` who would
@@ -60,7 +61,7 @@ class StandingAsk(Struct, frozen=True):
     draining: tuple[Route, ...] = ()
 
 
-class BookAsk(Struct, frozen=True):
+class LedgerNeeds(Struct, frozen=True):
     """Which budgets, and what was noted of them. Budgets come with all they are part of, ledgers
     and reservations are those of the executions (and of the given ids)."""
 
@@ -107,7 +108,7 @@ class QuotaStore(Protocol):
     async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
         """Notes for every quota of the uses that this queue is one of its; what is there stays."""
 
-    async def standing(self, ask: StandingAsk) -> Standing:
+    async def standing(self, ask: QuotaViewRequest) -> QuotaView:
         """What a release decides on: the lines asked for; the quota asked for and those the lines
         use (as far as they exist, with versions); `held`: how many rows of `ready` and `lease` each
         queue of those quotas has (only if there are lines, and of quotas that limit concurrency; if
@@ -161,10 +162,10 @@ class QuotaStore(Protocol):
 class BudgetStore(Protocol):
     """Budgets and what was spent of them."""
 
-    async def books(self, ask: BookAsk) -> Books:
+    async def books(self, ask: LedgerNeeds) -> BudgetLedger:
         """What exists of what is asked for; budgets with their versions."""
 
-    async def post(self, books: Books) -> bool:
+    async def post(self, books: BudgetLedger) -> bool:
         """Writes everything in `books` that is new, whole or not at all: each budget in `changed`
         if its stored version is the one noted there (0: there is none; the new one is one more),
         or deletes it with its ledgers and charges if it is in `removed`; ledgers, charges (the last

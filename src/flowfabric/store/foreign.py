@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, Unavailable
 from flowfabric.core.base.time import Millis
-from flowfabric.store.contract import Arrival
+from flowfabric.store.contract import InboxEntry
 from flowfabric.store.sql import load_queries
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ async def check_database(connection: Any, expected: str | None) -> None:
 
 
 async def arrive(
-    connection: Any, arrival: Arrival, key: str | None, key_until: Millis
+    connection: Any, arrival: InboxEntry, key: str | None, key_until: Millis
 ) -> tuple[UUID, str]:
     """Writes an arrival; gives the id and lane of the run, or of the earlier one with that key."""
     foreign = Foreign(connection)
@@ -179,7 +179,7 @@ def _check_blocking(connection: Any) -> None:
 
 
 async def _arrive_sqlite(
-    foreign: Foreign, arrival: Arrival, key: str | None, key_until: Millis
+    foreign: Foreign, arrival: InboxEntry, key: str | None, key_until: Millis
 ) -> tuple[UUID, str]:
     if key is not None:
         held = {"namespace": arrival.namespace, "key": key}

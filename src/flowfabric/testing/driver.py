@@ -21,7 +21,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Query
 from flowfabric.store.sqlite.store import open_sqlite
 from flowfabric.testing.checks import Checks, at_once
-from flowfabric.testing.hand import Hand
+from flowfabric.testing.hand import ManualWorker
 from flowfabric.testing.stuck import ENDED, Hanging, Stuck
 from flowfabric.testing.watch import Watch, WatchedAttempts, WatchedFlowViews, WatchedViews
 
@@ -42,7 +42,7 @@ class Driver(Checks):
         self.fabric = fabric
         self.clock = clock or ManualClock()
         self._engine: Engine | None = None
-        self._hand: Hand | None = None
+        self._hand: ManualWorker | None = None
         self._watch = Watch()
         self._driving = asyncio.Lock()
 
@@ -56,7 +56,7 @@ class Driver(Checks):
             if release:
                 self._release()
             if self._hand is None:
-                self._hand = Hand(self._open_engine(), self.fabric.tasks)
+                self._hand = ManualWorker(self._open_engine(), self.fabric.tasks)
             yield
 
     async def _drive_to_end(self, id: ExecutionId, timeout: float | None = None) -> None:
@@ -109,7 +109,7 @@ class Driver(Checks):
             self._watch.moved.clear()
             before = set(hand.active)
             await engine.sweep.once()
-            await engine._settler.drain()
+            await engine._dispatcher.drain()
             await engine.arrivals.admit()
             await engine._limits.drain()
             await hand.renew()
@@ -218,11 +218,13 @@ class Driver(Checks):
         if self._engine is not None:
             raise Invalid("a bench belongs to the event loop it was first used in")
         store = await open_sqlite(":memory:", clock=self.clock, inline=True)
-        chance = random.Random(0)  # noqa: S311 - the same jitter in every run of a test
-        engine = await Engine.open(store, options=self.fabric._options, chance=chance)
-        engine.attempts = WatchedAttempts(engine._parts, engine.claims, self._watch)
-        engine.views = WatchedViews(engine._parts, self._watch, self._drive_to_end)
-        engine.flow_views = WatchedFlowViews(engine._parts, engine._settler.work, self._drive_flow)
+        jitter = random.Random(0)  # noqa: S311 - the same jitter in every run of a test
+        engine = await Engine.open(store, options=self.fabric._options, jitter=jitter)
+        engine.attempts = WatchedAttempts(engine._context, engine.claims, self._watch)
+        engine.views = WatchedViews(engine._context, self._watch, self._drive_to_end)
+        engine.flow_views = WatchedFlowViews(
+            engine._context, engine._dispatcher.work, self._drive_flow
+        )
         self._engine = engine
         return engine
 
@@ -239,7 +241,7 @@ class Driver(Checks):
             raise Invalid("nothing was submitted on this bench yet")
         return self._engine
 
-    def _working(self) -> Hand:
+    def _working(self) -> ManualWorker:
         if self._hand is None:
             raise Stuck("the worker crashed while it was driven")
         return self._hand
@@ -263,7 +265,7 @@ class Driver(Checks):
         return at_once(self._open_engine().views.list(Query(states=states))).items
 
 
-def _has_limit(hand: Hand) -> bool:
+def _has_limit(hand: ManualWorker) -> bool:
     """Whether a handler that hangs is given up when its time is over."""
     return any(
         active.claim.lease.times_out_at is not None or active.claim.snapshot.deadline_at is not None

@@ -13,8 +13,7 @@ from flowfabric.testing.watch import current_run
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import LOST
 from flowfabric.worker.run.executor import Executor
-from flowfabric.worker.run.loop import Bench as Benches
-from flowfabric.worker.run.loop import Worker, WorkerOptions
+from flowfabric.worker.run.loop import HandlerRuntime, Worker, WorkerOptions
 from flowfabric.worker.run.processes import Answer, Processes, answer_of, call
 from flowfabric.worker.run.steps import skip_pauses
 from flowfabric.worker.run.threads import Threads
@@ -22,21 +21,21 @@ from flowfabric.worker.run.threads import Threads
 Tasks = dict[str, Task[Any, Any]]
 
 
-class Hand(Worker):
+class ManualWorker(Worker):
     """Serves every lane and offers whatever the tasks demand."""
 
     def __init__(self, engine: Engine, tasks: Tasks) -> None:
         super().__init__(engine, tasks, WorkerOptions(name="bench", heartbeat=False))
-        self._benches = Benches(self)
+        self._runtime = HandlerRuntime(self)
         size = self.options.concurrency
         self._in_process = Threads(size, "flowfabric-process")
-        self._benches.executor._processes = InThread(self._in_process, size)
+        self._runtime.executor._processes = InThread(self._in_process, size)
 
     async def claim(self) -> int:
         """Starts everything that can be claimed now; returns how many runs that are."""
         offered = {word for task in self._tasks.values() for word in task.options.capabilities}
         self.options = replace(self.options, capabilities=sorted(offered))
-        return await self._claim(self._benches.executor)
+        return await self._claim(self._runtime.executor)
 
     async def renew(self, ttl: Millis | None = None) -> None:
         """Keeps every lease and stops the handlers of those that are gone, as a heartbeat would."""
@@ -69,7 +68,7 @@ class Hand(Worker):
         self.let_go()
 
     def let_go(self) -> None:
-        self._benches.close()
+        self._runtime.close()
         self._in_process.close()
 
     def _launch(self, executor: Executor, claim: Claim) -> None:

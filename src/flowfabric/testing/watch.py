@@ -11,11 +11,11 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds, check_seconds
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow.model import Flow
-from flowfabric.engine.context import Parts
+from flowfabric.engine.context import EngineContext
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim, Claims
 from flowfabric.engine.execution.views import Ending, Views
-from flowfabric.engine.flow.resolver import Settling
+from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.views import FlowViews
 from flowfabric.worker.errors import Unwind
 
@@ -84,7 +84,7 @@ class Watch:
 class WatchedAttempts(Attempts):
     """Records steps as ever, and holds the handler there when asked to."""
 
-    def __init__(self, parts: Parts, claims: Claims, watch: Watch) -> None:
+    def __init__(self, parts: EngineContext, claims: Claims, watch: Watch) -> None:
         super().__init__(parts, claims)
         self._watch = watch
 
@@ -101,7 +101,7 @@ class WatchedViews(Views):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: EngineContext,
         watch: Watch,
         drive: Callable[[ExecutionId, float | None], Awaitable[None]],
     ) -> None:
@@ -123,8 +123,8 @@ class WatchedFlowViews(FlowViews):
 
     def __init__(
         self,
-        parts: Parts,
-        settling: Settling,
+        parts: EngineContext,
+        settling: FlowResolver,
         drive: Callable[[UUID, float | None], Awaitable[None]],
     ) -> None:
         super().__init__(parts, settling)

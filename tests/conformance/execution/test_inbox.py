@@ -16,15 +16,15 @@ from flowfabric.core.execution.submission import Duplicate, Submission
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.execution.inbox import write_options
 from flowfabric.store import foreign
-from flowfabric.store.contract import Arrival, Query
+from flowfabric.store.contract import InboxEntry, Query
 from tests.kit.connections import libraries, rolled_back
 from tests.kit.lab import Lab
 
 
-def arrival(lab: Lab, number: int = 1, **members: Any) -> Arrival:
+def arrival(lab: Lab, number: int = 1, **members: Any) -> InboxEntry:
     submission = Submission(kind="job", **members)
     now = lab.clock.now()
-    return Arrival(
+    return InboxEntry(
         new_uuid7(now, number),
         now,
         "job",
@@ -104,7 +104,9 @@ async def test_what_the_rules_refuse_ends_as_failed_with_the_reason(
     lab: Lab, store_url: str
 ) -> None:
     item = arrival(lab)
-    bad = Arrival(item.uuid, item.at, "job", "default", "default", b'{"tags":{"BAD":"x"}}', b"{}")
+    bad = InboxEntry(
+        item.uuid, item.at, "job", "default", "default", b'{"tags":{"BAD":"x"}}', b"{}"
+    )
     async with libraries(store_url)[0]() as connection:
         found = await foreign.arrive(connection, bad, None, Millis(0))
     await lab.engine.arrivals.admit()

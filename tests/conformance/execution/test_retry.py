@@ -287,7 +287,7 @@ async def test_reclaims_do_not_lengthen_the_delay(lab: Lab) -> None:
     assert answer == RetryScheduled(claim.id, Millis(lab.clock.now() + 1000), 4)
 
 
-class Luck(random.Random):
+class JitterSource(random.Random):
     """Chance that is not left to chance."""
 
     def __init__(self, value: float) -> None:
@@ -308,10 +308,10 @@ class Luck(random.Random):
     ids=["fixed", "exponential"],
 )
 async def test_jitter_shortens_by_up_to_a_half(
-    store: Store, clock: ManualClock, backoff: dict[str, Any], luck: float, delay: int
+    store: Store, clock: ManualClock, backoff: dict[str, Any], jitter: float, delay: int
 ) -> None:
     """§3.15"""
-    lab = Lab(await Engine.open(store, chance=Luck(luck)), clock)
+    lab = Lab(await Engine.open(store, jitter=JitterSource(jitter)), clock)
     policy = {"retry_policy": {"max_retries": 1, "backoff": backoff}}
     waited = await delays(lab, policy, 1)
     await lab.engine.close()

@@ -29,7 +29,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Context, Description
+from flowfabric.engine.execution.views import Description, ExecutionContext
 from flowfabric.store.contract import Progress, Query
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
@@ -290,13 +290,15 @@ async def test_a_handler_gets_what_was_submitted(lab: Lab) -> None:
     payload = bytes(range(256)) * 16
     members: dict[str, Any] = {"payload": payload, "encoding": "raw", "tags": {"a.a": "1"}}
     id = await lab.submit("render", **members)
-    assert await lab.engine.views.context(id) == Context("render", payload, "raw", {"a.a": "1"})
+    assert await lab.engine.views.context(id) == ExecutionContext(
+        "render", payload, "raw", {"a.a": "1"}
+    )
     claim = await lab.claim_one()
     assert (claim.payload, claim.kind) == (payload, "render")
     await lab.complete(claim)
     assert (await lab.engine.views.context(id)).payload == payload
     bare = await lab.submit()
-    assert await lab.engine.views.context(bare) == Context("job", b"", None, {})
+    assert await lab.engine.views.context(bare) == ExecutionContext("job", b"", None, {})
 
 
 async def test_attempts_are_told_in_order_with_what_became_of_them(lab: Lab) -> None:

@@ -262,7 +262,7 @@ async def test_in_the_background_the_members_follow(lab: Lab) -> None:
     assert answer.scheduled
     assert set(answer.remaining) == set(drawn.members.values())
     assert await drawn.state() is FlowState.CANCELLED
-    await lab.engine._settler.drain()
+    await lab.engine._dispatcher.drain()
     assert (await drawn.check()).ended == {"cancelled": 3}
 
 
@@ -293,7 +293,7 @@ async def test_a_timeout_leaves_the_rest_to_the_background(
         await cancel(drawn, timeout=0.01)
     assert await drawn.state() is FlowState.CANCELLED
     gate.set()
-    await lab.engine._settler.drain()
+    await lab.engine._dispatcher.drain()
     assert (await drawn.check()).ended == {"cancelled": 2}
 
 

@@ -58,7 +58,7 @@ async def test_a_crash_in_the_middle_loses_no_member(
         for name in ("apply", "apply_flow"):
             cut.setattr(lab.engine.store, name, failing(getattr(lab.engine.store, name), left))
         await lab.engine.sweep.once()
-        await lab.engine._settler.drain()
+        await lab.engine._dispatcher.drain()
     await lab.engine.sweep.once()
     assert (await drawn.check()).ended == {"cancelled": 4}
     assert await drawn.endings() == {name: [Outcome.CANCELLED] for name in "abcd"}
@@ -187,7 +187,7 @@ async def test_a_root_written_while_the_flow_is_cancelled_is_owed_the_cancel(
         raise Unavailable("gone")
 
     monkeypatch.setattr(executions, "put_all", put_all)
-    monkeypatch.setattr(lab.engine._settler, "finish", dead)
+    monkeypatch.setattr(lab.engine._dispatcher, "finish", dead)
     with pytest.raises(Unavailable):
         await lab.engine.flows.declare("nightly", graph, id=flow)
     await second_lab.engine.sweep.once()

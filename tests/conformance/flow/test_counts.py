@@ -112,7 +112,7 @@ async def test_however_many_end_at_once_every_ending_is_counted_once(
     lab: Lab, second_lab: Lab, seed: int
 ) -> None:
     """I-22: two processes end, cancel and settle the same flow at the same time"""
-    chance = random.Random(seed)
+    jitter = random.Random(seed)
     names = [f"m{n}" for n in range(60)]
     drawn = await declare(lab, *(f"{name}>{name}x" for name in names))
     labs, claims = (lab, second_lab), []
@@ -120,7 +120,7 @@ async def test_however_many_end_at_once_every_ending_is_counted_once(
         claims += [
             (each, claim) for claim in await each.engine.claims.claim(worker, limit=30, ttl=TTL)
         ]
-    chance.shuffle(claims)
+    jitter.shuffle(claims)
 
     async def finish(number: int) -> None:
         owner, claim = claims[number]
@@ -151,8 +151,8 @@ async def test_the_last_two_members_end_at_the_same_moment(lab: Lab, second_lab:
         drawn = await declare(lab, "a", "b")
         one, two = await drawn.take("a"), await drawn.take("b")
         await asyncio.gather(lab.complete(one), second_lab.complete(two))
-        await second_lab.engine._settler.drain()
-        await lab.engine._settler.drain()
+        await second_lab.engine._dispatcher.drain()
+        await lab.engine._dispatcher.drain()
         assert (await drawn.check()).state is FlowState.COMPLETED
 
 

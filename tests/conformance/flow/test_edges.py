@@ -296,7 +296,7 @@ async def test_an_edge_meets_an_upstream_that_ends_meanwhile(
     race.before("apply_flow", lambda: second_lab.complete(claim))
     await flow.link("a>child")
     assert race.left == 0
-    await second_lab.engine._settler.drain()
+    await second_lab.engine._dispatcher.drain()
     await flow.settled()
     assert await counters(flow, "child") == (1, 1, 0, 0)
     assert await lab.state(flow["child"]) is PublicState.WAITING

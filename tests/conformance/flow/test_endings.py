@@ -16,8 +16,8 @@ from flowfabric.core.execution.takeover import end_lost
 from flowfabric.core.flow import progress
 from flowfabric.core.flow.join import Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState
-from flowfabric.core.flow.outbox import SIBLING, Chore, ChoreKind
-from flowfabric.core.wait.model import Ask, Mark, Memory
+from flowfabric.core.flow.outbox import SIBLING, OutboxEntry, OutboxKind
+from flowfabric.core.wait.model import DedupRecord, Loaded, Needs
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import FlowQuery, Store
 from tests.kit.lab import TTL
@@ -116,7 +116,7 @@ async def test_every_ending_of_a_member_is_owed_to_its_flow(bench: Bench, make: 
         assert await bench.store.end([change], bench.now) == {uuid_of(ended)}
     else:
         await bench.write(change)
-    owed = Chore(flow.id, uuid_of(ended), ended.head.version, ChoreKind.ENDED, ENDINGS[make])
+    owed = OutboxEntry(flow.id, uuid_of(ended), ended.head.version, OutboxKind.ENDED, ENDINGS[make])
     assert await bench.chores(flow) == [owed]
     assert await bench.store.owing(9) == [flow.id]
 
@@ -161,8 +161,8 @@ async def test_a_replay_takes_the_ending_back(bench: Bench) -> None:
     await bench.write(change)
     id, number = uuid_of(after(change)), after(change).head.version
     assert await bench.chores(flow) == [
-        Chore(flow.id, id, number - 1, ChoreKind.ENDED, Outcome.FAILED),
-        Chore(flow.id, id, number, ChoreKind.REPLAYED, Outcome.FAILED),
+        OutboxEntry(flow.id, id, number - 1, OutboxKind.ENDED, Outcome.FAILED),
+        OutboxEntry(flow.id, id, number, OutboxKind.REPLAYED, Outcome.FAILED),
     ]
 
 
@@ -170,7 +170,7 @@ async def test_an_ending_and_its_replay_in_one_write_owe_both(bench: Bench) -> N
     flow = await bench.flow()
     ending = await _failed(bench, flow)
     await bench.write(fold(ending, operator.replay(after(ending), bench.now)))
-    assert [c.kind for c in await bench.chores(flow)] == [ChoreKind.ENDED, ChoreKind.REPLAYED]
+    assert [c.kind for c in await bench.chores(flow)] == [OutboxKind.ENDED, OutboxKind.REPLAYED]
 
 
 async def test_a_loser_that_was_cancelled_is_spared(bench: Bench) -> None:
@@ -194,7 +194,7 @@ async def test_a_refused_ending_owes_nothing(bench: Bench) -> None:
 async def test_what_a_change_owes_besides_is_written_with_it(bench: Bench) -> None:
     flow = await bench.flow()
     member = await bench.member(flow)
-    siblings = Chore(flow.id, uuid_of(member), 2, ChoreKind.SIBLINGS)
+    siblings = OutboxEntry(flow.id, uuid_of(member), 2, OutboxKind.SIBLINGS)
     await bench.write(touch(member, owed=(siblings, siblings)))
     assert await bench.chores(flow) == [siblings]
 
@@ -218,7 +218,7 @@ async def _settle(bench: Bench, member: Snapshot, *edges: Edge) -> Change[Any]:
     settlements = tuple(progress.Settlement(item.id, Outcome.SUCCESS) for item in edges)
     ask = progress.ask_to_settle(member, settlements)
     assert ask is not None
-    (memory,) = await bench.store.recall([ask])
+    (memory,) = await bench.store.load_needs([ask])
     return progress.settle(member, bench.now, settlements, memory)
 
 
@@ -274,26 +274,26 @@ async def test_edges_are_recalled_by_id_and_all_into_one(bench: Bench) -> None:
     beside = edge(flow, 9, A, B)
     assert await bench.apply(await bench.load(flow), edges=(beside,))
     stranger, _ = await _joined(bench, other, 1)
-    change = touch(member, settled=((edges[1].id, Outcome.EXPIRED),), marks=(Mark(b"k"),))
+    change = touch(member, settled=((edges[1].id, Outcome.EXPIRED),), marks=(DedupRecord(b"k"),))
     await bench.write(change)
     one, two, three = EdgeState(edges[0]), EdgeState(edges[1], Outcome.EXPIRED), EdgeState(edges[2])
     child = uuid_of(member)
     asks = [
-        Ask(child, edges=(edges[1].id, beside.id, B), marks=(b"k",)),
-        Ask(child, incoming=True),
-        Ask(child, edges=(beside.id,), incoming=True),
-        Ask(uuid_of(stranger), edges=(edges[1].id,)),
-        Ask(bench.fresh(), edges=(edges[0].id,), incoming=True),
-        Ask(child),
+        Needs(child, edges=(edges[1].id, beside.id, B), marks=(b"k",)),
+        Needs(child, incoming=True),
+        Needs(child, edges=(beside.id,), incoming=True),
+        Needs(uuid_of(stranger), edges=(edges[1].id,)),
+        Needs(bench.fresh(), edges=(edges[0].id,), incoming=True),
+        Needs(child),
     ]
-    found = await bench.store.recall(asks)
+    found = await bench.store.load_needs(asks)
     all_in = {item.edge.id: item for item in (one, two, three)}
     aside = {beside.id: EdgeState(beside)}
     assert found == [
-        Memory({}, {b"k": Mark(b"k")}, [], {two.edge.id: two, **aside}),
-        Memory({}, {}, [], all_in),
-        Memory({}, {}, [], {**all_in, **aside}),
-        *[Memory({}, {}, [])] * 3,
+        Loaded({}, {b"k": DedupRecord(b"k")}, [], {two.edge.id: two, **aside}),
+        Loaded({}, {}, [], all_in),
+        Loaded({}, {}, [], {**all_in, **aside}),
+        *[Loaded({}, {}, [])] * 3,
     ]
 
 
@@ -304,7 +304,7 @@ async def test_an_execution_outside_flows_has_no_edges(bench: Bench) -> None:
     creation = replace(creation, snapshot=replace(creation.snapshot, execution=execution))
     assert await bench.store.submit([creation], bench.now) == [None]
     assert await bench.apply(flow, edges=(edge(flow, 1, A, execution.uuid),))
-    assert await bench.recall(execution.uuid, edges=(UUID(int=1),), incoming=True) == {}
+    assert await bench.load_needs(execution.uuid, edges=(UUID(int=1),), incoming=True) == {}
 
 
 async def test_very_many_edges_into_one_are_recalled(bench: Bench) -> None:
@@ -313,10 +313,10 @@ async def test_very_many_edges_into_one_are_recalled(bench: Bench) -> None:
     more = [edge(flow, n, A, uuid_of(member)) for n in range(1000, 2600)]
     for start in range(0, len(more), 500):
         assert await bench.apply(await bench.load(flow), edges=tuple(more[start : start + 500]))
-    found = await bench.recall(uuid_of(member), incoming=True)
+    found = await bench.load_needs(uuid_of(member), incoming=True)
     assert [item.edge for item in found.values()] == [*edges, *more]
     named = tuple(item.id for item in more)
-    assert list(await bench.recall(uuid_of(member), edges=named)) == list(named)
+    assert list(await bench.load_needs(uuid_of(member), edges=named)) == list(named)
 
 
 # -- retention
@@ -383,7 +383,7 @@ async def test_a_replay_that_was_not_counted_yet_keeps_the_members(bench: Bench)
     await _ended_flow(bench, flow, bench.now)
     assert await bench.store.trim(bench.now, bench.now, 9) == 0
     assert len(await bench.store.members(flow.id)) == 2
-    counted = tuple(c for c in await bench.chores(flow) if c.kind is ChoreKind.REPLAYED)
+    counted = tuple(c for c in await bench.chores(flow) if c.kind is OutboxKind.REPLAYED)
     assert await bench.store.apply_flow(
         FlowChange(await bench.load(flow), replace(await bench.load(flow), version=3), done=counted)
     )

@@ -253,7 +253,7 @@ async def test_a_death_right_after_the_end_is_made_up_for(
     inner = await start(lab, (await flow.take("a")).id, "a")
     die_after_commits(lab, monkeypatch)
     await lab.fail(claim, "permanent")
-    await lab.engine._settler.drain()
+    await lab.engine._dispatcher.drain()
     assert [await each.state() for each in (flow, inner)] == [RUNNING, RUNNING]
     await second_lab.engine.sweep.once()
     for each in (flow, inner):
@@ -273,7 +273,7 @@ async def test_a_death_at_any_write_loses_no_member(
         await lab.engine.executions.cancel(claim.id, reason="enough")
         for name in ("apply", "apply_flow", "count_flows"):
             cut.setattr(lab.engine.store, name, failing(getattr(lab.engine.store, name), left))
-        await lab.engine._settler.drain()
+        await lab.engine._dispatcher.drain()
     for each in (flow, inner):
         await is_taken_along(each)
 

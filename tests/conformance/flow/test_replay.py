@@ -325,7 +325,7 @@ async def test_an_ending_that_was_taken_back_does_not_reach_anybody(
     """F-17: a failure nobody settled yet is replayed; its children wait for what comes of that"""
     drawn = await declare(lab, "a>b")
     with monkeypatch.context() as still:
-        still.setattr(lab.engine._parts.after, "owed", lambda flows: None)
+        still.setattr(lab.engine._context.after, "owed", lambda flows: None)
         await lab.fail(await drawn.take("a"), "permanent")
         await replay(drawn, "a")
     await drawn.settled()
@@ -343,7 +343,7 @@ async def test_of_two_endings_the_later_one_is_settled(
     """F-17: failed, replayed, succeeded, all before anybody settled"""
     drawn = await declare(lab, "a>b")
     with monkeypatch.context() as still:
-        still.setattr(lab.engine._parts.after, "owed", lambda flows: None)
+        still.setattr(lab.engine._context.after, "owed", lambda flows: None)
         await lab.fail(await drawn.take("a"), "permanent")
         await replay(drawn, "a")
         await lab.complete(await drawn.take("a"))
@@ -366,7 +366,7 @@ async def test_replays_and_endings_in_any_order_leave_exact_counts(
 
     await asyncio.gather(*(storm(name) for name in names), second_lab.engine.sweep.once())
     await drawn.settled()
-    await second_lab.engine._settler.drain()
+    await second_lab.engine._dispatcher.drain()
     flow = await drawn.check()
     skipped = flow.ended.get("skipped", 0)
     assert flow.ended.get("success") == 12
@@ -398,13 +398,13 @@ async def test_a_replay_that_overlooks_a_cancel_is_cancelled(
 ) -> None:
     drawn = await declare(lab, "a", "b")
     await drawn.fail("a")
-    honest = lab.engine._parts.decisions.recalling
+    honest = lab.engine._context.decisions.decide_loaded
 
     async def late(*args: Any) -> Any:
         await lab.engine.flows.cancel(drawn.id)
         return await honest(*args)
 
-    monkeypatch.setattr(lab.engine._parts.decisions, "recalling", late)
+    monkeypatch.setattr(lab.engine._context.decisions, "decide_loaded", late)
     await lab.engine.executions.replay(drawn["a"])
     assert (await drawn.check()).state is FlowState.CANCELLED
     assert set((await drawn.states()).values()) == {PublicState.CANCELLED}

@@ -418,8 +418,8 @@ async def test_an_upstream_that_ends_while_it_is_cancelled_keeps_its_ending(
     flow = await race_of(lab, AnyOf(), number=2)
     late = await flow.take("u1")
     await lab.complete(await flow.take("u0"))
-    settler = lab.engine._settler
-    honest = settler.work._cancel_siblings
+    dispatcher = lab.engine._dispatcher
+    honest = dispatcher.work._cancel_siblings
 
     async def meanwhile(*args: Any) -> None:
         if await lab.state(late.id) is PublicState.ACTIVE:
@@ -427,8 +427,8 @@ async def test_an_upstream_that_ends_while_it_is_cancelled_keeps_its_ending(
         await honest(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(settler.work, "_cancel_siblings", meanwhile)
-        await settler.work.settle(flow.id)
+        patched.setattr(dispatcher.work, "_cancel_siblings", meanwhile)
+        await dispatcher.work.settle(flow.id)
     await flow.settled()
     assert await lab.engine.views.result(late.id) == b"late"
     assert await counters(flow, "z") == (2, 2, 0, 0)

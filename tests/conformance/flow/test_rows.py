@@ -20,7 +20,7 @@ from flowfabric.core.flow.model import (
     Parent,
     changed,
 )
-from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import FlowQuery, Renewal, Store
 from flowfabric.store.open import open_store
@@ -96,9 +96,9 @@ async def test_a_chore_is_remembered_whole(bench: Bench) -> None:
     flow = await bench.flow()
     pairs: list[tuple[Outcome | None, bool]] = [(None, False), *((one, True) for one in Outcome)]
     owed = [
-        Chore(flow.id, A, number, kind, outcome, spared)
+        OutboxEntry(flow.id, A, number, kind, outcome, spared)
         for number, (outcome, spared) in enumerate(pairs)
-        for kind in ChoreKind
+        for kind in OutboxKind
     ]
     assert await bench.apply(flow, owed=tuple(reversed(owed)))
     assert await bench.chores(flow) == owed
@@ -136,7 +136,9 @@ async def test_everything_of_a_change_is_written_together(bench: Bench) -> None:
     assert await bench.load(flow) == changed(flow, bench.now)
     assert await bench.edges(flow) == [EdgeState(edges[0])]
     ended = after(changes[1])
-    ending = Chore(flow.id, uuid_of(two), ended.head.version, ChoreKind.ENDED, Outcome.CANCELLED)
+    ending = OutboxEntry(
+        flow.id, uuid_of(two), ended.head.version, OutboxKind.ENDED, Outcome.CANCELLED
+    )
     assert sorted(await bench.chores(flow), key=lambda c: c.kind) == [ending, owed]
     expected = [after(changes[0]), ended, guard]
     assert await bench.store.members(flow.id) == expected

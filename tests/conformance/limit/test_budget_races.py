@@ -12,7 +12,7 @@ from flowfabric.core.base.errors import RetryExhausted, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Limit
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, Reserved, Spent
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.contract_limits import LedgerNeeds
 from tests.kit.lab import W2, Lab
 from tests.kit.spending import TEAM, claimed, make, report, reserved, settled, spend, tokens, used
 
@@ -64,7 +64,7 @@ async def test_a_hundred_spend_at_once_and_end_exactly_at_the_limit(
     assert count(answers) == {"Spent": 66, "HardBreach": 34}
     assert await used(lab, "team", "org") == [198, 198]
     assert (await lab.engine.budgets.get("team")).breaches == 34
-    ask = BookAsk(executions=(one.uuid, two.uuid))
+    ask = LedgerNeeds(executions=(one.uuid, two.uuid))
     ledgers = (await lab.engine.store.books(ask)).ledgers
     for name in ("team", "org"):
         noted = [entry.amounts["tokens"] for entry in ledgers.values() if entry.budget == name]

@@ -19,7 +19,7 @@ from flowfabric.core.limit.spend import (
     SoftBreach,
     Spent,
 )
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.contract_limits import LedgerNeeds
 from tests.kit.flow_lab import declare
 from tests.kit.lab import Lab
 from tests.kit.situations import take
@@ -141,7 +141,7 @@ async def test_what_was_counted_is_not_forgotten_with_its_key(lab: Lab) -> None:
     await spend(lab, 4, key="k")
     lab.clock.advance(DAY)
     await lab.engine._limits.trim()
-    books = await lab.engine.store.books(BookAsk(("team",), (("team", "k"),)))
+    books = await lab.engine.store.books(LedgerNeeds(("team",), (("team", "k"),)))
     assert (books.charges, books.budgets["team"].used) == ({}, {"tokens": 4})
 
 
@@ -178,7 +178,7 @@ async def test_whoever_lost_its_lease_is_counted_and_marked(lab: Lab) -> None:
     await lab.engine.claims.revoke(claim.id, reason="enough")
     assert await report(lab, claim, 2, key="late") == Spent()
     assert await used(lab, "team") == [3]
-    books = await lab.engine.store.books(BookAsk(charges=(("team", "mine"), ("team", "late"))))
+    books = await lab.engine.store.books(LedgerNeeds(charges=(("team", "mine"), ("team", "late"))))
     stale = {key: charge.stale for (_, key), charge in books.charges.items()}
     assert stale == {"mine": False, "late": True}
     assert await lab.engine.budgets.release("team", claim.id) == {"tokens": 3}

@@ -8,7 +8,7 @@ import pytest
 
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.limit.quota import Quota
-from flowfabric.core.limit.release import Standing
+from flowfabric.core.limit.release import QuotaView
 from tests.kit.lab import Lab
 
 
@@ -35,7 +35,7 @@ async def test_queues_that_are_new_at_once_are_all_seen(
         await put_queues(queues)
         order.append("noted")
 
-    async def looked_at(ask: Any) -> Standing:
+    async def looked_at(ask: Any) -> QuotaView:
         order.append("looked")
         return await standing(ask)
 

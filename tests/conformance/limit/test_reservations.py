@@ -10,7 +10,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Reservation
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, Overrun, Reserved, Spent
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.contract_limits import LedgerNeeds
 from tests.kit.lab import W2, Lab
 from tests.kit.situations import RETRY, take
 from tests.kit.spending import TEAM, make, reserved, settled, spend, tokens, used
@@ -30,7 +30,7 @@ async def settle(lab: Lab, claim: Any, id: UUID, number: int, **options: Any) ->
 
 async def kept(lab: Lab, *ids: UUID) -> set[UUID]:
     """Those of these reservations that are still there."""
-    return set((await lab.engine.store.books(BookAsk(reservations=ids))).reservations)
+    return set((await lab.engine.store.books(LedgerNeeds(reservations=ids))).reservations)
 
 
 async def test_what_is_set_aside_nobody_else_spends(lab: Lab) -> None:
@@ -244,7 +244,7 @@ async def test_settling_after_the_lease_is_gone_counts_once(lab: Lab, swept: boo
     await lab.engine.sweep.once()
     assert (await reserved(lab, "team"), await used(lab, "team")) == ([0], [3])
     key = f"settle:{held.id}"
-    books = await lab.engine.store.books(BookAsk(charges=(("team", key),)))
+    books = await lab.engine.store.books(LedgerNeeds(charges=(("team", key),)))
     assert books.charges["team", key].stale
 
 

@@ -18,11 +18,11 @@ from flowfabric.core.execution.lease import Owner, fence_of
 from flowfabric.core.execution.model import Active, Flags, Snapshot, Suspended
 from flowfabric.core.execution.submission import Submission, create
 from flowfabric.core.wait.model import (
-    Ask,
-    Heard,
-    Mark,
-    Memory,
+    DedupRecord,
+    Loaded,
+    Needs,
     Pending,
+    ReceivedSignal,
     Signal,
     Terms,
     Waitpoint,
@@ -34,7 +34,7 @@ from flowfabric.store.open import open_store
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import suspension
 
-NOTHING = Memory({}, {}, [])
+NOTHING = Loaded({}, {}, [])
 DAY = 86_400_000
 numbers = itertools.count(1)
 
@@ -74,8 +74,8 @@ class Bench:
     async def write(self, *changes: Change[Any]) -> None:
         assert await self.store.apply(changes) == {uuid_of(change) for change in changes}
 
-    async def recall(self, ask: Ask) -> Memory:
-        (memory,) = await self.store.recall([ask])
+    async def load_needs(self, ask: Needs) -> Loaded:
+        (memory,) = await self.store.load_needs([ask])
         return memory
 
 
@@ -106,8 +106,10 @@ def signal(number: int, waitpoint: UUID, **members: Any) -> Signal:
     return Signal(number=number, id=UUID(int=next(numbers)), waitpoint=waitpoint, **given)
 
 
-def heard(number: int, waitpoint: UUID, suspension: UUID | None = None, **members: Any) -> Heard:
-    return Heard(signal(number, waitpoint, **members), suspension)
+def heard(
+    number: int, waitpoint: UUID, suspension: UUID | None = None, **members: Any
+) -> ReceivedSignal:
+    return ReceivedSignal(signal(number, waitpoint, **members), suspension)
 
 
 def waitpoint(snapshot: Snapshot, number: int = 1, **members: Any) -> Waitpoint:
@@ -128,8 +130,8 @@ async def test_a_waitpoint_is_remembered_whole(bench: Bench) -> None:
     full = waitpoint(snapshot, 1, key="naïve 鍵", attempt=3, terms=terms)
     bare = waitpoint(snapshot, 2)
     await bench.write(change_of(snapshot, waitpoints=(full, bare)))
-    memory = await bench.recall(Ask(uuid_of(snapshot), waitpoints=(bare.id, full.id)))
-    assert memory == Memory({full.id: full, bare.id: bare}, {}, [])
+    memory = await bench.load_needs(Needs(uuid_of(snapshot), waitpoints=(bare.id, full.id)))
+    assert memory == Loaded({full.id: full, bare.id: bare}, {}, [])
 
 
 @pytest.mark.parametrize("payload", [None, b"", b"\x00\xff", bytes(range(256)) * 1024])
@@ -155,16 +157,20 @@ async def test_a_signal_is_remembered_whole(bench: Bench, payload: bytes | None)
     bare = heard(2, HERE, payload=payload)
     await bench.write(change_of(snapshot, signals=(full, bare)))
     assert await bench.store.signals(uuid_of(snapshot)) == [full, bare]
-    memory = await bench.recall(Ask(uuid_of(snapshot), buffered=((HERE, 0),)))
+    memory = await bench.load_needs(Needs(uuid_of(snapshot), buffered=((HERE, 0),)))
     assert memory.signals == [full, bare]
 
 
 async def test_a_mark_is_remembered_whole_also_when_it_ran_out(bench: Bench) -> None:
     (snapshot,) = await bench.submitted()
-    marks = (Mark(b"\x00\xff", Millis(1), b"{}"), Mark(b"", None, b""), Mark(b"a", Millis(0)))
+    marks = (
+        DedupRecord(b"\x00\xff", Millis(1), b"{}"),
+        DedupRecord(b"", None, b""),
+        DedupRecord(b"a", Millis(0)),
+    )
     await bench.write(change_of(snapshot, marks=marks))
     keys = tuple(mark.key for mark in marks)
-    memory = await bench.recall(Ask(uuid_of(snapshot), marks=(*keys, b"never")))
+    memory = await bench.load_needs(Needs(uuid_of(snapshot), marks=(*keys, b"never")))
     assert memory.marks == {mark.key: mark for mark in marks}
 
 
@@ -177,19 +183,23 @@ async def test_a_waitpoint_that_is_there_stays(bench: Bench) -> None:
     change = change_of(snapshot, waitpoints=(first, rival))
     await bench.write(change)
     await bench.write(change_of(after(change), waitpoints=(rival,)))
-    memory = await bench.recall(Ask(uuid_of(snapshot), waitpoints=(first.id,)))
+    memory = await bench.load_needs(Needs(uuid_of(snapshot), waitpoints=(first.id,)))
     assert memory.waitpoints == {first.id: first}
 
 
 async def test_the_last_mark_of_a_key_stays(bench: Bench) -> None:
     (snapshot,) = await bench.submitted()
-    old, new, newer = Mark(b"k", None, b"1"), Mark(b"k", Millis(9), b"2"), Mark(b"k", None, b"3")
-    change = change_of(snapshot, marks=(old, Mark(b"other"), new))
+    old, new, newer = (
+        DedupRecord(b"k", None, b"1"),
+        DedupRecord(b"k", Millis(9), b"2"),
+        DedupRecord(b"k", None, b"3"),
+    )
+    change = change_of(snapshot, marks=(old, DedupRecord(b"other"), new))
     await bench.write(change)
-    ask = Ask(uuid_of(snapshot), marks=(b"k", b"other"))
-    assert (await bench.recall(ask)).marks == {b"k": new, b"other": Mark(b"other")}
+    ask = Needs(uuid_of(snapshot), marks=(b"k", b"other"))
+    assert (await bench.load_needs(ask)).marks == {b"k": new, b"other": DedupRecord(b"other")}
     await bench.write(change_of(after(change), marks=(newer,)))
-    assert (await bench.recall(ask)).marks[b"k"] == newer
+    assert (await bench.load_needs(ask)).marks[b"k"] == newer
 
 
 async def test_a_signal_counts_for_a_later_suspension(bench: Bench) -> None:
@@ -205,11 +215,13 @@ async def test_a_signal_counts_for_a_later_suspension(bench: Bench) -> None:
 async def test_a_signal_may_be_accepted_and_counted_in_one_write(bench: Bench) -> None:
     (snapshot,) = await bench.submitted()
     one = heard(1, HERE)
-    accepted = change_of(snapshot, signals=(one,), marks=(Mark(b"k", None, b"1"),))
-    counted = change_of(after(accepted), counted=((1, FIRST),), marks=(Mark(b"k", None, b"2"),))
+    accepted = change_of(snapshot, signals=(one,), marks=(DedupRecord(b"k", None, b"1"),))
+    counted = change_of(
+        after(accepted), counted=((1, FIRST),), marks=(DedupRecord(b"k", None, b"2"),)
+    )
     await bench.write(fold(accepted, counted))
     assert await bench.store.signals(uuid_of(snapshot)) == [replace(one, suspension=FIRST)]
-    memory = await bench.recall(Ask(uuid_of(snapshot), marks=(b"k",)))
+    memory = await bench.load_needs(Needs(uuid_of(snapshot), marks=(b"k",)))
     assert memory.marks[b"k"].doc == b"2"
 
 
@@ -220,17 +232,19 @@ async def test_a_refused_change_leaves_nothing(bench: Bench) -> None:
     written: dict[str, Any] = {
         "signals": (heard(2, HERE),),
         "counted": ((1, SECOND),),
-        "marks": (Mark(b"k"),),
+        "marks": (DedupRecord(b"k"),),
     }
     changes = [
         change_of(moved, waitpoints=(waitpoint(moved),), **written),
         change_of(stands, waitpoints=(waitpoint(stands),), **written),
     ]
     assert await bench.store.apply(changes) == {uuid_of(stands)}
-    asks = [Ask(uuid_of(s), (HERE,), (b"k",), ((HERE, 0),)) for s in (moved, stands)]
-    refused, kept = await bench.store.recall(asks)
-    assert refused == Memory({}, {}, list(first.signals))
-    assert kept == Memory({HERE: waitpoint(stands)}, {b"k": Mark(b"k")}, list(written["signals"]))
+    asks = [Needs(uuid_of(s), (HERE,), (b"k",), ((HERE, 0),)) for s in (moved, stands)]
+    refused, kept = await bench.store.load_needs(asks)
+    assert refused == Loaded({}, {}, list(first.signals))
+    assert kept == Loaded(
+        {HERE: waitpoint(stands)}, {b"k": DedupRecord(b"k")}, list(written["signals"])
+    )
 
 
 async def test_a_signal_number_is_given_once(bench: Bench) -> None:
@@ -239,14 +253,14 @@ async def test_a_signal_number_is_given_once(bench: Bench) -> None:
     snapshot, other = await bench.submitted(2)
     change = change_of(snapshot, signals=(heard(1, HERE),))
     await bench.write(change)
-    again = change_of(after(change), signals=(heard(1, HERE),), marks=(Mark(b"k"),))
-    beside = change_of(other, signals=(heard(1, HERE),), marks=(Mark(b"k"),))
+    again = change_of(after(change), signals=(heard(1, HERE),), marks=(DedupRecord(b"k"),))
+    beside = change_of(other, signals=(heard(1, HERE),), marks=(DedupRecord(b"k"),))
     with pytest.raises(Invalid):
         await bench.store.apply([again, beside])
-    asks = [Ask(uuid_of(s), marks=(b"k",), buffered=((HERE, 0),)) for s in (snapshot, other)]
-    assert await bench.store.recall(asks) == [
-        Memory({}, {}, list(change.signals)),
-        Memory({}, {b"k": Mark(b"k")}, list(beside.signals)),
+    asks = [Needs(uuid_of(s), marks=(b"k",), buffered=((HERE, 0),)) for s in (snapshot, other)]
+    assert await bench.store.load_needs(asks) == [
+        Loaded({}, {}, list(change.signals)),
+        Loaded({}, {b"k": DedupRecord(b"k")}, list(beside.signals)),
     ]
 
 
@@ -254,34 +268,34 @@ async def test_a_signal_number_is_given_once(bench: Bench) -> None:
 
 
 async def test_asked_for_nothing_or_the_unknown_nothing_is_recalled(bench: Bench) -> None:
-    assert await bench.store.recall([]) == []
+    assert await bench.store.load_needs([]) == []
     (snapshot,) = await bench.submitted()
-    unknown = Ask(bench.fresh(), (HERE,), (b"k",), ((HERE, 0),))
-    nothing = Ask(uuid_of(snapshot))
+    unknown = Needs(bench.fresh(), (HERE,), (b"k",), ((HERE, 0),))
+    nothing = Needs(uuid_of(snapshot))
     no_such = replace(unknown, execution=uuid_of(snapshot))
-    assert await bench.store.recall([unknown, nothing, no_such]) == [NOTHING] * 3
-    assert await bench.store.recall([nothing]) == [NOTHING]
+    assert await bench.store.load_needs([unknown, nothing, no_such]) == [NOTHING] * 3
+    assert await bench.store.load_needs([nothing]) == [NOTHING]
 
 
 async def test_each_ask_gets_its_own_answer_in_order(bench: Bench) -> None:
     one, two = await bench.submitted(2)
     signals = [heard(n, (HERE, THERE)[n % 2]) for n in range(1, 7)]
     await bench.write(
-        change_of(one, signals=tuple(reversed(signals)), marks=(Mark(b"k", None, b"1"),)),
-        change_of(two, waitpoints=(waitpoint(two),), marks=(Mark(b"k", None, b"2"),)),
+        change_of(one, signals=tuple(reversed(signals)), marks=(DedupRecord(b"k", None, b"1"),)),
+        change_of(two, waitpoints=(waitpoint(two),), marks=(DedupRecord(b"k", None, b"2"),)),
     )
-    first, second, third, fourth = await bench.store.recall(
+    first, second, third, fourth = await bench.store.load_needs(
         [
-            Ask(uuid_of(two), waitpoints=(HERE, THERE), marks=(b"k",)),
-            Ask(uuid_of(one), buffered=((HERE, 2), (THERE, 3))),
-            Ask(uuid_of(one), marks=(b"k", b"l"), buffered=((HERE, 4), (HERE, 5))),
-            Ask(uuid_of(one), waitpoints=(HERE,), buffered=((HERE, 6),)),
+            Needs(uuid_of(two), waitpoints=(HERE, THERE), marks=(b"k",)),
+            Needs(uuid_of(one), buffered=((HERE, 2), (THERE, 3))),
+            Needs(uuid_of(one), marks=(b"k", b"l"), buffered=((HERE, 4), (HERE, 5))),
+            Needs(uuid_of(one), waitpoints=(HERE,), buffered=((HERE, 6),)),
         ]
     )
-    assert first == Memory({HERE: waitpoint(two)}, {b"k": Mark(b"k", None, b"2")}, [])
+    assert first == Loaded({HERE: waitpoint(two)}, {b"k": DedupRecord(b"k", None, b"2")}, [])
     assert [h.signal.number for h in second.signals] == [4, 5, 6]
     assert second.signals == signals[3:]
-    assert third == Memory({}, {b"k": Mark(b"k", None, b"1")}, [signals[5]])
+    assert third == Loaded({}, {b"k": DedupRecord(b"k", None, b"1")}, [signals[5]])
     assert fourth == NOTHING
 
 
@@ -292,16 +306,16 @@ async def test_five_hundred_asks_are_answered_at_once(bench: Bench) -> None:
             snapshot,
             waitpoints=(waitpoint(snapshot, 1), waitpoint(snapshot, 2)),
             signals=(heard(1, HERE), heard(2, THERE), heard(3, HERE)),
-            marks=(Mark(b"a", None, b"%d" % number), Mark(b"b")),
+            marks=(DedupRecord(b"a", None, b"%d" % number), DedupRecord(b"b")),
         )
         for number, snapshot in enumerate(snapshots)
     ]
     await bench.write(*changes)
     asks = [
-        Ask(uuid_of(change), (HERE, THERE), (b"a", b"b", b"c"), ((HERE, 1), (THERE, 0)))
+        Needs(uuid_of(change), (HERE, THERE), (b"a", b"b", b"c"), ((HERE, 1), (THERE, 0)))
         for change in reversed(changes)
     ]
-    memories = await bench.store.recall(asks)
+    memories = await bench.store.load_needs(asks)
     for memory, change in zip(memories, reversed(changes), strict=True):
         assert list(memory.waitpoints.values()) == list(change.waitpoints)
         assert list(memory.marks.values()) == list(change.marks)
@@ -453,7 +467,7 @@ async def test_trimming_takes_everything_along(bench: Bench) -> None:
     held = await bench.running()
     written: dict[str, Any] = {
         "signals": (heard(1, HERE), heard(2, HERE, FIRST)),
-        "marks": (Mark(b"k"),),
+        "marks": (DedupRecord(b"k"),),
     }
     changes = [
         change_of(snapshot, waitpoints=(waitpoint(snapshot),), **written)
@@ -462,10 +476,10 @@ async def test_trimming_takes_everything_along(bench: Bench) -> None:
     await bench.write(*changes)
     await bench.write(_completion(after(changes[1]), bench.now))
     assert await bench.store.trim(bench.now, bench.now, 500) == 1
-    asks = [Ask(uuid_of(change), (HERE,), (b"k",), ((HERE, 0),)) for change in changes]
-    remaining, gone = await bench.store.recall(asks)
+    asks = [Needs(uuid_of(change), (HERE,), (b"k",), ((HERE, 0),)) for change in changes]
+    remaining, gone = await bench.store.load_needs(asks)
     assert gone == NOTHING
     assert await bench.store.signals(uuid_of(held)) == []
-    assert remaining == Memory(
-        {HERE: waitpoint(kept)}, {b"k": Mark(b"k")}, list(written["signals"])
+    assert remaining == Loaded(
+        {HERE: waitpoint(kept)}, {b"k": DedupRecord(b"k")}, list(written["signals"])
     )

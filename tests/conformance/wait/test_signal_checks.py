@@ -236,8 +236,8 @@ async def still_waiting(lab: Lab, claim: Claim) -> None:
     """Nothing happened."""
 
 
-After = Callable[[Lab, Claim], Awaitable[None]]
-LATER: list[After] = [
+PostCommit = Callable[[Lab, Claim], Awaitable[None]]
+LATER: list[PostCommit] = [
     cancelled,
     completed,
     replayed,
@@ -248,7 +248,7 @@ LATER: list[After] = [
 
 
 @pytest.mark.parametrize("later", LATER)
-async def test_a_late_signal_changes_nothing(lab: Lab, later: After) -> None:
+async def test_a_late_signal_changes_nothing(lab: Lab, later: PostCommit) -> None:
     """E-X09, FLAW-7, INV-13: closed is final, whatever the execution does now"""
     claim, answer = await waiting(lab)
     await later(lab, claim)
@@ -287,7 +287,7 @@ async def test_pending_waitpoints_close_with_the_execution(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("later", [still_waiting, *LATER])
-async def test_a_bad_token_learns_nothing_about_the_execution(lab: Lab, later: After) -> None:
+async def test_a_bad_token_learns_nothing_about_the_execution(lab: Lab, later: PostCommit) -> None:
     """E-T259, INV-21: type, code and text are the same in every state, and for no waitpoint"""
     claim, answer = await waiting(lab)
     await later(lab, claim)

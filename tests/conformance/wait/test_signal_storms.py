@@ -15,7 +15,7 @@ from flowfabric.core.base.errors import RetryExhausted, SignalLimitExceeded
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition import Count, CountKind
-from flowfabric.core.wait.model import MAX_SIGNALS, Ask, Effect, Memory, Terms
+from flowfabric.core.wait.model import MAX_SIGNALS, Effect, Loaded, Needs, Terms
 from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.engine.execution.claims import Claim
@@ -34,9 +34,9 @@ class Scale:
         self._store = lab.engine.store
         self.read: list[int] = []
         self.written: list[tuple[int, int, int, int]] = []
-        self._apply, self._recall = self._store.apply, self._store.recall
+        self._apply, self._load_needs = self._store.apply, self._store.load_needs
         monkeypatch.setattr(self._store, "apply", self.apply)
-        monkeypatch.setattr(self._store, "recall", self.recall)
+        monkeypatch.setattr(self._store, "load_needs", self.load_needs)
 
     async def apply(self, changes: Sequence[Change[Any]]) -> Any:
         self.written += [
@@ -46,8 +46,8 @@ class Scale:
         ]
         return await self._apply(changes)
 
-    async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
-        found = await self._recall(asks)
+    async def load_needs(self, asks: Sequence[Needs]) -> list[Loaded]:
+        found = await self._load_needs(asks)
         self.read.append(sum(len(m.waitpoints) + len(m.marks) + len(m.signals) for m in found))
         return found
 

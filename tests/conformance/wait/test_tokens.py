@@ -364,8 +364,8 @@ async def seen(desk: Desk) -> list[object]:
         await engine.views.describe(desk.id),
         await load(desk.lab, desk.id),
         await engine.keys.kids(),
-        engine._parts.options,
-        await engine._parts.ring.read(fresh=True),
+        engine._context.options,
+        await engine._context.ring.read(fresh=True),
     ]
 
 

@@ -12,9 +12,9 @@ from flowfabric.core.base.errors import LeaseExpired, NotActive, NotFound, Stale
 from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.execution import attempt, lease
 from flowfabric.core.execution.attempt import (
-    Chance,
     Completed,
     Delayed,
+    JitterSource,
     RetryScheduled,
     TerminalFailed,
 )
@@ -44,7 +44,7 @@ EXPIRY = Millis(NOW + TTL)
 STEP = Step(0, 0, "sleep", 0, b"until then")
 STRANGER = Owner(UUID(int=9), 9, UUID(int=9))
 
-luck = st.floats(0, 1, exclude_max=True)
+jitter = st.floats(0, 1, exclude_max=True)
 
 
 def retrying(times: int = 1, **backoff: Any) -> dict[str, Any]:
@@ -160,33 +160,35 @@ def test_a_failure_is_retried_while_the_policy_allows(
         assert (record.index, record.outcome, record.failure) == (0, "ended_failure", failure)
 
 
-@given(luck)
-def test_jitter_is_between_a_half_and_the_whole(chance: float) -> None:
+@given(jitter)
+def test_jitter_is_between_a_half_and_the_whole(jitter: float) -> None:
     held = running(policy=retrying(jitter=True))
-    change = attempt.fail(held, owner(held), NOW, Failure("boom"), Chance(chance))
+    change = attempt.fail(held, owner(held), NOW, Failure("boom"), JitterSource(jitter))
     assert isinstance(change.outcome, RetryScheduled)
     assert 500 <= change.outcome.delay_until - NOW <= 1000
 
 
-@given(st.integers(0, MAX_SPAN), luck)
-def test_a_delay_that_is_asked_for_replaces_the_backoff(wait: int, chance: float) -> None:
+@given(st.integers(0, MAX_SPAN), jitter)
+def test_a_delay_that_is_asked_for_replaces_the_backoff(wait: int, jitter: float) -> None:
     held = running(policy=retrying(jitter=True))
-    change = attempt.fail(held, owner(held), NOW, Failure("boom"), Chance(chance, Millis(wait)))
+    change = attempt.fail(
+        held, owner(held), NOW, Failure("boom"), JitterSource(jitter, Millis(wait))
+    )
     assert change.outcome == RetryScheduled(held.execution.id, Millis(NOW + wait), 1)
     assert isinstance(after(change).state, Waiting if wait else Ready)
 
 
-@given(luck, luck, st.booleans())
+@given(jitter, jitter, st.booleans())
 def test_a_retry_is_scheduled_once_whatever_the_luck_of_a_repeat(
     first: float, second: float, promoted: bool
 ) -> None:
     """E-X18, INV-23"""
     held = running(policy=retrying(jitter=True))
-    change = attempt.fail(held, owner(held), NOW, Failure("boom"), Chance(first))
+    change = attempt.fail(held, owner(held), NOW, Failure("boom"), JitterSource(first))
     waiting = after(change)
     if promoted:
         waiting = replace(waiting, state=Ready(Next(Start.RETRY, 1)))
-    again = attempt.fail(waiting, owner(held), EXPIRY, Failure("again"), Chance(second))
+    again = attempt.fail(waiting, owner(held), EXPIRY, Failure("again"), JitterSource(second))
     assert (again.outcome, again.after) == (change.outcome, None)
 
 

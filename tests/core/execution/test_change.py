@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import LeaseExpired, NotFound
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt, operator
-from flowfabric.core.execution.attempt import Chance
+from flowfabric.core.execution.attempt import JitterSource
 from flowfabric.core.execution.change import Change, fold, refused, unchanged
 from flowfabric.core.execution.model import Failure, Flags
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow import children
-from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from tests.kit.lab import TTL
 from tests.kit.walk import (
     NOW,
@@ -98,10 +98,10 @@ def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() 
     held = running()
     parent = held.to(held.state, life=replace(held.life, flows=(CHILD,)))
     assert attempt.complete(parent, owner(parent), NOW).chores == ()
-    failed = attempt.fail(parent, owner(parent), NOW, Failure("no", "permanent"), Chance(0.0))
+    failed = attempt.fail(parent, owner(parent), NOW, Failure("no", "permanent"), JitterSource(0.0))
     assert failed.plain_end
     assert failed.after is not None
-    owed = Chore(CHILD, held.execution.uuid, failed.after.head.version, ChoreKind.ORPHANED)
+    owed = OutboxEntry(CHILD, held.execution.uuid, failed.after.head.version, OutboxKind.ORPHANED)
     assert failed.chores == (owed,)
     again = operator.replay(failed.after, NOW)
     assert again.after is not None
@@ -114,7 +114,7 @@ def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() 
     assert heard.chores == ()
     listed = children.start(held, CHILD)
     cancelled = operator.cancel(listed.after, OPERATOR, NOW, "enough")
-    assert [chore.kind for chore in fold(listed, cancelled).chores] == [ChoreKind.ORPHANED]
+    assert [chore.kind for chore in fold(listed, cancelled).chores] == [OutboxKind.ORPHANED]
 
 
 def test_only_an_ending_by_its_owner_that_writes_nothing_else_is_plain() -> None:

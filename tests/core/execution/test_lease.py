@@ -31,9 +31,9 @@ from flowfabric.core.execution.model import (
     Fence,
     Flags,
     Hold,
-    Lapsed,
     Life,
     Lost,
+    LostLease,
     Next,
     Snapshot,
     Source,
@@ -209,7 +209,7 @@ def test_a_loss_keeps_what_the_next_attempt_must_know() -> None:
     assert after(change).state == Lost(
         False, Next(Start.RECLAIM, 1, Millis(50_000)), Hold(Millis(EXPIRY + 500))
     )
-    assert after(change).life.lapsed == Lapsed(
+    assert after(change).life.lapsed == LostLease(
         index=0,
         type=Start.INITIAL,
         lease_id=lease_in(held).id,

@@ -62,10 +62,10 @@ def test_jitter_shortens_by_up_to_a_half(backoff: Fixed | Exponential) -> None:
 
 @given(backoffs, st.integers(0, 10**30), chances)
 def test_a_delay_is_never_negative_nor_above_its_maximum(
-    backoff: Fixed | Exponential, retries: int, chance: float
+    backoff: Fixed | Exponential, retries: int, jitter: float
 ) -> None:
     limit = backoff.delay if isinstance(backoff, Fixed) else backoff.maximum
-    delay = backoff_delay(RetryPolicy(backoff=backoff), retries, chance)
+    delay = backoff_delay(RetryPolicy(backoff=backoff), retries, jitter)
     assert type(delay) is int
     assert 0 <= delay <= limit
 

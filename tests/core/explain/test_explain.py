@@ -39,7 +39,7 @@ from flowfabric.core.flow.join import Join
 from flowfabric.core.limit.budget import Budget, Limit, OnHard
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
-from flowfabric.core.limit.release import Line, Room, Standing
+from flowfabric.core.limit.release import Line, QuotaView, Room
 from flowfabric.core.wait.condition import (
     ByName,
     OperatorOnly,
@@ -256,7 +256,7 @@ def test_workers_are_matched_one_by_one() -> None:
 
 def test_a_lane_counts_by_what_has_no_room() -> None:
     acme, both = (Use(quota="a", key="acme"),), (Use(quota="a", key="x"), Use(quota="b", key=""))
-    standing = Standing(
+    standing = QuotaView(
         quotas={"a": Quota(name="a", concurrency_per_key=1), "b": Quota(name="b", concurrency=1)},
         lines=[Line(queue_of(uses), uses, 0, ()) for uses in (acme, both)],
         held=[(acme, 1), ((both[1],), 1)],

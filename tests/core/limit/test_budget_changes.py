@@ -8,7 +8,7 @@ from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import MAX_AMOUNT, MAX_DEPTH, Budget, Limit, OnHard
 from flowfabric.core.limit.budget_changes import create, define, grant, remove, reset, turn_over
-from flowfabric.core.limit.spend import Books, Created, Known, Reset
+from flowfabric.core.limit.spend import BudgetLedger, Created, Known, Reset
 
 NOW = Millis(1_000_000)
 
@@ -18,13 +18,13 @@ def soft(**members: Any) -> Budget:
     return Budget(**given)
 
 
-def with_budgets(*budgets: Budget) -> Books:
-    return Books(budgets={budget.name: budget for budget in budgets})
+def with_budgets(*budgets: Budget) -> BudgetLedger:
+    return BudgetLedger(budgets={budget.name: budget for budget in budgets})
 
 
 def test_what_is_there_is_not_made_again() -> None:
     """C-T79"""
-    books = Books()
+    books = BudgetLedger()
     assert create(books, soft(), NOW) == Created("team")
     assert create(books, soft(limits={}), NOW) == Known("team")
     assert books.budgets["team"].limits["tokens"].hard == 50
@@ -70,7 +70,7 @@ def test_the_parent_is_chosen_once() -> None:
 
 
 def test_budgets_are_nested_only_so_deep() -> None:
-    books = Books()
+    books = BudgetLedger()
     create(books, Budget(name="0"), NOW)
     for depth in range(1, MAX_DEPTH):
         create(books, Budget(name=str(depth), parent=str(depth - 1)), NOW)
@@ -81,7 +81,7 @@ def test_budgets_are_nested_only_so_deep() -> None:
 
 
 def test_one_that_others_are_part_of_stays() -> None:
-    books = Books()
+    books = BudgetLedger()
     create(books, Budget(name="org"), NOW)
     create(books, Budget(name="a", parent="org"), NOW)
     create(books, Budget(name="b", parent="org"), NOW)

@@ -17,8 +17,8 @@ from flowfabric.core.limit.release import (
     Candidate,
     Key,
     Line,
+    QuotaView,
     Release,
-    Standing,
     StartsBack,
     Turns,
     Window,
@@ -55,7 +55,7 @@ class Hall:
         line.sort(key=lambda one: (one.rank, one.uuid))
         return candidate
 
-    def standing(self, quota: str | None = None) -> Standing:
+    def standing(self, quota: str | None = None) -> QuotaView:
         """What a release for a quota sees; without one it sees everything."""
         seen = [uses for uses in self.waiting if quota is None or quota in dict(uses)]
         name = quota or ""
@@ -72,7 +72,7 @@ class Hall:
             name: max((turn for (of, _), turn in self.turns.items() if of == name), default=0)
             for name in self.quotas
         }
-        return Standing(dict(self.quotas), lines, slots, admitted, served)
+        return QuotaView(dict(self.quotas), lines, slots, admitted, served)
 
     def decide(self, quota: str | None = None, *, at: int | None = None) -> Release:
         return release(self.standing(quota), Millis(self.now if at is None else at), MOST)

@@ -13,7 +13,7 @@ from flowfabric.core.limit.budget import MAX_AMOUNT, Budget, Limit, OnHard, OnSo
 from flowfabric.core.limit.spend import (
     REMEMBERED,
     AlreadyApplied,
-    Books,
+    BudgetLedger,
     Expense,
     HardBreach,
     Overrun,
@@ -38,8 +38,8 @@ def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: 
     return Expense(names or ("team",), n, execution, key=key)
 
 
-def books_of(*budgets: Budget) -> Books:
-    return Books(budgets={budget.name: budget for budget in budgets})
+def books_of(*budgets: Budget) -> BudgetLedger:
+    return BudgetLedger(budgets={budget.name: budget for budget in budgets})
 
 
 def team(hard: int | None = 10, **members: Any) -> Budget:
@@ -47,7 +47,7 @@ def team(hard: int | None = 10, **members: Any) -> Budget:
     return Budget(**given)
 
 
-def used(books: Books) -> dict[str, dict[str, int]]:
+def used(books: BudgetLedger) -> dict[str, dict[str, int]]:
     return {name: budget.used for name, budget in books.budgets.items()}
 
 
@@ -216,7 +216,7 @@ def test_a_reservation_belongs_to_its_execution_and_its_lease() -> None:
 
 
 def test_what_is_made_anew_and_dropped_in_one_batch_is_gone() -> None:
-    shelf = Shelf(Books(budgets={"team": team(10)}))
+    shelf = Shelf(BudgetLedger(budgets={"team": team(10)}))
     books = shelf.read()
     reserve(books, asked(tokens=6), X, 1, NOW)
     books = shelf.commit(books)

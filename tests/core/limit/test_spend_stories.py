@@ -18,7 +18,7 @@ from flowfabric.core.limit import budget_changes
 from flowfabric.core.limit.budget import Budget, Limit, OnHard
 from flowfabric.core.limit.spend import (
     AlreadyApplied,
-    Books,
+    BudgetLedger,
     Expense,
     HardBreach,
     Reserved,
@@ -40,8 +40,8 @@ def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: 
     return Expense(names or ("team",), n, execution, key=key)
 
 
-def books_of(*budgets: Budget) -> Books:
-    return Books(budgets={budget.name: budget for budget in budgets})
+def books_of(*budgets: Budget) -> BudgetLedger:
+    return BudgetLedger(budgets={budget.name: budget for budget in budgets})
 
 
 def team(hard: int | None = 10, **members: Any) -> Budget:
@@ -49,7 +49,7 @@ def team(hard: int | None = 10, **members: Any) -> Budget:
     return Budget(**given)
 
 
-def used(books: Books) -> dict[str, dict[str, int]]:
+def used(books: BudgetLedger) -> dict[str, dict[str, int]]:
     return {name: budget.used for name, budget in books.budgets.items()}
 
 
@@ -179,17 +179,17 @@ class Walk(Struct):
     """Both sides, and what every step must hold."""
 
     shelf: Shelf
-    books: Books
+    books: BudgetLedger
     known: Reference
     owners: dict[UUID, UUID] = field(default_factory=dict)
     steps: int = 0
 
     @classmethod
     def begin(cls) -> "Walk":
-        books = Books()
+        books = BudgetLedger()
         for name, parent in PARENTS.items():
             budget_changes.create(books, Budget(name=name, parent=parent), NOW)
-        shelf = Shelf(Books())
+        shelf = Shelf(BudgetLedger())
         walk = cls(shelf, shelf.commit(books), Reference())
         for name, hard in (("org", 20), ("team", 12), ("run", 8)):
             walk.redefine(name, hard, hard, True)

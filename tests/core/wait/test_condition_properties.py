@@ -38,14 +38,14 @@ from flowfabric.core.wait.condition import (
 )
 from flowfabric.core.wait.model import Effect
 
-Heard = list[Sound]
+ReceivedSignal = list[Sound]
 """Signals by their identity: equal ones at different places are different signals."""
 
 
 # The specification, word by word: a pure function of the condition and all that was heard.
 
 
-def is_true(condition: Condition, heard: Heard) -> bool:
+def is_true(condition: Condition, heard: ReceivedSignal) -> bool:
     match condition:
         case AllOf(members):
             return members != () and all(is_true(member, heard) for member in members)
@@ -59,7 +59,7 @@ def is_true(condition: Condition, heard: Heard) -> bool:
             return False
 
 
-def satisfiers(leaf: Condition, heard: Heard) -> set[object]:
+def satisfiers(leaf: Condition, heard: ReceivedSignal) -> set[object]:
     """The distinct ones among those that the leaf accepts."""
     accepted = [(number, sound) for number, sound in enumerate(heard) if accepts(leaf, sound)]
     match leaf:
@@ -97,7 +97,7 @@ def leaves(condition: Condition) -> Iterator[Condition]:
         yield from leaves(member)
 
 
-def effect_of(condition: Condition, heard: Heard) -> Effect:
+def effect_of(condition: Condition, heard: ReceivedSignal) -> Effect:
     """What the last of the signals did."""
     every, last = list(leaves(condition)), heard[-1]
     if not any(listens(leaf, last) for leaf in every):
@@ -142,7 +142,7 @@ rounds = st.lists(sounds, max_size=12)
 unhurried = settings(deadline=None)  # the specification, word by word, takes its time
 
 
-def play(condition: Condition, heard: Heard) -> list[Hearing]:
+def play(condition: Condition, heard: ReceivedSignal) -> list[Hearing]:
     """Hears one after the other; sources are remembered as pairs."""
     hearings: list[Hearing] = []
     tallies, marks = blank(condition), dict[tuple[str, str], int]()
@@ -156,7 +156,7 @@ def play(condition: Condition, heard: Heard) -> list[Hearing]:
 @unhurried
 @given(conditions, rounds)
 def test_hearing_one_by_one_is_as_good_as_hearing_all_at_once(
-    condition: Condition, heard: Heard
+    condition: Condition, heard: ReceivedSignal
 ) -> None:
     """E-X21: the same truth, and the same effect, after every signal."""
     assert check_condition(condition) is condition
@@ -169,7 +169,7 @@ def test_hearing_one_by_one_is_as_good_as_hearing_all_at_once(
 @unhurried
 @given(conditions, rounds.filter(bool), st.data())
 def test_the_order_of_signals_plays_no_part(
-    condition: Condition, heard: Heard, data: st.DataObject
+    condition: Condition, heard: ReceivedSignal, data: st.DataObject
 ) -> None:
     last = play(condition, heard)[-1]
     other = play(condition, data.draw(st.permutations(heard)))[-1]
@@ -179,14 +179,14 @@ def test_the_order_of_signals_plays_no_part(
 
 @unhurried
 @given(conditions, rounds)
-def test_what_was_true_stays_true(condition: Condition, heard: Heard) -> None:
+def test_what_was_true_stays_true(condition: Condition, heard: ReceivedSignal) -> None:
     truths = [hearing.satisfied for hearing in play(condition, heard)]
     assert truths == sorted(truths)
 
 
 @unhurried
 @given(conditions, rounds)
-def test_tallies_are_told_apart_by_leaf(condition: Condition, heard: Heard) -> None:
+def test_tallies_are_told_apart_by_leaf(condition: Condition, heard: ReceivedSignal) -> None:
     """Each leaf counts its own distinct satisfiers, and keeps keys only where those count."""
     tallies = play(condition, heard)[-1].tallies if heard else blank(condition)
     for leaf, tally in zip(leaves(condition), tallies, strict=True):

@@ -43,9 +43,9 @@ from flowfabric.core.wait.condition import (
 from flowfabric.core.wait.keyring import EMPTY_RING
 from flowfabric.core.wait.model import (
     Behaviour,
-    Heard,
-    Mark,
-    Memory,
+    DedupRecord,
+    Loaded,
+    ReceivedSignal,
     ResumePolicy,
     Signal,
     StepRef,
@@ -76,8 +76,8 @@ SUSPENSION = UUID(int=8)
 SYNTHETIC = UUID(int=9)
 
 
-def nothing() -> Memory:
-    return Memory({}, {}, [])
+def nothing() -> Loaded:
+    return Loaded({}, {}, [])
 
 
 def wait(key: str = "go", id: UUID = WAITPOINT, use: Use = Use.FRESH, **members: Any) -> Wait:
@@ -91,7 +91,7 @@ def request(*waits: Wait, **members: Any) -> Suspend:
 
 
 def suspending(
-    held: Snapshot, wanted: Suspend, memory: Memory | None = None, at: Millis = NOW
+    held: Snapshot, wanted: Suspend, memory: Loaded | None = None, at: Millis = NOW
 ) -> Change[NowSuspended | AlreadyMet]:
     return suspend(held, owner(held), at, wanted, memory or nothing())
 
@@ -105,15 +105,15 @@ def asleep(*waits: Wait, **members: Any) -> Snapshot:
     return after(suspending(running(), request(*waits, **members)))
 
 
-def with_pending(**members: Any) -> tuple[Snapshot, Memory]:
+def with_pending(**members: Any) -> tuple[Snapshot, Loaded]:
     held = running()
     new = NewWaitpoint(id=WAITPOINT, key="go", kid="k1", **members)
     change = create(held, owner(held), NOW, new, nothing())
-    return after(change), Memory({WAITPOINT: change.waitpoints[0]}, {}, [])
+    return after(change), Loaded({WAITPOINT: change.waitpoints[0]}, {}, [])
 
 
-def heard(number: int, name: str = "yes") -> Heard:
-    return Heard(Signal(number, UUID(int=100 + number), WAITPOINT, "go", name, NOW))
+def heard(number: int, name: str = "yes") -> ReceivedSignal:
+    return ReceivedSignal(Signal(number, UUID(int=100 + number), WAITPOINT, "go", name, NOW))
 
 
 # -- suspending
@@ -164,7 +164,7 @@ def test_how_long_an_answer_is_remembered(timeout: Millis | None, until: int) ->
     assert mark.until == until
     assert mark.stands(Millis(until - 1))
     assert not mark.stands(Millis(until))
-    known = Memory({}, {mark.key: mark}, [])
+    known = Loaded({}, {mark.key: mark}, [])
     again = suspend(after(change), owner(held), NOW, wanted, known)
     assert (again.outcome, again.after) == (change.outcome, None)
 
@@ -172,8 +172,8 @@ def test_how_long_an_answer_is_remembered(timeout: Millis | None, until: int) ->
 def test_a_mark_that_ran_out_is_as_good_as_none() -> None:
     wanted = request(idempotency_key="k")
     [mark] = suspending(running(), wanted).marks
-    old = Mark(mark.key, NOW, mark.doc)
-    change = suspending(running(), replace(wanted, id=UUID(int=99)), Memory({}, {old.key: old}, []))
+    old = DedupRecord(mark.key, NOW, mark.doc)
+    change = suspending(running(), replace(wanted, id=UUID(int=99)), Loaded({}, {old.key: old}, []))
     assert isinstance(change.outcome, NowSuspended)
     assert change.outcome.suspension == UUID(int=99)
 

@@ -78,10 +78,10 @@ def complete(
     )
 
 
-class Chance(Struct, frozen=True):
+class JitterSource(Struct, frozen=True):
     """What a failure brings along to decide the retry: luck for the jitter, a wanted delay."""
 
-    luck: float = 0.0
+    jitter: float = 0.0
     after: Millis | None = None
 
 
@@ -90,7 +90,7 @@ def fail(
     owner: Owner,
     now: Millis,
     failure: Failure,
-    chance: Chance = Chance(),  # noqa: B008 - frozen
+    jitter: JitterSource = JitterSource(),  # noqa: B008 - frozen
 ) -> "Change[RetryScheduled | TerminalFailed]":
     """Ends the attempt in failure: a retry is scheduled if the stored policy allows one."""
     snapshot = present(snapshot)
@@ -102,22 +102,22 @@ def fail(
     if may_retry(
         snapshot.execution.rules.retry_policy, snapshot.life.retries, Category(failure.category)
     ):
-        return _schedule_retry(snapshot, lease, now, failure, chance)
+        return _schedule_retry(snapshot, lease, now, failure, jitter)
     return _end_failed(snapshot, lease, now, failure, Outcome.FAILED)
 
 
 def time_out(
-    snapshot: Snapshot, lease: Lease, now: Millis, luck: float
+    snapshot: Snapshot, lease: Lease, now: Millis, jitter: float
 ) -> "Change[RetryScheduled | TerminalFailed]":
     """The attempt ran too long: a failure of category timeout, and `expired` when it is final."""
     failure = Failure(message="attempt_timeout", category=Category.TIMEOUT)
     if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, Category.TIMEOUT):
-        return _schedule_retry(snapshot, lease, now, failure, Chance(luck))
+        return _schedule_retry(snapshot, lease, now, failure, JitterSource(jitter))
     return _end_failed(snapshot, lease, now, failure, Outcome.EXPIRED)
 
 
 def time_out_owned(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, luck: float
+    snapshot: Snapshot | None, owner: Owner, now: Millis, jitter: float
 ) -> "Change[RetryScheduled | TerminalFailed]":
     """The owner gives up an attempt that ran too long by its own timer, which may be a little ahead
     of the store's clock."""
@@ -129,7 +129,7 @@ def time_out_owned(
         return lease
     if lease.times_out_at is None:
         raise Invalid("this attempt has no timeout")
-    return time_out(snapshot, lease, now, luck)
+    return time_out(snapshot, lease, now, jitter)
 
 
 def delay(
@@ -221,11 +221,11 @@ def _pause(
 
 
 def _schedule_retry(
-    snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure, chance: Chance
+    snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure, jitter: JitterSource
 ) -> "Change[RetryScheduled | TerminalFailed]":
     policy = snapshot.execution.rules.retry_policy or RetryPolicy()
     retries = snapshot.life.retries
-    wait = backoff_delay(policy, retries, chance.luck) if chance.after is None else chance.after
+    wait = backoff_delay(policy, retries, jitter.jitter) if jitter.after is None else jitter.after
     until = Millis(now + wait)
     next = Next(Start.RETRY, lease.attempt + 1, snapshot.execution.rules.attempt_timeout)
     life = replace(

@@ -11,8 +11,8 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Attempt, Ended, Flags, Outcome, Snapshot
 from flowfabric.core.execution.step import Step
-from flowfabric.core.flow.outbox import Chore, chores_of, turned
-from flowfabric.core.wait.model import Heard, Mark, Waitpoint
+from flowfabric.core.flow.outbox import OutboxEntry, chores_of, turned
+from flowfabric.core.wait.model import DedupRecord, ReceivedSignal, Waitpoint
 
 # What an execution may own although its end is written unseen: flows are told by chores, a
 # slot is given back by the very row that goes, reservations are let go after the commit.
@@ -43,14 +43,14 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
     waitpoints: tuple[Waitpoint, ...] = ()
-    signals: tuple[Heard, ...] = ()
+    signals: tuple[ReceivedSignal, ...] = ()
     counted: tuple[tuple[int, UUID], ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[DedupRecord, ...] = ()
     settled: tuple[tuple[UUID, Outcome | None], ...] = ()
-    owed: tuple[Chore, ...] = ()
+    owed: tuple[OutboxEntry, ...] = ()
 
     @property
-    def chores(self) -> tuple[Chore, ...]:
+    def chores(self) -> tuple[OutboxEntry, ...]:
         """All that is owed to flows after this change."""
         return self.owed + chores_of(self.before, self.after)
 
@@ -111,7 +111,7 @@ def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
     )
 
 
-def _between(first: "Change[object]", second: "Change[object]") -> tuple[Chore, ...]:
+def _between(first: "Change[object]", second: "Change[object]") -> tuple[OutboxEntry, ...]:
     """What only shows between the two: one that ended and was replayed owes both."""
     if not (turned(first.before, first.after) and turned(second.before, second.after)):
         return ()

@@ -33,9 +33,9 @@ from flowfabric.core.execution.model import (
     Flags,
     Head,
     Hold,
-    Lapsed,
     Lease,
     Lost,
+    LostLease,
     Next,
     Snapshot,
     Source,
@@ -180,7 +180,7 @@ def lose(
     """Takes the lease away. Whether somebody may take over is decided when somebody does."""
     if snapshot.head.flags & Flags.SPENT:
         return put_back(snapshot, lease)
-    lapsed = Lapsed(
+    lapsed = LostLease(
         index=lease.attempt,
         type=_type_of(snapshot, lease),
         lease_id=lease.id,

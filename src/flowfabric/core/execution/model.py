@@ -124,7 +124,7 @@ class Paused(Struct, frozen=True, omit_defaults=True):
     timeout: Millis | None = None
 
 
-class Lapsed(Struct, frozen=True, omit_defaults=True):
+class LostLease(Struct, frozen=True, omit_defaults=True):
     """The lease that was lost, kept until the attempt that replaces it is recorded."""
 
     index: int
@@ -185,7 +185,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     blocked: str | None = None
     detail: str | None = None
     paused: Paused | None = None
-    lapsed: Lapsed | None = None
+    lapsed: LostLease | None = None
     released: Released | None = None
     failure: Failure | None = None
     cancel_reason: str | None = None

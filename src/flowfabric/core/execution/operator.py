@@ -119,7 +119,7 @@ def cancel_owned(
 
 
 def expire(
-    snapshot: Snapshot | None, now: Millis, luck: float = 0.0
+    snapshot: Snapshot | None, now: Millis, jitter: float = 0.0
 ) -> "Change[Expired | AlreadySatisfied | RetryScheduled]":
     """Ends an execution whose deadline passed, or an attempt that ran too long.
 
@@ -131,7 +131,7 @@ def expire(
         return expire_now(snapshot, now, "execution_deadline")
     match snapshot.state:
         case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
-            return _time_out(snapshot, lease, now, luck)
+            return _time_out(snapshot, lease, now, jitter)
         case _:
             return unchanged(AlreadySatisfied("not_yet_due"))
 
@@ -234,7 +234,7 @@ def unblock(
 
 
 def due(
-    snapshot: Snapshot | None, now: Millis, luck: float, grace: Millis, signal_id: UUID
+    snapshot: Snapshot | None, now: Millis, jitter: float, grace: Millis, signal_id: UUID
 ) -> "Change[object]":
     """Whatever time has made due for this execution. A stale timer changes nothing.
 
@@ -242,7 +242,7 @@ def due(
     """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
-    expired = expire(snapshot, now, luck)
+    expired = expire(snapshot, now, jitter)
     if expired.after is not None:
         return expired
     match snapshot.state:
@@ -271,9 +271,9 @@ def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
 
 
 def _time_out(
-    snapshot: Snapshot, lease: Lease, now: Millis, luck: float
+    snapshot: Snapshot, lease: Lease, now: Millis, jitter: float
 ) -> "Change[Expired | RetryScheduled]":
-    change = owner_rules.time_out(snapshot, lease, now, luck)
+    change = owner_rules.time_out(snapshot, lease, now, jitter)
     answer = change.outcome
     outcome = Expired(snapshot.execution.id) if isinstance(answer, TerminalFailed) else answer
     return Change(outcome, change.before, change.after, change.events, change.attempts)

@@ -80,14 +80,14 @@ def may_retry(policy: RetryPolicy | None, retries: int, category: Category) -> b
     return retries < policy.max_retries
 
 
-def backoff_delay(policy: RetryPolicy, retries: int, chance: float) -> Millis:
+def backoff_delay(policy: RetryPolicy, retries: int, jitter: float) -> Millis:
     """How long to wait before the next attempt, `retries` being those before this failure.
 
-    `chance` is a uniform number in [0, 1); with jitter it shortens the delay by up to a half.
+    `jitter` is a uniform number in [0, 1); with jitter it shortens the delay by up to a half.
     """
     backoff = policy.backoff
     delay = _full_delay(backoff, retries)
-    return Millis(int(delay * (0.5 + chance / 2)) if backoff.jitter else int(delay))
+    return Millis(int(delay * (0.5 + jitter / 2)) if backoff.jitter else int(delay))
 
 
 def _full_delay(backoff: Backoff, retries: int) -> float:

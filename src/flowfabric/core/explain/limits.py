@@ -8,7 +8,7 @@ from flowfabric.core.execution.model import Next, Start
 from flowfabric.core.explain.reasons import FEW, Code, Place, Reason, before_it, listed, number
 from flowfabric.core.limit.budget import Budget, Exhausted, chain, exhausted
 from flowfabric.core.limit.quota import Rate, Use, Uses, queue_of
-from flowfabric.core.limit.release import ALL, Full, Key, Room, Standing, UsedUp, one_key
+from flowfabric.core.limit.release import ALL, Full, Key, QuotaView, Room, UsedUp, one_key
 
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
@@ -48,7 +48,7 @@ def _budget_reason(budget: Budget, spent: Exhausted, *, own: bool) -> Reason:
 def limit_reasons(
     uses: Uses,
     next: Next,
-    standing: Standing,
+    standing: QuotaView,
     now: Millis,
     *,
     holders: Mapping[Key, Sequence[ExecutionId]],
@@ -163,7 +163,7 @@ def _line_reason(uses: Uses, place: Place, *, open: bool, untaken: str | None) -
     return Reason(code=Code.IN_LINE, text=text, detail=detail)
 
 
-def queues_of(full: Full, standing: Standing) -> list[int]:
+def queues_of(full: Full, standing: QuotaView) -> list[int]:
     """The queues whose slots fill a limit."""
     return [
         queue_of(uses)

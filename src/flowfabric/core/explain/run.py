@@ -46,9 +46,9 @@ from flowfabric.core.flow.join import AllOf, AnyOf, Join, JoinState
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.core.limit.lane import Lane, LaneState, begins
-from flowfabric.core.limit.release import Key, Standing
+from flowfabric.core.limit.release import Key, QuotaView
 
-NOTHING = Standing(quotas={}, lines=())
+NOTHING = QuotaView(quotas={}, lines=())
 
 
 class Upstream(Struct, frozen=True):
@@ -73,7 +73,7 @@ class Around(Struct, frozen=True, kw_only=True):
     workers: Sequence[Presence] = ()
     budgets: dict[str, Budget] = field(default_factory=dict)
     budget_names: tuple[str, ...] = ()
-    standing: Standing = NOTHING
+    standing: QuotaView = NOTHING
     holders: dict[Key, Sequence[ExecutionId]] = field(default_factory=dict)
     in_queue: Place | None = None
     in_lane: Place | None = None

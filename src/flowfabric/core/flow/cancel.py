@@ -9,7 +9,7 @@ from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.flow.model import Cancellation, CancelPolicy, Flow, FlowChange, FlowState
-from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 
 PARENT_ENDED = "parent_ended"
 """Why a flow is cancelled whose run ended without success."""
@@ -26,12 +26,12 @@ def takes_members_along(flow: Flow) -> bool:
     return flow.cancel is not None and flow.cancel.policy is not CancelPolicy.FLOW_ONLY
 
 
-def cancel_chores(flow: Flow, *, held: bool) -> tuple[Chore, ...]:
+def cancel_chores(flow: Flow, *, held: bool) -> tuple[OutboxEntry, ...]:
     """Cancel the members; and let those go that are left, when nobody can seal the flow now."""
     if flow.cancel is None or not flow.nodes:
         return ()
-    kinds = [ChoreKind.CANCEL] * takes_members_along(flow) + [ChoreKind.RELEASE] * held
-    return tuple(Chore(flow.id, flow.id, flow.version, kind) for kind in kinds)
+    kinds = [OutboxKind.CANCEL] * takes_members_along(flow) + [OutboxKind.RELEASE] * held
+    return tuple(OutboxEntry(flow.id, flow.id, flow.version, kind) for kind in kinds)
 
 
 def announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:

@@ -20,7 +20,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Ended, Snapshot
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.flow.join import Edge
-from flowfabric.core.flow.outbox import Chore, ChoreKind, is_spared
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind, is_spared
 
 SPARED = "spared"
 MISSING = "missing"
@@ -100,8 +100,8 @@ class FlowChange(Struct, frozen=True):
     edges: tuple[Edge, ...] = ()
     changes: tuple[Change[object], ...] = ()
     guards: tuple[Snapshot, ...] = ()
-    owed: tuple[Chore, ...] = ()
-    done: tuple[Chore, ...] = ()
+    owed: tuple[OutboxEntry, ...] = ()
+    done: tuple[OutboxEntry, ...] = ()
 
 
 def check_parent(parent: object) -> Parent:
@@ -131,7 +131,7 @@ def changed(flow: Flow, now: Millis, **members: object) -> Flow:
 
 
 def count_chores(
-    flow: Flow, chores: tuple[Chore, ...], now: Millis, missing: int | None = None
+    flow: Flow, chores: tuple[OutboxEntry, ...], now: Millis, missing: int | None = None
 ) -> FlowChange:
     """The flow after endings (and replays, which take one back) were counted, once each. `missing`
     are members of a cancelled flow that nobody has written: they will never end, so they count as
@@ -141,7 +141,7 @@ def count_chores(
         if chore.outcome is None:
             continue
         name = _name(chore.outcome, spared=chore.spared)
-        step = {ChoreKind.ENDED: 1, ChoreKind.REPLAYED: -1}.get(chore.kind, 0)
+        step = {OutboxKind.ENDED: 1, OutboxKind.REPLAYED: -1}.get(chore.kind, 0)
         ended[name] = ended.get(name, 0) + step
     if missing is not None:
         ended[MISSING] = missing
@@ -150,9 +150,9 @@ def count_chores(
         ended[MISSING] = max(0, min(ended[MISSING], flow.nodes - there))
     counted = {name: number for name, number in ended.items() if number}
     after = changed(flow, now, ended=counted)
-    owed: tuple[Chore, ...] = ()
+    owed: tuple[OutboxEntry, ...] = ()
     if after.parent is not None and after.ended_at is not None and flow.ended_at is None:
-        owed = (Chore(flow.id, flow.id, after.version, ChoreKind.TELL),)
+        owed = (OutboxEntry(flow.id, flow.id, after.version, OutboxKind.TELL),)
     return FlowChange(flow, after, owed=owed, done=chores)
 
 

@@ -13,7 +13,7 @@ SIBLING = "sibling_"
 """How the reason of a cancel begins that a join has asked for."""
 
 
-class ChoreKind(IntEnum):
+class OutboxKind(IntEnum):
     """ENDED: settle the edges of a member that ended, and count it. REPLAYED: it did not end after
     all. SIBLINGS: cancel the upstreams of a join that has fired. CANCEL: cancel members of a
     cancelled flow. TELL: tell the run that waits for the flow. RELEASE: let members of a sealed
@@ -29,7 +29,7 @@ class ChoreKind(IntEnum):
     ORPHANED = 7
 
 
-class Chore(Struct, frozen=True):
+class OutboxEntry(Struct, frozen=True):
     """`id` is a member, the flow itself or the run that started it; `number` (a version) tells
     repetitions apart. `spared` marks an ending that is no failure of the flow: a loser of a race
     that was cancelled."""
@@ -37,12 +37,12 @@ class Chore(Struct, frozen=True):
     flow: UUID
     id: UUID
     number: int
-    kind: ChoreKind
+    kind: OutboxKind
     outcome: Outcome | None = None
     spared: bool = False
 
 
-def chores_of(before: Snapshot | None, after: Snapshot | None) -> tuple[Chore, ...]:
+def chores_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:
     """What a change of an execution owes to flows, because it ended or was replayed."""
     if before is None or after is None or not turned(before, after):
         return ()
@@ -58,7 +58,7 @@ def turned(before: Snapshot | None, after: Snapshot | None) -> bool:
     return isinstance(before.state, Ended) is not isinstance(after.state, Ended)
 
 
-def _owed_to_own(before: Snapshot, after: Snapshot) -> Chore | None:
+def _owed_to_own(before: Snapshot, after: Snapshot) -> OutboxEntry | None:
     """What a member owes to its flow: an ending is settled, a replay takes it back."""
     flow = after.execution.flow
     if flow is None or not after.head.flags & Flags.FLOW:
@@ -66,20 +66,20 @@ def _owed_to_own(before: Snapshot, after: Snapshot) -> Chore | None:
     id, number = after.execution.uuid, after.head.version
     match before.state, after.state:
         case (_, Ended(outcome=outcome)):
-            return Chore(flow, id, number, ChoreKind.ENDED, outcome, is_spared(after))
+            return OutboxEntry(flow, id, number, OutboxKind.ENDED, outcome, is_spared(after))
         case (Ended(outcome=outcome), _):
-            return Chore(flow, id, number, ChoreKind.REPLAYED, outcome, is_spared(before))
+            return OutboxEntry(flow, id, number, OutboxKind.REPLAYED, outcome, is_spared(before))
         case _:
             return None
 
 
-def _orphaned(after: Snapshot) -> tuple[Chore, ...]:
+def _orphaned(after: Snapshot) -> tuple[OutboxEntry, ...]:
     """Flows go on after the success of the run that started them, and only then."""
     match after.state:
         case Ended(outcome=outcome) if outcome is not Outcome.SUCCESS:
             id, number = after.execution.uuid, after.head.version
-            kind = ChoreKind.ORPHANED
-            return tuple(Chore(flow, id, number, kind) for flow in after.life.flows)
+            kind = OutboxKind.ORPHANED
+            return tuple(OutboxEntry(flow, id, number, kind) for flow in after.life.flows)
         case _:
             return ()
 

@@ -25,8 +25,8 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.status import vector
 from flowfabric.core.flow.join import Join, JoinState, count, evaluate
-from flowfabric.core.flow.outbox import SIBLING, Chore, ChoreKind
-from flowfabric.core.wait.model import Ask, Memory
+from flowfabric.core.flow.outbox import SIBLING, OutboxEntry, OutboxKind
+from flowfabric.core.wait.model import Loaded, Needs
 
 IMPOSSIBLE = "dependency_impossible"
 WAIT_CHILDREN = "wait_children"
@@ -49,14 +49,14 @@ class Settled(Struct, frozen=True):
     join: Join | None
 
 
-def ask_to_settle(snapshot: Snapshot | None, settlements: tuple[Settlement, ...]) -> Ask | None:
+def ask_to_settle(snapshot: Snapshot | None, settlements: tuple[Settlement, ...]) -> Needs | None:
     if snapshot is None:
         return None
-    return Ask(snapshot.execution.uuid, edges=tuple(told[0] for told in settlements))
+    return Needs(snapshot.execution.uuid, edges=tuple(told[0] for told in settlements))
 
 
 def settle(
-    snapshot: Snapshot | None, now: Millis, settlements: tuple[Settlement, ...], memory: Memory
+    snapshot: Snapshot | None, now: Millis, settlements: tuple[Settlement, ...], memory: Loaded
 ) -> "Change[Settled]":
     """Counts endings of upstreams, each edge once however often it is told. If that fires the
     join the execution passes the door, or is skipped in the same change."""
@@ -116,7 +116,7 @@ def wait_children(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Chan
     )
 
 
-def _is_open(memory: Memory, told: Settlement, snapshot: Snapshot) -> bool:
+def _is_open(memory: Loaded, told: Settlement, snapshot: Snapshot) -> bool:
     known, join = memory.edges.get(told.edge), snapshot.life.join
     if known is None or join is None or known.outcome is not None:
         return False
@@ -146,9 +146,9 @@ def _skip(snapshot: Snapshot, life: Life, now: Millis) -> "Change[Settled]":
     return end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, IMPOSSIBLE)
 
 
-def siblings(after: Snapshot | None, join: Join) -> tuple[Chore, ...]:
+def siblings(after: Snapshot | None, join: Join) -> tuple[OutboxEntry, ...]:
     """What a join owes that has just fired: the cancel of those that still run."""
     if after is None or after.execution.flow is None or not join.cancels_rest:
         return ()
     id, number = after.execution.uuid, after.head.version
-    return (Chore(after.execution.flow, id, number, ChoreKind.SIBLINGS),)
+    return (OutboxEntry(after.execution.flow, id, number, OutboxKind.SIBLINGS),)

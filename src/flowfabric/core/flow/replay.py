@@ -25,7 +25,7 @@ from flowfabric.core.execution.status import vector
 from flowfabric.core.flow.join import EdgeState, Join, JoinState, count, evaluate, satisfies
 from flowfabric.core.flow.outbox import is_spared
 from flowfabric.core.flow.progress import sibling_reason
-from flowfabric.core.wait.model import Ask, Memory
+from flowfabric.core.wait.model import Loaded, Needs
 
 _LOST_RACE = sibling_reason(Join(state=JoinState.IMPOSSIBLE))
 
@@ -73,21 +73,21 @@ def plan_replay(members: Mapping[UUID, Snapshot], edges: Iterable[EdgeState]) ->
     return ReplayPlan(again, {each.execution.uuid: each.life.replays for each in again}, members)
 
 
-def ask_to_replay(snapshot: Snapshot | None) -> Ask | None:
+def ask_to_replay(snapshot: Snapshot | None) -> Needs | None:
     """Incoming edges, where a replay must wait for some of them again."""
     if snapshot is None or not _is_hopeless(snapshot):
         return None
-    return Ask(snapshot.execution.uuid, incoming=True)
+    return Needs(snapshot.execution.uuid, incoming=True)
 
 
-def ask_to_replay_planned(snapshot: Snapshot | None) -> Ask | None:
+def ask_to_replay_planned(snapshot: Snapshot | None) -> Needs | None:
     if snapshot is None or snapshot.life.join is None:
         return None
-    return Ask(snapshot.execution.uuid, incoming=True)
+    return Needs(snapshot.execution.uuid, incoming=True)
 
 
 def replay_member(
-    snapshot: Snapshot | None, now: Millis, memory: Memory, upstreams: Mapping[UUID, Snapshot]
+    snapshot: Snapshot | None, now: Millis, memory: Loaded, upstreams: Mapping[UUID, Snapshot]
 ) -> "Change[Replayed]":
     """Runs one ended member again. One whose join had become impossible waits for the upstreams
     that have not ended as it needs, also if it was cancelled or expired before that."""
@@ -98,7 +98,7 @@ def replay_member(
 
 
 def replay_planned(
-    snapshot: Snapshot | None, now: Millis, memory: Memory, plan: ReplayPlan
+    snapshot: Snapshot | None, now: Millis, memory: Loaded, plan: ReplayPlan
 ) -> "Change[Replayed | None]":
     """Runs a member of the plan again, unless another caller has done so since."""
     snapshot = present(snapshot)

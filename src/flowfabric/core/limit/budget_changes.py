@@ -16,7 +16,7 @@ from flowfabric.core.limit.budget import (
     new_period,
 )
 from flowfabric.core.limit.spend import (
-    Books,
+    BudgetLedger,
     Created,
     Expense,
     Known,
@@ -28,14 +28,14 @@ from flowfabric.core.limit.spend import (
 )
 
 
-def turn_over(books: Books, now: Millis) -> None:
+def turn_over(books: BudgetLedger, now: Millis) -> None:
     """Brings every budget into the period of `now`, before anything is decided on it."""
     for budget in list(books.budgets.values()):
         if (turned := current(budget, now)) is not budget:
             books.put(turned)
 
 
-def reset(books: Books, name: str, now: Millis) -> Reset:
+def reset(books: BudgetLedger, name: str, now: Millis) -> Reset:
     """Begins a new period. The rhythm of scheduled resets stays."""
     budget = books.budgets.get(name)
     if budget is None:
@@ -44,7 +44,7 @@ def reset(books: Books, name: str, now: Millis) -> Reset:
     return Reset(books.budgets[name].next_reset_at)
 
 
-def create(books: Books, budget: Budget, now: Millis) -> Created | Known:
+def create(books: BudgetLedger, budget: Budget, now: Millis) -> Created | Known:
     """A new budget. One that is there stays as it is."""
     check_budget(budget)
     if budget.name in books.budgets:
@@ -56,7 +56,7 @@ def create(books: Books, budget: Budget, now: Millis) -> Created | Known:
     return Created(budget.name)
 
 
-def define(books: Books, budget: Budget, now: Millis) -> Created | Known:
+def define(books: BudgetLedger, budget: Budget, now: Millis) -> Created | Known:
     """A budget as it should be: new, or with a new definition and what was spent so far."""
     old = books.budgets.get(budget.name)
     if old is None:
@@ -68,7 +68,9 @@ def define(books: Books, budget: Budget, now: Millis) -> Created | Known:
     return Known(budget.name)
 
 
-def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key: str) -> int:
+def grant(
+    books: BudgetLedger, name: str, dimension: str, amount: int, now: Millis, key: str
+) -> int:
     """Allows more until the next reset, as an approval of a soft limit does; the soft limit now.
     The same key grants once."""
     budget = books.budgets.get(name)
@@ -86,7 +88,7 @@ def grant(books: Books, name: str, dimension: str, amount: int, now: Millis, key
     return budget.soft(dimension) or 0
 
 
-def remove(books: Books, name: str) -> bool:
+def remove(books: BudgetLedger, name: str) -> bool:
     """Deletes a budget; False when there was none. Whoever was limited by it no longer is."""
     budget = books.budgets.get(name)
     if budget is None:
@@ -118,13 +120,13 @@ def _redefined(old: Budget, new: Budget, now: Millis) -> Budget:
     return replace(kept, next_reset_at=following_reset(replace(kept, next_reset_at=None), now))
 
 
-def _count_part(books: Books, parent: str, more: int) -> None:
+def _count_part(books: BudgetLedger, parent: str, more: int) -> None:
     """The parent knows how many are part of it, so that it is not deleted below a new one."""
     budget = books.budgets[parent]
     books.put(replace(budget, parts=budget.parts + more))
 
 
-def _check_depth(books: Books, budget: Budget) -> None:
+def _check_depth(books: BudgetLedger, budget: Budget) -> None:
     upper = chain(books.budgets, [budget.parent or ""])
     if len(upper) >= MAX_DEPTH:
         raise Invalid(f"budgets are nested at most {MAX_DEPTH} deep")

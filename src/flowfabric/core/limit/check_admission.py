@@ -23,7 +23,7 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.limit.quota import queue_of
-from flowfabric.core.limit.release import Candidate, Release, Room, Standing, release
+from flowfabric.core.limit.release import Candidate, QuotaView, Release, Room, release
 
 
 class Admitted(Struct, frozen=True):
@@ -69,7 +69,7 @@ def has_room(snapshot: Snapshot, quota: str) -> bool:
 
 
 def admit_one(
-    snapshot: Snapshot, quota: str, standing: Standing, now: Millis
+    snapshot: Snapshot, quota: str, standing: QuotaView, now: Millis
 ) -> Release | Refused | None:
     """The release of this very execution, or why there is none; None when its line is not among
     what was loaded, because it has gone on meanwhile."""

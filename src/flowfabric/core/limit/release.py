@@ -55,7 +55,7 @@ class Line(Struct, frozen=True):
     waiting: Sequence[Candidate]
 
 
-class Standing(Struct, frozen=True):
+class QuotaView(Struct, frozen=True):
     """What a release decides on. `quotas` are all those the lines use, as far as they exist; `held`
     is how many slots each combination of uses has; `admitted` the windows of rates; `served` the
     latest turn of each quota."""
@@ -123,7 +123,7 @@ def one_key(key: str) -> str:
     return f"={key}"
 
 
-def release(standing: Standing, now: Millis, most: int) -> Release:
+def release(standing: QuotaView, now: Millis, most: int) -> Release:
     """As many as there is room for, `most` at most, one of each line in turn."""
     room = Room(standing, now)
     lines = [_Served(line, room.need(line.uses)) for line in standing.lines if line.waiting]
@@ -169,14 +169,14 @@ def forgotten_at(now: Millis) -> Millis:
     return Millis(now - AHEAD)
 
 
-def _latest(standing: Standing) -> int:
+def _latest(standing: QuotaView) -> int:
     """The turn all new ones are after: of those served before, and of the moments at which the
     limits were other ones."""
     turns = [*standing.served.values(), *(q.since * TURNS for q in standing.quotas.values())]
     return max(turns, default=0)
 
 
-def limits_since(quota: Quota, standing: Standing, now: Millis) -> Quota:
+def limits_since(quota: Quota, standing: QuotaView, now: Millis) -> Quota:
     """New limits of a quota: from the moment on after everybody was let through under others."""
     latest = standing.served.get(quota.name, 0) // TURNS
     return replace(quota, since=Millis(max(now, latest)))
@@ -264,7 +264,7 @@ class _Served:
 class Room:
     """What is left of the quotas' limits."""
 
-    def __init__(self, standing: Standing, now: Millis) -> None:
+    def __init__(self, standing: QuotaView, now: Millis) -> None:
         self._quotas = standing.quotas
         self._admitted = standing.admitted
         self._now = now

@@ -1,7 +1,7 @@
 """Spending: what is charged to budgets, set aside, given back and reset.
 
 Every rule looks at all budgets it concerns before it changes any: a refusal counts nothing. Rules
-of one batch are decided one after the other on the same `Books` and written as one change.
+of one batch are decided one after the other on the same `BudgetLedger` and written as one change.
 """
 
 from collections.abc import Iterable, Mapping
@@ -107,7 +107,7 @@ class Charge(Document, frozen=True, kw_only=True):
     stale: bool = False
 
 
-class Books(Struct):
+class BudgetLedger(Struct):
     """What is known of the budgets a batch concerns: as it was read, with what was posted since.
     `changed` are the versions to compare, `made` the reservations of this batch; the rest is what
     to write."""
@@ -179,7 +179,7 @@ class Expense(Struct, frozen=True):
     epoch: int | None = None
 
 
-def spend(books: Books, asked: Expense, now: Millis) -> Charged | AlreadyApplied:
+def spend(books: BudgetLedger, asked: Expense, now: Millis) -> Charged | AlreadyApplied:
     """Counts an amount, or refuses it whole. A refusal is not remembered: nothing was applied, so
     the same key may try again later."""
     if (known := repeated(books, asked, now)) is not None:
@@ -201,7 +201,7 @@ def spend(books: Books, asked: Expense, now: Millis) -> Charged | AlreadyApplied
 
 
 def reserve(
-    books: Books, asked: Expense, reservation: UUID, epoch: int, now: Millis
+    books: BudgetLedger, asked: Expense, reservation: UUID, epoch: int, now: Millis
 ) -> Reserved | HardBreach:
     """Sets an estimate aside, so that nobody else spends it. Repeating it changes nothing, unless
     the first time was under a lease that is gone: then it is made anew."""
@@ -235,7 +235,7 @@ def reserve(
 
 
 def settle(
-    books: Books, asked: Expense, reservation: UUID, now: Millis
+    books: BudgetLedger, asked: Expense, reservation: UUID, now: Millis
 ) -> Counted | AlreadyApplied:
     """Counts what was really consumed in place of what was set aside. What does not fit was
     consumed all the same: it is counted up to the limit, and kept apart beyond it."""
@@ -254,7 +254,7 @@ def settle(
     return outcome
 
 
-def drop(books: Books, reservation: UUID, now: Millis) -> bool:
+def drop(books: BudgetLedger, reservation: UUID, now: Millis) -> bool:
     """Gives back what was set aside; False when it was given back before."""
     found = books.reservations.get(reservation)
     if found is None:
@@ -267,7 +267,9 @@ def drop(books: Books, reservation: UUID, now: Millis) -> bool:
     return True
 
 
-def _drop_earlier(books: Books, execution: UUID | None, epoch: int | None, now: Millis) -> None:
+def _drop_earlier(
+    books: BudgetLedger, execution: UUID | None, epoch: int | None, now: Millis
+) -> None:
     """Gives back what leases of this execution that are gone have set aside: whoever took it over
     must not be refused because of what it could not settle."""
     for found in list(books.reservations.values()) if epoch is not None else ():
@@ -276,7 +278,7 @@ def _drop_earlier(books: Books, execution: UUID | None, epoch: int | None, now: 
             drop(books, found.id, now)
 
 
-def release(books: Books, name: str, execution: UUID, now: Millis) -> Amounts:
+def release(books: BudgetLedger, name: str, execution: UUID, now: Millis) -> Amounts:
     """Takes back what an execution spent of a budget in the current period, and of all it is part
     of; twice is once. What was spent before a reset is gone already."""
     first, *upper = chain(books.budgets, [name])
@@ -301,7 +303,7 @@ def budgets_left(reservation: Reservation, known: Mapping[str, Budget]) -> list[
     ]
 
 
-def repeated(books: Books, asked: Expense, now: Millis) -> AlreadyApplied | None:
+def repeated(books: BudgetLedger, asked: Expense, now: Millis) -> AlreadyApplied | None:
     if asked.key is None:
         return None
     for name in asked.budgets:
@@ -311,7 +313,7 @@ def repeated(books: Books, asked: Expense, now: Millis) -> AlreadyApplied | None
     return None
 
 
-def _wanted(books: Books, asked: Expense) -> tuple[str, ...]:
+def _wanted(books: BudgetLedger, asked: Expense) -> tuple[str, ...]:
     """The budgets to charge; NotFound for one that is unknown, before anything changes."""
     names = asked.budgets
     if asked.attached:
@@ -332,7 +334,7 @@ def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
     return None
 
 
-def _mark(books: Books, budget: Budget, dimension: str, now: Millis) -> None:
+def _mark(books: BudgetLedger, budget: Budget, dimension: str, now: Millis) -> None:
     books.put(
         replace(
             budget,
@@ -344,7 +346,9 @@ def _mark(books: Books, budget: Budget, dimension: str, now: Millis) -> None:
     )
 
 
-def _count(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Spent | SoftBreach:
+def _count(
+    books: BudgetLedger, budget: Budget, amounts: Amounts, now: Millis
+) -> Spent | SoftBreach:
     used = plus(budget.used, amounts)
     after = replace(budget, used=used, updated_at=now)
     breach = _soft_breach(after, amounts)
@@ -354,7 +358,7 @@ def _count(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Spent
     return breach or Spent()
 
 
-def _count_bounded(books: Books, budget: Budget, amounts: Amounts, now: Millis) -> Counted:
+def _count_bounded(books: BudgetLedger, budget: Budget, amounts: Amounts, now: Millis) -> Counted:
     """As `_count`, for what was consumed whether it fits or not."""
     fits: Amounts = {}
     over: list[Overrun] = []
@@ -389,7 +393,7 @@ def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
 
 
 def _enter(
-    books: Books, budgets: Iterable[Budget], execution: UUID | None, amounts: Amounts
+    books: BudgetLedger, budgets: Iterable[Budget], execution: UUID | None, amounts: Amounts
 ) -> None:
     """Notes in the ledgers what an execution spent: what was really counted, and when."""
     if execution is None:
@@ -410,7 +414,7 @@ def _enter(
 
 
 def _take_back(
-    books: Books, budget: Budget, execution: UUID, amounts: Amounts, now: Millis
+    books: BudgetLedger, budget: Budget, execution: UUID, amounts: Amounts, now: Millis
 ) -> None:
     key = (budget.name, execution)
     entry = books.ledgers.get(key)
@@ -425,7 +429,7 @@ def _take_back(
     books.put_ledger(key, replace(entry, amounts=left) if left else None)
 
 
-def remember(books: Books, asked: Expense, outcome: Counted, now: Millis) -> None:
+def remember(books: BudgetLedger, asked: Expense, outcome: Counted, now: Millis) -> None:
     if asked.key is None:
         return
     until = Millis(now + REMEMBERED)

@@ -14,7 +14,7 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.explain.serving import serving
 from flowfabric.core.limit.lane import BEGINS, Lane, LaneState
 from flowfabric.core.limit.quota import Uses
-from flowfabric.core.limit.release import Room, Standing
+from flowfabric.core.limit.release import QuotaView, Room
 
 KEEPS_SLOT = Millis(5_000)
 """How long one that nobody can take keeps its slot from others."""
@@ -79,7 +79,7 @@ def yields_slot(snapshot: Snapshot, lane: Lane, closed: Unclaimable, now: Millis
     return now - since >= KEEPS_SLOT
 
 
-def in_the_way(holder: Uses, standing: Standing, now: Millis) -> bool:
+def in_the_way(holder: Uses, standing: QuotaView, now: Millis) -> bool:
     """Whether a slot of the holder is one that somebody who waits has too few of."""
     room = Room(standing, now)
     own = {(use.quota, use.key) for use in holder}

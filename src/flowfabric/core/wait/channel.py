@@ -27,7 +27,7 @@ from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Ended, Flags, Snapshot
 from flowfabric.core.wait.match import mark_key
-from flowfabric.core.wait.model import NO_WAITS, Ask, Mark, Memory, Pending, Waitpoint
+from flowfabric.core.wait.model import NO_WAITS, DedupRecord, Loaded, Needs, Pending, Waitpoint
 from flowfabric.core.wait.signal import (
     Accepted,
     Delivery,
@@ -55,7 +55,7 @@ def open_waitpoints(snapshot: Snapshot, key: str, now: Millis) -> list[Pending]:
     return [p for p in (*waits.active, *pending) if p.key == key]
 
 
-def ask_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> Ask | None:
+def ask_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> Needs | None:
     """About every waitpoint that may have the name by the time the signal is decided: others that
     are decided before it may open and close some."""
     if snapshot is None:
@@ -65,7 +65,7 @@ def ask_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> Ask
     targets = tuple({*named, channel_id(snapshot, name)})
     asks = [ask_to_deliver(snapshot, replace(delivery, waitpoint=each)) for each in targets]
     marks = {mark for ask in asks if ask is not None for mark in ask.marks}
-    return Ask(
+    return Needs(
         execution=snapshot.execution.uuid,
         waitpoints=targets,
         marks=(
@@ -82,7 +82,7 @@ def send(
     name: str,
     delivery: Delivery,
     kid: str | None,
-    memory: Memory,
+    memory: Loaded,
 ) -> "Change[Accepted | DuplicateSignal]":
     """Delivers a signal to whatever waits for that name, now or later."""
     snapshot = present(snapshot)
@@ -103,7 +103,7 @@ def send(
 
 
 def decide(
-    snapshot: Snapshot | None, now: Millis, name: str, delivery: Delivery, memory: Memory
+    snapshot: Snapshot | None, now: Millis, name: str, delivery: Delivery, memory: Loaded
 ) -> "Change[Accepted | DuplicateSignal]":
     """Delivers an approver's decision to the approval of that name, which must have been asked
     for."""
@@ -125,7 +125,7 @@ def decide(
 
 
 def decide_at(
-    snapshot: Snapshot | None, now: Millis, delivery: Delivery, memory: Memory
+    snapshot: Snapshot | None, now: Millis, delivery: Delivery, memory: Loaded
 ) -> "Change[Accepted | DuplicateSignal]":
     """The same at the waitpoint that the delivery names."""
     waitpoint = memory.waitpoints.get(delivery.waitpoint)
@@ -145,7 +145,7 @@ def _sent_keys(snapshot: Snapshot, name: str, delivery: Delivery) -> tuple[bytes
 
 
 def _sent_before(
-    snapshot: Snapshot, now: Millis, name: str, delivery: Delivery, memory: Memory
+    snapshot: Snapshot, now: Millis, name: str, delivery: Delivery, memory: Loaded
 ) -> UUID | None:
     for key in _sent_keys(snapshot, name, delivery):
         mark = memory.marks.get(key)
@@ -166,7 +166,7 @@ def _remembering(
     seen = change.outcome.signal.bytes
     untils = (None, Millis(now + delivery.dedup_ttl))
     keys = _sent_keys(snapshot, name, delivery)
-    marks = (Mark(key, until, seen) for key, until in zip(keys, untils, strict=False))
+    marks = (DedupRecord(key, until, seen) for key, until in zip(keys, untils, strict=False))
     return replace(change, marks=(*change.marks, *marks))
 
 
@@ -181,11 +181,11 @@ def _channel(snapshot: Snapshot, now: Millis, name: str, kid: str) -> Waitpoint:
 
 
 def _deliver_to_new(
-    snapshot: Snapshot, now: Millis, channel: Waitpoint, delivery: Delivery, memory: Memory
+    snapshot: Snapshot, now: Millis, channel: Waitpoint, delivery: Delivery, memory: Loaded
 ) -> "Change[Accepted | DuplicateSignal]":
     """In a memory of its own: when the delivery is refused, the channel was never made."""
     known = {**memory.waitpoints, channel.id: channel}
-    richer = Memory(known, memory.marks, memory.signals)
+    richer = Loaded(known, memory.marks, memory.signals)
     change = deliver(_with_channel(snapshot, channel), now, delivery, None, richer)
     return replace(change, before=snapshot, waitpoints=(channel,))
 
@@ -196,7 +196,7 @@ def _addressed(snapshot: Snapshot, now: Millis, name: str, delivery: Delivery) -
     return replace(delivery, waitpoint=target)
 
 
-def _open_approval(snapshot: Snapshot, now: Millis, name: str, memory: Memory) -> UUID | None:
+def _open_approval(snapshot: Snapshot, now: Millis, name: str, memory: Loaded) -> UUID | None:
     """The open approval of that name, whatever else is called so."""
     for pending in open_waitpoints(snapshot, name, now):
         waitpoint = memory.waitpoints.get(pending.id)
@@ -228,11 +228,13 @@ def _deciding(
         return change
     about = None if waitpoint.terms is None else waitpoint.terms.about
     decided = _Decided(change.outcome.signal, delivery.name, about)
-    mark = Mark(_decided_key(snapshot, waitpoint.key, delivery), doc=msgspec.json.encode(decided))
+    mark = DedupRecord(
+        _decided_key(snapshot, waitpoint.key, delivery), doc=msgspec.json.encode(decided)
+    )
     return replace(change, marks=(*change.marks, mark))
 
 
-def _decided(snapshot: Snapshot, name: str, delivery: Delivery, memory: Memory) -> UUID | None:
+def _decided(snapshot: Snapshot, name: str, delivery: Delivery, memory: Loaded) -> UUID | None:
     """The signal with which this approver decided the same, when no approval of the name is open:
     the decision that ended it is asked for again by whoever never saw the answer."""
     mark = memory.marks.get(_decided_key(snapshot, name, delivery))

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.wait.condition import Sound, hear, read_condition
-from flowfabric.core.wait.model import Arm, Effect, Mark, Pending, Signal, Suspension
+from flowfabric.core.wait.model import Arm, DedupRecord, Effect, Pending, Signal, Suspension
 
 _COUNTS = frozenset({Effect.SATISFIED, Effect.APPENDED})
 _STRENGTH = (
@@ -33,7 +33,7 @@ class Listened(Struct, frozen=True):
     effect: Effect
     satisfied: tuple[int, ...]
     counts: bool
-    marks: tuple[Mark, ...]
+    marks: tuple[DedupRecord, ...]
 
 
 class Sourced(Struct, frozen=True, array_like=True):
@@ -60,7 +60,7 @@ def source_key(signal: Signal) -> bytes:
     return mark_key("source", signal.source_type, signal.source)
 
 
-def listen(suspension: Suspension, signal: Signal, sourced: Mark | None) -> Listened:
+def listen(suspension: Suspension, signal: Signal, sourced: DedupRecord | None) -> Listened:
     """Lets every arm that binds the signal's waitpoint hear it; where waitpoints outlast the wait,
     a signal counts for the first arm only that can use it."""
     known = 0 if sourced is None else _read(sourced).mask(suspension.id)
@@ -99,10 +99,10 @@ def _hearing(bound: Pending, signal: Signal) -> Pending:
     return replace(bound, heard=signal.number) if bound.id == signal.waitpoint else bound
 
 
-def _sourced(suspension: UUID, signal: Signal, mask: int) -> Mark:
+def _sourced(suspension: UUID, signal: Signal, mask: int) -> DedupRecord:
     doc = msgspec.json.encode(Sourced(suspension, f"{mask:x}"))
-    return Mark(source_key(signal), doc=doc)
+    return DedupRecord(source_key(signal), doc=doc)
 
 
-def _read(mark: Mark) -> Sourced:
+def _read(mark: DedupRecord) -> Sourced:
     return msgspec.json.decode(mark.doc, type=Sourced)

@@ -104,14 +104,14 @@ class Signal(Struct, frozen=True, omit_defaults=True):
     effect: str = ""
 
 
-class Heard(Struct, frozen=True):
+class ReceivedSignal(Struct, frozen=True):
     """A signal row and the suspension it counted for (None: for none so far)."""
 
     signal: Signal
     suspension: UUID | None = None
 
 
-class Mark(Struct, frozen=True):
+class DedupRecord(Struct, frozen=True):
     """Something that was seen: an idempotency key, a signal id, a source that counted already.
 
     `key` is a digest of what was seen; a mark whose `until` has passed is as good as none.
@@ -125,17 +125,17 @@ class Mark(Struct, frozen=True):
         return self.until is None or self.until > now
 
 
-class Memory(Struct):
+class Loaded(Struct):
     """What a rule about waits may need beside the execution itself: of everything that was asked
     for, that which exists."""
 
     waitpoints: dict[UUID, Waitpoint]
-    marks: dict[bytes, Mark]
-    signals: list[Heard]
+    marks: dict[bytes, DedupRecord]
+    signals: list[ReceivedSignal]
     edges: dict[UUID, EdgeState] = field(default_factory=dict)
 
 
-class Ask(Struct, frozen=True):
+class Needs(Struct, frozen=True):
     """What a rule needs to remember about one execution.
 
     `buffered` are waitpoints with the number of the last signal that is not wanted any more; with

@@ -31,8 +31,8 @@ from flowfabric.core.wait.model import (
     Arm,
     Behaviour,
     Closed,
-    Heard,
     Pending,
+    ReceivedSignal,
     Signal,
     StepRef,
     Suspension,
@@ -217,7 +217,7 @@ def _auto_resume(
         after,
         (event_of(snapshot, EventKind.WOKEN, now, {"reason": TIMEOUT}),),
         steps=steps,
-        signals=(Heard(signal, suspension.id),),
+        signals=(ReceivedSignal(signal, suspension.id),),
     )
     return _expired(snapshot, change, Behaviour.AUTO_RESUME)
 

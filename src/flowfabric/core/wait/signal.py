@@ -32,12 +32,12 @@ from flowfabric.core.wait.keyring import Keyring
 from flowfabric.core.wait.match import Listened, listen, mark_key, source_key
 from flowfabric.core.wait.model import (
     NO_WAITS,
-    Ask,
+    DedupRecord,
     Effect,
-    Heard,
-    Mark,
-    Memory,
+    Loaded,
+    Needs,
     Pending,
+    ReceivedSignal,
     Signal,
     Terms,
     Waited,
@@ -97,7 +97,7 @@ class DuplicateSignal(Struct, frozen=True):
 
 def ask_to_deliver(
     snapshot: Snapshot | None, delivery: Delivery, claims: Claims | None = None
-) -> Ask | None:
+) -> Needs | None:
     """What must be remembered to deliver a signal. `claims` are what its token says, unverified."""
     if snapshot is None:
         return None
@@ -112,7 +112,7 @@ def ask_to_deliver(
         marks.append(_repeat_key(delivery))
     if claims is not None:
         marks += [_revoked_key(delivery.waitpoint, claims.id), _used_key(delivery, claims)]
-    return Ask(snapshot.execution.uuid, waitpoints=(delivery.waitpoint,), marks=tuple(marks))
+    return Needs(snapshot.execution.uuid, waitpoints=(delivery.waitpoint,), marks=tuple(marks))
 
 
 def deliver(
@@ -120,7 +120,7 @@ def deliver(
     now: Millis,
     delivery: Delivery,
     credential: Credential | None,
-    memory: Memory,
+    memory: Loaded,
 ) -> "Change[Accepted | DuplicateSignal]":
     """Delivers a signal to a waitpoint. Without a credential the caller is trusted; with one an
     execution that does not exist is answered as a waitpoint that does not."""
@@ -140,7 +140,7 @@ def deliver(
 
 
 def revoke(
-    snapshot: Snapshot | None, now: Millis, waitpoint: UUID, token_id: str, memory: Memory
+    snapshot: Snapshot | None, now: Millis, waitpoint: UUID, token_id: str, memory: Loaded
 ) -> "Change[None]":
     """Takes a token back (by the id in its claims), or with an empty id every token of the
     waitpoint that was issued so far."""
@@ -153,7 +153,7 @@ def revoke(
     # After those were taken back, tokens are issued a moment later.
     before = revoked_at(waitpoint, memory)
     at = now if before is None else max(now, before + 1)
-    mark = Mark(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(at))
+    mark = DedupRecord(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(at))
     # The version moves, so that a delivery decided before is decided again.
     return Change(None, snapshot, snapshot.to(snapshot.state), marks=(mark,))
 
@@ -168,7 +168,7 @@ class _Deliver:
         delivery: Delivery,
         waitpoint: Waitpoint,
         claims: Claims | None,
-        memory: Memory,
+        memory: Loaded,
     ) -> None:
         self._snapshot = snapshot
         self._now = now
@@ -279,7 +279,7 @@ class _Deliver:
             self._snapshot.state,
             life=replace(self._snapshot.life, waits=self._numbered(signal)),
         )
-        return self._change(Heard(signal), after)
+        return self._change(ReceivedSignal(signal), after)
 
     def _numbered(self, signal: Signal) -> Waits:
         internal = self._waits.internal + self._delivery.internal
@@ -292,7 +292,7 @@ class _Deliver:
         signal = self._signal(Effect.APPENDED)
         heard = listen(suspension, signal, self._memory.marks.get(source_key(signal)))
         signal = replace(signal, effect=str(heard.effect))
-        row = Heard(signal, suspension.id if heard.counts else None)
+        row = ReceivedSignal(signal, suspension.id if heard.counts else None)
         counted = self._numbered(signal)
         if heard.satisfied:
             return self._wake(row, heard, counted)
@@ -301,7 +301,7 @@ class _Deliver:
         return replace(self._change(row, after), marks=self._marks(row, heard.marks))
 
     def _wake(
-        self, row: Heard, heard: Listened, waits: Waits
+        self, row: ReceivedSignal, heard: Listened, waits: Waits
     ) -> "Change[Accepted | DuplicateSignal]":
         arm = heard.suspension.arms[heard.satisfied[0]]
         delay = self._delivery.delay
@@ -319,7 +319,7 @@ class _Deliver:
         change = self._change(row, after)
         return replace(change, steps=steps, marks=self._marks(row, heard.marks))
 
-    def _change(self, row: Heard, after: Snapshot) -> "Change[Accepted | DuplicateSignal]":
+    def _change(self, row: ReceivedSignal, after: Snapshot) -> "Change[Accepted | DuplicateSignal]":
         signal = row.signal
         detail = {
             "signal": str(signal.id),
@@ -337,18 +337,18 @@ class _Deliver:
             marks=self._marks(row, ()),
         )
 
-    def _marks(self, row: Heard, more: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    def _marks(self, row: ReceivedSignal, more: tuple[DedupRecord, ...]) -> tuple[DedupRecord, ...]:
         """What makes a repeat of this signal recognisable."""
         delivery, seen = self._delivery, row.signal.id.bytes
-        marks = [Mark(_signal_key(delivery), doc=seen), *more]
+        marks = [DedupRecord(_signal_key(delivery), doc=seen), *more]
         if delivery.idempotency_key:
             until = Millis(self._now + delivery.dedup_ttl)
-            marks.append(Mark(_repeat_key(delivery), until, seen))
+            marks.append(DedupRecord(_repeat_key(delivery), until, seen))
         if self._claims is not None and self._claims.single_use:
-            marks.append(Mark(_used_key(delivery, self._claims), doc=seen))
+            marks.append(DedupRecord(_used_key(delivery, self._claims), doc=seen))
         if self._waitpoint.terms is not None:
             key = _approver_key(delivery, delivery.source)
-            marks.append(Mark(key, doc=seen + delivery.name.encode()))
+            marks.append(DedupRecord(key, doc=seen + delivery.name.encode()))
         return tuple(marks)
 
     def _signal(self, effect: Effect) -> Signal:
@@ -373,22 +373,22 @@ class _Deliver:
         )
 
 
-def ask_about_tokens(snapshot: Snapshot | None, waitpoint: UUID) -> Ask | None:
+def ask_about_tokens(snapshot: Snapshot | None, waitpoint: UUID) -> Needs | None:
     """What must be remembered to hand a token out, or to take some back."""
     if snapshot is None:
         return None
     marks = (_revoked_key(waitpoint, ""),)
-    return Ask(snapshot.execution.uuid, waitpoints=(waitpoint,), marks=marks)
+    return Needs(snapshot.execution.uuid, waitpoints=(waitpoint,), marks=marks)
 
 
-def revoked_at(waitpoint: UUID, memory: Memory) -> Millis | None:
+def revoked_at(waitpoint: UUID, memory: Loaded) -> Millis | None:
     """When every token of a waitpoint issued so far was taken back, the last time."""
     everything = memory.marks.get(_revoked_key(waitpoint, ""))
     return None if everything is None else Millis(msgspec.json.decode(everything.doc, type=int))
 
 
 def _check_revoked(
-    waitpoint: UUID, claims: Claims | None, row: Waitpoint | None, memory: Memory
+    waitpoint: UUID, claims: Claims | None, row: Waitpoint | None, memory: Loaded
 ) -> None:
     until = revoked_at(waitpoint, memory)
     issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME

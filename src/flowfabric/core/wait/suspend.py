@@ -36,12 +36,12 @@ from flowfabric.core.wait.model import (
     FEW_SIGNALS,
     NO_WAITS,
     Arm,
-    Ask,
     Behaviour,
-    Heard,
-    Mark,
-    Memory,
+    DedupRecord,
+    Loaded,
+    Needs,
     Pending,
+    ReceivedSignal,
     ResumePolicy,
     StepRef,
     Suspension,
@@ -133,7 +133,9 @@ class NotMet(Struct, frozen=True):
     partly: bool = False
 
 
-def ask_to_suspend(snapshot: Snapshot | None, request: Suspend, *, few: bool = False) -> Ask | None:
+def ask_to_suspend(
+    snapshot: Snapshot | None, request: Suspend, *, few: bool = False
+) -> Needs | None:
     """What must be remembered to decide the request: of each waitpoint all signals that were kept,
     or the first few."""
     if snapshot is None:
@@ -142,7 +144,7 @@ def ask_to_suspend(snapshot: Snapshot | None, request: Suspend, *, few: bool = F
     pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
     key = _repeat_key(request)
     marks = [closed_key(binding.id) for binding in bindings if binding.use is Use.EITHER]
-    return Ask(
+    return Needs(
         execution=snapshot.execution.uuid,
         waitpoints=tuple(binding.id for binding in bindings),
         marks=tuple(marks if key is None else (key, *marks)),
@@ -156,7 +158,7 @@ def ask_to_suspend(snapshot: Snapshot | None, request: Suspend, *, few: bool = F
 
 
 def suspend(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, request: Suspend, memory: Memory
+    snapshot: Snapshot | None, owner: Owner, now: Millis, request: Suspend, memory: Loaded
 ) -> "Change[NowSuspended | AlreadyMet]":
     """Gives the lease up until an arm is satisfied, unless one is already."""
     snapshot = present(snapshot)
@@ -188,7 +190,7 @@ def go_on(
     owner: Owner,
     now: Millis,
     request: Suspend,
-    memory: Memory,
+    memory: Loaded,
     *,
     few: bool = False,
 ) -> "Change[AlreadyMet | NotMet]":
@@ -197,14 +199,14 @@ def go_on(
     last = _last_in_order(memory.signals) if few else None
     if last is not None:
         known = [heard for heard in memory.signals if heard.signal.number <= last]
-        memory = Memory(memory.waitpoints, memory.marks, known)
+        memory = Loaded(memory.waitpoints, memory.marks, known)
     change = suspend(snapshot, owner, now, request, memory)
     if isinstance(change.outcome, NowSuspended):
         return unchanged(NotMet(partly=last is not None))
     return cast("Change[AlreadyMet | NotMet]", change)
 
 
-def _last_in_order(signals: list[Heard]) -> int | None:
+def _last_in_order(signals: list[ReceivedSignal]) -> int | None:
     """The number up to which none is missing among the first few; None when none is at all."""
     numbers: dict[UUID, list[int]] = {}
     for heard in signals:
@@ -216,7 +218,7 @@ class _Binder:
     """Turns bindings into waitpoints: known pending ones, or new ones."""
 
     def __init__(
-        self, snapshot: Snapshot, lease: Lease, now: Millis, request: Suspend, memory: Memory
+        self, snapshot: Snapshot, lease: Lease, now: Millis, request: Suspend, memory: Loaded
     ) -> None:
         self._execution = snapshot.execution.uuid
         self._rules = snapshot.execution.rules.suspension_policy or SuspensionPolicy()
@@ -320,10 +322,10 @@ class _Made:
         self._now = now
         self._request = request
         self._binder = binder
-        self._marks: dict[bytes, Mark] = {}
+        self._marks: dict[bytes, DedupRecord] = {}
         self._counted: list[tuple[int, UUID]] = []
 
-    def decide(self, suspension: Suspension, memory: Memory) -> "Change[NowSuspended | AlreadyMet]":
+    def decide(self, suspension: Suspension, memory: Loaded) -> "Change[NowSuspended | AlreadyMet]":
         if over := _closed(self._request, suspension, self._binder.closed):
             return self._go_on(suspension, over)
         bound = {bound.id: bound for arm in suspension.arms for bound in arm.bound}
@@ -338,7 +340,9 @@ class _Made:
                 return self._go_on(suspension, over)
         return self._park(suspension)
 
-    def _hear(self, suspension: Suspension, heard: Heard) -> tuple[Suspension, tuple[int, ...]]:
+    def _hear(
+        self, suspension: Suspension, heard: ReceivedSignal
+    ) -> tuple[Suspension, tuple[int, ...]]:
         key = source_key(heard.signal)
         listened = listen(suspension, heard.signal, self._marks.get(key))
         self._marks |= {mark.key: mark for mark in listened.marks}
@@ -435,17 +439,17 @@ def _repeat_key(request: Suspend) -> bytes | None:
 
 def _remember(
     key: bytes, outcome: NowSuspended | AlreadyMet, request: Suspend, now: Millis
-) -> Mark:
+) -> DedupRecord:
     moments = [wait.timeout_at for wait in request.waits if wait.timeout_at is not None]
     until = now + REPEAT_WINDOW
     if moments:
         until = min(until, max(now, min(moments)) + REPEAT_GRACE)
     met = isinstance(outcome, AlreadyMet)
     doc = msgspec.json.encode(_Outcome(met, outcome.suspension, outcome.waitpoints))
-    return Mark(key, Millis(until), doc)
+    return DedupRecord(key, Millis(until), doc)
 
 
-def _remembered(request: Suspend, memory: Memory, now: Millis) -> NowSuspended | AlreadyMet | None:
+def _remembered(request: Suspend, memory: Loaded, now: Millis) -> NowSuspended | AlreadyMet | None:
     """The outcome of an earlier call with the same key, before anything else is looked at."""
     key = _repeat_key(request)
     mark = None if key is None else memory.marks.get(key)
@@ -457,7 +461,7 @@ def _remembered(request: Suspend, memory: Memory, now: Millis) -> NowSuspended |
 
 
 def _repeated(
-    snapshot: Snapshot, owner: Owner, request: Suspend, memory: Memory
+    snapshot: Snapshot, owner: Owner, request: Suspend, memory: Loaded
 ) -> NowSuspended | AlreadyMet | None:
     """The outcome again for the very request that was decided before (a lost reply)."""
     parked = same_release(snapshot, owner.fence, _operation(request)) is not None

@@ -24,9 +24,9 @@ from flowfabric.core.wait.match import mark_key
 from flowfabric.core.wait.model import (
     NO_WAITS,
     Arm,
-    Ask,
-    Mark,
-    Memory,
+    DedupRecord,
+    Loaded,
+    Needs,
     Pending,
     Terms,
     Waited,
@@ -72,22 +72,22 @@ class WaitpointsClosed(Struct, frozen=True):
     ids: tuple[UUID, ...]
 
 
-def ask_for(snapshot: Snapshot | None, *ids: UUID) -> Ask | None:
-    return None if snapshot is None else Ask(snapshot.execution.uuid, waitpoints=ids)
+def ask_for(snapshot: Snapshot | None, *ids: UUID) -> Needs | None:
+    return None if snapshot is None else Needs(snapshot.execution.uuid, waitpoints=ids)
 
 
 def closed_key(waitpoint: UUID) -> bytes:
     return mark_key("closed", waitpoint.bytes)
 
 
-def closed_because(memory: Memory, waitpoint: UUID) -> str | None:
+def closed_because(memory: Loaded, waitpoint: UUID) -> str | None:
     """Why an operator closed the waitpoint, None if nobody did."""
     mark = memory.marks.get(closed_key(waitpoint))
     return None if mark is None else msgspec.json.decode(mark.doc, type=str)
 
 
 def create(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, new: NewWaitpoint, memory: Memory
+    snapshot: Snapshot | None, owner: Owner, now: Millis, new: NewWaitpoint, memory: Loaded
 ) -> "Change[Waitpoint]":
     """Makes a waitpoint while the attempt runs, so that its token can be handed out before the
     execution suspends. Signals are kept for that suspension."""
@@ -127,7 +127,7 @@ def create(
 
 
 def close(
-    snapshot: Snapshot | None, now: Millis, id: UUID, reason: str, memory: Memory
+    snapshot: Snapshot | None, now: Millis, id: UUID, reason: str, memory: Loaded
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
     """Closes a waitpoint for good. A handler's wait that cannot be answered any more is over;
     whoever else waits at it waits for the rest of its condition."""
@@ -144,7 +144,7 @@ def close(
         snapshot,
         snapshot.to(snapshot.state, life=head.life),
         (event_of(snapshot, EventKind.WAITPOINT_CLOSED, now, detail),),
-        marks=(Mark(closed_key(id), doc=msgspec.json.encode(reason)),),
+        marks=(DedupRecord(closed_key(id), doc=msgspec.json.encode(reason)),),
     )
     done = _over(snapshot, left, id)
     if not done or left.suspension is None:

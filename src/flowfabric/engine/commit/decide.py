@@ -18,17 +18,17 @@ from flowfabric.core.base.errors import Corruption, FlowFabricError, RetryExhaus
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, fold
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.wait.model import Ask, Memory
+from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.engine.commit.batch import Batcher
-from flowfabric.engine.commit.post_commit import After
-from flowfabric.engine.execution.inbox import Arrivals
+from flowfabric.engine.commit.post_commit import PostCommit
+from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.store.contract import Store
 from flowfabric.store.readable import load_each
 
 T = TypeVar("T")
 Rule = Callable[[Snapshot | None, Millis], Change[T]]
-Recalling = Callable[[Snapshot | None, Millis, Memory], Change[T]]
-Asking = Callable[[Snapshot | None], Ask | None]
+LoadedRule = Callable[[Snapshot | None, Millis, Loaded], Change[T]]
+NeedsOf = Callable[[Snapshot | None], Needs | None]
 
 MAX_ROUNDS = 10
 
@@ -39,25 +39,25 @@ class Decision(Struct):
     `memory` is just that, seen at the same moment as `held`: the first round does not ask."""
 
     uuid: UUID
-    rule: Rule[Any] | Recalling[Any]
+    rule: Rule[Any] | LoadedRule[Any]
     held: Snapshot | None = None
-    ask: Asking | None = None
-    memory: Memory | None = None
+    ask: NeedsOf | None = None
+    memory: Loaded | None = None
     outcome: Any = None
 
-    def asking(self, snapshot: Snapshot | None) -> Ask | None:
+    def asking(self, snapshot: Snapshot | None) -> Needs | None:
         try:
             return None if self.ask is None else self.ask(snapshot)
         except Exception:  # the rule itself will stumble over the same, for its caller alone
             return None
 
-    def decide(self, snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[Any]:
+    def decide(self, snapshot: Snapshot | None, now: Millis, memory: Loaded) -> Change[Any]:
         rule: Callable[..., Change[Any]] = self.rule
         return rule(snapshot, now) if self.ask is None else rule(snapshot, now, memory)
 
 
 class Decisions:
-    def __init__(self, store: Store, arrivals: Arrivals, after: After) -> None:
+    def __init__(self, store: Store, arrivals: Inbox, after: PostCommit) -> None:
         self._store = store
         self._arrivals = arrivals
         self._after = after
@@ -68,8 +68,8 @@ class Decisions:
         answer: T = await self._batcher.put(Decision(uuid, rule, held))
         return answer
 
-    async def recalling(
-        self, uuid: UUID, rule: Recalling[T], ask: Asking, held: Snapshot | None = None
+    async def decide_loaded(
+        self, uuid: UUID, rule: LoadedRule[T], ask: NeedsOf, held: Snapshot | None = None
     ) -> T:
         """The same for a rule that must remember more than the execution itself."""
         answer: T = await self._batcher.put(Decision(uuid, rule, held, ask))
@@ -103,10 +103,10 @@ class Decisions:
         # renewal moves no version that `apply` could compare.
         now = self._store.clock.now()
         snapshots = await self._snapshots(groups, first=first)
-        memories = await self._recall(groups, snapshots, first=first)
+        memories = await self._load_needs(groups, snapshots, first=first)
         changes, unsure = {}, {}
         for uuid, group in groups.items():
-            memory = memories.get(uuid) or Memory({}, {}, [])
+            memory = memories.get(uuid) or Loaded({}, {}, [])
             change = _decide_group(group, snapshots.get(uuid), now, memory)
             if first and _refused_unseen(group):
                 unsure[uuid] = group
@@ -130,18 +130,18 @@ class Decisions:
         loaded = await load_each(self._arrivals.load, missing)
         return {**held, **loaded}
 
-    async def _recall(
+    async def _load_needs(
         self,
         groups: dict[UUID, list[Decision]],
         snapshots: dict[UUID, Snapshot | Corruption],
         *,
         first: bool,
-    ) -> dict[UUID, Memory]:
+    ) -> dict[UUID, Loaded]:
         """What the rules must remember. Read after the load, so never older than it: what was
         written since moved the version, and then the change is not applied. An execution whose
         memories cannot be read becomes one that cannot be read itself."""
-        asks: list[Ask] = []
-        memories: dict[UUID, Memory] = {}
+        asks: list[Needs] = []
+        memories: dict[UUID, Loaded] = {}
         for uuid, group in groups.items():
             found, known = snapshots.get(uuid), group[0].memory
             if isinstance(found, Corruption):
@@ -161,10 +161,10 @@ class Decisions:
                 _absorb(known, memory)
         return memories
 
-    async def _remembered(self, asks: list[Ask]) -> "list[Memory | Corruption]":
+    async def _remembered(self, asks: list[Needs]) -> "list[Loaded | Corruption]":
         """What each ask names; one that cannot be read does not hide the others."""
         try:
-            return [*await self._store.recall(asks)]
+            return [*await self._store.load_needs(asks)]
         except Corruption as error:
             if len(asks) == 1:
                 return [error]
@@ -190,7 +190,7 @@ def _refused_unseen(group: list[Decision]) -> bool:
     return _held(group) is not None and isinstance(group[0].outcome, FlowFabricError)
 
 
-def _absorb(memory: Memory, more: Memory) -> None:
+def _absorb(memory: Loaded, more: Loaded) -> None:
     memory.waitpoints.update(more.waitpoints)
     memory.marks.update(more.marks)
     memory.edges.update(more.edges)
@@ -200,7 +200,7 @@ def _absorb(memory: Memory, more: Memory) -> None:
 
 
 def _decide_group(
-    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, memory: Memory
+    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, memory: Loaded
 ) -> Change[Any] | None:
     """The folded change of all rules of one execution, None when nothing is to be written."""
     if isinstance(found, Corruption):
@@ -223,7 +223,7 @@ def _decide_group(
     return folded
 
 
-def _remember(memory: Memory, change: Change[Any]) -> None:
+def _remember(memory: Loaded, change: Change[Any]) -> None:
     """The next rule of the same execution knows what this one is about to write."""
     memory.waitpoints.update({waitpoint.id: waitpoint for waitpoint in change.waitpoints})
     memory.marks.update({mark.key: mark for mark in change.marks})

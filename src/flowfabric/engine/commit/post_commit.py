@@ -19,7 +19,7 @@ from flowfabric.core.execution.model import (
     Suspended,
 )
 from flowfabric.core.execution.model import Waiting as Parked
-from flowfabric.core.flow.outbox import Chore
+from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.engine.commit.watcher import Waiting
 from flowfabric.store.contract import Store
 
@@ -29,13 +29,13 @@ _LIMITS = int(Flags.LIMITS)
 async def _nothing(flow: UUID) -> None: ...
 
 
-class After:
+class PostCommit:
     def __init__(self, store: Store, waiting: Waiting) -> None:
         self._store = store
         self._waiting = waiting
         self.due: Callable[[Millis], None] = lambda at: None
         """Told when something becomes due, so that the sweep of this process is there in time."""
-        self.owed: Callable[[Iterable[Chore]], None] = lambda chores: None
+        self.owed: Callable[[Iterable[OutboxEntry]], None] = lambda chores: None
         """Told what is owed to flows now."""
         self.settle: Callable[[UUID], Awaitable[None]] = _nothing
         """Does everything that is owed to a flow."""
@@ -66,7 +66,7 @@ class After:
 
     def applied(self, changes: Sequence[Change[Any]]) -> None:
         lanes, ended = set(), list[UUID]()
-        owed = list[Chore]()
+        owed = list[OutboxEntry]()
         moves = [
             (change.before, change.after)
             for change in changes

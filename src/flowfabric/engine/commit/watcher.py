@@ -9,7 +9,7 @@ from uuid import UUID
 from flowfabric.core.base.errors import Corruption, NotFound, Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.model import Ended, Snapshot
-from flowfabric.engine.execution.inbox import Arrivals
+from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.store.contract import MAX_BATCH, Store
 from flowfabric.store.readable import load_each
 
@@ -18,7 +18,7 @@ LONGEST_REST = 0.05
 
 
 class Waiting:
-    def __init__(self, store: Store, arrivals: Arrivals) -> None:
+    def __init__(self, store: Store, arrivals: Inbox) -> None:
         self._store = store
         self._arrivals = arrivals
         self._waiters: dict[UUID, dict[asyncio.Future[Snapshot], ExecutionId]] = {}

@@ -25,9 +25,9 @@ from flowfabric.core.base.time import Millis, Span, check_moment, check_span
 from flowfabric.core.execution import attempt as rules
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.attempt import (
-    Chance,
     Completed,
     Delayed,
+    JitterSource,
     RetryScheduled,
     TerminalFailed,
 )
@@ -41,9 +41,9 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.flow import progress
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.decide import T
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.claims import Claim, Claims
-from flowfabric.store.contract import Note, Progress
+from flowfabric.store.contract import Progress, SideWrite
 
 MAX_STEP = 1 << 20
 
@@ -63,17 +63,19 @@ Owned = Claim | Held | str
 _SELF = Owner(source=Source.OPERATOR)
 
 
-class Attempts(Noun):
+class Attempts(Service):
     """`engine.attempts`"""
 
-    def __init__(self, parts: Parts, claims: Claims) -> None:
+    def __init__(self, parts: EngineContext, claims: Claims) -> None:
         super().__init__(parts)
         self._claims = claims
         self._ends: Batcher[Change[object], bool] = Batcher(
             "end", self._flush_ends, keys=_change_keys, weight=_change_weight
         )
         self._steps: Batcher[tuple[UUID, int], list[Step]] = Batcher("steps", parts.store.steps)
-        self._notes: Batcher[Note, bool] = Batcher("note", self._flush_notes, weight=_note_weight)
+        self._notes: Batcher[SideWrite, bool] = Batcher(
+            "note", self._flush_notes, weight=_note_weight
+        )
 
     async def complete(self, owned: Owned, result: bytes | None = None) -> Completed:
         """Ends the execution in success. Repeating it with the same fence gives the same answer
@@ -95,28 +97,28 @@ class Attempts(Noun):
         _check_failure(failure)
         if retry_after is not None:
             retry_after = check_span(retry_after, "retry_after")
-        chance = Chance(self._luck(), retry_after)
+        jitter = JitterSource(self._jitter(), retry_after)
         if isinstance(owned, Claim):
-            change = rules.fail(owned.snapshot, _SELF, self._now(), failure, chance)
+            change = rules.fail(owned.snapshot, _SELF, self._now(), failure, jitter)
             if change.plain_end and await self._ends.put(change):
                 return TerminalFailed(owned.id)
         id, owner = self.unpack(owned)
         held = owned.snapshot if isinstance(owned, Claim) else None
         return await self._decide(
-            id, lambda found, now: rules.fail(found, owner, now, failure, chance), held
+            id, lambda found, now: rules.fail(found, owner, now, failure, jitter), held
         )
 
     def ended_elsewhere(self, owned: Claim, ended: Snapshot) -> None:
         """Told that a transaction of the application has ended what was claimed: whoever waits for
         the result, its flow or its slot need not wait for the sweep."""
-        self._parts.after.applied([Change(None, owned.snapshot, ended)])
+        self._context.after.applied([Change(None, owned.snapshot, ended)])
 
     async def time_out(self, owned: Owned) -> RetryScheduled | TerminalFailed:
         """Gives the attempt up because it took longer than its timeout, as the sweep would: it is
         retried or has expired. For the owner, whose timer may be ahead of the store's clock."""
-        luck = self._luck()
+        jitter = self._jitter()
         return await self._release(
-            owned, lambda held, now, owner: rules.time_out_owned(held, owner, now, luck)
+            owned, lambda held, now, owner: rules.time_out_owned(held, owner, now, jitter)
         )
 
     async def delay(self, owned: Owned, until: Millis, *, step: Step | None = None) -> Delayed:
@@ -196,13 +198,13 @@ class Attempts(Noun):
             worker=lease.worker.id,
             instance=lease.worker.instance,
             kind=claim.handle_kind,
-            store=self._parts.store.name,
+            store=self._context.store.name,
         )
-        return seal(body, self._parts.secret)
+        return seal(body, self._context.secret)
 
     def open(self, handle: str) -> HandleBody:
         """What a handle says; InvalidHandle if it was not made by this very database."""
-        return open_handle(handle, self._parts.secret, self._parts.store.name)
+        return open_handle(handle, self._context.secret, self._context.store.name)
 
     async def drain(self) -> None:
         await self._ends.drain()
@@ -240,18 +242,18 @@ class Attempts(Noun):
             # The note compares neither the attempt nor the partition, and nobody signed these.
             await self._decide(id, lambda found, now: _explain(found, owner, now))
         fence = _whole_fence(owner)
-        note = Note(id.uuid, fence.lease_id, fence.epoch, progress, step)
+        note = SideWrite(id.uuid, fence.lease_id, fence.epoch, progress, step)
         while not await self._notes.put(note):
             # Refused: the rule says why. If it finds nothing wrong, the lease moved in between.
             await self._decide(id, lambda found, now: _explain(found, owner, now))
 
     async def _flush_ends(self, changes: list[Change[object]]) -> list[bool]:
-        ended = await self._parts.store.end(changes, self._now())
+        ended = await self._context.store.end(changes, self._now())
         applied = [change for change in changes if _uuid(change) in ended]
-        self._parts.after.applied(applied)
+        self._context.after.applied(applied)
         return [_uuid(change) in ended for change in changes]
 
-    async def _flush_notes(self, notes: list[Note]) -> list[bool]:
+    async def _flush_notes(self, notes: list[SideWrite]) -> list[bool]:
         """One call for all, unless two owners of one execution meet: the store answers by
         execution, and the one that lost its lease must not hear the other's answer."""
         written: set[tuple[UUID, UUID, int]] = set()
@@ -259,7 +261,7 @@ class Attempts(Noun):
         while rest:
             owners = {note.uuid: _note_fence(note) for note in reversed(rest)}
             call = [note for note in rest if owners[note.uuid] == _note_fence(note)]
-            found = await self._parts.store.note(call, self._now())
+            found = await self._context.store.note(call, self._now())
             written.update(owners[uuid] for uuid in found)
             rest = [note for note in rest if owners[note.uuid] != _note_fence(note)]
         return [_note_fence(note) in written for note in notes]
@@ -298,11 +300,11 @@ def _change_weight(change: Change[object]) -> int:
     return len(getattr(state, "result", None) or b"")
 
 
-def _note_fence(note: Note) -> tuple[UUID, UUID, int]:
+def _note_fence(note: SideWrite) -> tuple[UUID, UUID, int]:
     return note.uuid, note.lease_id, note.epoch
 
 
-def _note_weight(note: Note) -> int:
+def _note_weight(note: SideWrite) -> int:
     return len(note.step.doc) if note.step else 0
 
 

@@ -60,8 +60,8 @@ from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.takeover import give_up
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.context import Noun, Parts
-from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes, share_out
 from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
 
@@ -156,13 +156,13 @@ class Renewals(dict[UUID, Renewed | FlowFabricError]):
         return self[self._newest[key].lease.id]
 
 
-class Claims(Noun):
+class Claims(Service):
     """`engine.claims`"""
 
-    def __init__(self, parts: Parts, lanes: Lanes, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, parts: EngineContext, lanes: Lanes, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
         self._lanes = lanes
-        self._door = doorkeeper
+        self._door = budget_gate
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
         )
@@ -197,12 +197,12 @@ class Claims(Noun):
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
-            seen = self._parts.store.hints()
+            seen = self._context.store.hints()
             taken = await self._take(call, weights)
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
-            await self._parts.store.wait_hint(min(remaining, POLL_FLOOR), seen)
+            await self._context.store.wait_hint(min(remaining, POLL_FLOOR), seen)
 
     async def recover(self) -> None:
         """Gives back what was taken by claims whose replies were lost, so that it can be claimed at
@@ -210,7 +210,7 @@ class Claims(Noun):
         for id, (call, ends_at) in list(self._unanswered.items()):
             if self._now() < ends_at:
                 repeat = replace(call, limit=0, repeated=True)
-                taken = await self._parts.store.claim(repeat, self._now())
+                taken = await self._context.store.claim(repeat, self._now())
                 for answer in await self._give_back(taken):
                     if isinstance(answer, Unavailable):
                         raise answer
@@ -279,7 +279,7 @@ class Claims(Noun):
 
     async def mark_expired(self, id: str) -> MarkedExpired | AlreadySatisfied:
         """Marks a lease that ran out as lost. The sweep does this by itself."""
-        grace = self._parts.options.grace
+        grace = self._context.options.grace
         return await self._decide(id, lambda held, now: rules.mark_expired(held, now, grace))
 
     async def expired(
@@ -297,13 +297,13 @@ class Claims(Noun):
         place = None if namespace is None else check_namespace(namespace)
         if not wanted:
             return []
-        return await self._parts.store.expired_leases(moment, cursor, wanted, place)
+        return await self._context.store.expired_leases(moment, cursor, wanted, place)
 
     async def held_by(self, instance: str, limit: int = 1000) -> list[ExecutionId]:
         """What a worker instance holds leases of."""
         name = check_worker(instance, "instance")
         wanted = check_limit(limit, MAX_HELD)
-        held = await self._parts.store.leases_of(name, wanted) if wanted else []
+        held = await self._context.store.leases_of(name, wanted) if wanted else []
         return [snapshot.execution.id for snapshot in held]
 
     async def drain(self) -> None:
@@ -375,13 +375,13 @@ class Claims(Noun):
             if admitted or not taken:
                 return admitted
             call = replace(call, id=self._fresh())
-        self._parts.store.hint(frozenset(call.lanes))  # whoever waits for work asks again at once
+        self._context.store.hint(frozenset(call.lanes))  # whoever waits for work asks again at once
         return []
 
     async def _ask(self, call: ClaimCall) -> list[Taken]:
         now = self._now()
         try:
-            return await self._parts.store.claim(call, now)
+            return await self._context.store.claim(call, now)
         except Unavailable:
             self._unanswered[call.id] = call, Millis(now + call.ttl)  # it may have been done
             raise
@@ -397,7 +397,7 @@ class Claims(Noun):
             for item in spent
             if isinstance(state := item.snapshot.state, Active)
         ]
-        for answer in await self._parts.decisions.decide_all(decisions):
+        for answer in await self._context.decisions.decide_all(decisions):
             if isinstance(answer, Exception):
                 log.warning("giving up a lost execution failed; the next claim tries: %s", answer)
         return [item for item in taken if not _spent(item)]
@@ -417,7 +417,7 @@ class Claims(Noun):
 
     async def _give_back(self, taken: Sequence[Taken]) -> list[object]:
         claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
-        return await self._parts.decisions.decide_all(
+        return await self._context.decisions.decide_all(
             [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
         )
 
@@ -431,7 +431,7 @@ class Claims(Noun):
         return [((lane,), share) for lane, share in shares if share] + [(call.lanes, call.limit)]
 
     async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
-        extended = await self._parts.store.renew(renewals, self._now())
+        extended = await self._context.store.renew(renewals, self._now())
         return [extended.get(renewal.uuid) for renewal in renewals]
 
 

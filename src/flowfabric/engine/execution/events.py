@@ -11,7 +11,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.execution.event import EventKind, Family, StoredEvent, kinds_of
-from flowfabric.engine.context import Noun
+from flowfabric.engine.context import Service
 from flowfabric.store.contract import EventPage, EventQuery
 
 POLL_FLOOR = 1.0
@@ -19,7 +19,7 @@ MAX_PAGE = 1000
 MAX_CURSOR = (1 << 63) - 1
 
 
-class Events(Noun):
+class Events(Service):
     """`engine.events`"""
 
     async def read(
@@ -41,7 +41,7 @@ class Events(Noun):
 
     async def tail(self) -> int:
         """The cursor from which only the future is seen."""
-        return await self._parts.store.last_event()
+        return await self._context.store.last_event()
 
     def subscribe(
         self,
@@ -77,20 +77,20 @@ class Events(Noun):
     ) -> AsyncGenerator[StoredEvent, None]:
         cursor = query.after if begin is None else await begin
         while True:
-            seen = self._parts.store.hints()
+            seen = self._context.store.hints()
             page = await self._read(replace(query, after=cursor), execution, family)
             for event in page.events:
                 yield event
             if page.cursor == cursor:
                 with suppress(TimeoutError):
-                    await self._parts.store.wait_hint(POLL_FLOOR, seen)
+                    await self._context.store.wait_hint(POLL_FLOOR, seen)
             cursor = page.cursor
 
     async def _read(
         self, query: EventQuery, execution: str | None, family: Family | None
     ) -> EventPage:
         key = None if execution is None else ExecutionId(execution)
-        page = await self._parts.store.events(query)
+        page = await self._context.store.events(query)
         events = tuple(
             event for event in page.events if _belongs(event, family) and key in (None, event.id)
         )

@@ -38,7 +38,7 @@ from flowfabric.core.flow.model import FlowState
 from flowfabric.core.flow.replay import ask_to_replay, replay_member
 from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import EdgeQuery
 
 _CHUNK = 5_000
@@ -46,10 +46,10 @@ _OPERATOR = Owner(source=Source.OPERATOR)
 TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 
 
-class Executions(Noun):
+class Executions(Service):
     """`engine.executions`"""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EngineContext) -> None:
         super().__init__(parts)
         self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
             "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
@@ -58,7 +58,7 @@ class Executions(Noun):
     async def submit(self, submission: Submission) -> Submitted | Duplicate:
         """Creates an execution. A known key or id gives Duplicate and changes nothing."""
         creation = self._create(submission)
-        await self._parts.catalogue.check(creation.snapshot.execution.rules)
+        await self._context.known_limits.check(creation.snapshot.execution.rules)
         return await self.put(creation)
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
@@ -68,7 +68,7 @@ class Executions(Noun):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         creations = [self._create(submission) for submission in submissions]
         for creation in creations:
-            await self._parts.catalogue.check(creation.snapshot.execution.rules)
+            await self._context.known_limits.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
         for start in range(0, len(creations), _CHUNK):
             chunk = [self.put(item) for item in creations[start : start + _CHUNK]]
@@ -84,8 +84,8 @@ class Executions(Noun):
     async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled:
         """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
         does this by itself."""
-        luck = self._luck()
-        return await self._decide(id, lambda held, now: operator.expire(held, now, luck))
+        jitter = self._jitter()
+        return await self._decide(id, lambda held, now: operator.expire(held, now, jitter))
 
     async def change_priority(self, id: str, priority: int, *, anywhere: bool = False) -> Changed:
         """Moves a waiting execution in the claim order (0 to 9000, clamped). `anywhere` allows it
@@ -93,7 +93,7 @@ class Executions(Noun):
         if type(priority) is not int:
             raise Invalid(f"priority must be a whole number, not {type(priority).__name__}")
         check_flag(anywhere, "anywhere")
-        step = self._parts.options.rank_step
+        step = self._context.options.rank_step
         return await self._decide(
             id,
             lambda held, now: operator.change_priority(
@@ -103,7 +103,7 @@ class Executions(Noun):
 
     def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
         """Writes a checked submission."""
-        return self._creations.put(ranked(creation, self._parts.options.rank_step))
+        return self._creations.put(ranked(creation, self._context.options.rank_step))
 
     async def put_all(self, creations: Sequence[Creation]) -> None:
         """Writes checked submissions with ids of their own; those that are there stay."""
@@ -117,15 +117,15 @@ class Executions(Noun):
         snapshot = await self._load(id)
         if snapshot is None or not snapshot.head.flags & Flags.FLOW:
             return await self._decide(id, operator.replay)
-        flow = await self._parts.store.flows([snapshot.execution.flow or UUID(int=0)])
+        flow = await self._context.store.flows([snapshot.execution.flow or UUID(int=0)])
         if any(found.state is FlowState.CANCELLED for found in flow.values()):
             raise FlowTerminal("the flow was cancelled")
         upstreams: dict[UUID, Snapshot] = {}
         if ask_to_replay(snapshot) is not None:
             for key in flow:  # or an ending that it has heard of skips it again
-                await self._parts.after.settle(key)
+                await self._context.after.settle(key)
                 upstreams = await self._upstreams(key, snapshot.execution.uuid)
-        return await self._parts.decisions.recalling(
+        return await self._context.decisions.decide_loaded(
             snapshot.execution.uuid,
             lambda found, now, memory: replay_member(found, now, memory, upstreams),
             ask_to_replay,
@@ -135,8 +135,8 @@ class Executions(Noun):
         """What a member depends on."""
         found: dict[UUID, Snapshot] = {}
         query = EdgeQuery(flow=flow, downstreams=(member,))
-        while page := await self._parts.store.edges(query):
-            found |= await self._parts.store.load([state.edge.upstream for state in page])
+        while page := await self._context.store.edges(query):
+            found |= await self._context.store.load([state.edge.upstream for state in page])
             query = replace(query, after=page[-1].edge.id)
         return found
 
@@ -188,23 +188,23 @@ class Executions(Noun):
         check_tag_key(key)
         if await self._load(id) is None:
             return None
-        detail = await self._parts.store.detail(ExecutionId(id).uuid)
+        detail = await self._context.store.detail(ExecutionId(id).uuid)
         return None if detail is None else detail.tags.get(key)
 
     async def drain(self) -> None:
         await self._creations.drain()
 
     async def _set_tags(self, uuid: UUID, tags: dict[str, str]) -> bool:
-        return await self._parts.store.set_tags(uuid, tags, self._now())
+        return await self._context.store.set_tags(uuid, tags, self._now())
 
     def _create(self, submission: Submission) -> Creation:
         now = self._now()
         checked = check_kind_of(submission, Submission, "submission")
-        return create(checked, self._parts.ids.fresh(now), now)
+        return create(checked, self._context.ids.fresh(now), now)
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
-        found = await self._parts.store.submit(creations, self._now())
-        self._parts.after.created(
+        found = await self._context.store.submit(creations, self._now())
+        self._context.after.created(
             creation.snapshot
             for creation, existing in zip(creations, found, strict=True)
             if existing is None

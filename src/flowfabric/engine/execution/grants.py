@@ -41,9 +41,9 @@ from flowfabric.core.execution.model import Active, Ready, Snapshot, Worker
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import spent
 from flowfabric.core.limit.budget_gate import STARTS
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
-from flowfabric.engine.limit.budget_gate import Doorkeeper
+from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.store.contract import Taken
 
 MAX_GRANT = Millis(60_000)
@@ -52,12 +52,12 @@ EXAMINED = 200
 MAX_PAGE = 1000
 
 
-class Grants(Noun):
+class Grants(Service):
     """`engine.grants`"""
 
-    def __init__(self, parts: Parts, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, parts: EngineContext, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
-        self._door = doorkeeper
+        self._door = budget_gate
 
     async def issue(
         self,
@@ -113,7 +113,7 @@ class Grants(Noun):
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
         await self._let_in()
-        candidates = await self._parts.store.candidates(
+        candidates = await self._context.store.candidates(
             name, place, self._now(), EXAMINED, grantee.capabilities
         )
         for candidate in candidates:
@@ -240,7 +240,7 @@ class Grants(Noun):
         place = None if namespace is None else check_namespace(namespace)
         if not wanted:
             return []
-        found = await self._parts.store.candidates(name, place, self._now(), wanted)
+        found = await self._context.store.candidates(name, place, self._now(), wanted)
         return [snapshot.execution.id for snapshot in found]
 
     async def _is_spent(self, candidate: Snapshot) -> bool:
@@ -291,11 +291,11 @@ class Grants(Noun):
 
     def _new_key(self) -> str:
         """Text that only its receiver knows: a number that is never used twice, signed."""
-        digest = hmac.digest(self._parts.secret, b"grant" + self._fresh().bytes, "sha256")
+        digest = hmac.digest(self._context.secret, b"grant" + self._fresh().bytes, "sha256")
         return KEY_PREFIX + digest.hex()
 
     async def _claim(self, snapshot: Snapshot, taking: Taking) -> Claim:
-        detail = await self._parts.store.detail(snapshot.execution.uuid)
+        detail = await self._context.store.detail(snapshot.execution.uuid)
         if detail is None:
             raise NotFound("execution", snapshot.execution.id)
         return Claim(snapshot, detail.payload, taking.ttl)

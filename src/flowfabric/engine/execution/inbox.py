@@ -14,20 +14,20 @@ from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.execution.model import RANK_STEP, Snapshot
 from flowfabric.core.execution.policy import parse_policy, write_policy
 from flowfabric.core.execution.submission import Creation, Submission, create, ranked, refuse
-from flowfabric.engine.limit.known import Catalogue
-from flowfabric.store.contract import MAX_BATCH, Arrival, Store
+from flowfabric.engine.limit.known import KnownLimits
+from flowfabric.store.contract import MAX_BATCH, InboxEntry, Store
 
 _OPTIONS = frozenset(
     {"priority", "key", "tags", "policy", "delay_until", "deadline_at", "creator", "encoding"}
 )
 
 
-class Arrivals:
+class Inbox:
     """`engine.arrivals`"""
 
-    def __init__(self, store: Store, catalogue: Catalogue) -> None:
+    def __init__(self, store: Store, known_limits: KnownLimits) -> None:
         self._store = store
-        self._catalogue = catalogue
+        self._known_limits = known_limits
         self.rank_step = RANK_STEP
         self.admitted: Callable[[Iterable[Snapshot]], None] = lambda snapshots: None
         """Told what was let in."""
@@ -45,11 +45,11 @@ class Arrivals:
                 break
         return admitted
 
-    async def _creation(self, arrival: Arrival) -> Creation:
+    async def _creation(self, arrival: InboxEntry) -> Creation:
         creation = _creation(arrival)
         try:
             # What tasks declare for themselves may come with their first worker.
-            await self._catalogue.check(creation.snapshot.execution.rules, declared=False)
+            await self._known_limits.check(creation.snapshot.execution.rules, declared=False)
         except NotFound as error:
             return _refused(arrival, creation.snapshot.execution.facts.key, str(error))
         return creation
@@ -65,7 +65,7 @@ class Arrivals:
         return found
 
 
-def _creation(arrival: Arrival) -> Creation:
+def _creation(arrival: InboxEntry) -> Creation:
     options: Mapping[str, Any] = {}
     try:
         options = _options(arrival.options)
@@ -75,12 +75,12 @@ def _creation(arrival: Arrival) -> Creation:
         return _refused(arrival, options.get("key"), str(error))
 
 
-def _refused(arrival: Arrival, key: Any, reason: str) -> Creation:
+def _refused(arrival: InboxEntry, key: Any, reason: str) -> Creation:
     named = {} if key is None else {"key": key}
     return refuse(_submission(arrival, named), arrival.uuid, arrival.at, reason)
 
 
-def _submission(arrival: Arrival, options: Mapping[str, Any]) -> Submission:
+def _submission(arrival: InboxEntry, options: Mapping[str, Any]) -> Submission:
     return Submission(
         kind=arrival.kind,
         payload=arrival.payload,

@@ -17,7 +17,7 @@ from flowfabric.core.execution import schedule as rules
 from flowfabric.core.execution.policy import DEFAULT_POLICY, parse_policy
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.submission import Submission, create
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
 
 log = logging.getLogger("flowfabric.schedules")
@@ -26,10 +26,10 @@ MAX_PAGE = 1000
 ROUNDS = 10
 
 
-class Schedules(Noun):
+class Schedules(Service):
     """`engine.schedules`"""
 
-    def __init__(self, parts: Parts, executions: Executions) -> None:
+    def __init__(self, parts: EngineContext, executions: Executions) -> None:
         super().__init__(parts)
         self._executions = executions
         self._stuck: set[str] = set()
@@ -40,7 +40,7 @@ class Schedules(Noun):
         new = rules.check_schedule(schedule)
         create(self._submission(new, Millis(0)), self._fresh(), self._now())
         for _ in range(ROUNDS):
-            old = await self._parts.store.schedule(new.name)
+            old = await self._context.store.schedule(new.name)
             wanted = self._wanted(old, new)
             if wanted == old or await self._write(wanted, old):
                 self._ring(wanted)
@@ -48,7 +48,7 @@ class Schedules(Noun):
         raise RetryExhausted("lost against rivals ten times in a row")
 
     async def get(self, name: str) -> Schedule:
-        found = await self._parts.store.schedule(name)
+        found = await self._context.store.schedule(name)
         if found is None:
             raise NotFound("schedule", name)
         return found
@@ -56,7 +56,7 @@ class Schedules(Noun):
     async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
         """Schedules by name, after a cursor."""
         most = check_limit(limit, MAX_PAGE)
-        return await self._parts.store.schedules(after, most) if most else []
+        return await self._context.store.schedules(after, most) if most else []
 
     async def pause(self, name: str) -> Schedule:
         """No runs until it is resumed; times that pass meanwhile are not made up for."""
@@ -66,7 +66,7 @@ class Schedules(Noun):
         return await self._change(name, paused=False)
 
     async def remove(self, name: str) -> None:
-        if not await self._parts.store.drop_schedule(name):
+        if not await self._context.store.drop_schedule(name):
             raise NotFound("schedule", name)
 
     async def trigger(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class Schedules(Noun):
         """Submits what is due; returns how many runs. The sweep does this by itself. A schedule
         that cannot fire here stays due and holds nobody else up."""
         fired = 0
-        while due := await self._parts.store.due_schedules(self._now(), MAX_PAGE):
+        while due := await self._context.store.due_schedules(self._now(), MAX_PAGE):
             firings = (self._fire(schedule) for schedule in due)
             answers = await asyncio.gather(*firings, return_exceptions=True)
             counts = [answer for answer in answers if isinstance(answer, int)]
@@ -90,7 +90,7 @@ class Schedules(Noun):
         return fired
 
     async def next_at(self) -> Millis | None:
-        return await self._parts.store.next_schedule()
+        return await self._context.store.next_schedule()
 
     async def _fire(self, schedule: Schedule) -> int:
         firing = rules.fire(schedule, self._now())
@@ -100,7 +100,7 @@ class Schedules(Noun):
         except Invalid as error:  # it cannot fire, now or later; the next time may be better
             log.warning("schedule %s could not fire: %s", schedule.name, error)
         if firing.after != schedule:
-            await self._parts.store.put_schedule(firing.after, schedule.version)
+            await self._context.store.put_schedule(firing.after, schedule.version)
         return len(submissions)
 
     def _tell(self, name: str, answer: int | BaseException) -> None:
@@ -116,7 +116,7 @@ class Schedules(Noun):
             old = await self.get(name)
             new = rules.skip_ahead(old, self._now()) if old.paused and not paused else old
             wanted = replace(new, paused=paused, version=old.version + 1)
-            if await self._parts.store.put_schedule(wanted, old.version):
+            if await self._context.store.put_schedule(wanted, old.version):
                 self._ring(wanted)
                 return wanted
         raise RetryExhausted("lost against rivals ten times in a row")
@@ -128,11 +128,11 @@ class Schedules(Noun):
         return kept if kept == old else replace(kept, version=old.version + 1)
 
     async def _write(self, wanted: Schedule, old: Schedule | None) -> bool:
-        return await self._parts.store.put_schedule(wanted, None if old is None else old.version)
+        return await self._context.store.put_schedule(wanted, None if old is None else old.version)
 
     def _ring(self, schedule: Schedule) -> None:
         if schedule.next_at is not None:
-            self._parts.after.due(schedule.next_at)
+            self._context.after.due(schedule.next_at)
 
     def _options(self, schedule: Schedule, *, keyed: bool) -> dict[str, Any]:
         """The moment's key lasts long enough to be of use, whatever the policy says."""

@@ -31,7 +31,7 @@ from flowfabric.core.execution.status import (
     public_state,
     vector,
 )
-from flowfabric.engine.context import Noun
+from flowfabric.engine.context import Service
 from flowfabric.store.contract import Counts, Detail, Progress, Query
 from flowfabric.store.readable import readable
 
@@ -105,7 +105,7 @@ class Info(Struct, frozen=True, kw_only=True):
     blocking_detail: str | None
 
 
-class Context(Struct, frozen=True):
+class ExecutionContext(Struct, frozen=True):
     """What a handler needs to run."""
 
     kind: str
@@ -132,7 +132,7 @@ class Infos(Struct, frozen=True):
     unreadable: tuple[UUID, ...] = ()
 
 
-class Views(Noun):
+class Views(Service):
     """`engine.views`"""
 
     async def describe(self, id: str) -> Description | None:
@@ -159,19 +159,21 @@ class Views(Noun):
             return None
         return snapshot.state.result if snapshot.state.outcome is Outcome.SUCCESS else None
 
-    async def context(self, id: str) -> Context:
+    async def context(self, id: str) -> ExecutionContext:
         detail = await self._detail(id)
         if detail is None:
             raise NotFound("execution", id)
         execution = detail.snapshot.execution
-        return Context(execution.kind, detail.payload, execution.facts.encoding, detail.tags)
+        return ExecutionContext(
+            execution.kind, detail.payload, execution.facts.encoding, detail.tags
+        )
 
     async def attempts(self, id: str) -> list[Attempt]:
         """Every attempt by index, those in hand included."""
         snapshot = await self._existing(id)
         history = {
             attempt.index: attempt
-            for attempt in await self._parts.store.attempts(snapshot.execution.uuid)
+            for attempt in await self._context.store.attempts(snapshot.execution.uuid)
         }
         for attempt in inline_attempts(snapshot):
             history.setdefault(attempt.index, attempt)
@@ -200,7 +202,7 @@ class Views(Noun):
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
         async with asyncio.timeout(seconds):
-            return _ending(await self._parts.waiting.end_of(key))
+            return _ending(await self._context.waiting.end_of(key))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page begins the next."""
@@ -208,7 +210,7 @@ class Views(Noun):
         if not bounded.limit:
             return Infos((), None)
         await self._let_in()
-        page = await self._parts.store.page(bounded)
+        page = await self._context.store.page(bounded)
         damaged = list(page.unreadable)
         items = readable(
             page.items,
@@ -224,13 +226,13 @@ class Views(Noun):
         """How many executions are in each public state, exact up to 100,000."""
         place, name = _text(namespace, "namespace"), _text(lane, "lane")
         await self._let_in()
-        return await self._parts.store.counts(place, name)
+        return await self._context.store.counts(place, name)
 
     async def _detail(self, id: str) -> Detail | None:
         key = ExecutionId(id)
-        detail = await self._parts.store.detail(key.uuid)
-        if detail is None and await self._parts.arrivals.admit([key.uuid]):
-            detail = await self._parts.store.detail(key.uuid)
+        detail = await self._context.store.detail(key.uuid)
+        if detail is None and await self._context.arrivals.admit([key.uuid]):
+            detail = await self._context.store.detail(key.uuid)
         return detail if detail is not None and detail.snapshot.execution.id == key else None
 
     async def _existing(self, id: str) -> Snapshot:

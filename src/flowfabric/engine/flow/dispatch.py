@@ -9,9 +9,9 @@ from uuid import UUID
 
 from flowfabric.core.base.errors import FlowFabricError, Unavailable
 from flowfabric.core.flow.model import Flow, FlowChange, count_chores
-from flowfabric.core.flow.outbox import Chore, ChoreKind
-from flowfabric.engine.context import Noun, Parts
-from flowfabric.engine.flow.resolver import PAGE, Ending, Settling, endings_of
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
+from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.flow.resolver import PAGE, Ending, FlowResolver, endings_of
 from flowfabric.engine.wait.signals import Signals
 
 MAX_FLOWS = 64
@@ -49,7 +49,7 @@ class _Runner:
             self.add(())
 
 
-class Settler(Noun):
+class FlowDispatcher(Service):
     """Settles flows of this process's changes as soon as they are committed, many flows at once.
 
     Endings are settled at once, so that what waits for them goes on. Only then are the flows looked
@@ -58,9 +58,9 @@ class Settler(Noun):
     so that no flow waits for another.
     """
 
-    def __init__(self, parts: Parts, signals: Signals) -> None:
+    def __init__(self, parts: EngineContext, signals: Signals) -> None:
         super().__init__(parts)
-        self.work = Settling(parts, signals)
+        self.work = FlowResolver(parts, signals)
         self._endings: dict[UUID, dict[UUID, Ending]] = {}
         self._settling = _Runner("flowfabric-settle", self._settle_fresh)
         self._looking = _Runner("flowfabric-count", self._look)
@@ -70,15 +70,15 @@ class Settler(Noun):
         self._finishing: set[UUID] = set()
         parts.after.owed, parts.after.settle = self.owe, self.work.settle
 
-    def owe(self, chores: Iterable[Chore]) -> None:
+    def owe(self, chores: Iterable[OutboxEntry]) -> None:
         """Told what was committed just now. Endings need not be read again to be settled."""
         flows = dict[UUID, None]()
         for chore in chores:
             flows[chore.flow] = None
             queued = self._endings.setdefault(chore.flow, {})
-            if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
+            if chore.kind is OutboxKind.ENDED and chore.outcome is not None:
                 queued[chore.id] = Ending(chore.outcome, chore.number)
-            elif chore.kind is ChoreKind.REPLAYED:
+            elif chore.kind is OutboxKind.REPLAYED:
                 queued.pop(chore.id, None)
         self.kick(flows)
 
@@ -137,7 +137,7 @@ class Settler(Noun):
         and what is owed then is settled as after any other commit, or by the next sweep."""
         looked_at: set[UUID] = set()
         passes = 0
-        while passes < MAX_PASSES and (flows := await self._parts.store.owing(PAGE)):
+        while passes < MAX_PASSES and (flows := await self._context.store.owing(PAGE)):
             passes += looked_at.issuperset(flows)
             looked_at.update(flows)
             if not await self._together(flows, partial(self._settle_many, counting=True)):
@@ -202,9 +202,9 @@ class Settler(Noun):
         """One pass over many flows; with `counting` (the sweep) nothing is left for later. Returns
         how many flows have nothing owed any more that was owed to them before."""
         # Before the chores: whoever counts them meanwhile moves the version that is compared.
-        found = await self._parts.store.flows(flows)
-        owed: dict[UUID, list[Chore]] = {}
-        for chore in await self._parts.store.chores(flows, PAGE):
+        found = await self._context.store.flows(flows)
+        owed: dict[UUID, list[OutboxEntry]] = {}
+        for chore in await self._context.store.chores(flows, PAGE):
             owed.setdefault(chore.flow, []).append(chore)
         light = {flow: chores for flow, chores in owed.items() if _is_light(chores)}
         heavy = owed.keys() - light.keys()
@@ -226,7 +226,7 @@ class Settler(Noun):
         await self._settle_light({change.after.id: light[change.after.id] for change in due})
         return len(heavy) + await self._count(due)
 
-    async def _settle_light(self, owed: dict[UUID, list[Chore]]) -> None:
+    async def _settle_light(self, owed: dict[UUID, list[OutboxEntry]]) -> None:
         await self.work.settle_edges(
             {
                 (flow, id): ending
@@ -236,7 +236,7 @@ class Settler(Noun):
         )
 
     async def _count(self, due: Sequence[FlowChange]) -> int:
-        written = await self._parts.store.count_flows(due)
+        written = await self._context.store.count_flows(due)
         for change in due:
             id = change.after.id
             if id not in written or change.owed:
@@ -246,8 +246,8 @@ class Settler(Noun):
         return len(written)
 
 
-def _is_light(chores: Sequence[Chore]) -> bool:
-    return len(chores) < PAGE and all(chore.kind is ChoreKind.ENDED for chore in chores)
+def _is_light(chores: Sequence[OutboxEntry]) -> bool:
+    return len(chores) < PAGE and all(chore.kind is OutboxKind.ENDED for chore in chores)
 
 
 def _is_due(change: FlowChange) -> bool:

@@ -56,18 +56,18 @@ from flowfabric.core.flow.model import (
     known,
     open_flow,
 )
-from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.flow.replay import (
     ReplayPlan,
     ask_to_replay_planned,
     plan_replay,
     replay_planned,
 )
-from flowfabric.core.wait.model import Memory
+from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
-from flowfabric.engine.flow.dispatch import Settler
+from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import PAGE
 from flowfabric.engine.flow.walks import reaches, whole
 from flowfabric.store.contract import EdgeQuery
@@ -103,13 +103,15 @@ class FlowCancelled(Struct, frozen=True):
     remaining: tuple[ExecutionId, ...] = ()
 
 
-class Flows(Noun):
+class Flows(Service):
     """`engine.flows`"""
 
-    def __init__(self, parts: Parts, executions: Executions, settler: Settler) -> None:
+    def __init__(
+        self, parts: EngineContext, executions: Executions, dispatcher: FlowDispatcher
+    ) -> None:
         super().__init__(parts)
         self._executions = executions
-        self._settler = settler
+        self._dispatcher = dispatcher
         self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     # -- building
@@ -176,9 +178,9 @@ class Flows(Noun):
         known key it is the one that was added before."""
         key = parse_uuid(flow, "flow")
         wanted = check_kind_of(submission, Submission, "submission")
-        found = open_flow((await self._parts.store.flows([key])).get(key), key)
+        found = open_flow((await self._context.store.flows([key])).get(key), key)
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
-        await self._parts.catalogue.check(creation.snapshot.execution.rules)
+        await self._context.known_limits.check(creation.snapshot.execution.rules)
         if found.state is FlowState.OPEN:
             creation = grow.held(creation)
         # Two writes. Whoever dies in between leaves one that is held; the sweep ends it soon.
@@ -224,10 +226,10 @@ class Flows(Noun):
                 return None
             if expected_revision is not None and expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
-            ends = await self._parts.store.load([wanted.upstream, wanted.downstream])
+            ends = await self._context.store.load([wanted.upstream, wanted.downstream])
             upstream, downstream = ends.get(wanted.upstream), ends.get(wanted.downstream)
             change = grow.stage(flow, wanted, upstream, downstream, now)
-            if await reaches(self._parts.store, wanted.flow, wanted.downstream, wanted.upstream):
+            if await reaches(self._context.store, wanted.flow, wanted.downstream, wanted.upstream):
                 raise CycleDetected("the upstream depends on the downstream already")
             answer[:] = [Staged(wanted.id, change.after.revision)]
             return change
@@ -238,7 +240,7 @@ class Flows(Noun):
     async def apply(self, flow: UUID, edge: UUID) -> AlreadySatisfied:
         """Staging an edge applies it: this only says whether it is there."""
         ids = (parse_uuid(edge, "edge"),)
-        if not await self._parts.store.edges(EdgeQuery(flow=parse_uuid(flow, "flow"), ids=ids)):
+        if not await self._context.store.edges(EdgeQuery(flow=parse_uuid(flow, "flow"), ids=ids)):
             raise NotFound("edge", edge)
         return AlreadySatisfied("already_applied")
 
@@ -266,11 +268,11 @@ class Flows(Noun):
                 for member in page:
                     grow.check_seal(member)
             after = grow.sealed(open, now)
-            chore = Chore(key, key, after.version, ChoreKind.RELEASE)
+            chore = OutboxEntry(key, key, after.version, OutboxKind.RELEASE)
             return FlowChange(open, after, owed=(chore,))
 
         made = await self._change(key, decide)
-        await self._settler.work.settle(key)
+        await self._dispatcher.work.settle(key)
         return made is not None
 
     # -- steering
@@ -291,11 +293,11 @@ class Flows(Noun):
         span = None if timeout is None else check_seconds(timeout, "timeout")
         marked, header = await self._mark_cancelled(flow, reason, policy)
         if header.policy is CancelPolicy.FLOW_ONLY or not wait:
-            self._settler.kick([header.id])
+            self._dispatcher.kick([header.id])
             left = await self._owed(header)
             return replace(header, scheduled=bool(left), remaining=left)
         async with asyncio.timeout(span):
-            await self._settler.finish(marked)
+            await self._dispatcher.finish(marked)
         return replace(header, remaining=await self._owed(header))
 
     async def cancel_header(
@@ -316,7 +318,7 @@ class Flows(Noun):
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = check_cancel_policy(policy)
         with suppress(Corruption):  # of a member: cancelling the others does not need it
-            await self._settler.work.settle(key)  # one that is over already cannot be cancelled
+            await self._dispatcher.work.settle(key)  # one that is over already cannot be cancelled
 
         stands: list[Flow] = []
 
@@ -328,7 +330,7 @@ class Flows(Noun):
             cancel = Cancellation(now, text, chosen)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
             owed = cancel_chores(after, held=open.state is FlowState.OPEN)
-            told_by = await self._parts.store.members(key, limit=1)
+            told_by = await self._context.store.members(key, limit=1)
             changes = tuple(announce(member, after, now) for member in told_by)
             return FlowChange(open, after, changes=changes, owed=owed)
 
@@ -347,22 +349,26 @@ class Flows(Noun):
         did not happen and the losers of a race that was won. Refused as a whole when one of them
         may not be replayed; one that another caller replays is left to them."""
         key = parse_uuid(flow, "flow")
-        found = known((await self._parts.store.flows([key])).get(key), key)
+        found = known((await self._context.store.flows([key])).get(key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
-        await self._settler.work.settle(key)  # or an ending told late skips again what waits again
-        plan = plan_replay(*await whole(self._parts.store, key))
+        await self._dispatcher.work.settle(
+            key
+        )  # or an ending told late skips again what waits again
+        plan = plan_replay(*await whole(self._context.store, key))
         for member in plan.members:
             check_replay(member)
         replayed: list[Replayed] = []
         for start in range(0, len(plan.members), PAGE):
             replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
-        await self._settler.work.settle(key)  # the flow is open again before anybody waits for it
+        await self._dispatcher.work.settle(
+            key
+        )  # the flow is open again before anybody waits for it
         return replayed
 
     async def drain(self) -> None:
         """What this process does by itself for flows after its commits is done."""
-        await self._settler.drain()
+        await self._dispatcher.drain()
 
     # -- how
 
@@ -378,12 +384,12 @@ class Flows(Noun):
 
     async def _is_over(self, flow: UUID) -> bool:
         """Whether nothing of a flow is to be written any more."""
-        found = (await self._parts.store.flows([flow])).get(flow)
+        found = (await self._context.store.flows([flow])).get(flow)
         return found is not None and (found.ended_at is not None or takes_members_along(found))
 
     async def _cancel_late(self, flow: UUID) -> None:
         """Members that were written while somebody cancelled their flow are owed it as well."""
-        cancelled = (await self._parts.store.flows([flow])).get(flow)
+        cancelled = (await self._context.store.flows([flow])).get(flow)
         if cancelled is None or not takes_members_along(cancelled):
             return
 
@@ -392,7 +398,7 @@ class Flows(Noun):
             return FlowChange(found, after, owed=cancel_chores(after, held=False))
 
         await self._change(flow, decide, kick=False)
-        await self._settler.finish(cancelled)
+        await self._dispatcher.finish(cancelled)
 
     async def _lay(self, flow: Flow, laid: Plan) -> bool:
         """Writes the flow and its edges; False when the same was declared before."""
@@ -401,7 +407,7 @@ class Flows(Noun):
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
             if found is None:
                 for creation in (*laid.roots, *laid.rest):
-                    await self._parts.catalogue.check(creation.snapshot.execution.rules)
+                    await self._context.known_limits.check(creation.snapshot.execution.rules)
                 return FlowChange(None, flow, pages[0], await self._started_by(flow))
             same = (flow.graph, flow.kind, flow.namespace)
             if (found.graph, found.kind, found.namespace) != same:
@@ -438,7 +444,7 @@ class Flows(Noun):
             for round in range(MAX_ROUNDS):
                 now = self._now()
                 unseen = new and not round
-                found = None if unseen else (await self._parts.store.flows([id])).get(id)
+                found = None if unseen else (await self._context.store.flows([id])).get(id)
                 try:
                     change = await decide(found, now)
                 except FlowFabricError:
@@ -447,29 +453,29 @@ class Flows(Noun):
                     raise
                 if change is None:
                     return None
-                if await self._parts.store.apply_flow(change):
-                    self._parts.after.applied(change.changes)
+                if await self._context.store.apply_flow(change):
+                    self._context.after.applied(change.changes)
                     if change.owed and kick:
-                        self._settler.kick([id])
+                        self._dispatcher.kick([id])
                     return change
                 if unseen:
                     continue
-                await asyncio.sleep(self._luck() * MAX_PAUSE)  # only jitter
+                await asyncio.sleep(self._jitter() * MAX_PAUSE)  # only jitter
         raise RetryExhausted(f"lost against rivals {MAX_ROUNDS} times in a row")
 
     async def _members(self, flow: UUID) -> AsyncIterator[list[Snapshot]]:
         after: UUID | None = None
-        while page := await self._parts.store.members(flow, after=after, limit=PAGE):
+        while page := await self._context.store.members(flow, after=after, limit=PAGE):
             yield page
             after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
     async def _replay_page(self, plan: ReplayPlan, page: Sequence[Snapshot]) -> list[Replayed]:
         """Those of the page that this call has replayed."""
 
-        def rule(found: Snapshot | None, now: Millis, memory: Memory) -> Change[Replayed | None]:
+        def rule(found: Snapshot | None, now: Millis, memory: Loaded) -> Change[Replayed | None]:
             return replay_planned(found, now, memory, plan)
 
-        answers = await self._parts.decisions.decide_all(
+        answers = await self._context.decisions.decide_all(
             [Decision(each.execution.uuid, rule, ask=ask_to_replay_planned) for each in page]
         )
         for answer in answers:
@@ -481,7 +487,7 @@ class Flows(Noun):
         """Members that still owe an ending to the cancel."""
         if header.policy is CancelPolicy.FLOW_ONLY:
             return ()
-        found = await self._parts.store.members(header.id, limit=MAX_TOLD, living=True)
+        found = await self._context.store.members(header.id, limit=MAX_TOLD, living=True)
         pending = header.policy is CancelPolicy.PENDING
         return tuple(
             member.execution.id for member in found if not (pending and member.attempts_made)
@@ -489,7 +495,7 @@ class Flows(Noun):
 
     async def _is_staged(self, edge: Edge) -> bool:
         """Whether this very edge is there; another one of the same id is a conflict."""
-        found = await self._parts.store.edges(EdgeQuery(flow=edge.flow, ids=(edge.id,)))
+        found = await self._context.store.edges(EdgeQuery(flow=edge.flow, ids=(edge.id,)))
         if not found:
             return False
         if replace(found[0].edge, created_at=edge.created_at) != edge:

@@ -27,11 +27,11 @@ from flowfabric.core.flow import progress as rules
 from flowfabric.core.flow.cancel import is_orphan, orphaned
 from flowfabric.core.flow.join import EdgeState, JoinState
 from flowfabric.core.flow.model import CancelPolicy, Flow, Parent, count_chores
-from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.flow.progress import Settlement
-from flowfabric.core.wait.model import Memory
+from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.store.contract import EdgeQuery, Unsettled
 
@@ -51,10 +51,10 @@ class Ending(NamedTuple):
     number: int
 
 
-class Settling(Noun):
+class FlowResolver(Service):
     """Does what is owed to one flow, or settles endings of many."""
 
-    def __init__(self, parts: Parts, signals: Signals) -> None:
+    def __init__(self, parts: EngineContext, signals: Signals) -> None:
         super().__init__(parts)
         self._signals = signals
         self.cancelling: set[UUID] = set()
@@ -67,44 +67,44 @@ class Settling(Noun):
         """Tells whoever waits for the flow if it has ended with what was counted."""
         if flow.ended_at is not None:
             self.ended(flow)
-            self._parts.store.hint(frozenset())
+            self._context.store.hint(frozenset())
 
     async def settle(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""
         for _ in range(MAX_ROUNDS):
-            while chores := await self._parts.store.chores([flow], PAGE):
+            while chores := await self._context.store.chores([flow], PAGE):
                 if not await self._round(flow, chores):
                     break  # somebody else was faster: look again
             else:
                 return
             await asyncio.sleep(0)
 
-    async def _round(self, flow: UUID, chores: Sequence[Chore]) -> bool:
+    async def _round(self, flow: UUID, chores: Sequence[OutboxEntry]) -> bool:
         """Does the given chores and counts them; False when another process did."""
-        found = (await self._parts.store.flows([flow])).get(flow)
+        found = (await self._context.store.flows([flow])).get(flow)
         if found is None:
             raise NotFound("flow", flow)
         kinds = {chore.kind for chore in chores}
         if len(chores) >= PAGE:
             # There may be more endings: a flow that is over already cannot be cancelled.
-            chores = [each for each in chores if each.kind is not ChoreKind.ORPHANED] or chores
+            chores = [each for each in chores if each.kind is not OutboxKind.ORPHANED] or chores
         if found.cancel is not None:
             # Before anything is settled: members are to be cancelled, not skipped. The cancel
             # may be on a later page of chores, and a replay may not have seen it.
             await self.cancel_members(found)
-        if ChoreKind.RELEASE in kinds:
+        if OutboxKind.RELEASE in kinds:
             await self._release(found)
         await self._settle_endings(flow, chores)
         await self._catch_up(flow, chores)
         await self._cancel_siblings(flow, chores)
-        if ChoreKind.TELL in kinds:
+        if OutboxKind.TELL in kinds:
             await self._tell(found, max(each.number for each in chores if _is_telling(each)))
-        missing = await self._missing(found) if ChoreKind.CANCEL in kinds else None
+        missing = await self._missing(found) if OutboxKind.CANCEL in kinds else None
         now = self._now()
         change = count_chores(found, tuple(chores), now, missing)
-        if any(chore.kind is ChoreKind.ORPHANED for chore in chores):
+        if any(chore.kind is OutboxKind.ORPHANED for chore in chores):
             change = orphaned(change, now)
-        counted = await self._parts.store.apply_flow(change)
+        counted = await self._context.store.apply_flow(change)
         if counted:
             self.counted(change.after)
         return counted
@@ -114,10 +114,10 @@ class Settling(Noun):
         One that is still under way finds the cancel, and then they are counted again."""
         if flow.graph is None:
             return None
-        present = await self._parts.store.member_counts(flow.id)
+        present = await self._context.store.member_counts(flow.id)
         return max(0, flow.nodes - sum(present.values()))
 
-    async def _settle_endings(self, flow: UUID, chores: Sequence[Chore]) -> None:
+    async def _settle_endings(self, flow: UUID, chores: Sequence[OutboxEntry]) -> None:
         endings = endings_of(chores)
         if not endings:
             return
@@ -126,7 +126,7 @@ class Settling(Noun):
             told = {state.edge.id: endings[state.edge.upstream] for state in page}
             await self._settle_page([Unsettled(state, None) for state in page], told)
 
-    async def _catch_up(self, flow: UUID, chores: Sequence[Chore]) -> None:
+    async def _catch_up(self, flow: UUID, chores: Sequence[OutboxEntry]) -> None:
         """A member that waits again after a replay counts upstreams that have ended since they
         were looked at, and could not settle what was not open then."""
         replayed = tuple(chore.id for chore in chores if _is_second_chance(chore))
@@ -134,7 +134,7 @@ class Settling(Noun):
             return
         query = EdgeQuery(flow=flow, downstreams=replayed, unsettled=True)
         async for page in self._pages(query):
-            ends = await self._parts.store.load([state.edge.upstream for state in page])
+            ends = await self._context.store.load([state.edge.upstream for state in page])
             by_child: dict[UUID, list[Settlement]] = {}
             for edge in (state.edge for state in page):
                 upstream = ends.get(edge.upstream)
@@ -144,11 +144,11 @@ class Settling(Noun):
                 by_child.setdefault(edge.downstream, []).append(ending)
             await self._all([_settling(child, found) for child, found in by_child.items()])
 
-    async def _cancel_siblings(self, flow: UUID, chores: Sequence[Chore]) -> None:
-        children = tuple(chore.id for chore in chores if chore.kind is ChoreKind.SIBLINGS)
+    async def _cancel_siblings(self, flow: UUID, chores: Sequence[OutboxEntry]) -> None:
+        children = tuple(chore.id for chore in chores if chore.kind is OutboxKind.SIBLINGS)
         if not children:
             return
-        joins = await self._parts.store.load(children)
+        joins = await self._context.store.load(children)
         query = EdgeQuery(flow=flow, downstreams=children, unsettled=True)
         async for page in self._pages(query):
             reasons = {}
@@ -181,7 +181,7 @@ class Settling(Noun):
     async def _members(self, flow: Flow, *, living: bool) -> AsyncIterator[list[Snapshot]]:
         """Members, or those that have not ended, page by page."""
         after: UUID | None = None
-        members = self._parts.store.members
+        members = self._context.store.members
         while page := await members(flow.id, after=after, limit=PAGE, living=living):
             yield page
             after = page[-1].execution.uuid  # a page may be short without those it cannot read
@@ -214,7 +214,7 @@ class Settling(Noun):
 
     async def _pages(self, query: EdgeQuery) -> AsyncIterator[list[EdgeState]]:
         """Edges page by page, by id: one that could not be settled is not met again."""
-        while page := await self._parts.store.edges(query):
+        while page := await self._context.store.edges(query):
             yield page
             if len(page) < query.limit:
                 return
@@ -222,7 +222,7 @@ class Settling(Noun):
 
     async def _all(self, decisions: list[Decision]) -> None:
         """All of them, or the first real trouble; what has ended meanwhile is no trouble."""
-        answers = await self._parts.decisions.decide_all(decisions) if decisions else []
+        answers = await self._context.decisions.decide_all(decisions) if decisions else []
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
@@ -230,7 +230,7 @@ class Settling(Noun):
     async def settle_edges(self, endings: dict[tuple[UUID, UUID], Ending]) -> int:
         """Settles the edges that leave members (flow, execution) with how these have ended."""
         after, settled = None, 0
-        while page := await self._parts.store.unsettled(list(endings), after, PAGE):
+        while page := await self._context.store.unsettled(list(endings), after, PAGE):
             edges = [found.state.edge for found in page]
             told = {edge.id: endings[edge.flow, edge.upstream] for edge in edges}
             await self._settle_page(page, told)
@@ -247,21 +247,21 @@ class Settling(Noun):
         await self._all([_bringing(child, found, told) for child, found in by_child.items()])
 
 
-def _is_telling(chore: Chore) -> bool:
-    return chore.kind is ChoreKind.TELL
+def _is_telling(chore: OutboxEntry) -> bool:
+    return chore.kind is OutboxKind.TELL
 
 
-def _is_second_chance(chore: Chore) -> bool:
-    return chore.kind is ChoreKind.REPLAYED
+def _is_second_chance(chore: OutboxEntry) -> bool:
+    return chore.kind is OutboxKind.REPLAYED
 
 
-def endings_of(chores: Iterable[Chore]) -> dict[UUID, Ending]:
+def endings_of(chores: Iterable[OutboxEntry]) -> dict[UUID, Ending]:
     """How members ended. One that was replayed meanwhile has not: it will end again."""
     found: dict[UUID, Ending] = {}
     for chore in sorted(chores, key=lambda chore: chore.number):
-        if chore.kind is ChoreKind.ENDED and chore.outcome is not None:
+        if chore.kind is OutboxKind.ENDED and chore.outcome is not None:
             found[chore.id] = Ending(chore.outcome, chore.number)
-        elif chore.kind is ChoreKind.REPLAYED:
+        elif chore.kind is OutboxKind.REPLAYED:
             found.pop(chore.id, None)
     return found
 
@@ -271,14 +271,14 @@ def _bringing(child: UUID, edges: Sequence[Unsettled], told: dict[UUID, Ending])
     and its edges are was seen at one moment, and whoever settles one of these moves its version."""
     states = {found.state.edge.id: found.state for found in edges}
     settling = _settling(child, [Settlement(id, *told[id]) for id in states])
-    settling.held, settling.memory = edges[0].downstream, Memory({}, {}, [], states)
+    settling.held, settling.memory = edges[0].downstream, Loaded({}, {}, [], states)
     return settling
 
 
 def _settling(child: UUID, settlements: list[Settlement]) -> Decision:
     found = tuple(settlements)
 
-    def rule(snapshot: Snapshot | None, now: Millis, memory: Memory) -> Change[rules.Settled]:
+    def rule(snapshot: Snapshot | None, now: Millis, memory: Loaded) -> Change[rules.Settled]:
         return rules.settle(snapshot, now, found, memory)
 
     return Decision(child, rule, ask=lambda snapshot: rules.ask_to_settle(snapshot, found))

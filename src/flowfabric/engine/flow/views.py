@@ -31,8 +31,8 @@ from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowState, count_chores, known
 from flowfabric.core.flow.outbox import is_spared
-from flowfabric.engine.context import Noun, Parts
-from flowfabric.engine.flow.resolver import Settling
+from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.watcher import FlowWaiting
 from flowfabric.store.contract import EdgeQuery, FlowQuery
 
@@ -66,10 +66,10 @@ class FlowDescription(Struct, frozen=True):
     states: Mapping[PublicState, int]
 
 
-class FlowViews(Noun):
+class FlowViews(Service):
     """`engine.flow_views`"""
 
-    def __init__(self, parts: Parts, settling: Settling) -> None:
+    def __init__(self, parts: EngineContext, settling: FlowResolver) -> None:
         super().__init__(parts)
         self._waiting = FlowWaiting(parts.store)
         settling.ended = self._waiting.ended
@@ -80,10 +80,10 @@ class FlowViews(Noun):
     async def get(self, id: UUID) -> Flow | None:
         """The flow, with every ending counted, also those that are not written down yet."""
         key = parse_uuid(id, "flow")
-        flow = (await self._parts.store.flows([key])).get(key)
+        flow = (await self._context.store.flows([key])).get(key)
         while flow is not None:
-            owed = await self._parts.store.chores([key], MAX_CHORES)
-            again = (await self._parts.store.flows([key])).get(key)
+            owed = await self._context.store.chores([key], MAX_CHORES)
+            again = (await self._context.store.flows([key])).get(key)
             if again is not None and again.version == flow.version:
                 counted = count_chores(flow, tuple(owed), flow.mutated_at).after if owed else flow
                 return replace(counted, version=flow.version)
@@ -94,7 +94,7 @@ class FlowViews(Noun):
         flow = await self.get(id)
         if flow is None:
             return None
-        return FlowDescription(flow, await self._parts.store.member_counts(flow.id))
+        return FlowDescription(flow, await self._context.store.member_counts(flow.id))
 
     async def wait(self, id: UUID, timeout: Seconds | None = None) -> Flow:
         """The flow once all its members have ended; TimeoutError after `timeout` seconds."""
@@ -113,8 +113,8 @@ class FlowViews(Noun):
         """Whether a flow was cancelled since the run that started it ended without success, or is
         gone by now; what is owed to it is done first."""
         key = parse_uuid(flow, "flow")
-        await self._parts.after.settle(key)
-        found = (await self._parts.store.flows([key])).get(key)
+        await self._context.after.settle(key)
+        found = (await self._context.store.flows([key])).get(key)
         return found is None or is_orphan(found)
 
     async def page(
@@ -139,7 +139,7 @@ class FlowViews(Noun):
             limit=wanted,
             newest_first=check_flag(newest_first, "newest_first"),
         )
-        return await self._parts.store.flow_page(query) if wanted else []
+        return await self._context.store.flow_page(query) if wanted else []
 
     async def members(
         self, id: UUID, *, after: ExecutionId | None = None, limit: int = 100
@@ -148,7 +148,7 @@ class FlowViews(Noun):
         wanted = check_limit(limit, MAX_PAGE)
         cursor = None if after is None else ExecutionId(after).uuid
         key = parse_uuid(id, "flow")
-        found = await self._parts.store.members(key, after=cursor, limit=wanted) if wanted else []
+        found = await self._context.store.members(key, after=cursor, limit=wanted) if wanted else []
         return [_member(snapshot) for snapshot in found]
 
     async def groups(self, id: UUID) -> dict[ExecutionId, Join]:
@@ -172,7 +172,7 @@ class FlowViews(Noun):
 
     async def edge(self, flow: UUID, edge: UUID) -> Edge | None:
         query = EdgeQuery(flow=parse_uuid(flow, "flow"), ids=(parse_uuid(edge, "edge"),))
-        found = await self._parts.store.edges(query)
+        found = await self._context.store.edges(query)
         return found[0].edge if found else None
 
     async def flow_of(self, id: str) -> UUID | None:
@@ -230,7 +230,7 @@ class FlowViews(Noun):
         ends: dict[UUID, Millis] = {}
         for start in range(0, len(edges), PAGE):
             uuids = [state.edge.upstream for state in edges[start : start + PAGE]]
-            for uuid, snapshot in (await self._parts.store.load(uuids)).items():
+            for uuid, snapshot in (await self._context.store.load(uuids)).items():
                 if isinstance(snapshot.state, Ended):
                     ends[uuid] = snapshot.state.ended_at
         late = Millis(0) if fired_at is None else Millis(fired_at + 1)
@@ -243,7 +243,7 @@ class FlowViews(Noun):
         found: dict[UUID, bytes | None] = {}
         for start in range(0, len(keys), PAGE):
             for uuid, snapshot in (
-                await self._parts.store.load(keys[start : start + PAGE])
+                await self._context.store.load(keys[start : start + PAGE])
             ).items():
                 match snapshot.state:
                     case Ended(outcome=Outcome.SUCCESS, result=result):
@@ -256,20 +256,20 @@ class FlowViews(Noun):
         """Which of these executions were skipped."""
         found: set[UUID] = set()
         for start in range(0, len(uuids), PAGE):
-            for uuid, each in (await self._parts.store.load(uuids[start : start + PAGE])).items():
+            for uuid, each in (await self._context.store.load(uuids[start : start + PAGE])).items():
                 if isinstance(each.state, Ended) and each.state.outcome is Outcome.SKIPPED:
                     found.add(uuid)
         return found
 
     async def _all_members(self, flow: UUID) -> AsyncIterator[Snapshot]:
         after: UUID | None = None
-        while page := await self._parts.store.members(flow, after=after, limit=PAGE):
+        while page := await self._context.store.members(flow, after=after, limit=PAGE):
             for snapshot in page:
                 yield snapshot
             after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
     async def _all_edges(self, query: EdgeQuery) -> AsyncIterator[EdgeState]:
-        while page := await self._parts.store.edges(query):
+        while page := await self._context.store.edges(query):
             for state in page:
                 yield state
             if len(page) < query.limit:

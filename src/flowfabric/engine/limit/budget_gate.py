@@ -23,12 +23,12 @@ from flowfabric.core.limit.budget import Exhausted, spent
 from flowfabric.core.limit.budget_gate import is_start, let_in, take_back, turn_away
 from flowfabric.core.limit.quota import budget_queue
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_budgets import KnownBudgets
-from flowfabric.engine.limit.ledger import Bookkeeping
+from flowfabric.engine.limit.ledger import LedgerWriter
 from flowfabric.engine.limit.releases import Releases
 from flowfabric.store.contract import Taken
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.contract_limits import LedgerNeeds
 from flowfabric.store.readable import SET_ASIDE, load_readable
 
 T = TypeVar("T")
@@ -39,13 +39,13 @@ MOST_WAITING = 100_000
 log = logging.getLogger("flowfabric.limits")
 
 
-class Doorkeeper(Noun):
+class BudgetGate(Service):
     """Shared by `engine.claims`, `engine.budgets` and the sweep."""
 
-    def __init__(self, parts: Parts, releases: Releases) -> None:
+    def __init__(self, parts: EngineContext, releases: Releases) -> None:
         super().__init__(parts)
         self._releases = releases
-        self.books = Bookkeeping(parts.store, self._admit_soon)
+        self.books = LedgerWriter(parts.store, self._admit_soon)
         self.known = KnownBudgets(parts)
         self._crowded: dict[str, int] = {}
         self._resets: dict[str, Millis] = {}
@@ -78,7 +78,7 @@ class Doorkeeper(Noun):
         execution, now = item.snapshot.execution, self._now()
         log.error("execution %s is set aside: %s", execution.id, error)
         await self._take_back([item])
-        await self._parts.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
+        await self._context.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
 
     async def _check(self, taken: Sequence[Taken]) -> list[Taken]:
         await self.known.refresh()
@@ -116,14 +116,14 @@ class Doorkeeper(Noun):
 
     async def sweep(self) -> None:
         """Resets what is due, and gives back what dead leases have set aside."""
-        while due := await self._parts.store.due_budgets(self._now(), PAGE):
+        while due := await self._context.store.due_budgets(self._now(), PAGE):
             resets = (self._tried(self._reset_due(name)) for name in due)
             if not any(await asyncio.gather(*resets)) or len(due) < PAGE:
                 break
         await self._give_back()
 
     async def next_at(self) -> Millis | None:
-        return await self._parts.store.next_reset()
+        return await self._context.store.next_reset()
 
     @property
     def busy(self) -> bool:
@@ -145,7 +145,7 @@ class Doorkeeper(Noun):
                 decisions.append(Decision(item.snapshot.execution.uuid, rule, item.snapshot))
                 turned.append(item.snapshot)
                 self._note_reset(why)
-        answers = await self._parts.decisions.decide_all(decisions)
+        answers = await self._context.decisions.decide_all(decisions)
         for answer in answers:
             if isinstance(answer, Exception):
                 log.warning("a refused execution keeps its lease until it runs out: %s", answer)
@@ -158,7 +158,7 @@ class Doorkeeper(Noun):
             for snapshot in held
             if isinstance(state := snapshot.state, Active)
         ]
-        answers = await self._parts.decisions.decide_all(decisions)
+        answers = await self._context.decisions.decide_all(decisions)
         await self._releases.give_starts_back(_unbegun(held, answers))
 
     def _note_reset(self, why: Exhausted) -> None:
@@ -189,11 +189,11 @@ class Doorkeeper(Noun):
             self._spawn(self._free(name))
 
     async def _free(self, name: str) -> None:
-        store, rule = self._parts.store, partial(_let_in, budget=name)
+        store, rule = self._context.store, partial(_let_in, budget=name)
         waiting = await store.waiting_in(budget_queue(name), MOST_WAITING)
         for start in range(0, len(waiting), PAGE):
             found = await load_readable(store.load, waiting[start : start + PAGE])
-            await self._parts.decisions.decide_all(
+            await self._context.decisions.decide_all(
                 [
                     Decision(uuid, rule)
                     for uuid, snapshot in found.items()
@@ -206,14 +206,14 @@ class Doorkeeper(Noun):
         why = spent(await self.known.budgets((name,)), (name,))
         if why is not None:
             self._note_reset(why)
-            first = await self._parts.store.waiting_in(budget_queue(name), 1)
-            for snapshot in (await load_readable(self._parts.store.load, first)).values():
+            first = await self._context.store.waiting_in(budget_queue(name), 1)
+            for snapshot in (await load_readable(self._context.store.load, first)).values():
                 if not await self.known.limits(name, snapshot.execution):
                     await self._free(name)
             return
-        waiting = await self._parts.store.waiting_in(budget_queue(name), PAGE)
+        waiting = await self._context.store.waiting_in(budget_queue(name), PAGE)
         rule = partial(_let_in, budget=name)
-        await self._parts.decisions.decide_all([Decision(uuid, rule) for uuid in waiting])
+        await self._context.decisions.decide_all([Decision(uuid, rule) for uuid in waiting])
         if len(waiting) == PAGE:
             self._crowded[name] = 0
 
@@ -224,28 +224,28 @@ class Doorkeeper(Noun):
                 self._spawn(self._give_back_of(uuid))
 
     async def _give_back_of(self, uuid: UUID) -> None:
-        found = await self._parts.store.books(BookAsk(executions=(uuid,)))
+        found = await self._context.store.books(LedgerNeeds(executions=(uuid,)))
         if not found.reservations:
             return
-        snapshot = (await self._parts.store.load([uuid])).get(uuid)
+        snapshot = (await self._context.store.load([uuid])).get(uuid)
         epoch = _live_epoch(snapshot)
         for reservation in found.reservations.values():
             if reservation.execution == uuid and reservation.epoch != epoch:
                 await self._drop(reservation.id, reservation.budgets)
 
     async def _give_back(self) -> None:
-        while stale := await self._parts.store.stale_reservations(PAGE):
+        while stale := await self._context.store.stale_reservations(PAGE):
             drops = (self._tried(self._drop(each.id, each.budgets)) for each in stale)
             if not any(await asyncio.gather(*drops)) or len(stale) < PAGE:
                 break
 
     async def _reset_due(self, name: str) -> bool:
-        ask = BookAsk(budgets=(name,))
+        ask = LedgerNeeds(budgets=(name,))
         await self.books.post(ask, lambda books, now: None)  # posting brings it up to date
         return True
 
     async def _drop(self, id: UUID, budgets: tuple[str, ...]) -> bool:
-        ask = BookAsk(budgets=budgets, reservations=(id,))
+        ask = LedgerNeeds(budgets=budgets, reservations=(id,))
         return await self.books.post(ask, lambda books, now: rules.drop(books, id, now))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

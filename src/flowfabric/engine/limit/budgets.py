@@ -35,7 +35,7 @@ from flowfabric.core.limit.budget import (
 )
 from flowfabric.core.limit.spend import (
     AlreadyApplied,
-    Books,
+    BudgetLedger,
     Charged,
     Counted,
     Created,
@@ -46,27 +46,27 @@ from flowfabric.core.limit.spend import (
     Reset,
     Spent,
 )
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.flow.flows import Flows
-from flowfabric.engine.limit.budget_gate import Doorkeeper
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.engine.limit.budget_gate import BudgetGate
+from flowfabric.store.contract_limits import LedgerNeeds
 
 T = TypeVar("T")
 
 MAX_PAGE = 1000
 
 
-class Budgets(Noun):
+class Budgets(Service):
     """`engine.budgets`"""
 
     def __init__(
-        self, parts: Parts, attempts: Attempts, flows: Flows, doorkeeper: Doorkeeper
+        self, parts: EngineContext, attempts: Attempts, flows: Flows, budget_gate: BudgetGate
     ) -> None:
         super().__init__(parts)
         self._attempts = attempts
         self._flows = flows
-        self._door = doorkeeper
+        self._door = budget_gate
 
     # -- what there is
 
@@ -90,7 +90,7 @@ class Budgets(Noun):
         """Budgets by name, after a cursor."""
         wanted = check_limit(limit, MAX_PAGE)
         check_text(after, "cursor")
-        page = await self._parts.store.budget_page(after, wanted) if wanted else []
+        page = await self._context.store.budget_page(after, wanted) if wanted else []
         now = self._now()
         return [current(budget, now) for budget in page]
 
@@ -98,14 +98,14 @@ class Budgets(Noun):
         """Deletes a budget; whoever it limited no longer is. One that others are part of stays."""
         asked = check_budget_name(name)
 
-        def remove(books: Books, now: Millis) -> tuple[bool, list[str]]:
+        def remove(books: BudgetLedger, now: Millis) -> tuple[bool, list[str]]:
             part_of = _part_of(books, asked)
             return budget_changes.remove(books, asked), part_of
 
         gone, part_of = await self._door.books.post(
-            BookAsk(budgets=(asked,)), remove, alone=(asked,)
+            LedgerNeeds(budgets=(asked,)), remove, alone=(asked,)
         )
-        self._parts.catalogue.budgets.discard(asked)
+        self._context.known_limits.budgets.discard(asked)
         self._door.known.forget_attached()
         self._door.free_soon(part_of)
         return gone
@@ -162,7 +162,7 @@ class Budgets(Noun):
         """Takes back what an execution spent of a budget since its last reset; returns how much.
         Twice is once."""
         asked, key = check_budget_name(name), ExecutionId(execution)
-        ask = BookAsk(budgets=(asked,), executions=(key.uuid,))
+        ask = LedgerNeeds(budgets=(asked,), executions=(key.uuid,))
         return await self._door.books.post(
             ask, lambda books, now: rules.release(books, asked, key.uuid, now)
         )
@@ -179,7 +179,7 @@ class Budgets(Noun):
         asked, word = check_budget_name(name), check_dimension(dimension)
         more = check_whole(amount, "the amount", 1, MAX_AMOUNT)
         once = f"grant:{self._key(key)}"
-        ask = BookAsk(budgets=(asked,), charges=((asked, once),))
+        ask = LedgerNeeds(budgets=(asked,), charges=((asked, once),))
         return await self._door.books.post(
             ask, lambda books, now: budget_changes.grant(books, asked, word, more, now, once)
         )
@@ -208,7 +208,7 @@ class Budgets(Noun):
         if not names:
             return Reserved(_nothing_of(asked, reservation, epoch, self._now()))
         uuid = snapshot.execution.uuid
-        ask = BookAsk(budgets=names, executions=(uuid,), reservations=(reservation,))
+        ask = LedgerNeeds(budgets=names, executions=(uuid,), reservations=(reservation,))
         self._door.reserving(uuid)
         answer = await self._door.books.post(
             ask, lambda books, now: rules.reserve(books, asked, reservation, epoch, now)
@@ -232,7 +232,7 @@ class Budgets(Noun):
         is given) counts once."""
         snapshot, owner = await self._owned(owned)
         id = parse_uuid(reservation, "reservation")
-        stored = await self._parts.store.books(BookAsk(reservations=(id,)))
+        stored = await self._context.store.books(LedgerNeeds(reservations=(id,)))
         known = stored.reservations.get(id)
         if known is not None:
             _check_own(known.execution, snapshot.execution)
@@ -259,30 +259,32 @@ class Budgets(Noun):
         """Gives back what was set aside, unspent; False when it was given back before."""
         snapshot, _ = await self._owned(owned)
         id = parse_uuid(reservation, "reservation")
-        stored = await self._parts.store.books(BookAsk(reservations=(id,)))
+        stored = await self._context.store.books(LedgerNeeds(reservations=(id,)))
         known = stored.reservations.get(id)
         if known is None:
             return False
         _check_own(known.execution, snapshot.execution)
-        ask = BookAsk(budgets=known.budgets, reservations=(id,))
+        ask = LedgerNeeds(budgets=known.budgets, reservations=(id,))
         return await self._door.books.post(ask, lambda books, now: rules.drop(books, id, now))
 
     # -- inside
 
     async def _defined(
-        self, budget: Budget, rule: Callable[[Books, Budget, Millis], Created | Known]
+        self, budget: Budget, rule: Callable[[BudgetLedger, Budget, Millis], Created | Known]
     ) -> Created | Known:
         checked = _as_stored(check_budget(check_kind_of(budget, Budget, "budget")))
         names = (checked.name,) if checked.parent is None else (checked.name, checked.parent)
 
-        def defined(books: Books, now: Millis) -> tuple[Created | Known, list[str]]:
+        def defined(books: BudgetLedger, now: Millis) -> tuple[Created | Known, list[str]]:
             old = books.budgets.get(checked.name)
             answer = rule(books, checked, now)
             new = books.budgets[checked.name]
             moved = old is not None and (old.scope, old.scope_id) != (new.scope, new.scope_id)
             return answer, _part_of(books, checked.name) if moved else []
 
-        answer, moved = await self._door.books.post(BookAsk(budgets=names), defined, alone=names)
+        answer, moved = await self._door.books.post(
+            LedgerNeeds(budgets=names), defined, alone=names
+        )
         self._door.known.forget_attached()
         self._door.free_soon(moved)
         return answer
@@ -327,22 +329,24 @@ class Budgets(Noun):
 
     async def _whole(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """These budgets and all they are part of, which is what a reservation is of."""
-        found = await self._parts.store.books(BookAsk(budgets=names))
+        found = await self._context.store.books(LedgerNeeds(budgets=names))
         upper = (part for name in names for part in _part_of(found, name))
         return tuple(dict.fromkeys((*names, *upper)))
 
-    def _post(self, names: tuple[str, ...], rule: Callable[[Books, Millis], T]) -> Awaitable[T]:
-        return self._door.books.post(BookAsk(budgets=names), rule)
+    def _post(
+        self, names: tuple[str, ...], rule: Callable[[BudgetLedger, Millis], T]
+    ) -> Awaitable[T]:
+        return self._door.books.post(LedgerNeeds(budgets=names), rule)
 
 
-def _part_of(books: Books, name: str) -> list[str]:
+def _part_of(books: BudgetLedger, name: str) -> list[str]:
     """A budget and all it is part of, in which somebody may wait because of it."""
     known = [name] if name in books.budgets else []
     return [budget.name for budget in chain(books.budgets, known)]
 
 
-def _ask(asked: Expense, reservations: tuple[UUID, ...] = ()) -> BookAsk:
-    return BookAsk(
+def _ask(asked: Expense, reservations: tuple[UUID, ...] = ()) -> LedgerNeeds:
+    return LedgerNeeds(
         budgets=asked.budgets,
         charges=tuple((name, asked.key) for name in asked.budgets if asked.key is not None),
         executions=() if asked.execution is None else (asked.execution,),

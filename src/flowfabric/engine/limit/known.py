@@ -10,12 +10,12 @@ from flowfabric.core.base.errors import NotFound
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.limit.quota import OF_TASK
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.contract_limits import LedgerNeeds
 
 REMEMBERED = 10_000
 
 
-class Catalogue:
+class KnownLimits:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.quotas: set[str] = set()
@@ -36,7 +36,7 @@ class Catalogue:
             _note(self.quotas, await self._store.quotas(new_quotas))
             _demand("quota", new_quotas, self.quotas)
         if new_budgets:
-            found = await self._store.books(BookAsk(budgets=tuple(new_budgets)))
+            found = await self._store.books(LedgerNeeds(budgets=tuple(new_budgets)))
             _note(self.budgets, found.budgets)
             _demand("budget", new_budgets, self.budgets)
 

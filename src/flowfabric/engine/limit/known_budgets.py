@@ -4,17 +4,17 @@ import asyncio
 
 from flowfabric.core.execution.model import Execution
 from flowfabric.core.limit.budget import Budget, Scope, chain, current
-from flowfabric.engine.context import Noun, Parts
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.engine.context import EngineContext, Service
+from flowfabric.store.contract_limits import LedgerNeeds
 
 REFRESH = 1.0
 """Seconds until a budget of a namespace, flow or run made by another process is seen."""
 
 
-class KnownBudgets(Noun):
+class KnownBudgets(Service):
     """`attached` are the budgets that hold without being named, by scope and its id."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EngineContext) -> None:
         super().__init__(parts)
         self.attached: dict[tuple[str, str], list[str]] = {}
         self._refreshed_at: float | None = None
@@ -38,7 +38,7 @@ class KnownBudgets(Noun):
 
     async def budgets(self, names: tuple[str, ...]) -> dict[str, Budget]:
         """The budgets of these names, and all they are part of, as they stand now."""
-        found = (await self._parts.store.books(BookAsk(budgets=names))).budgets
+        found = (await self._context.store.books(LedgerNeeds(budgets=names))).budgets
         now = self._now()
         return {name: current(budget, now) for name, budget in found.items()}
 
@@ -59,7 +59,7 @@ class KnownBudgets(Noun):
                 return
             self._refreshed_at = now
             try:
-                attached = await self._parts.store.attached()
+                attached = await self._context.store.attached()
             except BaseException:
                 self._refreshed_at = None
                 raise

@@ -9,7 +9,7 @@ from flowfabric.core.base.errors import Invalid, RetryExhausted
 from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.text import check_lane, check_text
 from flowfabric.core.limit.lane import Lane, LaneState, check_lane_settings, set_state
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 
 MAX_PAGE = 1000
 MAX_ROUNDS = 10
@@ -17,10 +17,10 @@ REFRESH = 1.0
 """Seconds until weights that another process set are seen."""
 
 
-class Lanes(Noun):
+class Lanes(Service):
     """`engine.lanes`"""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EngineContext) -> None:
         super().__init__(parts)
         self._weights: dict[str, int] = {}
         self._names: tuple[str, ...] = ()
@@ -34,18 +34,18 @@ class Lanes(Noun):
         if not wanted:
             return []
         await self._let_in()
-        return await self._parts.store.lanes(after, wanted)
+        return await self._context.store.lanes(after, wanted)
 
     async def get(self, lane: str) -> Lane:
         """What was decided about a lane; an open one without limits if nothing ever was."""
         name = check_lane(lane)
-        found = await self._parts.store.lane_settings([name])
+        found = await self._context.store.lane_settings([name])
         return found.get(name) or Lane(name=name)
 
     async def settings(self, lanes: Sequence[str] | None = None) -> dict[str, Lane]:
         """What was decided about these lanes, or about all."""
         names = None if lanes is None else _names(lanes)
-        return await self._parts.store.lane_settings(names)
+        return await self._context.store.lane_settings(names)
 
     async def pause(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
         """Nothing of this lane is claimed until it is resumed. What runs goes on running."""
@@ -91,7 +91,7 @@ class Lanes(Noun):
 
     async def _write(self, lane: str, change: Callable[[Lane], Lane]) -> Lane:
         name = check_lane(lane)
-        store = self._parts.store
+        store = self._context.store
         for _ in range(MAX_ROUNDS):
             old = (await store.lane_settings([name])).get(name) or Lane(name=name)
             new = change(old)
@@ -101,7 +101,7 @@ class Lanes(Noun):
                 self._refreshed_at = None
                 store.hint(frozenset({name}))
                 if new.state is not old.state:
-                    self._parts.after.claimable()
+                    self._context.after.claimable()
                 return replace(new, version=old.version + 1)
             await asyncio.sleep(0)
         raise RetryExhausted("lost against rivals ten times in a row")
@@ -111,10 +111,10 @@ class Lanes(Noun):
         if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
             return
         self._refreshed_at = now
-        settings = await self._parts.store.lane_settings(None)
+        settings = await self._context.store.lane_settings(None)
         weights = {name: lane.weight for name, lane in settings.items() if lane.weight != 1}
         # Without weights nobody need know the lanes: claims take from all in one order.
-        names = await self._parts.store.lanes(None, MAX_PAGE) if weights else []
+        names = await self._context.store.lanes(None, MAX_PAGE) if weights else []
         self._weights, self._names = weights, tuple(names)
 
 

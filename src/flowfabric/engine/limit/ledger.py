@@ -15,10 +15,10 @@ from flowfabric.core.base.errors import Corruption, RetryExhausted
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget, exhausted
 from flowfabric.core.limit.budget_changes import turn_over
-from flowfabric.core.limit.spend import Books
+from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.store.contract_limits import LedgerNeeds
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ class Posting(Struct):
     """A rule waiting to be decided, and what it must know. The rule changes the books only when it
     does not raise. `alone`: budgets of which nothing else is made or deleted in the same batch."""
 
-    ask: BookAsk
-    rule: Callable[[Books, Millis], Any]
+    ask: LedgerNeeds
+    rule: Callable[[BudgetLedger, Millis], Any]
     alone: tuple[str, ...] = ()
     outcome: Any = None
 
 
-class Bookkeeping:
+class LedgerWriter:
     def __init__(self, store: Store, opened: Callable[[list[str]], None]) -> None:
         self._store = store
         self._opened = opened
@@ -44,7 +44,11 @@ class Bookkeeping:
         )
 
     def post(
-        self, ask: BookAsk, rule: Callable[[Books, Millis], T], *, alone: tuple[str, ...] = ()
+        self,
+        ask: LedgerNeeds,
+        rule: Callable[[BudgetLedger, Millis], T],
+        *,
+        alone: tuple[str, ...] = (),
     ) -> Awaitable[T]:
         """What the rule answers, once what it posted is durable."""
         return self._batcher.put(Posting(ask, rule, alone))
@@ -76,7 +80,7 @@ class Bookkeeping:
         error = RetryExhausted(f"lost against rivals {MAX_ROUNDS} times in a row")
         return [error for _ in postings]
 
-    def _tell(self, before: dict[str, Budget], books: Books) -> None:
+    def _tell(self, before: dict[str, Budget], books: BudgetLedger) -> None:
         """Whoever waits for a budget that admits again can be let in."""
         opened = [
             name
@@ -89,10 +93,10 @@ class Bookkeeping:
             self._opened(opened)
 
 
-def merged(postings: list[Posting]) -> BookAsk:
+def merged(postings: list[Posting]) -> LedgerNeeds:
     """One question for all."""
     asks = [posting.ask for posting in postings]
-    return BookAsk(
+    return LedgerNeeds(
         budgets=_union(ask.budgets for ask in asks),
         charges=_union(ask.charges for ask in asks),
         executions=_union(ask.executions for ask in asks),
@@ -104,7 +108,7 @@ def _union(parts: Any) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(item for part in parts for item in part))
 
 
-def _decide(postings: list[Posting], books: Books, now: Millis) -> None:
+def _decide(postings: list[Posting], books: BudgetLedger, now: Millis) -> None:
     for posting in postings:
         try:
             posting.outcome = posting.rule(books, now)

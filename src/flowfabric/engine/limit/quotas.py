@@ -14,9 +14,9 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.limit.check_admission import Admission, Admitted, Refused, admit_one, has_room
 from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_name, queue_of
 from flowfabric.core.limit.release import Release, Room, limits_since
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.releases import Releases
-from flowfabric.store.contract_limits import QueueCount, StandingAsk
+from flowfabric.store.contract_limits import QueueCount, QuotaViewRequest
 
 MAX_PAGE = 1000
 MAX_KEYS = 100_000
@@ -38,10 +38,10 @@ class QuotaStatus(Struct, frozen=True):
     key_opens_at: dict[str, Millis] = field(default_factory=dict)
 
 
-class Quotas(Noun):
+class Quotas(Service):
     """`engine.quotas`"""
 
-    def __init__(self, parts: Parts, releases: Releases) -> None:
+    def __init__(self, parts: EngineContext, releases: Releases) -> None:
         super().__init__(parts)
         self._releases = releases
 
@@ -56,7 +56,7 @@ class Quotas(Noun):
 
     async def get(self, name: str) -> Quota:
         asked = check_quota_name(name)
-        found = await self._parts.store.quotas([asked])
+        found = await self._context.store.quotas([asked])
         if asked not in found:
             raise NotFound("quota", asked)
         return found[asked]
@@ -65,13 +65,13 @@ class Quotas(Noun):
         """Quotas by name, after a cursor."""
         wanted = check_limit(limit, MAX_PAGE)
         check_text(after, "cursor")
-        return await self._parts.store.quota_page(after, wanted) if wanted else []
+        return await self._context.store.quota_page(after, wanted) if wanted else []
 
     async def delete(self, name: str) -> bool:
         """Deletes a quota; whoever waits for it no longer does. False when there was none."""
         asked = check_quota_name(name)
-        gone = await self._parts.store.drop_quota(asked)
-        self._parts.catalogue.quotas.discard(asked)
+        gone = await self._context.store.drop_quota(asked)
+        self._context.known_limits.quotas.discard(asked)
         if gone:
             self._releases.gone(asked)
         return gone
@@ -80,10 +80,12 @@ class Quotas(Noun):
         """How full a quota is."""
         quota = await self.get(name)
         await self._let_in()
-        counts = await self._parts.store.queue_counts(quota.name, MAX_KEYS)
+        counts = await self._context.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
         lines = MAX_KEYS if quota.rate_per_key is not None else 1
-        standing = await self._parts.store.standing(StandingAsk(quota.name, None, lines, 1, now))
+        standing = await self._context.store.standing(
+            QuotaViewRequest(quota.name, None, lines, 1, now)
+        )
         room = Room(standing, now)
         own = [use for line in standing.lines for use in line.uses if use.quota == quota.name]
         uses = {"": Use(quota=quota.name)} | {use.key: use for use in own}
@@ -119,10 +121,10 @@ class Quotas(Noun):
     async def _admit(self, snapshot: Snapshot, quota: str) -> bool | Refused:
         """Lets one execution through that waits for its limits, or says what has no room. False
         when it has moved meanwhile or a rival was faster."""
-        store, now, uses = self._parts.store, self._now(), snapshot.execution.uses
+        store, now, uses = self._context.store, self._now(), snapshot.execution.uses
         queue = queue_of(uses)
         await store.put_queues([(queue, uses)])
-        standing = await store.standing(StandingAsk(quota, (queue,), 1, 1, now))
+        standing = await store.standing(QuotaViewRequest(quota, (queue,), 1, 1, now))
         decided = admit_one(snapshot, quota, standing, now)
         if not isinstance(decided, Release):
             return decided or False
@@ -134,17 +136,17 @@ class Quotas(Noun):
 
     async def _write(self, quota: Quota, *, over: bool) -> bool:
         checked = check_quota(check_kind_of(quota, Quota, "quota"))
-        store, now = self._parts.store, self._now()
+        store, now = self._context.store, self._now()
         for _ in range(MAX_ROUNDS):
             old = (await store.quotas([checked.name])).get(checked.name)
             if old is not None and (not over or old.limits == checked.limits):
                 return False
             created_at = now if old is None else old.created_at
-            standing = await store.standing(StandingAsk(checked.name, (), 1, 1, now))
+            standing = await store.standing(QuotaViewRequest(checked.name, (), 1, 1, now))
             new = limits_since(checked, standing, now)
             new = replace(new, created_at=created_at, updated_at=now)
             if await store.put_quota(new, 0 if old is None else old.version):
-                self._parts.catalogue.quotas.add(checked.name)
+                self._context.known_limits.quotas.add(checked.name)
                 self._releases.changed(new)
                 return old is None
             await asyncio.sleep(0)

@@ -17,11 +17,11 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Execution, Gate, Snapshot, Waiting
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
-from flowfabric.core.limit.release import Release, Standing, release, starts_back
+from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
 from flowfabric.core.limit.unclaimable import Unclaimable
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
-from flowfabric.store.contract_limits import Crowd, StandingAsk, Through
+from flowfabric.store.contract_limits import Crowd, QuotaViewRequest, Through
 
 MAX_MOVES = 500
 LEAST = 32
@@ -44,10 +44,10 @@ class Shape(Enum):
     MIXED = auto()
 
 
-class Releases(Noun):
+class Releases(Service):
     """Lets executions through quotas."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EngineContext) -> None:
         super().__init__(parts)
         self._dirty: dict[str, set[int] | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,7 +124,7 @@ class Releases(Noun):
             for use in uses:
                 lines.setdefault(use.quota, set()).add(crowd.queue)
         if unknown:
-            await self._parts.store.put_queues(list(unknown.items()))
+            await self._context.store.put_queues(list(unknown.items()))
         for quota, queues in lines.items():
             await self._serve(quota, queues)
 
@@ -135,10 +135,10 @@ class Releases(Noun):
             return
         names = {use.quota for snapshot in limited for use in snapshot.execution.uses}
         try:
-            quotas = await self._parts.store.quotas(list(names))
+            quotas = await self._context.store.quotas(list(names))
             back = starts_back([(s.execution.uses, s.admitted_at) for s in limited], quotas)
             if back:
-                await self._parts.store.take_starts_back(back)
+                await self._context.store.take_starts_back(back)
         except FlowFabricError as error:
             log.warning(
                 "%s starts stay counted until their window is over: %s", len(limited), error
@@ -196,7 +196,7 @@ class Releases(Noun):
                 return
             fresh, self._new = self._new, {}
             try:
-                await self._parts.store.put_queues(list(fresh.items()))
+                await self._context.store.put_queues(list(fresh.items()))
             except FlowFabricError as error:
                 log.warning("queues are left to the sweep: %s", error)
                 return
@@ -246,14 +246,14 @@ class Releases(Noun):
         while lost < MAX_ROUNDS:
             now = self._now()
             shut = (closed.closed, closed.draining)
-            ask = StandingAsk(quota, among, lines, depth, now, *shut)
-            standing = await self._parts.store.standing(ask)
+            ask = QuotaViewRequest(quota, among, lines, depth, now, *shut)
+            standing = await self._context.store.standing(ask)
             self._learn(standing)
             decided = release(standing, now, MAX_MOVES)
             self._wake_at(quota, decided.next_at)
             if not decided.moves:
                 return len(standing.lines) < lines
-            through = await self._parts.store.release(decided)
+            through = await self._context.store.release(decided)
             if through is None:
                 lost += 1
                 await asyncio.sleep(random.uniform(0, 0.002) * lost)  # noqa: S311 - only jitter
@@ -265,16 +265,16 @@ class Releases(Noun):
                 return True
             depth = _depth(len(standing.lines), MAX_MOVES)
         # Rivals, or a queue that is known in part: then it is known after this.
-        await self._parts.store.put_queues([(line.id, line.uses) for line in standing.lines])
+        await self._context.store.put_queues([(line.id, line.uses) for line in standing.lines])
         return True
 
     def _moved(self, quota: str, through: Through) -> None:
         self._moved_at[quota] = next(self._moves)
         self._paces[quota] = len(through.moved)
         if through.lanes:
-            self._parts.store.hint(through.lanes)
+            self._context.store.hint(through.lanes)
 
-    def _learn(self, standing: Standing) -> None:
+    def _learn(self, standing: QuotaView) -> None:
         for name, quota in standing.quotas.items():
             self._shapes[name] = _shape(quota)
         for line in standing.lines:
@@ -288,7 +288,7 @@ class Releases(Noun):
         if at is None:
             return
         self._opens_at[quota] = min(at, self._opens_at.get(quota, at))
-        self._parts.after.due(at)
+        self._context.after.due(at)
 
 
 def _waits(snapshot: Snapshot) -> bool:
@@ -312,7 +312,7 @@ def _depth(lines: int, pace: int) -> int:
     return max(2, 2 * max(pace, LEAST) // max(1, lines))
 
 
-def _more(standing: Standing, ask: StandingAsk, decided: Release) -> bool:
+def _more(standing: QuotaView, ask: QuotaViewRequest, decided: Release) -> bool:
     """Whether somebody may go who was not looked at."""
     deep = decided.emptied and any(len(line.waiting) >= ask.depth for line in standing.lines)
     return deep or len(standing.lines) >= ask.lines

@@ -7,8 +7,8 @@ from flowfabric.core.base.errors import Corruption, FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Snapshot
 from flowfabric.core.limit.release import forgotten_at
-from flowfabric.engine.context import Noun, Parts
-from flowfabric.engine.limit.budget_gate import Doorkeeper, waited_for
+from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
 from flowfabric.engine.limit.releases import Releases
 from flowfabric.store.contract_limits import Crowd
 from flowfabric.store.readable import load_each, load_readable, tell
@@ -23,11 +23,11 @@ BEHIND = 20
 log = logging.getLogger("flowfabric.limits")
 
 
-class LimitSweep(Noun):
-    def __init__(self, parts: Parts, releases: Releases, doorkeeper: Doorkeeper) -> None:
+class LimitSweep(Service):
+    def __init__(self, parts: EngineContext, releases: Releases, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
         self._releases = releases
-        self._door = doorkeeper
+        self._door = budget_gate
         self._rests_until = 0.0
         self._looks: set[asyncio.Task[None]] = set()
         parts.after.claimable = self._look_soon
@@ -52,10 +52,10 @@ class LimitSweep(Noun):
     async def trim(self) -> None:
         """Forgets what no limit asks for any more."""
         now = self._now()
-        while await self._parts.store.trim_queues(forgotten_at(now), PAGE) >= PAGE:
+        while await self._context.store.trim_queues(forgotten_at(now), PAGE) >= PAGE:
             pass
         self._releases.forget_queues()
-        while await self._parts.store.trim_charges(now, PAGE) == PAGE:
+        while await self._context.store.trim_charges(now, PAGE) == PAGE:
             pass
 
     async def drain(self) -> None:
@@ -95,7 +95,7 @@ class LimitSweep(Noun):
     async def _look_at_all(self) -> None:
         after, waited = -1, False
         self._releases.forget_rates()
-        while crowds := await self._parts.store.crowds(after, PAGE):
+        while crowds := await self._context.store.crowds(after, PAGE):
             if not waited and any(crowd.gate is Gate.LIMIT for crowd in crowds):
                 waited = True
                 await self._releases.closed.refresh()
@@ -109,12 +109,12 @@ class LimitSweep(Noun):
 
     async def _next_in(self, queue: int) -> Snapshot | None:
         """Somebody of a queue whose first cannot be read."""
-        uuids = await self._parts.store.waiting_in(queue, BEHIND)
-        found = await load_readable(self._parts.store.load, uuids)
+        uuids = await self._context.store.waiting_in(queue, BEHIND)
+        found = await load_readable(self._context.store.load, uuids)
         return next(iter(found.values()), None)
 
     async def _look_at(self, crowds: list[Crowd]) -> None:
-        store = self._parts.store
+        store = self._context.store
         found = await load_each(store.load, [crowd.first for crowd in crowds])
         known: list[tuple[Crowd, Snapshot]] = []
         for crowd in crowds:

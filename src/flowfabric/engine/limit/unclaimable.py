@@ -16,9 +16,9 @@ from flowfabric.core.limit.unclaimable import (
     yields_slot,
 )
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import StandingAsk
+from flowfabric.store.contract_limits import QuotaViewRequest
 from flowfabric.store.readable import load_readable
 
 REFRESH = 1.0
@@ -28,11 +28,11 @@ LINES = 64
 MAX_WORKERS = 5000
 
 
-class ClosedRoutes(Noun):
+class ClosedRoutes(Service):
     """Looks at lanes and workers, and has slots given back that nobody can use. `known` is what was
     seen at the last look."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: EngineContext) -> None:
         super().__init__(parts)
         self.known = Unclaimable()
         self._routes: set[Route] = set()
@@ -47,7 +47,7 @@ class ClosedRoutes(Noun):
         if now_and_then and last is not None and at - last < REFRESH:
             return
         self._refreshed_at = at
-        store, now = self._parts.store, self._now()
+        store, now = self._context.store, self._now()
         self._lanes = await store.lane_settings(None)
         self._workers = await live_workers(store, now)
         self._routes = set(await store.routes())
@@ -65,7 +65,7 @@ class ClosedRoutes(Noun):
         closed = self.known
         if not closed.routes:
             return []
-        store, now = self._parts.store, self._now()
+        store, now = self._context.store, self._now()
         found = await load_readable(store.load, await store.slots_in(closed.routes, PAGE))
         idle = [
             snapshot
@@ -73,7 +73,7 @@ class ClosedRoutes(Noun):
             if yields_slot(snapshot, self._lane(snapshot), closed, now)
         ]
         wanted = await self._wanted(idle, closed, now)
-        answers = await self._parts.decisions.decide_all(
+        answers = await self._context.decisions.decide_all(
             [Decision(each.execution.uuid, _given_back, each) for each in wanted]
         )
         pairs = zip(wanted, answers, strict=True)
@@ -85,8 +85,8 @@ class ClosedRoutes(Noun):
         """Those whose slots are missed by somebody."""
         quotas = {use.quota for snapshot in idle for use in snapshot.execution.uses}
         standings = {
-            quota: await self._parts.store.standing(
-                StandingAsk(quota, None, LINES, 1, now, closed.closed, closed.draining)
+            quota: await self._context.store.standing(
+                QuotaViewRequest(quota, None, LINES, 1, now, closed.closed, closed.draining)
             )
             for quota in quotas
         }

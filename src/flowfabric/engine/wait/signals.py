@@ -23,7 +23,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait import channel
 from flowfabric.core.wait import signal as rules
-from flowfabric.core.wait.model import Heard, Memory
+from flowfabric.core.wait.model import Loaded, ReceivedSignal
 from flowfabric.core.wait.signal import (
     APPROVAL,
     DEDUP_TTL,
@@ -34,14 +34,14 @@ from flowfabric.core.wait.signal import (
     DuplicateSignal,
 )
 from flowfabric.core.wait.token import Token, peek
-from flowfabric.engine.context import Noun
+from flowfabric.engine.context import Service
 
 MAX_PAGE = 1000
 
 Answer = Accepted | DuplicateSignal
 
 
-class Signals(Noun):
+class Signals(Service):
     """`engine.signals`"""
 
     async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> Answer:
@@ -49,9 +49,9 @@ class Signals(Noun):
         waitpoint and a wrong token get the same answer."""
         wanted = check_delivery(delivery)
         kid = token.kid if isinstance(token, Token) else _kid(token)
-        credential = Credential(await self._parts.ring.for_token(kid), token)
+        credential = Credential(await self._context.ring.for_token(kid), token)
         claims = peek(token)
-        return await self._recalling(
+        return await self._decide_loaded(
             id,
             lambda found, now, memory: rules.deliver(found, now, wanted, credential, memory),
             lambda found: rules.ask_to_deliver(found, wanted, claims),
@@ -87,21 +87,23 @@ class Signals(Noun):
             )
         )
 
-        def rule(found: Snapshot | None, now: Millis, memory: Memory) -> Change[Answer]:
+        def rule(found: Snapshot | None, now: Millis, memory: Loaded) -> Change[Answer]:
             if found is None:
                 raise NotFound("execution", id)
             if found.execution.route.lane != lane:
                 raise Invalid(f"lane_mismatch: the execution is in {found.execution.route.lane}")
             return rules.deliver(found, now, delivery, None, memory)
 
-        return await self._recalling(id, rule, lambda found: rules.ask_to_deliver(found, delivery))
+        return await self._decide_loaded(
+            id, rule, lambda found: rules.ask_to_deliver(found, delivery)
+        )
 
     async def send(self, id: str, name: str, delivery: Delivery) -> Answer:
         """Delivers a signal to whatever waits for `name` in the execution, now or later. The
         caller is the application itself: no token."""
         wanted, name = check_delivery(delivery), check_channel(name)
-        kid = (await self._parts.ring.to_sign()).current
-        return await self._recalling(
+        kid = (await self._context.ring.to_sign()).current
+        return await self._decide_loaded(
             id,
             lambda found, now, memory: channel.send(found, now, name, wanted, kid, memory),
             lambda found: channel.ask_to_send(found, name, wanted),
@@ -111,7 +113,7 @@ class Signals(Noun):
         """An approver's decision on the approval `name`, vouched for by the application."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         name = check_channel(name)
-        return await self._recalling(
+        return await self._decide_loaded(
             id,
             lambda found, now, memory: channel.decide(found, now, name, wanted, memory),
             lambda found: channel.ask_to_send(found, name, wanted),
@@ -120,7 +122,7 @@ class Signals(Noun):
     async def decide_at(self, id: str, delivery: Delivery) -> Answer:
         """The same at the very waitpoint the delivery names, whatever else has its name."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
-        return await self._recalling(
+        return await self._decide_loaded(
             id,
             lambda found, now, memory: channel.decide_at(found, now, wanted, memory),
             lambda found: rules.ask_to_deliver(found, wanted),
@@ -133,13 +135,13 @@ class Signals(Noun):
         if token is not None and claims is None:
             raise Invalid("only a bound token can be taken back on its own: revoke all of them")
         token_id = "" if claims is None else claims.id
-        await self._recalling(
+        await self._decide_loaded(
             id,
             lambda found, now, memory: rules.revoke(found, now, target, token_id, memory),
             lambda found: rules.ask_about_tokens(found, target),
         )
 
-    async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[Heard]:
+    async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[ReceivedSignal]:
         """The accepted signals of an execution, in order, with the suspension each counted for."""
         wanted = check_limit(limit, MAX_PAGE)
         snapshot = await self._load(id)
@@ -147,7 +149,7 @@ class Signals(Noun):
             raise NotFound("execution", id)
         number = check_whole(after, "cursor")
         uuid = snapshot.execution.uuid
-        return await self._parts.store.signals(uuid, after=number, limit=wanted) if wanted else []
+        return await self._context.store.signals(uuid, after=number, limit=wanted) if wanted else []
 
     def delivery(self, waitpoint: UUID | None = None) -> Callable[..., Delivery]:
         """A delivery with an id of its own, minted before the first try."""

@@ -24,7 +24,7 @@ from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
 from flowfabric.core.wait.keyring import Keyring, verifies
-from flowfabric.core.wait.model import NO_WAITS, Ask, Memory, Signal, Terms, Waitpoint
+from flowfabric.core.wait.model import NO_WAITS, Loaded, Needs, Signal, Terms, Waitpoint
 from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
 from flowfabric.core.wait.signal import ask_about_tokens, revoked_at
 from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, Use
@@ -32,7 +32,7 @@ from flowfabric.core.wait.suspend_check import check_suspend
 from flowfabric.core.wait.token import Claims, Token, mint
 from flowfabric.core.wait.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
 from flowfabric.engine.commit.batch import Batcher
-from flowfabric.engine.context import Noun, Parts
+from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
 
@@ -78,14 +78,14 @@ class SuspendedExecution(Struct, frozen=True):
     due_at: Millis | None
 
 
-class Suspensions(Noun):
+class Suspensions(Service):
     """`engine.suspensions`"""
 
-    def __init__(self, parts: Parts, attempts: Attempts) -> None:
+    def __init__(self, parts: EngineContext, attempts: Attempts) -> None:
         super().__init__(parts)
         self._attempts = attempts
         # Many handlers that go on at once ask at once.
-        self._recalls: Batcher[Ask, Memory] = Batcher("recall", parts.store.recall)
+        self._recalls: Batcher[Needs, Loaded] = Batcher("recall", parts.store.load_needs)
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
@@ -107,12 +107,12 @@ class Suspensions(Noun):
         seen: list[Snapshot] = []
 
         def rule(
-            found: Snapshot | None, now: Millis, memory: Memory
+            found: Snapshot | None, now: Millis, memory: Loaded
         ) -> Change[NowSuspended | AlreadyMet]:
             seen[:] = [] if found is None else [found]
             return rules.suspend(found, owner, now, wanted, memory)
 
-        outcome = await self._recalling(
+        outcome = await self._decide_loaded(
             id,
             rule,
             lambda found: rules.ask_to_suspend(found, wanted),
@@ -134,7 +134,7 @@ class Suspensions(Noun):
     async def _met(
         self, id: str, owner: Owner, request: Suspend, *, few: bool
     ) -> AlreadyMet | NotMet:
-        return await self._recalling(
+        return await self._decide_loaded(
             id,
             lambda found, now, memory: rules.go_on(found, owner, now, request, memory, few=few),
             lambda found: rules.ask_to_suspend(found, request, few=few),
@@ -158,7 +158,7 @@ class Suspensions(Noun):
             raise Invalid("waitpoint_key_empty")
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
         execution, owner = self._attempts.unpack(owned)
-        ring = await self._parts.ring.to_sign()
+        ring = await self._context.ring.to_sign()
         new = NewWaitpoint(
             id=self._fresh() if id is None else parse_uuid(id, "waitpoint"),
             key=key,
@@ -168,7 +168,7 @@ class Suspensions(Noun):
             lasting=check_flag(lasting, "lasting"),
             slot=None if slot is None else parse_uuid(slot, "slot"),
         )
-        waitpoint = await self._recalling(
+        waitpoint = await self._decide_loaded(
             execution,
             lambda found, now, memory: waitpoint_rules.create(found, owner, now, new, memory),
             lambda found: waitpoint_rules.ask_for(found, new.id),
@@ -182,7 +182,7 @@ class Suspensions(Noun):
         A handler that waits at it is told, with the reason, which is also in the history."""
         check_text(reason, "reason", limit=MAX_REASON)
         target = parse_uuid(waitpoint, "waitpoint")
-        return await self._recalling(
+        return await self._decide_loaded(
             id,
             lambda found, now, memory: waitpoint_rules.close(found, now, target, reason, memory),
             lambda found: waitpoint_rules.ask_for(found, target),
@@ -208,7 +208,7 @@ class Suspensions(Noun):
         if snapshot is None:
             raise NotFound("execution", id)
         rows = await self._rows(snapshot)
-        found = waitpoint_rules.describe(snapshot, rows, await self._parts.ring.read())
+        found = waitpoint_rules.describe(snapshot, rows, await self._context.ring.read())
         return [item for item in found if cursor is None or item.id > cursor][:wanted]
 
     async def token(self, id: str, waitpoint: UUID) -> Token | None:
@@ -219,7 +219,7 @@ class Suspensions(Noun):
             return None
         row, issued_at = found
         now = self._now()
-        ring = await self._parts.ring.read()
+        ring = await self._context.ring.read()
         if issued_at is None:
             return _ticket(ring, _signable(ring, row, now)).token
         claims = Claims(id=self._fresh().hex, issued_at=max(now, issued_at))
@@ -252,7 +252,7 @@ class Suspensions(Noun):
             expires_at=None if span is None else Millis(now + span),
             single_use=check_flag(single_use, "single_use"),
         )
-        ring = await self._parts.ring.read()
+        ring = await self._context.ring.read()
         return mint(ring, _signable(ring, row, now), claims)
 
     async def token_again(
@@ -267,9 +267,9 @@ class Suspensions(Noun):
         tokens were taken back; for an approver one that is bound to them and to one use. Empty
         when its key is gone."""
         key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
-        memory = await self._recalls.put(Ask(key, waitpoints=(target,)))
+        memory = await self._recalls.put(Needs(key, waitpoints=(target,)))
         row = memory.waitpoints.get(target)
-        ring = await self._parts.ring.read()
+        ring = await self._context.ring.read()
         if row is None or ring.current is None:
             return Token("")
         row = _signable(ring, row, self._now())
@@ -287,7 +287,7 @@ class Suspensions(Noun):
     async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:
         """What a waitpoint accepts, open or not; None for one that is no approval or unknown."""
         key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
-        memory = await self._recalls.put(Ask(key, waitpoints=(target,)))
+        memory = await self._recalls.put(Needs(key, waitpoints=(target,)))
         row = memory.waitpoints.get(target)
         return None if row is None else row.terms
 
@@ -304,7 +304,7 @@ class Suspensions(Noun):
         cursor = None if after is None else _cursor(after)
         if not wanted:
             return []
-        found = await self._parts.store.suspended(place, cursor, wanted)
+        found = await self._context.store.suspended(place, cursor, wanted)
         return [_suspended(snapshot) for snapshot in found]
 
     async def observe(self, owned: Owned) -> list[Signal]:
@@ -328,7 +328,7 @@ class Suspensions(Noun):
         parse_uuid(uuid, "execution")
         parse_uuid(suspension, "suspension")
         found: list[Signal] = []
-        while page := await self._parts.store.signals(
+        while page := await self._context.store.signals(
             uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
         ):
             found += [heard.signal for heard in page]
@@ -341,7 +341,7 @@ class Suspensions(Noun):
     async def _ring_for(self, request: Suspend) -> Keyring:
         """With a key to sign with, unless everything it waits at exists already."""
         uses = {binding.use for wait in request.waits for binding in wait.bindings}
-        ring = self._parts.ring
+        ring = self._context.ring
         return await (ring.read() if uses == {Use.PENDING} else ring.to_sign())
 
     def _answer(
@@ -373,16 +373,16 @@ class Suspensions(Noun):
             worker=worker.id if worker else "",
             instance=worker.instance if worker else "",
             kind=HandleKind.SUSPENDED,
-            store=self._parts.store.name,
+            store=self._context.store.name,
         )
-        return seal(body, self._parts.secret)
+        return seal(body, self._context.secret)
 
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         waits = snapshot.life.waits or NO_WAITS
         wanted = tuple({p.id for p in (*waits.active, *waits.pending)})
         if not wanted:
             return {}
-        memory = await self._recalls.put(Ask(snapshot.execution.uuid, waitpoints=wanted))
+        memory = await self._recalls.put(Needs(snapshot.execution.uuid, waitpoints=wanted))
         return memory.waitpoints
 
     async def _open_row(self, id: str, waitpoint: UUID) -> tuple[Waitpoint, Millis | None] | None:

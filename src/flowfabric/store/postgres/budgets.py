@@ -9,8 +9,8 @@ from msgspec import Struct, field
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget, Reservation
-from flowfabric.core.limit.spend import Books
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.core.limit.spend import BudgetLedger
+from flowfabric.store.contract_limits import LedgerNeeds
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Part, columns
 from flowfabric.store.readable import readable
@@ -42,7 +42,7 @@ class _Moved(Exception):
 
 
 class Budgeting(Part):
-    async def books(self, ask: BookAsk) -> Books:
+    async def books(self, ask: LedgerNeeds) -> BudgetLedger:
         values = (
             list(ask.budgets),
             *columns(ask.charges, 2),
@@ -51,7 +51,7 @@ class Budgeting(Part):
         )
         return _books(await self._session.fetch(self._session.limit, "books", *values))
 
-    async def post(self, books: Books) -> bool:
+    async def post(self, books: BudgetLedger) -> bool:
         post = _Post(_new_budgets(books), _values(books))
         return await self._session.limit.run(partial(self._post, post))
 
@@ -101,7 +101,7 @@ class Budgeting(Part):
         post.tried.append(transaction)
 
 
-def _new_budgets(books: Books) -> list[Row]:
+def _new_budgets(books: BudgetLedger) -> list[Row]:
     return [
         _new_budget(books.budgets[name])
         for name, version in sorted(books.changed.items())
@@ -113,7 +113,7 @@ def _new_budget(budget: Budget) -> Row:
     return limit_rows.budget_row(budget, limit_rows.next_version(0, budget.created_at))
 
 
-def _values(books: Books) -> list[Any]:
+def _values(books: BudgetLedger) -> list[Any]:
     """The parameters of the statement. What is removed takes along what was noted of it."""
     removed = books.removed
     compared = sorted((name, version) for name, version in books.changed.items() if version)
@@ -145,8 +145,8 @@ def _sorted(rows: Any, width: int) -> Columns:
     return columns(sorted(rows, key=lambda row: (row[0], row[1])), width)
 
 
-def _books(rows: Sequence[Any]) -> Books:
-    books = Books()
+def _books(rows: Sequence[Any]) -> BudgetLedger:
+    books = BudgetLedger()
     for kind, name, key, version, id, doc in rows:
         match kind:
             case 0:

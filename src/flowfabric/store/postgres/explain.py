@@ -13,7 +13,7 @@ MOST = 100_000
 """Where counting stops."""
 
 
-class Whereabouts(Part):
+class ExplainReads(Part):
     async def holding(self, queues: Sequence[int], limit: int) -> list[UUID]:
         session = self._session
         rows = await session.fetch(session.report, "slot_holders", list(queues), limit)

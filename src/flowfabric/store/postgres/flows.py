@@ -13,7 +13,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
-from flowfabric.core.flow.outbox import Chore
+from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
@@ -93,7 +93,7 @@ class Flowing(Part):
         values = (flows, upstreams, after or _FIRST, limit)
         return await self._session.load.run(partial(self._unsettled, values))
 
-    async def chores(self, flows: Sequence[UUID], limit: int) -> list[Chore]:
+    async def chores(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
         rows = await self._session.fetch(self._session.load, "chores", list(flows), limit)
         return read_chores(rows, same)
 

@@ -12,7 +12,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Ended, Lease, Snapshot
-from flowfabric.store.contract import Note, Progress, Renewal
+from flowfabric.store.contract import Progress, Renewal, SideWrite
 from flowfabric.store.postgres.apply import recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
@@ -47,7 +47,7 @@ class Owning(Part):
         ordered = sorted(changes, key=_change_number)
         return set[UUID]().union(*await divide(ordered, partial(self._send_ends, now)))
 
-    async def note(self, notes: Sequence[Note], now: Millis) -> set[UUID]:
+    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         rows = sorted(map(_note_row, _folded(notes)), key=_number)
         return set[UUID]().union(*await divide(rows, partial(self._note, now)))
 
@@ -137,7 +137,7 @@ def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Lease, Ended]:
     raise AssertionError("only endings of a running attempt are written this way")
 
 
-def _folded(notes: Sequence[Note]) -> list[Note]:
+def _folded(notes: Sequence[SideWrite]) -> list[SideWrite]:
     """Progress of one owner as one note, the last word first of all: a statement writes a row
     only once."""
     last: dict[tuple[UUID, UUID, int], Progress] = {}
@@ -161,7 +161,7 @@ def _later(earlier: Progress | None, progress: Progress) -> Progress:
     )
 
 
-def _note_row(note: Note) -> Row:
+def _note_row(note: SideWrite) -> Row:
     progress, step = note.progress, note.step
     return (
         note.uuid,

@@ -10,9 +10,9 @@ from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Route, Start
 from flowfabric.core.limit.quota import Quota, Uses
-from flowfabric.core.limit.release import Candidate, Key, Line, Release, Standing, StartsBack
+from flowfabric.core.limit.release import Candidate, Key, Line, QuotaView, Release, StartsBack
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.contract_limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
+from flowfabric.store.contract_limits import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Part, columns
 from flowfabric.store.readable import readable, tell
@@ -59,7 +59,7 @@ class Limiting(Part):
             values_of = columns(values, len(QUEUE) + 1)
             await self._session.fetch(self._session.limit, "new_queues", *values_of)
 
-    async def standing(self, ask: StandingAsk) -> Standing:
+    async def standing(self, ask: QuotaViewRequest) -> QuotaView:
         queues = None if ask.queues is None else list(ask.queues)
         shut = (self._numbers(ask.closed), self._numbers(ask.draining))
         values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS, *shut)
@@ -168,7 +168,7 @@ class Limiting(Part):
         return Through(frozenset(moved), frozenset(lanes))
 
 
-def _standing(asked: str, rows: Sequence[Any]) -> Standing:
+def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:
     quotas: dict[str, Quota] = {}
     lines: dict[int, tuple[int, Uses]] = {}
     waiting: dict[int, list[Candidate]] = {}
@@ -195,7 +195,7 @@ def _standing(asked: str, rows: Sequence[Any]) -> Standing:
             tell(error)
             damaged.add(name)
     found = [Line(id, uses, turn, waiting.get(id, [])) for id, (turn, uses) in lines.items()]
-    return Standing(
+    return QuotaView(
         quotas=quotas,
         lines=[] if asked in damaged else servable(found, damaged),
         held=list(held.values()),

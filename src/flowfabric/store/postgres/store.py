@@ -10,7 +10,7 @@ from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.dialer import Dialer
 from flowfabric.store.postgres.due import Sweeping
 from flowfabric.store.postgres.events import Telling
-from flowfabric.store.postgres.explain import Whereabouts
+from flowfabric.store.postgres.explain import ExplainReads
 from flowfabric.store.postgres.faults import translate
 from flowfabric.store.postgres.flows import Flowing
 from flowfabric.store.postgres.lanes import Lanes
@@ -84,7 +84,7 @@ class PostgresStore:
         self.set_tags = reading.set_tags
 
         remembering = Remembering(session)
-        self.recall, self.signals = remembering.recall, remembering.signals
+        self.load_needs, self.signals = remembering.load_needs, remembering.signals
         self.suspended = remembering.suspended
         self.keyring, self.put_keyring = remembering.keyring, remembering.put_keyring
 
@@ -123,7 +123,7 @@ class PostgresStore:
         self.lanes, self.lane_settings = lanes.lanes, lanes.lane_settings
         self.put_lane = lanes.put_lane
 
-        whereabouts = Whereabouts(session)
+        whereabouts = ExplainReads(session)
         self.holding, self.running_in = whereabouts.holding, whereabouts.running_in
         self.ready_routes, self.routes = whereabouts.ready_routes, whereabouts.routes
         self.slots_in = whereabouts.slots_in

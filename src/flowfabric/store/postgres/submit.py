@@ -10,7 +10,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
 from flowfabric.core.execution.submission import Creation
-from flowfabric.store.contract import Arrival
+from flowfabric.store.contract import InboxEntry
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import Part, columns
@@ -91,13 +91,13 @@ class Submitting(Part):
             for uuid, found, lane, flow, at in rows
         }
 
-    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         session = self._session
         if uuids is None:
             rows = await session.fetch(session.load, "arrivals", limit)
         else:
             rows = await session.fetch(session.load, "arrivals_among", list(uuids[:limit]))
-        return [Arrival(*row) for row in rows]
+        return [InboxEntry(*row) for row in rows]
 
     async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
         await self._session.book.need_routes({c.snapshot.execution.route for c in creations})

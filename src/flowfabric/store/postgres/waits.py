@@ -7,7 +7,7 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.wait.model import Ask, Heard, Memory
+from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.readable import readable
@@ -15,15 +15,15 @@ from flowfabric.store.rows.wait import Recollection, leaves_proof, proof_of, pro
 
 
 class Remembering(Part):
-    async def recall(self, asks: Sequence[Ask]) -> list[Memory]:
+    async def load_needs(self, asks: Sequence[Needs]) -> list[Loaded]:
         recollection = Recollection(asks)
         if not recollection.wants_nothing:
-            await self._session.load.run(partial(self._recall, recollection))
+            await self._session.load.run(partial(self._load_needs, recollection))
         return recollection.memories()
 
     async def signals(
         self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
-    ) -> list[Heard]:
+    ) -> list[ReceivedSignal]:
         session = self._session
         if suspension is None:
             rows = await session.fetch(session.load, "signals_of", uuid, after, limit)
@@ -48,7 +48,7 @@ class Remembering(Part):
     async def put_keyring(self, doc: bytes, expected: int) -> bool:
         return await self._session.apply.run(partial(self._put_keyring, doc, expected))
 
-    async def _recall(
+    async def _load_needs(
         self, recollection: Recollection, connection: Connection, repeated: bool
     ) -> None:
         await fill(recollection, self._session, connection)

@@ -18,7 +18,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.flow.join import Edge, EdgeState
 from flowfabric.core.flow.model import Flow
-from flowfabric.core.flow.outbox import Chore, ChoreKind
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.store.contract import EdgeQuery
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows.execution import Row
@@ -145,33 +145,33 @@ class Turn:
         return found
 
 
-def chore_rows(chores: Iterable[Chore]) -> list[Row]:
+def chore_rows(chores: Iterable[OutboxEntry]) -> list[Row]:
     """Each chore once, in the order of keys."""
     found = _by_key(chores)
     return [(*key, _number(found[key].outcome), found[key].spared) for key in sorted(found)]
 
 
-def chore_keys(chores: Iterable[Chore]) -> list[Row]:
+def chore_keys(chores: Iterable[OutboxEntry]) -> list[Row]:
     return sorted(_by_key(chores))
 
 
-def read_chores(rows: Iterable[Sequence[Any]], uuid: Callable[[Any], UUID]) -> list[Chore]:
+def read_chores(rows: Iterable[Sequence[Any]], uuid: Callable[[Any], UUID]) -> list[OutboxEntry]:
     return readable(rows, lambda row: _read_chore(row, uuid), "a chore of flow", itemgetter(0))
 
 
-def _read_chore(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> Chore:
+def _read_chore(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> OutboxEntry:
     flow, id, number, kind, outcome, spared = row
-    return Chore(
+    return OutboxEntry(
         flow=uuid(flow),
         id=uuid(id),
         number=number,
-        kind=ChoreKind(kind),
+        kind=OutboxKind(kind),
         outcome=None if outcome is None else Outcome(outcome),
         spared=bool(spared),
     )
 
 
-def _by_key(chores: Iterable[Chore]) -> dict[tuple[UUID, UUID, int, int], Chore]:
+def _by_key(chores: Iterable[OutboxEntry]) -> dict[tuple[UUID, UUID, int, int], OutboxEntry]:
     return {(c.flow, c.id, c.number, int(c.kind)): c for c in chores}
 
 

@@ -14,7 +14,15 @@ from msgspec import Struct, field
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.execution.change import Change
 from flowfabric.core.flow.join import EdgeState
-from flowfabric.core.wait.model import FEW_SIGNALS, Ask, Heard, Mark, Memory, Signal, Waitpoint
+from flowfabric.core.wait.model import (
+    FEW_SIGNALS,
+    DedupRecord,
+    Loaded,
+    Needs,
+    ReceivedSignal,
+    Signal,
+    Waitpoint,
+)
 from flowfabric.store.readable import UNREADABLE, unreadable
 from flowfabric.store.rows.execution import Row
 from flowfabric.store.rows.flow import read_edge
@@ -61,19 +69,19 @@ def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> Written:
     return rows
 
 
-def signal_row(id: UUID, heard: Heard) -> Row:
+def signal_row(id: UUID, heard: ReceivedSignal) -> Row:
     signal = heard.signal
     return (id, signal.number, signal.waitpoint, heard.suspension, _encode(signal))
 
 
-def read_heard(doc: bytes, suspension: UUID | None) -> Heard:
-    return Heard(_read(_signals, doc), suspension)
+def read_heard(doc: bytes, suspension: UUID | None) -> ReceivedSignal:
+    return ReceivedSignal(_read(_signals, doc), suspension)
 
 
 class Recollection:
     """What asks name: the keys to look for, each once, and what was found under them."""
 
-    def __init__(self, asks: Sequence[Ask]) -> None:
+    def __init__(self, asks: Sequence[Needs]) -> None:
         self._asks = asks
         self.waitpoints = _once((ask.execution, key) for ask in asks for key in ask.waitpoints)
         self.marks = _once((ask.execution, key) for ask in asks for key in ask.marks)
@@ -81,8 +89,8 @@ class Recollection:
         self.edges = _once((ask.execution, key) for ask in asks for key in ask.edges)
         self.incoming = _once((ask.execution,) for ask in asks if ask.incoming)
         self._waitpoints: dict[tuple[UUID, UUID], Waitpoint] = {}
-        self._marks: dict[tuple[UUID, bytes], Mark] = {}
-        self._signals: dict[tuple[UUID, UUID], dict[int, Heard]] = {}
+        self._marks: dict[tuple[UUID, bytes], DedupRecord] = {}
+        self._signals: dict[tuple[UUID, UUID], dict[int, ReceivedSignal]] = {}
         self._edges: dict[UUID, dict[UUID, EdgeState]] = {}
 
     @property
@@ -106,7 +114,7 @@ class Recollection:
             waitpoint = _read(_waitpoints, doc)
             self._waitpoints[id, waitpoint.id] = waitpoint
         elif kind == MARK:
-            self._marks[id, bytes(mark)] = Mark(bytes(mark), until, bytes(doc))
+            self._marks[id, bytes(mark)] = DedupRecord(bytes(mark), until, bytes(doc))
         elif kind == EDGE:
             found = read_edge(doc, until)
             self._edges.setdefault(id, {})[found.edge.id] = found
@@ -115,10 +123,10 @@ class Recollection:
             buffer = self._signals.setdefault((id, heard.signal.waitpoint), {})
             buffer[heard.signal.number] = heard
 
-    def memories(self) -> list[Memory]:
+    def memories(self) -> list[Loaded]:
         """For each ask, in order, what exists of what it names."""
         return [
-            Memory(
+            Loaded(
                 _among(self._waitpoints, ask.execution, ask.waitpoints),
                 _among(self._marks, ask.execution, ask.marks),
                 self._buffered(ask),
@@ -127,7 +135,7 @@ class Recollection:
             for ask in self._asks
         ]
 
-    def _buffered(self, ask: Ask) -> list[Heard]:
+    def _buffered(self, ask: Needs) -> list[ReceivedSignal]:
         found = {
             number: heard
             for waitpoint, taken in ask.buffered
@@ -136,7 +144,7 @@ class Recollection:
         }
         return [found[number] for number in sorted(found)]
 
-    def _joined(self, ask: Ask) -> dict[UUID, EdgeState]:
+    def _joined(self, ask: Needs) -> dict[UUID, EdgeState]:
         found = self._edges.get(ask.execution, {})
         named = frozenset(ask.edges)
         return {
@@ -146,10 +154,10 @@ class Recollection:
         }
 
 
-def proof_of(id: UUID, change: Change[object]) -> Ask:
+def proof_of(id: UUID, change: Change[object]) -> Needs:
     """What to ask for to see whether this very change was written."""
     signals = [heard.signal for heard in change.signals]
-    return Ask(
+    return Needs(
         execution=id,
         waitpoints=tuple(waitpoint.id for waitpoint in change.waitpoints),
         marks=tuple(mark.key for mark in change.marks),
@@ -158,7 +166,7 @@ def proof_of(id: UUID, change: Change[object]) -> Ask:
     )
 
 
-def proves(memory: Memory, change: Change[object]) -> bool:
+def proves(memory: Loaded, change: Change[object]) -> bool:
     """Whether the rows are there that this change wrote, not those of a rival with an equal one."""
     heard = [heard.signal for heard in memory.signals]
     return (
@@ -173,11 +181,11 @@ def _once(keys: Iterable[T]) -> list[T]:
     return list(dict.fromkeys(keys))
 
 
-def _last(marks: Iterable[Mark]) -> dict[bytes, Mark]:
+def _last(marks: Iterable[DedupRecord]) -> dict[bytes, DedupRecord]:
     return {mark.key: mark for mark in marks}
 
 
-def _buffers(asks: Iterable[Ask]) -> list[tuple[UUID, UUID, int, int | None]]:
+def _buffers(asks: Iterable[Needs]) -> list[tuple[UUID, UUID, int, int | None]]:
     """Of each waitpoint the signals after the earliest number anybody asks from: the first few if
     nobody asks for more (None: all)."""
     found: dict[tuple[UUID, UUID], tuple[int, int | None]] = {}

@@ -6,8 +6,8 @@ from msgspec.json import encode
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget, Ledger, Reservation
-from flowfabric.core.limit.spend import Books
-from flowfabric.store.contract_limits import BookAsk
+from flowfabric.core.limit.spend import BudgetLedger
+from flowfabric.store.contract_limits import LedgerNeeds
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
     budget_row,
@@ -23,8 +23,8 @@ from flowfabric.store.rows.limit import (
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 
-def books(session: Session, ask: BookAsk) -> Books:
-    found = Books()
+def books(session: Session, ask: LedgerNeeds) -> BudgetLedger:
+    found = BudgetLedger()
     if ask.budgets:
         names = {"names": encode(ask.budgets).decode()}
         found.budgets = {row[0]: read_budget(*row) for row in session.rows("budgets", names)}
@@ -42,7 +42,7 @@ def books(session: Session, ask: BookAsk) -> Books:
     return found
 
 
-def post(session: Session, books: Books) -> bool:
+def post(session: Session, books: BudgetLedger) -> bool:
     """Everything is compared before anything is written."""
     if not _stand(session, books):
         return False
@@ -82,13 +82,13 @@ def trim_charges(session: Session, now: Millis, limit: int) -> int:
     return session.execute("trimmed_charges", {"now": now, "limit": limit}).rowcount
 
 
-def _add_reservations(found: Books, session: Session, name: str, ids: list[bytes]) -> None:
+def _add_reservations(found: BudgetLedger, session: Session, name: str, ids: list[bytes]) -> None:
     for id, doc in session.among(name, ids):
         reservation = read_reservation(read_uuid(id), doc)
         found.reservations[reservation.id] = reservation
 
 
-def _stand(session: Session, books: Books) -> bool:
+def _stand(session: Session, books: BudgetLedger) -> bool:
     """Whether nothing that was decided on has moved."""
     if books.changed:
         names = [(name,) for name in books.changed]
@@ -99,7 +99,7 @@ def _stand(session: Session, books: Books) -> bool:
     return not gone or len(session.among("reservation_ids", gone).fetchall()) == len(gone)
 
 
-def _write_budgets(session: Session, books: Books) -> None:
+def _write_budgets(session: Session, books: BudgetLedger) -> None:
     if removed := list(books.removed):
         for name in ("gone_budgets", "gone_budget_ledgers", "gone_budget_charges"):
             session.among(name, removed)
@@ -111,7 +111,7 @@ def _write_budgets(session: Session, books: Books) -> None:
     session.insert("new_budgets", rows)
 
 
-def _write_ledgers(session: Session, books: Books) -> None:
+def _write_ledgers(session: Session, books: BudgetLedger) -> None:
     gone = {name for name in books.removed if name not in books.budgets}
     new: list[Ledger] = []
     for (budget, execution), ledger in books.new_ledgers.items():
@@ -122,7 +122,7 @@ def _write_ledgers(session: Session, books: Books) -> None:
     session.insert("new_ledgers", plain(ledger_row(ledger) for ledger in new))
 
 
-def _write_reservations(session: Session, books: Books) -> None:
+def _write_reservations(session: Session, books: BudgetLedger) -> None:
     new, gone = [], []
     for id, reservation in books.new_reservations.items():
         if reservation is None:

@@ -14,17 +14,17 @@ from msgspec.json import encode
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Flags, Head, Lease, Route, Snapshot, Start
 from flowfabric.core.execution.routing import satisfies
-from flowfabric.store.contract import ClaimCall, Note, Renewal, Suspects, Taken
+from flowfabric.store.contract import ClaimCall, Renewal, SideWrite, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.rows import execution as rows
-from flowfabric.store.sqlite.lanes import Door, doors
+from flowfabric.store.sqlite.lanes import LaneGate, doors
 from flowfabric.store.sqlite.session import Session, keyed, read_uuid
 
 _STARTS = tuple(Start)
 _SPENT = int(Flags.SPENT)
 
 Row = tuple[Any, ...]
-Fenced = TypeVar("Fenced", Renewal, Note)
+Fenced = TypeVar("Fenced", Renewal, SideWrite)
 
 
 def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
@@ -53,7 +53,7 @@ def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UU
     return renewed
 
 
-def note(session: Session, notes: Sequence[Note], now: Millis) -> set[UUID]:
+def note(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
     steps, progress, standing = [], [], set()
     for note, id in _standing(session, notes, now):
         standing.add(note.uuid)
@@ -132,7 +132,7 @@ class _Search(Struct, frozen=True):
     call: ClaimCall
     now: Millis
     limit: int
-    closed: Mapping[str, Door]
+    closed: Mapping[str, LaneGate]
 
     @property
     def capped(self) -> bool:

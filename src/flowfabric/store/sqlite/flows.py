@@ -11,7 +11,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
-from flowfabric.core.flow.outbox import Chore
+from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import flow as flow_rows
@@ -120,8 +120,8 @@ def unsettled(
     return [Unsettled(state, downstreams.get(state.edge.downstream)) for state in found]
 
 
-def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[Chore]:
-    found: list[Chore] = []
+def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+    found: list[OutboxEntry] = []
     for flow in flows:
         rows = session.rows("chores", {"flow": flow.bytes, "limit": limit})
         found += read_chores(rows, read_uuid)

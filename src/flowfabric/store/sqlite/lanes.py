@@ -10,7 +10,7 @@ from flowfabric.store.rows.limit import LANE, lane_row, read_lanes
 from flowfabric.store.sqlite.session import Session
 
 
-class Door(Struct, frozen=True):
+class LaneGate(Struct, frozen=True):
     """A lane that is not simply open. `room` is how many more may run, None for any number."""
 
     state: LaneState
@@ -41,7 +41,7 @@ def put_lane(session: Session, lane: Lane, expected: int) -> bool:
     return session.row("put_lane", {**values, "expected": expected}) is not None
 
 
-def doors(session: Session, lanes: Sequence[str] = ()) -> dict[str, Door]:
+def doors(session: Session, lanes: Sequence[str] = ()) -> dict[str, LaneGate]:
     """Those of these lanes (empty: of all) that are not simply open."""
     found = {
         name: (LaneState(state), concurrency)
@@ -51,7 +51,7 @@ def doors(session: Session, lanes: Sequence[str] = ()) -> dict[str, Door]:
     capped = {name: cap for name, (_, cap) in found.items() if cap is not None}
     running = _running(session, capped) if capped else {}
     return {
-        name: Door(state, None if cap is None else max(0, cap - running.get(name, 0)))
+        name: LaneGate(state, None if cap is None else max(0, cap - running.get(name, 0)))
         for name, (state, cap) in found.items()
     }
 

@@ -15,14 +15,14 @@ from flowfabric.core.limit.release import (
     Key,
     Line,
     Move,
+    QuotaView,
     Release,
-    Standing,
     StartsBack,
     Window,
     one_key,
 )
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.contract_limits import Crowd, QueueCount, StandingAsk, Through, WaitCount
+from flowfabric.store.contract_limits import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
     QUOTA,
@@ -68,7 +68,7 @@ def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
     session.insert("new_queues", [row for id, uses in queues for row in queue_rows(id, uses)])
 
 
-def standing(session: Session, ask: StandingAsk) -> Standing:
+def standing(session: Session, ask: QuotaViewRequest) -> QuotaView:
     """One read transaction, so everything is of one moment."""
     lines = _lines(session, ask)
     used = {(use.quota, use.key) for line in lines for use in line.uses}
@@ -78,7 +78,7 @@ def standing(session: Session, ask: StandingAsk) -> Standing:
     found = readable(rows, read_quota, "quota", itemgetter(0), lambda row: damaged.add(row[0]))
     known = {quota.name: quota for quota in found}
     lines = [] if ask.quota in damaged else servable(lines, damaged)
-    return Standing(
+    return QuotaView(
         quotas=known,
         lines=lines,
         held=_held(session, known, used) if lines else [],
@@ -179,7 +179,7 @@ def wait_counts(session: Session, lane: str, namespace: str | None) -> list[Wait
     ]
 
 
-def _lines(session: Session, ask: StandingAsk) -> list[Line]:
+def _lines(session: Session, ask: QuotaViewRequest) -> list[Line]:
     if ask.closed or ask.draining:
         session.learn_routes()
     shut: dict[str, str | None] = {

@@ -30,7 +30,7 @@ MAX_JOBS = 512
 """Most operations of one transaction, so that nobody holds the lock for long."""
 
 _log = logging.getLogger(__name__)
-_luck = random.Random()  # noqa: S311 - spreads retries, protects nothing
+_jitter = random.Random()  # noqa: S311 - spreads retries, protects nothing
 
 
 class Job:
@@ -213,7 +213,7 @@ def patiently(work: Callable[[], T]) -> T:
         if waited > 1 and not told:
             _log.warning("another process has kept the database locked for a second")
             told = True
-        time.sleep(_luck.uniform(0.0002, 0.002))
+        time.sleep(_jitter.uniform(0.0002, 0.002))
 
 
 def _close_cursors(error: BaseException) -> None:

@@ -129,7 +129,7 @@ class SqliteStore:
     glance = _writing(upkeep.glance)
     drop_duty = _writing(upkeep.drop_duty)
 
-    recall = _reading(wait_rows.recall)
+    load_needs = _reading(wait_rows.load_needs)
     signals = _reading(wait_rows.signals)
     suspended = _reading(wait_rows.suspended)
     keyring = _reading(wait_rows.keyring)

@@ -8,7 +8,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Ready
 from flowfabric.core.execution.submission import Creation
-from flowfabric.store.contract import Arrival
+from flowfabric.store.contract import InboxEntry
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.session import Session, read_uuid, state_row
 
@@ -56,12 +56,12 @@ def _holder(session: Session, row: Sequence[Any]) -> ExecutionId:
     return ExecutionId.solo(lane, read_uuid(id)) if route is None else read_id(session, row)
 
 
-def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[Arrival]:
+def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
     if uuids is None:
         found: Iterable[Any] = session.rows("arrivals", {"limit": limit})
     else:
         found = session.among("arrivals_among", [uuid.bytes for uuid in uuids[:limit]])
-    return [Arrival(read_uuid(id), *rest) for id, *rest in found]
+    return [InboxEntry(read_uuid(id), *rest) for id, *rest in found]
 
 
 def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:

@@ -6,7 +6,7 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.wait.model import Ask, Heard, Memory
+from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.wait import (
@@ -34,7 +34,7 @@ def write(session: Session, changes: Iterable[tuple[UUID, Change[object]]]) -> N
     session.insert("new_marks", plain(rows.marks))
 
 
-def recall(session: Session, asks: Sequence[Ask]) -> list[Memory]:
+def load_needs(session: Session, asks: Sequence[Needs]) -> list[Loaded]:
     recollection = Recollection(asks)
     wanted = plain(
         [
@@ -58,7 +58,7 @@ def signals(
     suspension: UUID | None = None,
     after: int = 0,
     limit: int = 1000,
-) -> list[Heard]:
+) -> list[ReceivedSignal]:
     values = {"id": uuid.bytes, "after": after, "limit": limit}
     if suspension is None:
         found = session.rows("signals_of", values)

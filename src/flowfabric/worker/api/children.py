@@ -21,12 +21,12 @@ from flowfabric.engine.engine import Engine
 from flowfabric.worker.api.flow import FlowBuilder, Node, as_result, decoded, failed, said
 from flowfabric.worker.api.run import Client
 from flowfabric.worker.api.task import Call, Task, check_task
-from flowfabric.worker.api.transactions import Door
+from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.api.waits import Waits
 from flowfabric.worker.errors import FlowFailed, WaitTimeout
 from flowfabric.worker.run.journal import Place, anew
 from flowfabric.worker.run.steps import perform, read
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 R = TypeVar("R")
 
@@ -100,7 +100,7 @@ class SubFlow(FlowBuilder):
 
         async def once() -> Declaration:
             try:
-                await patiently(declare, journal.stopped)
+                await until_available(declare, journal.stopped)
             except FlowConflict:  # declared and not recorded: the run died in between
                 self._refuse()
             return Declaration(str(self.id), asked)
@@ -138,7 +138,7 @@ class SubFlow(FlowBuilder):
 
     async def _is_orphan(self) -> bool:
         context = self._context
-        return await patiently(
+        return await until_available(
             lambda: context._engine.flow_views.is_orphan(self.id), context._journal.stopped
         )
 
@@ -171,7 +171,7 @@ class SubFlow(FlowBuilder):
             if flow.state is not FlowState.COMPLETED:
                 raise await self._failed(place, flow)
             if nodes is None:
-                nodes = await patiently(lambda: self._last(engine, flow), journal.stopped)
+                nodes = await until_available(lambda: self._last(engine, flow), journal.stopped)
             return await self._read(nodes, place)
         kept = read(place, record, Kept)
         names = kept.names if nodes is None else [node.name for node in nodes]
@@ -187,7 +187,7 @@ class SubFlow(FlowBuilder):
     async def _read(self, nodes: Sequence[Node[Any]], place: Place | None = None) -> dict[str, Any]:
         """Results as they are stored; kept at the place, if one is given."""
         journal, engine = self._context._journal, self._context._engine
-        found = await patiently(
+        found = await until_available(
             lambda: engine.flow_views.results([node.id.uuid for node in nodes]), journal.stopped
         )
         raws = [msgspec.Raw(found.get(node.id.uuid) or b"null") for node in nodes]
@@ -201,7 +201,7 @@ class SubFlow(FlowBuilder):
         """The error of a flow that did not succeed, recorded: a handler that goes on after it sees
         the same whenever it runs again."""
         journal, engine = self._context._journal, self._context._engine
-        error = await patiently(lambda: failed(engine, flow), journal.stopped)
+        error = await until_available(lambda: failed(engine, flow), journal.stopped)
         seen = Failure(error.detail, list(error.members), self._round)
         number = len(await self._failures(place))
         value = msgspec.Raw(msgspec.json.encode(seen))
@@ -232,7 +232,7 @@ class SubFlow(FlowBuilder):
 
         async def once() -> None:
             try:
-                await patiently(lambda: engine.flows.replay(self.id), journal.stopped)
+                await until_available(lambda: engine.flows.replay(self.id), journal.stopped)
             except (FlowTerminal, MaxReplays, NotFound):
                 raise error from None
 
@@ -263,7 +263,7 @@ class SubFlow(FlowBuilder):
     async def _now(self) -> Flow:
         context = self._context
         return known(
-            await patiently(
+            await until_available(
                 lambda: context._engine.flow_views.get(self.id), context._journal.stopped
             ),
             self.id,
@@ -349,7 +349,9 @@ class Subflows(Waits):
         def block_on(work: Coroutine[Any, Any, Any]) -> Any:
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-        return Client(lend, block_on, Door(engine.store.clock, lambda: engine.identity))
+        return Client(
+            lend, block_on, TransactionalClient(engine.store.clock, lambda: engine.identity)
+        )
 
     async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
         if not nodes:

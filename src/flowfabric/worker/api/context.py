@@ -37,7 +37,7 @@ from flowfabric.worker.run.lease import HeldLease
 from flowfabric.worker.run.steps import Work, attempt, attempt_here, keep, perform, read
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.together import together
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -195,7 +195,7 @@ class Context(Spending):
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Says how far the run is, for people who watch it."""
-        await patiently(
+        await until_available(
             lambda: self._engine.attempts.progress(self._claim, percent, message),
             self._halt.__bool__,
         )
@@ -274,7 +274,7 @@ class Context(Spending):
 
         async def submit() -> str:
             keyed = call.or_key(key).also_spending(self._claim.policy.budget_ids)
-            run = await patiently(lambda: keyed.submit(*args, **kwargs), self._halt.__bool__)
+            run = await until_available(lambda: keyed.submit(*args, **kwargs), self._halt.__bool__)
             return str(run.id)
 
         id = await perform(self._journal, place, submit, str)

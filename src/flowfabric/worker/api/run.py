@@ -14,7 +14,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.explain.reasons import Explanation
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending
-from flowfabric.worker.api.transactions import Door
+from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.codec import decode
 from flowfabric.worker.errors import RunCancelled, RunExpired, RunFailed, RunSkipped
 
@@ -28,7 +28,7 @@ class Client:
         self,
         engine: Callable[[], Awaitable[Engine]],
         block_on: Callable[[Coroutine[Any, Any, Any]], Any],
-        door: Door,
+        door: TransactionalClient,
     ) -> None:
         self.engine = engine
         self.block_on = block_on

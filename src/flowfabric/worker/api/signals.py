@@ -45,7 +45,7 @@ class Sent(Struct, frozen=True):
     duplicate: bool = False
 
 
-class Outside:
+class SignalsApi:
     """Signals and approvals of a Fabric."""
 
     _client: Client

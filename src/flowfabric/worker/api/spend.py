@@ -22,7 +22,7 @@ from flowfabric.worker.api.limits import amounts_of, exceeded
 from flowfabric.worker.errors import Unwind
 from flowfabric.worker.run.journal import Place, anew
 from flowfabric.worker.run.steps import keep, perform, read
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 
 class Reserve:
@@ -68,7 +68,7 @@ class Reserve:
         context, claim = self._context, self._context._claim
         # Of this lease only: when it goes, what it has set aside goes with it.
         self._id = uuid5(claim.uuid, f"reserve:{context._key_at(self._place)}:{claim.epoch}")
-        return await patiently(
+        return await until_available(
             lambda: context._engine.budgets.reserve(
                 claim, self.amounts, budgets=_named(self._budget), id=self._id
             ),
@@ -88,7 +88,7 @@ class Reserve:
 
     async def _settle(self) -> Counted:
         context, id, actual = self._context, self._id or UUID(int=0), self._actual or {}
-        answer = await patiently(
+        answer = await until_available(
             lambda: context._engine.budgets.settle(
                 context._claim,
                 id,
@@ -187,7 +187,7 @@ class Spending(Subflows):
         comes to the same question when it runs again."""
 
         async def charge() -> Charged:
-            answer = await patiently(
+            answer = await until_available(
                 lambda: self._engine.budgets.report(
                     self._claim, amounts, budgets=_named(budget), key=self._key_at(place)
                 ),
@@ -216,7 +216,7 @@ class Spending(Subflows):
 
     async def _grant(self, place: Place, breach: SoftBreach) -> None:
         async def grant() -> int:
-            return await patiently(
+            return await until_available(
                 lambda: self._engine.budgets.grant(
                     breach.budget,
                     breach.dimension,

@@ -18,7 +18,7 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.inbox import write_options
 from flowfabric.store import foreign
 from flowfabric.store.clock import Clock
-from flowfabric.store.contract import Arrival
+from flowfabric.store.contract import InboxEntry
 from flowfabric.store.rows.execution import trim_at
 from flowfabric.worker.codec import encode
 
@@ -31,7 +31,7 @@ _SIMPLE = (
 budget with the lease, and its flow is owed the ending."""
 
 
-class Door:
+class TransactionalClient:
     """Submits on a connection of the application. Needs no engine: what is written there becomes
     a run when it is committed. `identity` names the database of the engine, while one is open:
     a connection to another one is refused."""
@@ -68,7 +68,7 @@ async def _arrive(
     connection: Any, submission: Submission, creation: Creation
 ) -> tuple[ExecutionId, bool]:
     execution = creation.snapshot.execution
-    arrival = Arrival(
+    arrival = InboxEntry(
         execution.uuid,
         execution.created_at,
         execution.kind,

@@ -49,7 +49,7 @@ from flowfabric.worker.errors import WaitClosed, WaitTimeout
 from flowfabric.worker.run.journal import Halt, Journal, Place
 from flowfabric.worker.run.parking import Parking
 from flowfabric.worker.run.steps import perform
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 T = TypeVar("T")
 Span = str | float | timedelta
@@ -123,7 +123,7 @@ class Approval:
             given = "nobody" if approver is None else repr(str(approver)[:80])
             raise Invalid(f"a token is for one of the approvers, {given} is none")
         expires_at = None if expires is None else await self._expiry(parse_span(expires, "expires"))
-        return await patiently(
+        return await until_available(
             lambda: waits._engine.suspensions.token_again(
                 waits._claim.uuid, self._at.id, approver=approver, expires_at=expires_at
             ),
@@ -330,7 +330,7 @@ class Waits:
         """What must not be cut off by a sleep beside it."""
         self._journal.begin()
         try:
-            return await patiently(work, self._journal.stopped)
+            return await until_available(work, self._journal.stopped)
         finally:
             self._journal.end()
 
@@ -388,7 +388,7 @@ class Waits:
         at = self._approval_at(place, ask)
 
         async def create() -> str:
-            await patiently(
+            await until_available(
                 lambda: self._engine.suspensions.create_waitpoint(
                     self._claim, ask.name, id=at.id, terms=ask.terms, lasting=True, slot=at.slot
                 ),
@@ -406,7 +406,7 @@ class Waits:
         waitpoint = self._derived("callback", place)
 
         async def create() -> str:
-            await patiently(
+            await until_available(
                 lambda: self._engine.suspensions.create_waitpoint(
                     self._claim, key, id=waitpoint, lasting=True
                 ),
@@ -415,7 +415,7 @@ class Waits:
             return str(waitpoint)
 
         known = UUID(await perform(self._journal, place, create, str))
-        token = await patiently(
+        token = await until_available(
             lambda: self._engine.suspensions.token_again(self._claim.uuid, known),
             self._journal.stopped,
         )

@@ -38,7 +38,7 @@ from flowfabric.worker.run.outcome import (
 from flowfabric.worker.run.processes import ProcessDied, Processes
 from flowfabric.worker.run.steps import current_context
 from flowfabric.worker.run.threads import Threads
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -46,7 +46,7 @@ log = logging.getLogger("flowfabric.worker")
 def _nothing() -> None: ...
 
 
-class Active:
+class ActiveRun:
     """One execution in hand: its claim, and why it was stopped, if it was."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Executor:
         self._stopping = stopping
         self._cancelled = cancelled
 
-    async def run(self, active: Active) -> None:
+    async def run(self, active: ActiveRun) -> None:
         """Whatever happens ends up in the store or, for a lost lease, nowhere."""
         try:
             while await self._run_once(active):
@@ -131,7 +131,7 @@ class Executor:
         except FlowFabricError as error:
             log.warning("%s could not be reported: %s", active.claim.id, error)
 
-    async def _run_once(self, active: Active) -> bool:
+    async def _run_once(self, active: ActiveRun) -> bool:
         """Whether the handler is to run again: what it waited for was there already."""
         report = await self._handle(active)
         if active.completed:
@@ -142,7 +142,7 @@ class Executor:
         finally:
             active.reporting = False
 
-    async def _handle(self, active: Active) -> Report:
+    async def _handle(self, active: ActiveRun) -> Report:
         """How the handler ended, as the report to make about it."""
         if active.stopped:
             return self._stopped(active)
@@ -158,7 +158,7 @@ class Executor:
             if active.context is not None:
                 active.context.close()
 
-    async def _outcome(self, active: Active) -> Report:
+    async def _outcome(self, active: ActiveRun) -> Report:
         """Calls the handler; what it returns becomes a report."""
         handler, claim = active.handler, active.claim
         if handler is None:
@@ -182,7 +182,7 @@ class Executor:
             )
         return await self._returned(active, await self._timed(active, handler, args, kwargs))
 
-    async def _returned(self, active: Active, result: object) -> Report:
+    async def _returned(self, active: ActiveRun, result: object) -> Report:
         if active.context is not None:
             if active.context.parked:
                 return delaying(active.context)
@@ -195,7 +195,7 @@ class Executor:
             reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
             return failing(active.claim, reason)
 
-    async def _is_ours(self, active: Active) -> bool:
+    async def _is_ours(self, active: ActiveRun) -> bool:
         """Whether a handler may begin: the claim may have been answered after its lease was over,
         and another worker may have done all the work since. One that is half over is renewed."""
         pointless, half = partial(self._pointless, active), active.claim.ttl // 2
@@ -206,18 +206,18 @@ class Executor:
             return False
         return True
 
-    async def _payload(self, active: Active) -> bytes:
+    async def _payload(self, active: ActiveRun) -> bytes:
         """The arguments, with what the members it depends on have returned."""
         snapshot = active.claim.snapshot
         if snapshot.life.join is None or not snapshot.life.join.inputs:
             return active.claim.payload
-        inputs = await patiently(
+        inputs = await until_available(
             lambda: self._engine.flow_views.inputs(snapshot), partial(self._pointless, active)
         )
         return fill_in(active.claim.payload, inputs)
 
     async def _timed(
-        self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
+        self, active: ActiveRun, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
         times_out_at = active.claim.lease.times_out_at
         if times_out_at is None:
@@ -237,7 +237,7 @@ class Executor:
         raise _TimedOut
 
     async def _call(
-        self, active: Active, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
+        self, active: ActiveRun, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
         context = active.context
         if context is None:
@@ -253,7 +253,7 @@ class Executor:
 
     async def _in_thread(
         self,
-        active: Active,
+        active: ActiveRun,
         context: Context,
         handler: Task[Any, Any],
         args: list[Any],
@@ -274,7 +274,7 @@ class Executor:
         log.warning("no task named %r here; %s is left for another worker", claim.kind, claim.id)
         return leaving(claim)
 
-    def _stopped(self, active: Active) -> Report:
+    def _stopped(self, active: ActiveRun) -> Report:
         """The handler was cancelled: by the worker, by the end of the event loop, or by itself."""
         if active.stopped == LOST:
             return nothing
@@ -284,7 +284,7 @@ class Executor:
             return handing_back(active.claim)
         return failing(active.claim, "the handler cancelled itself", Category.TRANSIENT)
 
-    def _raised(self, active: Active, error: BaseException) -> Report:
+    def _raised(self, active: ActiveRun, error: BaseException) -> Report:
         """The handler ended with an error, which a parked or stopped one may owe to just that."""
         claim, active.raised = active.claim, error
         if active.stopped or active.parked or self._cancelled():
@@ -297,16 +297,16 @@ class Executor:
             return handing_back(claim) if self._stopping() else crash
         return failing_by(claim, error)
 
-    async def _deliver(self, active: Active, report: Report) -> object:
+    async def _deliver(self, active: ActiveRun, report: Report) -> object:
         """Reports until the store has answered; the heartbeat keeps the lease meanwhile."""
         pointless = partial(self._pointless, active)
         try:
-            return await patiently(partial(report, self._engine), pointless)
+            return await until_available(partial(report, self._engine), pointless)
         except (Invalid, NoSigningKey) as error:  # such as a result that is too large
             report = failing(active.claim, f"how it ended cannot be stored: {error.detail}")
-            return await patiently(partial(report, self._engine), pointless)
+            return await until_available(partial(report, self._engine), pointless)
 
-    def _pointless(self, active: Active) -> bool:
+    def _pointless(self, active: ActiveRun) -> bool:
         return active.stopped == LOST or self._cancelled()
 
 

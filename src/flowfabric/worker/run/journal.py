@@ -21,7 +21,7 @@ from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
 from flowfabric.worker.run.lease import HeldLease
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 _LOOSE = "~"
 """Marks a branch that the handler made itself and that may be left unfinished."""
@@ -217,7 +217,7 @@ class Journal:
         somebody else owns the run."""
         step = self.step(place, value)
         try:
-            await patiently(
+            await until_available(
                 lambda: self._engine.attempts.record_step(self._claim, step),
                 give_up=self._halt.__bool__,
             )
@@ -264,7 +264,7 @@ class Journal:
         async with self._loading:
             if self._loaded:
                 return
-            steps = await patiently(
+            steps = await until_available(
                 lambda: self._engine.attempts.steps(self._claim.uuid, self.generation),
                 give_up=self._halt.__bool__,
             )

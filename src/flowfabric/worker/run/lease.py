@@ -9,7 +9,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.contract import Renewal
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 Key = tuple[UUID, int]
 """Which lease: the execution and the epoch. A worker may hold an execution again while it still
@@ -58,5 +58,5 @@ class HeldLease:
         if engine.now() < self.expires_at - ahead:
             return
         asked_at = time.monotonic()
-        answer = await patiently(lambda: engine.claims.renew(self.claim), give_up)
+        answer = await until_available(lambda: engine.claims.renew(self.claim), give_up)
         self.renewed(answer.expires_at, asked_at)

@@ -29,7 +29,7 @@ from flowfabric.engine.execution.claims import MAX_CLAIM, Claim, check_lanes, ch
 from flowfabric.store.contract import Store, Suspects
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import DRAIN, LOST
-from flowfabric.worker.run.executor import Active, Executor
+from flowfabric.worker.run.executor import ActiveRun, Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
 from flowfabric.worker.run.heartbeat import Heartbeat
 from flowfabric.worker.run.lease import HeldLease, Key, Loss
@@ -37,9 +37,9 @@ from flowfabric.worker.run.outcome import handing_back
 from flowfabric.worker.run.probation import ProbationWard, is_suspect
 from flowfabric.worker.run.processes import Processes
 from flowfabric.worker.run.registration import PresenceKeeper
-from flowfabric.worker.run.slots import Room, Wish
+from flowfabric.worker.run.slots import ClaimRequest, Slots
 from flowfabric.worker.run.threads import Threads
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -112,15 +112,15 @@ class Worker:
         self.engine = engine
         self.options = options
         self.identity = Identity(options.name, options.instance or _instance())
-        self.active: dict[Key, Active] = {}
-        self._newest: dict[UUID, Active] = {}
+        self.active: dict[Key, ActiveRun] = {}
+        self._newest: dict[UUID, ActiveRun] = {}
         self._left_behind: list[asyncio.Task[None]] = []
         self.completed = 0
         self._ttl = check_ttl(options.ttl)
         self._drain_for = parse_span(options.drain, "drain") / 1000
         self._tasks = tasks
         self._processes = options.processes or os.cpu_count() or 1
-        self._room = Room(options.concurrency, self._processes, tasks)
+        self._room = Slots(options.concurrency, self._processes, tasks)
         self._freed = asyncio.Event()
         self._ward = ProbationWard(engine, self.active, self._freed.set)
         self._stopping = asyncio.Event()
@@ -136,20 +136,20 @@ class Worker:
     async def run(self) -> None:
         """Works until stopped, then drains: waits for what runs, hands back what does not end.
         Cancelling it hands everything back at once."""
-        bench = Bench(self)
+        runtime = HandlerRuntime(self)
         self._task = asyncio.current_task()
         self._start_heartbeat()
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
         try:
-            await self._claim_until_stopped(bench.executor)
+            await self._claim_until_stopped(runtime.executor)
             await self._drain()
         finally:
             await self._hand_back()
             with suppress(TimeoutError):
                 await asyncio.wait_for(registry.stop(), SIGN_OFF)
-            await self._finish(bench)
+            await self._finish(runtime)
 
     def stop(self) -> None:
         """Stops claiming; a second call also stops what runs, at once."""
@@ -172,17 +172,17 @@ class Worker:
     async def run_until_idle(self) -> int:
         """Runs everything that can be claimed now, one batch after the other, also what follows
         in flows; for tests."""
-        bench = Bench(self)
+        runtime = HandlerRuntime(self)
         done = 0
         try:
             await _settled(self.engine)
-            while count := await self._claim(bench.executor):
+            while count := await self._claim(runtime.executor):
                 done += count
                 await self._all_done()
                 await _settled(self.engine)
         finally:
             await self._hand_back()
-            bench.close()
+            runtime.close()
         return done
 
     @property
@@ -260,7 +260,7 @@ class Worker:
             count += await self._claim_wish(executor, wish, Suspects.NONE)
         return count
 
-    async def _claim_wish(self, executor: Executor, wish: Wish, suspects: Suspects) -> int:
+    async def _claim_wish(self, executor: Executor, wish: ClaimRequest, suspects: Suspects) -> int:
         limit = min(wish.limit, self._room.left, MAX_CLAIM)
         if limit <= 0 or not wish.kinds:
             return 0
@@ -307,7 +307,7 @@ class Worker:
 
     def _launch(self, executor: Executor, claim: Claim) -> None:
         age = self.engine.now() - (claim.expires_at - claim.ttl)
-        active = Active(claim, self._tasks.get(claim.kind), HeldLease(claim, age / 1000))
+        active = ActiveRun(claim, self._tasks.get(claim.kind), HeldLease(claim, age / 1000))
         self._supersede(active)
         self.active[active.key] = active
         self._room.take(claim.kind)
@@ -319,12 +319,12 @@ class Worker:
         if self._stopping.is_set():
             active.stop(DRAIN)
 
-    def _work(self, active: Active, executor: Executor) -> Coroutine[None, None, None]:
+    def _work(self, active: ActiveRun, executor: Executor) -> Coroutine[None, None, None]:
         if not is_suspect(active.claim) or self._ward.closed:
             return executor.run(active)
         return self._ward.run(self._ward.admit(active), executor)
 
-    def _supersede(self, active: Active) -> None:
+    def _supersede(self, active: ActiveRun) -> None:
         """A new claim of a run proves that the old lease is gone, before any heartbeat asks."""
         old = self._newest.get(active.claim.uuid)
         self._newest[active.claim.uuid] = active
@@ -333,7 +333,7 @@ class Worker:
                 self._heartbeat.drop(old.key)
             self._lost(old.key, Loss.GONE)
 
-    def _done(self, active: Active, job: "asyncio.Task[None]") -> None:
+    def _done(self, active: ActiveRun, job: "asyncio.Task[None]") -> None:
         self.active.pop(active.key, None)
         if self._newest.get(active.claim.uuid) is active:
             del self._newest[active.claim.uuid]
@@ -354,11 +354,11 @@ class Worker:
         else:
             self._free(active)
 
-    def _free(self, active: Active) -> None:
+    def _free(self, active: ActiveRun) -> None:
         self._room.give(active.claim.kind)
         self._freed.set()
 
-    def _free_from_thread(self, loop: asyncio.AbstractEventLoop, active: Active) -> None:
+    def _free_from_thread(self, loop: asyncio.AbstractEventLoop, active: ActiveRun) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody needs the slot
             loop.call_soon_threadsafe(self._free, active)
 
@@ -401,7 +401,7 @@ class Worker:
                 await asyncio.wait([done], timeout=STOP_GRACE)
                 done.cancel()
                 await self._leave_behind()
-                await patiently(self.engine.claims.recover, give_up=lambda: False)
+                await until_available(self.engine.claims.recover, give_up=lambda: False)
                 await self._all_done()
 
     async def _leave_behind(self) -> None:
@@ -416,7 +416,7 @@ class Worker:
                 forget(active.job)
         reports = [partial(handing_back(active.claim), self.engine) for active in stuck]
         await asyncio.gather(
-            *(patiently(report, give_up=lambda: False) for report in reports),
+            *(until_available(report, give_up=lambda: False) for report in reports),
             return_exceptions=True,
         )
 
@@ -436,14 +436,14 @@ class Worker:
         )
         self._heartbeat.start()
 
-    async def _finish(self, bench: "Bench") -> None:
+    async def _finish(self, runtime: "HandlerRuntime") -> None:
         for number in self._signals:
             asyncio.get_running_loop().remove_signal_handler(number)
         self._signals.clear()
         if self._hint is not None:
             self._hint.cancel()
             await asyncio.gather(self._hint, return_exceptions=True)
-        bench.close()
+        runtime.close()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
             self._heartbeat = None
@@ -452,7 +452,7 @@ class Worker:
             self._exit = None
 
 
-class Bench:
+class HandlerRuntime:
     """What a worker runs its handlers on."""
 
     def __init__(self, worker: Worker) -> None:

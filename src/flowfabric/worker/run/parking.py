@@ -21,7 +21,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, Unwind
 from flowfabric.worker.run.journal import Halt, Journal, Place, beside
-from flowfabric.worker.run.until_available import patiently
+from flowfabric.worker.run.until_available import until_available
 
 
 class Waiter(Struct, frozen=True):
@@ -169,7 +169,9 @@ class Parking:
         # The same id for every try: after a lost reply the repeat is recognised.
         request = self._request(self._engine.suspensions.new_id(), None, [])
         try:
-            steps = await patiently(lambda: self._steps_of(request), give_up=self._halt.__bool__)
+            steps = await until_available(
+                lambda: self._steps_of(request), give_up=self._halt.__bool__
+            )
         except LeaseLost:
             self._halt.stop(LOST)
             raise

@@ -21,7 +21,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.execution.model import Flags
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.worker.run.executor import Active, Executor
+from flowfabric.worker.run.executor import ActiveRun, Executor
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -38,7 +38,7 @@ UNKNOWN_LIFE = 60.0
 class Trial:
     """One suspect in hand."""
 
-    def __init__(self, active: Active, taken_at: float) -> None:
+    def __init__(self, active: ActiveRun, taken_at: float) -> None:
         self.active = active
         self.taken_at = taken_at
         self.clearing: asyncio.Task[None] | None = None
@@ -50,7 +50,7 @@ class ProbationWard:
     def __init__(
         self,
         engine: Engine,
-        active: Mapping[tuple[UUID, int], Active],
+        active: Mapping[tuple[UUID, int], ActiveRun],
         on_open: Callable[[], None],
     ) -> None:
         """`active` is what the worker runs; `on_open` is called when it may begin others again."""
@@ -70,7 +70,7 @@ class ProbationWard:
         """Whether a suspect may be taken before others."""
         return not self.closed and time.monotonic() >= self._others_until
 
-    def admit(self, active: Active) -> Trial:
+    def admit(self, active: ActiveRun) -> Trial:
         """From now on the worker begins nothing else."""
         trial = self._trial = Trial(active, time.monotonic())
         active.on_step = partial(self._survived, trial, "it recorded a step")
@@ -95,7 +95,7 @@ class ProbationWard:
                 await asyncio.wait([trial.clearing])
             self._open(trial)
 
-    async def _until_alone(self, active: Active) -> None:
+    async def _until_alone(self, active: ActiveRun) -> None:
         active.handling = True  # so that a stop ends the wait
         try:
             async with asyncio.timeout(ALONE_WITHIN):
@@ -109,11 +109,11 @@ class ProbationWard:
         finally:
             active.handling = False
 
-    def _others(self, active: Active) -> list[asyncio.Task[None]]:
+    def _others(self, active: ActiveRun) -> list[asyncio.Task[None]]:
         others = (other for other in self._active.values() if other is not active)
         return [other.job for other in others if other.job is not None]
 
-    async def _watch(self, active: Active) -> None:
+    async def _watch(self, active: ActiveRun) -> None:
         """Without this note the run is on its own all the same, and another loss counts."""
         with suppress(FlowFabricError):
             alone = not self._others(active)

@@ -9,14 +9,14 @@ from msgspec import Struct
 from flowfabric.worker.api.task import Mode, Task
 
 
-class Wish(Struct, frozen=True):
+class ClaimRequest(Struct, frozen=True):
     """A claim to make: up to `limit` executions of these kinds."""
 
     kinds: frozenset[str]
     limit: int
 
 
-class Room:
+class Slots:
     def __init__(
         self, concurrency: int, processes: int, tasks: Mapping[str, Task[Any, Any]]
     ) -> None:
@@ -38,12 +38,12 @@ class Room:
         self._taken[kind] -= 1
         self._all -= 1
 
-    def wishes(self) -> Iterator[Wish]:
+    def wishes(self) -> Iterator[ClaimRequest]:
         """The claims to make, one after the other; what one takes is room the next has not."""
         yield from self.narrow()
         yield self.wide()
 
-    def narrow(self) -> list[Wish]:
+    def narrow(self) -> list[ClaimRequest]:
         """Claims for tasks of which fewer can be taken than there is room in all."""
         processes = self._processes_left()
         wishes, in_processes = [], set()
@@ -54,12 +54,12 @@ class Room:
             if left == processes and task.mode is Mode.PROCESS:
                 in_processes.add(name)
             else:
-                wishes.append(Wish(frozenset({name}), left))
+                wishes.append(ClaimRequest(frozenset({name}), left))
         if in_processes:
-            wishes.append(Wish(frozenset(in_processes), processes))
+            wishes.append(ClaimRequest(frozenset(in_processes), processes))
         return wishes
 
-    def wide(self) -> Wish:
+    def wide(self) -> ClaimRequest:
         """The claim for all others, in one order."""
         processes = self._processes_left()
         kinds = {
@@ -67,7 +67,7 @@ class Room:
             for name, task in self._tasks.items()
             if self._left_of(task, processes) >= self.left
         }
-        return Wish(frozenset(kinds), self.left)
+        return ClaimRequest(frozenset(kinds), self.left)
 
     @property
     def limited(self) -> bool:

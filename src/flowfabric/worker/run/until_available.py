@@ -12,7 +12,7 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
 
-async def patiently(call: Callable[[], Awaitable[T]], give_up: Callable[[], bool]) -> T:
+async def until_available(call: Callable[[], Awaitable[T]], give_up: Callable[[], bool]) -> T:
     """The answer of `call`, repeated until the store has given one; its error once `give_up` says
     that nobody waits for the answer any more."""
     pause = FIRST_PAUSE
