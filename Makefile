@@ -27,6 +27,7 @@ check: $(INSTALLED)  ## lint, format, types, layers, sizes, SQL
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/check_sql.py
+	$(BIN)/python tools/check_house.py
 	$(BIN)/python tools/scenarios.py --check
 
 chaos: $(INSTALLED)  ## kill, freeze and cut off real workers for five minutes

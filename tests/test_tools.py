@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import check_size, check_sql
+from tools import check_house, check_size, check_sql
 
 NOTHING: dict[str, set[str]] = {"postgres": set(), "sqlite": set()}
 
@@ -35,6 +35,9 @@ class Writer:
     def check_sql(self, only: dict[str, set[str]] = NOTHING) -> list[str]:
         return check_sql.check(self.root, only)
 
+    def check_house(self, *two_meanings: str) -> list[str]:
+        return check_house.check(self.root, set(two_meanings))
+
 
 def function(lines: int) -> str:
     return "def f() -> None:\n" + '    """Docstrings\n    are free."""\n' + "    print()\n" * lines
@@ -43,6 +46,35 @@ def function(lines: int) -> str:
 def test_an_empty_tree_is_in_order(write: Writer) -> None:
     assert write.check_size() == []
     assert write.check_sql() == []
+    assert write.check_house() == []
+
+
+def test_a_folder_of_a_layer_is_one_of_the_five_words(write: Writer) -> None:
+    write("src/flowfabric/core/execution/lease.py", "")
+    write("src/flowfabric/engine/commit/batch.py", "")
+    assert write.check_house() == []
+    write("src/flowfabric/engine/things/thing.py", "")
+    (complaint,) = write.check_house()
+    assert complaint.startswith("src/flowfabric/engine/things: a folder is one of commit, exec")
+
+
+def test_both_dialects_have_the_same_files(write: Writer) -> None:
+    write("src/flowfabric/store/sqlite/claim.sql", "")
+    assert write.check_house() == ["store/sqlite/claim.sql: there is no store/postgres/claim.sql"]
+    write("src/flowfabric/store/postgres/claim.sql", "")
+    assert write.check_house() == []
+
+
+def test_a_class_name_has_one_meaning(write: Writer) -> None:
+    write("src/flowfabric/a.py", "class Thing: ...\nclass _Own: ...")
+    write("src/flowfabric/b.py", "class _Own: ...")
+    assert write.check_house() == []
+    assert write.check_house("Thing") == ["class Thing has one meaning: take it off TWO_MEANINGS"]
+    write("src/flowfabric/b.py", "class Thing: ...")
+    assert write.check_house() == [
+        "class Thing has several meanings: src/flowfabric/a.py, src/flowfabric/b.py"
+    ]
+    assert write.check_house("Thing") == []
 
 
 def test_what_is_within_the_limits_is_in_order(write: Writer) -> None:

@@ -25,7 +25,7 @@ from flowfabric.worker.api.flow import FlowBuilder, flow_id
 from flowfabric.worker.api.limits import FabricLimits, KeyOf, Limits, Names
 from flowfabric.worker.api.options import TaskOptions
 from flowfabric.worker.api.run import Client, Run
-from flowfabric.worker.api.schedules import Schedules, schedule_of
+from flowfabric.worker.api.schedules import SchedulesApi, schedule_of
 from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.api.transactions import TransactionalClient
@@ -85,7 +85,7 @@ class Fabric(SignalsApi, FabricLimits):
         self._client = Client(
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
-        self.schedules = Schedules(self._client, self.tasks)
+        self.schedules = SchedulesApi(self._client, self.tasks)
 
     # -- tasks
 

@@ -19,12 +19,12 @@ from flowfabric.demo import __main__ as entry
 from flowfabric.demo import play, tasks
 from flowfabric.demo.board import Board, JsonBoard, choose
 from flowfabric.demo.live import LiveBoard
-from flowfabric.demo.proof import Evidence, Verdict, judge
+from flowfabric.demo.proof import DemoVerdict, Evidence, judge
 from flowfabric.demo.stage import Stage, WorkerDied
 from tests.cli.terminal import NOBODY, Cli
 
 COMMAND = [sys.executable, "-u", "-m", "flowfabric.demo"]
-BROKEN = Verdict({"the earth is flat": False, "it turns": True}, 5, 1, 2)
+BROKEN = DemoVerdict({"the earth is flat": False, "it turns": True}, 5, 1, 2)
 
 
 def start(home: Path) -> "subprocess.Popen[str]":
@@ -120,7 +120,7 @@ def test_what_never_happened_is_noticed() -> None:
 def test_a_broken_promise_is_told_and_exits_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def perform(self: object) -> Verdict:
+    async def perform(self: object) -> DemoVerdict:
         return BROKEN
 
     monkeypatch.setattr(play.Play, "perform", perform)
@@ -193,7 +193,7 @@ def test_the_live_board_shows_the_table_and_the_narrator(
 
 
 def test_the_command_plays_the_demo(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def perform(self: object) -> Verdict:
+    async def perform(self: object) -> DemoVerdict:
         return BROKEN
 
     monkeypatch.setattr(play.Play, "perform", perform)

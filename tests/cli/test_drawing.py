@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from flowfabric import AnyOf, Quorum
 from flowfabric.cli.draw.mermaid import mermaid
-from flowfabric.cli.draw.picture import Shape, picture
+from flowfabric.cli.draw.picture import NodeShape, picture
 from flowfabric.cli.draw.place import place
 from flowfabric.cli.draw.svg import svg
 from flowfabric.cli.draw.text import draw
@@ -123,7 +123,7 @@ def test_any_graph_fits_a_narrow_terminal(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_boxes_do_not_touch_each_other(seed: int) -> None:
-    plan = place(picture(Shape(tangle(seed, 14)), 4), cell_len, 2, 0)
+    plan = place(picture(NodeShape(tangle(seed, 14)), 4), cell_len, 2, 0)
     for layer in plan.layers:
         spots = [plan.spots[number] for number in layer]
         assert all(spot.x - spot.width / 2 >= -1e-6 for spot in spots)

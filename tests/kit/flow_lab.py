@@ -12,7 +12,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Link, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, Node
 from flowfabric.core.flow.join import AllOf, JoinPolicy, On
 from flowfabric.core.flow.model import Flow, FlowState
 from flowfabric.engine.engine import Engine
@@ -101,13 +101,13 @@ def draw(
     """A graph of chains; `joins` and `given` (members of submissions) by name, `on` by
     `"a>b"`."""
     names: dict[str, None] = {}
-    links: dict[str, Link] = {}
+    links: dict[str, GraphEdge] = {}
     for word in words:
         chain = word.split(">")
         names.update(dict.fromkeys(chain))
         for upstream, downstream in pairwise(chain):
             key = f"{upstream}>{downstream}"
-            links[key] = Link(upstream, downstream, (on or {}).get(key, On.SUCCESS))
+            links[key] = GraphEdge(upstream, downstream, (on or {}).get(key, On.SUCCESS))
     nodes = [
         Node(
             name,

@@ -16,7 +16,7 @@ from flowfabric.core.wait.condition import (
     keys_of,
 )
 from flowfabric.core.wait.signal import Accepted, Delivery, DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Suspend, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.execution.attempts import Owned
 from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
@@ -49,7 +49,7 @@ def wait_on(lab: Lab, condition: Condition | str = GO, *bindings: Binding, **mem
 
 def wait_at(ticket: Ticket, condition: Condition | None = None, **members: Any) -> Wait:
     """A wait at a pending waitpoint, by default for any signal."""
-    binding = Binding(id=ticket.id, use=Use.PENDING)
+    binding = Binding(id=ticket.id, use=WaitpointUse.PENDING)
     return Wait(condition=condition or Single(ticket.key), bindings=(binding,), **members)
 
 

@@ -28,7 +28,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Ended, Failure, Worker
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Link, Node, member_id
+from flowfabric.core.flow.graph import Graph, GraphEdge, Node, member_id
 from flowfabric.core.flow.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
 from flowfabric.core.flow.model import CancelPolicy, Parent
 from flowfabric.engine.commit import decide
@@ -222,7 +222,7 @@ class FlowPlay:
     async def declare(self, wishes: list[Wish], links: list[Wanted]) -> None:
         now = int(self.clock.now())
         nodes = tuple(Node(one.key, one.submission(now, alone=False), one.join) for one in wishes)
-        wires = tuple(Link(one.up.key, one.down.key, one.on) for one in links)
+        wires = tuple(GraphEdge(one.up.key, one.down.key, one.on) for one in links)
         self.book.sealed = True
         self.book.members.update({one.uuid: Member(one.uuid, one.rule) for one in wishes})
         answer = await self.insist(

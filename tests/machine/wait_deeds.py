@@ -14,7 +14,7 @@ from flowfabric.core.wait import condition as core
 from flowfabric.core.wait.channel import waitpoint_id
 from flowfabric.core.wait.model import Behaviour, ResumePolicy, StepRef
 from flowfabric.core.wait.signal import Delivery, DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Suspend, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Owned
 from tests.machine.deeds import Call
@@ -338,7 +338,7 @@ def _suspend(request: Request, life: Life) -> Suspend:
         Binding(
             id=place.id,
             key="" if place.use == "pending" else place.key,
-            use=Use(place.use),
+            use=WaitpointUse(place.use),
             lasting=request.keep,
         )
         for place in request.places

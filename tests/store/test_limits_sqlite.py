@@ -11,7 +11,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.release import Release
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.rows.execution import COLUMNS, Place
+from flowfabric.store.rows.execution import COLUMNS, StateTable
 from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite import open_sqlite
 from flowfabric.store.sqlite.schema import _statements
@@ -64,7 +64,7 @@ OPEN = {"closed": "[]", "draining": "[]"}
 def crowd(path: str) -> None:
     """A hundred thousand who wait in one queue, copies of the one that is there."""
     connection = sqlite3.connect(path)
-    names = ", ".join(name for name in COLUMNS[Place.PARKED] if name != "id")
+    names = ", ".join(name for name in COLUMNS[StateTable.PARKED] if name != "id")
     with connection:
         connection.execute(
             "with recursive n (n) as (select 1 union all select n + 1 from n limit ?) "

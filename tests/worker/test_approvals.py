@@ -26,7 +26,7 @@ from flowfabric.core.base.errors import (
     TokenRevoked,
     TokenUsed,
 )
-from flowfabric.worker.api.approval import Ended, about_digest
+from flowfabric.worker.api.approval import ApprovalEnd, about_digest
 from tests.worker.bench import AGAIN, Bench, Log
 
 HOUR = 3_600_000
@@ -272,11 +272,11 @@ def test_the_same_thing_is_the_same_however_it_is_written() -> None:
 
 
 def test_only_a_yes_can_be_checked() -> None:
-    for ended in (Ended.REJECTED, Ended.TIMED_OUT, Ended.RESUMED):
+    for ended in (ApprovalEnd.REJECTED, ApprovalEnd.TIMED_OUT, ApprovalEnd.RESUMED):
         with pytest.raises(ApprovalOutdated, match=f"was not approved but {ended}"):
             Verdict("deploy", ended).check(7)
     with pytest.raises(ApprovalOutdated, match="for something else"):
-        Verdict("deploy", Ended.APPROVED).check(7)
+        Verdict("deploy", ApprovalEnd.APPROVED).check(7)
 
 
 async def test_what_changed_before_the_decision_is_asked_about_anew(bench: Bench) -> None:

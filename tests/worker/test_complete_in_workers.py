@@ -15,7 +15,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock, SystemClock
 from flowfabric.store.contract import Query, Renewal
 from flowfabric.worker.run.heartbeat import Heartbeat
-from flowfabric.worker.run.lease import HeldLease, Loss
+from flowfabric.worker.run.lease import Loss, WorkerLease
 from tests.kit.connections import libraries
 from tests.worker.bench import AGAIN, TTL, Bench, until, working
 from tests.worker.test_transactions import double
@@ -90,13 +90,13 @@ async def test_a_lease_that_ends_in_a_transaction_is_not_renewed() -> None:
     heartbeat = Heartbeat(
         opened, ttl=TTL, on_lost=lambda *loss: lost.append(loss), owns_store=False
     )
-    heartbeat.hold(HeldLease(claim, age=3.0))
+    heartbeat.hold(WorkerLease(claim, age=3.0))
     heartbeat.rest((claim.uuid, claim.epoch))
     heartbeat.rest((claim.uuid, 99))
     await heartbeat._renew(store)
     await heartbeat._look(store)
     assert asked == []
-    heartbeat.hold(HeldLease(claim, age=TTL / 1000))
+    heartbeat.hold(WorkerLease(claim, age=TTL / 1000))
     heartbeat._give_up_stale()  # its time runs nevertheless
     await asyncio.sleep(0)
     assert lost == [((claim.uuid, claim.epoch), Loss.UNRENEWED)]

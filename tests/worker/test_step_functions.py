@@ -18,7 +18,7 @@ from flowfabric import (
     SyncContext,
 )
 from flowfabric.worker.errors import Unwind
-from flowfabric.worker.run.steps import Facts
+from flowfabric.worker.run.steps import StepFacts
 from tests.worker.bench import AGAIN, Bench, Log
 
 
@@ -165,7 +165,7 @@ def test_how_steps_are_named() -> None:
         def __call__(self) -> None: ...
 
     names = [
-        Facts.of(function).name
+        StepFacts.of(function).name
         for function in (a, Thing().method, Thing(), functools.partial(a), lambda: None)
     ]
     here = "test_how_steps_are_named"

@@ -60,7 +60,7 @@ _EFFECTS = {
 }
 
 
-class Decided(Struct, frozen=True, kw_only=True):
+class ApprovalAnswer(Struct, frozen=True, kw_only=True):
     """A decision as it was typed."""
 
     word: str
@@ -115,7 +115,9 @@ def approve(  # noqa: PLR0913 - the options are the interface
     debug: Debug = False,
 ) -> None:
     """Approve what a run waits for."""
-    decided = Decided(word="approved", approver=approver, comment=comment, about=about, token=token)
+    decided = ApprovalAnswer(
+        word="approved", approver=approver, comment=comment, about=about, token=token
+    )
     asyncio.run(_decide(url, run, name, decided, Screen(as_json)))
 
 
@@ -131,7 +133,9 @@ def reject(  # noqa: PLR0913 - the options are the interface
     debug: Debug = False,
 ) -> None:
     """Refuse what a run waits for an approval of."""
-    decided = Decided(word="rejected", approver=approver, comment=comment, about=about, token=token)
+    decided = ApprovalAnswer(
+        word="rejected", approver=approver, comment=comment, about=about, token=token
+    )
     asyncio.run(_decide(url, run, name, decided, Screen(as_json)))
 
 
@@ -164,7 +168,7 @@ async def _signal(
 
 
 async def _decide(
-    url: str | None, run: str, name: str | None, decided: Decided, screen: Screen
+    url: str | None, run: str, name: str | None, decided: ApprovalAnswer, screen: Screen
 ) -> None:
     if not decided.approver and decided.token is None:
         raise usage("who decides? give --as, or a token")

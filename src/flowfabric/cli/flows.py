@@ -78,7 +78,7 @@ class Format(StrEnum):
     SVG = "svg"
 
 
-class Filter(Struct, frozen=True, kw_only=True):
+class FlowFilter(Struct, frozen=True, kw_only=True):
     """What a person asked to see."""
 
     states: tuple[FlowState, ...]
@@ -112,7 +112,7 @@ def list_flows(
     debug: Debug = False,
 ) -> None:
     """List flows, the newest first."""
-    wanted = Filter(
+    wanted = FlowFilter(
         states=tuple(state or ()), kind=kind, namespace=namespace, tag=read_tag(tag), limit=limit
     )
     asyncio.run(_list(url, wanted, Screen(as_json)))
@@ -180,7 +180,7 @@ def parsed(flow: str) -> UUID:
         raise CommandError(reason, Code.USAGE, "invalid_id") from None
 
 
-async def _list(url: str | None, wanted: Filter, screen: Screen) -> None:
+async def _list(url: str | None, wanted: FlowFilter, screen: Screen) -> None:
     async with connect(url) as fabric:
         engine = await fabric.engine()
         found = await _collect(engine, wanted)
@@ -194,7 +194,7 @@ async def _list(url: str | None, wanted: Filter, screen: Screen) -> None:
         screen.note("no flows")
 
 
-async def _collect(engine: Engine, wanted: Filter) -> list[Flow]:
+async def _collect(engine: Engine, wanted: FlowFilter) -> list[Flow]:
     found: list[Flow] = []
     after: tuple[Millis, UUID] | None = None
     while len(found) < wanted.limit:

@@ -54,7 +54,7 @@ LeaseId = Annotated[
 ]
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class GrantOptions(Struct, frozen=True, kw_only=True):
     """What a person asked to be granted."""
 
     worker: str
@@ -100,7 +100,7 @@ def issue(  # noqa: PLR0913 - the options are the interface
     Prints the key of the grant. Issuing again with the same --key gives the same grant.
     """
     notes = _notes(capability_hash, route_snapshot, admission_summary)
-    wanted = Wanted(
+    wanted = GrantOptions(
         worker=worker,
         instance=instance,
         capabilities=tuple(capability or ()),
@@ -128,7 +128,7 @@ def issue_next(  # noqa: PLR0913 - the options are the interface
     debug: Debug = False,
 ) -> None:
     """Reserve the best waiting run of a lane that the worker can run; exits with 1 if none."""
-    wanted = Wanted(
+    wanted = GrantOptions(
         worker=worker,
         instance=instance,
         capabilities=tuple(capability or ()),
@@ -216,7 +216,13 @@ def _notes(hash: str | None, route: str | None, summary: str | None) -> GrantNot
 
 
 async def _issue(
-    url: str | None, run: str, wanted: Wanted, screen: Screen, *, reclaim: bool, cap: int | None
+    url: str | None,
+    run: str,
+    wanted: GrantOptions,
+    screen: Screen,
+    *,
+    reclaim: bool,
+    cap: int | None,
 ) -> None:
     async with connect(url) as fabric:
         grants = (await fabric.engine()).grants
@@ -251,7 +257,7 @@ async def _issue(
 
 
 async def _next(
-    url: str | None, lane: str, namespace: str | None, wanted: Wanted, screen: Screen
+    url: str | None, lane: str, namespace: str | None, wanted: GrantOptions, screen: Screen
 ) -> None:
     async with connect(url) as fabric:
         granted = await (await fabric.engine()).grants.find_and_issue(

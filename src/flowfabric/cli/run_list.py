@@ -19,7 +19,7 @@ from flowfabric.engine.execution.views import Info, Infos
 from flowfabric.store.contract import Query
 
 
-class Filter(Struct, frozen=True, kw_only=True):
+class RunFilter(Struct, frozen=True, kw_only=True):
     """What a person asked to see, as it was written."""
 
     states: tuple[PublicState, ...]
@@ -33,7 +33,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 
 
 async def list_runs(
-    url: str | None, wanted: Filter, screen: Screen, *, only_ids: bool = False
+    url: str | None, wanted: RunFilter, screen: Screen, *, only_ids: bool = False
 ) -> None:
     async with connect(url) as fabric:
         engine = await fabric.engine()
@@ -51,7 +51,7 @@ async def list_runs(
     _tell_cursor(screen, found.cursor)
 
 
-async def _collect(engine: Engine, wanted: Filter) -> Infos:
+async def _collect(engine: Engine, wanted: RunFilter) -> Infos:
     """Pages may be short; goes on until enough was found or nothing is left."""
     query, cursor = _query(wanted, engine.now()), wanted.cursor
     items: list[Info] = []
@@ -65,7 +65,7 @@ async def _collect(engine: Engine, wanted: Filter) -> Infos:
             return Infos(tuple(items), cursor, tuple(unreadable))
 
 
-def _query(wanted: Filter, now: Millis) -> Query:
+def _query(wanted: RunFilter, now: Millis) -> Query:
     return Query(
         namespace=wanted.namespace,
         lane=wanted.lane,

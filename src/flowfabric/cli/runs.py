@@ -8,7 +8,7 @@ import typer
 from flowfabric.cli import run_bulk, run_list, run_show
 from flowfabric.cli.options import AsJson, Debug, RunId, RunIds, Timeout, Url
 from flowfabric.cli.output import Screen
-from flowfabric.cli.run_list import Filter
+from flowfabric.cli.run_list import RunFilter
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, Blocking, PublicState
 
 app = typer.Typer(help="Look at runs, cancel and replay them.", no_args_is_help=True)
@@ -59,7 +59,7 @@ def list_runs(  # noqa: PLR0913 - the options are the interface
 
     When there are more, the cursor that goes on is told on stderr.
     """
-    wanted = Filter(
+    wanted = RunFilter(
         states=tuple(state or ()),
         lane=lane,
         kind=kind,

@@ -6,7 +6,7 @@ import time
 
 from msgspec import Struct
 
-from flowfabric.demo.proof import Verdict
+from flowfabric.demo.proof import DemoVerdict
 
 
 class Row(Struct):
@@ -54,7 +54,7 @@ class Board:
         """The narrator."""
         self._print(f"# {text}")
 
-    def conclude(self, verdict: Verdict) -> None:
+    def conclude(self, verdict: DemoVerdict) -> None:
         """The summary, after the curtain."""
         print()
         for text, came_true in verdict.expectations.items():
@@ -84,7 +84,7 @@ class JsonBoard(Board):
     def say(self, text: str) -> None:
         self._write(says=text)
 
-    def conclude(self, verdict: Verdict) -> None:
+    def conclude(self, verdict: DemoVerdict) -> None:
         self._write(
             runs=verdict.runs,
             workers_killed=verdict.killed,

@@ -12,7 +12,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.demo import tasks
 from flowfabric.demo.board import Board, choose
-from flowfabric.demo.proof import Evidence, Verdict, judge
+from flowfabric.demo.proof import DemoVerdict, Evidence, judge
 from flowfabric.demo.stage import Stage, WorkerDied
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Task
@@ -49,7 +49,7 @@ def main(*, as_json: bool = False) -> int:
     return 1 if verdict.broken else 0
 
 
-async def _limited(stage: Stage, board: Board) -> Verdict:
+async def _limited(stage: Stage, board: Board) -> DemoVerdict:
     play = Play(stage, board)
     task = asyncio.current_task()
     if task is not None:
@@ -79,7 +79,7 @@ class Play:
         self._told = 0
         self._submitting = asyncio.Lock()  # an event is told after the name of its run is known
 
-    async def perform(self) -> Verdict:
+    async def perform(self) -> DemoVerdict:
         tasks.fabric.url = self._stage.url
         async with tasks.fabric:
             audience = [

@@ -20,7 +20,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     codes: dict[str, int]
 
 
-class Verdict(Struct, frozen=True):
+class DemoVerdict(Struct, frozen=True):
     """What was expected and whether it came true, and the figures of the summary."""
 
     expectations: dict[str, bool]
@@ -33,7 +33,7 @@ class Verdict(Struct, frozen=True):
         return [text for text, came_true in self.expectations.items() if not came_true]
 
 
-def judge(seen: Evidence) -> Verdict:
+def judge(seen: Evidence) -> DemoVerdict:
     done = [line.split() for line in seen.ledger]
     counts = Counter(step for step, _ in done)
     repeated = sum(count - 1 for count in counts.values())
@@ -53,7 +53,7 @@ def judge(seen: Evidence) -> Verdict:
         "bob left in peace": seen.codes.get("bob") == 0,
     }
     killed = sum(code == -9 for code in seen.codes.values())
-    return Verdict(expectations, len(seen.events), killed, repeated)
+    return DemoVerdict(expectations, len(seen.events), killed, repeated)
 
 
 def _times(events: Sequence[StoredEvent], kind: EventKind) -> int:

@@ -25,7 +25,7 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.explain.lane import AroundLane, Counted, LaneExplanation, explain_lane
 from flowfabric.core.explain.limits import key_of, queues_of
-from flowfabric.core.explain.reasons import Place
+from flowfabric.core.explain.reasons import QueuePlace
 from flowfabric.core.explain.run import NOTHING, Around, Explanation, Upstream, explain, is_limited
 from flowfabric.core.explain.state import flow_at
 from flowfabric.core.explain.workers import NOBODY, Running
@@ -141,7 +141,7 @@ class _Look:
         running = await running_of(self._store, around.lane)
         return replace(around, running=running, in_lane=await self._place(snapshot))
 
-    async def _place(self, snapshot: Snapshot) -> Place:
+    async def _place(self, snapshot: Snapshot) -> QueuePlace:
         """Among the ready ones of its route, in the order of claims."""
         route, own = snapshot.execution.route, (snapshot.head.rank, snapshot.execution.uuid)
         found = await self._store.candidates(route.lane, route.namespace, self._now, MAX_CANDIDATES)
@@ -150,7 +150,7 @@ class _Look:
             rank < own and each.execution.route == route
             for rank, each in zip(ranks, found, strict=True)
         )
-        return Place(ahead, len(found) < MAX_CANDIDATES or own <= max(ranks))
+        return QueuePlace(ahead, len(found) < MAX_CANDIDATES or own <= max(ranks))
 
     async def _lane(self, name: str) -> Lane:
         if name not in self._lanes:
@@ -212,7 +212,7 @@ class _Look:
         place = None
         if state.gate is Gate.LIMIT:
             ahead = await self._store.ahead_of(queue, snapshot.head.rank, uuid, MAX_AHEAD)
-            place = Place(ahead, ahead < MAX_AHEAD)
+            place = QueuePlace(ahead, ahead < MAX_AHEAD)
         holders: dict[Key, Sequence[ExecutionId]] = {}
         for full in Room(standing, self._now).full(uses):
             queues = queues_of(full, standing)[:MAX_QUEUES]

@@ -23,7 +23,7 @@ from flowfabric.store.sqlite.store import open_sqlite
 from flowfabric.testing.checks import Checks, at_once
 from flowfabric.testing.hand import ManualWorker
 from flowfabric.testing.stuck import ENDED, Hanging, Stuck
-from flowfabric.testing.watch import Watch, WatchedAttempts, WatchedFlowViews, WatchedViews
+from flowfabric.testing.watch import HandlerWatch, WatchedAttempts, WatchedFlowViews, WatchedViews
 
 JUMPS = 1000
 """Most moments the clock is moved to while a test waits for one thing."""
@@ -43,7 +43,7 @@ class Driver(Checks):
         self.clock = clock or ManualClock()
         self._engine: Engine | None = None
         self._hand: ManualWorker | None = None
-        self._watch = Watch()
+        self._watch = HandlerWatch()
         self._driving = asyncio.Lock()
 
     # -- driving

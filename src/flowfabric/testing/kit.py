@@ -12,7 +12,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.testing.driver import Driver
 from flowfabric.testing.stuck import Stuck
-from flowfabric.testing.watch import Hold
+from flowfabric.testing.watch import HeldHandler
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Call, Task
 
@@ -66,7 +66,7 @@ class Bench(Driver):
                 waited = partial(self._somebody_waits, waits_for)
                 await self._settle_through(waited, f"no run waits for {waits_for!r}")
                 return
-            hold = Hold(step or unrecorded or "", recorded=step is not None)
+            hold = HeldHandler(step or unrecorded or "", recorded=step is not None)
             self._watch.hold = hold
             await self._settle_through(lambda: hold.reached, f"no run comes to step {hold.step!r}")
 

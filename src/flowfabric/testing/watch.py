@@ -25,7 +25,7 @@ current_run: ContextVar[Key | None] = ContextVar("flowfabric_testing_run", defau
 """The lease under which this code runs, None in the test itself."""
 
 
-class Hold:
+class HeldHandler:
     """A place where a handler stops: beside the record of a step."""
 
     def __init__(self, step: str, *, recorded: bool) -> None:
@@ -40,12 +40,12 @@ class Hold:
         self.over.set()
 
 
-class Watch:
+class HandlerWatch:
     """`moved` is set whenever something happened that the store does not tell."""
 
     def __init__(self) -> None:
         self.moved = asyncio.Event()
-        self.hold: Hold | None = None
+        self.hold: HeldHandler | None = None
         self.held: set[Key] = set()
         self.awaited: dict[Key, list[ExecutionId]] = {}
 
@@ -84,7 +84,7 @@ class Watch:
 class WatchedAttempts(Attempts):
     """Records steps as ever, and holds the handler there when asked to."""
 
-    def __init__(self, parts: EngineContext, claims: Claims, watch: Watch) -> None:
+    def __init__(self, parts: EngineContext, claims: Claims, watch: HandlerWatch) -> None:
         super().__init__(parts, claims)
         self._watch = watch
 
@@ -102,7 +102,7 @@ class WatchedViews(Views):
     def __init__(
         self,
         parts: EngineContext,
-        watch: Watch,
+        watch: HandlerWatch,
         drive: Callable[[ExecutionId, float | None], Awaitable[None]],
     ) -> None:
         super().__init__(parts)

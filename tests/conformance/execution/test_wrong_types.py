@@ -19,7 +19,7 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Link, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, Node
 from flowfabric.core.flow.join import AnyOf, Edge
 from flowfabric.core.flow.model import CancelPolicy, FlowState, Parent
 from flowfabric.core.limit.budget import Budget, Limit
@@ -142,7 +142,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
 def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
     """What some operations take under the same name."""
     two = Node("b", Submission(kind="job"), AnyOf())
-    graph = Graph((Node("a", Submission(kind="job")), two), (Link("a", "b", input="x"),))
+    graph = Graph((Node("a", Submission(kind="job")), two), (GraphEdge("a", "b", input="x"),))
     by_name = {
         "budgets": {"name": "team"},
         "quotas": {"name": "api"},

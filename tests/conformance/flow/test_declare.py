@@ -23,7 +23,7 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Link, Node, member_id
+from flowfabric.core.flow.graph import Graph, GraphEdge, Node, member_id
 from flowfabric.core.flow.join import AnyOf, On, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
 from flowfabric.store.contract import Query
@@ -51,16 +51,16 @@ REFUSED: dict[str, tuple[Any, type[FlowFabricError], str]] = {
     "empty": (of(), InvalidGraph, "at least one"),
     "cycle": (draw("root>a>b>c>a", "c>after"), CycleDetected, "a → b → c → a|b → c → a|c → a"),
     "two that wait": (draw("a>b>a"), CycleDetected, "→"),
-    "self edge": (of(A, links=(Link("a", "a"),)), SelfEdge, "'a' waits for itself"),
-    "unknown upstream": (of(A, links=(Link("x", "a"),)), NotInFlow, "'x' is no member"),
-    "unknown downstream": (of(A, links=(Link("a", "x"),)), NotInFlow, "'x' is no member"),
+    "self edge": (of(A, links=(GraphEdge("a", "a"),)), SelfEdge, "'a' waits for itself"),
+    "unknown upstream": (of(A, links=(GraphEdge("x", "a"),)), NotInFlow, "'x' is no member"),
+    "unknown downstream": (of(A, links=(GraphEdge("a", "x"),)), NotInFlow, "'x' is no member"),
     "quorum": (draw("a>c", "b>c", joins={"c": Quorum(3)}), InvalidGraph, "'c' needs 3 of 2"),
     "quorum of a root": (draw("a>b", joins={"a": Quorum(1)}), InvalidGraph, "'a' needs 1 of 0"),
     "quorum of none": (draw("a>b", joins={"b": Quorum(0)}), Invalid, "k"),
     "no join": (draw("a>b", joins={"b": NO_WORD}), InvalidGraph, "'b'"),
     "bad rest": (draw("a>b", joins={"b": AnyOf(NO_WORD)}), InvalidGraph, "'b'"),
     "bad kind of edge": (draw("a>b", on={"a>b": NO_WORD}), InvalidGraph, "sometimes"),
-    "bad input": (of(A, B, links=(Link("a", "b", input="\ud800"),)), Invalid, "."),
+    "bad input": (of(A, B, links=(GraphEdge("a", "b", input="\ud800"),)), Invalid, "."),
     "two of one name": (of(A, B, A), InvalidGraph, "two members are called 'a'"),
     "no name": (of(Node("", JOB)), Invalid, "."),
     "a name that is none": (of(Node(ANYTHING, JOB)), Invalid, "."),
@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[Any, type[FlowFabricError], str]] = {
     "no submission": (of(Node("a", ANYTHING)), Invalid, "submission"),
     "no node": (of(A, ANYTHING), Invalid, "node"),
     "no link": (of(A, links=(ANYTHING,)), Invalid, "link"),
-    "a link of no names": (of(A, B, links=(Link(ANYTHING, "a"),)), Invalid, "."),
+    "a link of no names": (of(A, B, links=(GraphEdge(ANYTHING, "a"),)), Invalid, "."),
     "links that are none": (Graph((A,), ANYTHING), Invalid, "."),
     "nodes that are none": (Graph(ANYTHING), Invalid, "."),
     "no graph": (ANYTHING, Invalid, "graph"),
@@ -167,7 +167,7 @@ OTHERS: dict[str, tuple[Graph, dict[str, str]]] = {
     "another payload": (draw("a>b", given={"a": {"payload": b"x"}}), {}),
     "another task": (draw("a>b", given={"a": {"kind": "other"}}), {}),
     "another lane": (draw("a>b", given={"a": {"lane": "gpu"}}), {}),
-    "another input": (replace(draw("a>b"), links=(Link("a", "b", input="x"),)), {}),
+    "another input": (replace(draw("a>b"), links=(GraphEdge("a", "b", input="x"),)), {}),
     "another kind": (draw("a>b"), {"kind": "daily"}),
     "another namespace": (draw("a>b"), {"namespace": "acme"}),
 }

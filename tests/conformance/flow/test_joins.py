@@ -14,7 +14,7 @@ from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Link, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, Node
 from flowfabric.core.flow.join import (
     AllOf,
     AnyOf,
@@ -350,7 +350,7 @@ def passing(*links: tuple[str, str, str | None], **joins: JoinPolicy) -> Graph:
     nodes = tuple(
         Node(node.key, Submission(kind="job", payload=b"own"), node.join) for node in plain.nodes
     )
-    return Graph(nodes, tuple(Link(up, down, input=name) for up, down, name in links))
+    return Graph(nodes, tuple(GraphEdge(up, down, input=name) for up, down, name in links))
 
 
 async def inputs(flow: Drawn, name: str) -> dict[str, bytes | None]:

@@ -24,7 +24,7 @@ from flowfabric.core.wait.channel import channel_id
 from flowfabric.core.wait.condition import AllOf, Single
 from flowfabric.core.wait.model import Effect, ResumePolicy, Terms
 from flowfabric.core.wait.signal import Accepted, DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
@@ -49,7 +49,7 @@ async def sent(lab: Lab, execution: str, channel: str = "news", **members: Any) 
 async def wait(lab: Lab, claim: Claim, channel: str = "news", **members: Any) -> bool:
     """Waits for the next signal of a name; whether it was there already."""
     id = channel_id(await load(lab, claim.id), channel)
-    binding = Binding(id=id, key=channel, use=Use.EITHER, lasting=True)
+    binding = Binding(id=id, key=channel, use=WaitpointUse.EITHER, lasting=True)
     arm = Wait(condition=Single(channel), bindings=(binding,), policy=LASTING, **members)
     return (await suspend(lab, claim, arm)).satisfied
 
@@ -382,7 +382,7 @@ async def test_a_condition_may_name_several_channels(lab: Lab) -> None:
     await sent(lab, claim.id, "a")
     snapshot = await load(lab, claim.id)
     bindings = tuple(
-        Binding(id=channel_id(snapshot, key), key=key, use=Use.EITHER, lasting=True)
+        Binding(id=channel_id(snapshot, key), key=key, use=WaitpointUse.EITHER, lasting=True)
         for key in ("a", "b")
     )
     arm = Wait(condition=AllOf((Single("a"), Single("b"))), bindings=bindings, policy=LASTING)

@@ -14,7 +14,7 @@ from flowfabric.core.execution.step import Recorded
 from flowfabric.core.wait.channel import channel_id
 from flowfabric.core.wait.condition import Condition, Single, all_waitpoints, any_waitpoint
 from flowfabric.core.wait.model import ResumePolicy, StepRef, Waited
-from flowfabric.core.wait.suspend import Binding, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.kit.lab import Lab
@@ -36,7 +36,7 @@ async def wait(
     """Waits at channels as a handler does, or as one without steps."""
     ids = await channels(lab, claim, *keys)
     bindings = tuple(
-        Binding(id=id, key=key, use=Use.EITHER, lasting=True)
+        Binding(id=id, key=key, use=WaitpointUse.EITHER, lasting=True)
         for id, key in zip(ids, keys, strict=True)
     )
     ref = None if step is None else StepRef(0, step, f"wait {step}", 0)

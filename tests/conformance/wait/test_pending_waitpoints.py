@@ -25,7 +25,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition import AllOf, Count, CountKind, Single, all_waitpoints
 from flowfabric.core.wait.model import Effect, Terms
 from flowfabric.core.wait.signal import Accepted
-from flowfabric.core.wait.suspend import Binding, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.waitpoint import WaitpointsClosed
 from flowfabric.engine.execution.attempts import Held
 from flowfabric.engine.execution.claims import Claim
@@ -140,7 +140,7 @@ async def test_one_with_the_same_slot_takes_the_place_of_the_one_before(lab: Lab
     assert {each.id for each in found} == {other.id, new.id}
     with pytest.raises(WaitpointClosed):
         await signal(lab, claim.id, old)
-    last = Binding(id=fresh_id(lab), key=GO, use=Use.EITHER, lasting=True, slot=slot)
+    last = Binding(id=fresh_id(lab), key=GO, use=WaitpointUse.EITHER, lasting=True, slot=slot)
     await suspend(lab, claim, wait_on(lab, GO, last))
     found = await lab.engine.suspensions.waitpoints(claim.id)
     assert {each.id for each in found} == {other.id, last.id}
@@ -267,7 +267,7 @@ async def test_early_signals_are_heard_in_the_order_they_came(lab: Lab) -> None:
 async def test_a_pending_waitpoint_and_fresh_ones_in_one_condition(lab: Lab) -> None:
     claim = await lab.running()
     ticket = await pending(lab, claim, "a")
-    both = (Binding(id=ticket.id, use=Use.PENDING), Binding(id=fresh_id(lab), key="b"))
+    both = (Binding(id=ticket.id, use=WaitpointUse.PENDING), Binding(id=fresh_id(lab), key="b"))
     answer = await suspend(lab, claim, Wait(condition=all_waitpoints("a", "b"), bindings=both))
     assert answer.primary == ticket
     for item in answer.waitpoints:
@@ -280,7 +280,7 @@ async def test_the_key_of_a_pending_waitpoint_must_fit_the_condition(lab: Lab) -
     ticket = await pending(lab, claim, "a")
     with pytest.raises(Invalid, match="referenced_waitpoint_key_missing_binding: b"):
         await suspend(lab, claim, wait_at(ticket, Single("b")))
-    two = (Binding(id=ticket.id, use=Use.PENDING), Binding(id=fresh_id(lab), key="b"))
+    two = (Binding(id=ticket.id, use=WaitpointUse.PENDING), Binding(id=fresh_id(lab), key="b"))
     with pytest.raises(Invalid, match="extra_binding_not_referenced_by_condition: a"):
         await suspend(lab, claim, Wait(condition=AllOf((Single("b"),)), bindings=two))
     assert await open_keys(lab, claim.id) == ["a"]
@@ -307,7 +307,7 @@ async def test_a_waitpoint_that_cannot_be_bound_is_told_why(lab: Lab) -> None:
 async def test_a_waitpoint_that_may_or_may_not_be_there(lab: Lab) -> None:
     """EITHER makes it, or binds the pending one with what came before."""
     claim = await lab.running()
-    binding = Binding(id=fresh_id(lab), key=GO, use=Use.EITHER, lasting=True)
+    binding = Binding(id=fresh_id(lab), key=GO, use=WaitpointUse.EITHER, lasting=True)
     ticket = await pending(lab, claim, id=binding.id, lasting=True)
     await signal(lab, claim.id, ticket)
     assert (await suspend(lab, claim, wait_on(lab, GO, binding))).satisfied

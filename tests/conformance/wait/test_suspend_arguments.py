@@ -21,7 +21,7 @@ from flowfabric.core.wait.condition import (
     any_waitpoint,
 )
 from flowfabric.core.wait.model import ResumePolicy
-from flowfabric.core.wait.suspend import Binding, Suspend, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
 from flowfabric.core.wait.suspend_check import MAX_BINDINGS, PAST_TOLERANCE
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import Lab
@@ -31,7 +31,7 @@ from tests.kit.waits import GO, fresh_id, in_, suspend, wait_on
 SECOND = 1_000
 
 
-def bindings(lab: Lab, *keys: str, use: Use = Use.FRESH) -> tuple[Binding, ...]:
+def bindings(lab: Lab, *keys: str, use: WaitpointUse = WaitpointUse.FRESH) -> tuple[Binding, ...]:
     return tuple(Binding(id=fresh_id(lab), key=key, use=use) for key in keys)
 
 
@@ -100,7 +100,7 @@ async def test_a_waitpoint_needs_a_key(lab: Lab) -> None:
 async def test_only_the_first_waitpoint_may_be_a_pending_one(lab: Lab) -> None:
     """V4"""
     claim = await lab.running()
-    pending = bindings(lab, "c", use=Use.PENDING)
+    pending = bindings(lab, "c", use=WaitpointUse.PENDING)
     both = (*bindings(lab, "a", "b"), *pending)
     found = await refusal(lab, claim, Wait(condition=all_waitpoints("a", "b", "c"), bindings=both))
     assert found == "additional_waitpoint_binding_must_be_fresh: waitpoints[2]"
@@ -195,7 +195,7 @@ async def test_the_first_fault_is_told(lab: Lab) -> None:
     """V3, V4, V10 (with V8), V5, V6, V7, V9: each row is at fault in every later way as well."""
     claim = await lab.running()
     past = in_(lab, -PAST_TOLERANCE - 1)
-    pending = bindings(lab, "p", use=Use.PENDING)
+    pending = bindings(lab, "p", use=WaitpointUse.PENDING)
     keyless = (*bindings(lab, "x"), *pending)
     order = [
         (Wait(condition=Single("y", ByName("")), bindings=keyless), "waitpoint_key_mismatch"),

@@ -13,7 +13,15 @@ from flowfabric.core.base.ids import flow_partition
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Gate, Ready, Waiting
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Link, Node, check_graph, digest_of, member_id, plan
+from flowfabric.core.flow.graph import (
+    Graph,
+    GraphEdge,
+    Node,
+    check_graph,
+    digest_of,
+    member_id,
+    plan,
+)
 from flowfabric.core.flow.join import AnyOf, On
 
 FLOW, OTHER = UUID(int=7), UUID(int=8)
@@ -25,7 +33,7 @@ shapes = st.tuples(st.integers(8, 10), st.lists(pairs, max_size=14))
 
 def graph_of(number: int, links: list[tuple[int, int]]) -> Graph:
     nodes = tuple(Node(f"n{each}", Submission(kind="job")) for each in range(number))
-    return Graph(nodes, tuple(Link(f"n{up}", f"n{down}") for up, down in links))
+    return Graph(nodes, tuple(GraphEdge(f"n{up}", f"n{down}") for up, down in links))
 
 
 def has_cycle(links: list[tuple[int, int]]) -> bool:
@@ -118,8 +126,8 @@ def test_whatever_is_declared_otherwise_has_another_digest() -> None:
     first, second = graph.nodes
     others = [
         replace(graph, links=()),
-        replace(graph, links=(Link("n0", "n1", On.ANY_END),)),
-        replace(graph, links=(Link("n0", "n1", input="x"),)),
+        replace(graph, links=(GraphEdge("n0", "n1", On.ANY_END),)),
+        replace(graph, links=(GraphEdge("n0", "n1", input="x"),)),
         replace(graph, nodes=(first, replace(second, join=AnyOf()))),
         replace(graph, nodes=(first, replace(second, key="n2"))),
         replace(graph, nodes=(first, replace(second, submission=Submission(kind="other")))),

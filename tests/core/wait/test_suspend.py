@@ -59,8 +59,8 @@ from flowfabric.core.wait.suspend import (
     Binding,
     NowSuspended,
     Suspend,
-    Use,
     Wait,
+    WaitpointUse,
     ask_to_suspend,
     suspend,
 )
@@ -80,7 +80,9 @@ def nothing() -> Loaded:
     return Loaded({}, {}, [])
 
 
-def wait(key: str = "go", id: UUID = WAITPOINT, use: Use = Use.FRESH, **members: Any) -> Wait:
+def wait(
+    key: str = "go", id: UUID = WAITPOINT, use: WaitpointUse = WaitpointUse.FRESH, **members: Any
+) -> Wait:
     binding = Binding(id=id, key=key, use=use)
     return Wait(**{"condition": Single(key), "bindings": (binding,), **members})
 
@@ -135,7 +137,7 @@ def test_a_suspend_is_one_change_of_everything() -> None:
 
 def test_what_must_be_remembered_is_asked_for() -> None:
     held, _ = with_pending()
-    wanted = request(wait(use=Use.PENDING), idempotency_key="k")
+    wanted = request(wait(use=WaitpointUse.PENDING), idempotency_key="k")
     ask = ask_to_suspend(held, wanted)
     assert ask is not None
     assert (ask.waitpoints, ask.buffered) == ((WAITPOINT,), ((WAITPOINT, 0),))
@@ -191,7 +193,10 @@ def test_nothing_fresh_without_a_key() -> None:
     with pytest.raises(NoSigningKey):
         suspending(running(), request(kid=None))
     held, memory = with_pending()
-    assert suspending(held, request(wait(use=Use.PENDING), kid=None), memory).after is not None
+    assert (
+        suspending(held, request(wait(use=WaitpointUse.PENDING), kid=None), memory).after
+        is not None
+    )
 
 
 def test_nobody_can_be_suspended() -> None:
@@ -236,7 +241,7 @@ def test_signals_that_came_before_are_enough() -> None:
     """E-T228: the lease is kept, the signal counts for this suspension, nobody is told."""
     held, memory = with_pending()
     memory.signals.append(heard(1))
-    change = suspending(held, request(wait(use=Use.PENDING)), memory)
+    change = suspending(held, request(wait(use=WaitpointUse.PENDING)), memory)
     assert isinstance(change.outcome, AlreadyMet)
     gone_on = after(change)
     assert isinstance(gone_on.state, Active)
@@ -255,7 +260,7 @@ def test_signals_an_earlier_wait_took_are_not_heard_again() -> None:
     keep = ResumePolicy(close_waitpoint_on_resume=False)
     for number in (1, 2, 3):
         id = UUID(int=1_000 + number)
-        again = replace(request(wait(use=Use.PENDING, policy=keep)), id=id)
+        again = replace(request(wait(use=WaitpointUse.PENDING, policy=keep)), id=id)
         change = suspending(held, again, memory)
         if number == 3:
             break
@@ -272,7 +277,7 @@ def test_steps_are_written_by_the_change_that_satisfies() -> None:
     memory.signals.append(heard(1))
     ref = StepRef(generation=2, position=4, name="w", occurrence=1, branch="b")
     made = Step(2, 3, "before", 0, b"1")
-    wanted = request(wait(use=Use.PENDING, step=ref), steps=(made,))
+    wanted = request(wait(use=WaitpointUse.PENDING, step=ref), steps=(made,))
     change = suspending(held, wanted, memory)
     [first, step] = change.steps
     assert first == made

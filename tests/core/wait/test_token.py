@@ -21,7 +21,7 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.keyring import EMPTY_RING, Key, Keyring, rotate, seed
 from flowfabric.core.wait.model import Terms, Waitpoint
-from flowfabric.core.wait.token import Claims, Token, mint, verify
+from flowfabric.core.wait.token import Token, TokenClaims, mint, verify
 
 NOW = Millis(1_000)
 SECRET = "0123456789abcdef" * 4
@@ -31,7 +31,7 @@ WAITPOINT = Waitpoint(
 )
 TOKEN = mint(RING, WAITPOINT)
 DIGEST = TOKEN.reveal()[3:]
-CLAIMS = Claims("one", NOW, "ann", ("approved", "rejected"), Millis(2_000), True)
+CLAIMS = TokenClaims("one", NOW, "ann", ("approved", "rejected"), Millis(2_000), True)
 BOUND = mint(RING, WAITPOINT, CLAIMS)
 FIVE = (MissingToken, InvalidToken, TokenExpired, NoSigningKey, InvalidSecret)
 
@@ -49,7 +49,7 @@ waitpoints = st.builds(
     terms=st.none() | terms,
 )
 claims = st.builds(
-    Claims,
+    TokenClaims,
     id=words,
     issued_at=moments,
     approver=st.none() | words,
@@ -102,7 +102,7 @@ class TestMintAndVerify:
         assert forged(msgspec.json.encode(CLAIMS)) == BOUND.reveal()
 
     @given(waitpoints, st.none() | claims)
-    def test_the_round_trip(self, waitpoint: Waitpoint, bound: Claims | None) -> None:
+    def test_the_round_trip(self, waitpoint: Waitpoint, bound: TokenClaims | None) -> None:
         """E-T250: also for what a store gave back."""
         token = mint(RING, waitpoint, bound)
         assert token == mint(RING, waitpoint, bound)
@@ -123,21 +123,23 @@ class TestMintAndVerify:
     @pytest.mark.parametrize(
         "unwritable",
         [
-            Claims("x" * 2048, NOW),
-            Claims("\ud800", NOW),
-            Claims(1, NOW),  # type: ignore[arg-type]
-            Claims("x", "now"),  # type: ignore[arg-type]
-            Claims("x", NOW, decisions=[]),  # type: ignore[arg-type]
-            Claims(object(), NOW),  # type: ignore[arg-type]
+            TokenClaims("x" * 2048, NOW),
+            TokenClaims("\ud800", NOW),
+            TokenClaims(1, NOW),  # type: ignore[arg-type]
+            TokenClaims("x", "now"),  # type: ignore[arg-type]
+            TokenClaims("x", NOW, decisions=[]),  # type: ignore[arg-type]
+            TokenClaims(object(), NOW),  # type: ignore[arg-type]
         ],
     )
-    def test_claims_that_could_not_be_verified_are_not_minted(self, unwritable: Claims) -> None:
+    def test_claims_that_could_not_be_verified_are_not_minted(
+        self, unwritable: TokenClaims
+    ) -> None:
         with pytest.raises(Invalid):
             mint(RING, WAITPOINT, unwritable)
 
     def test_the_largest_token_is_verified(self) -> None:
         ring, _ = rotate(RING, "k" * 256, "ab", Millis(0), NOW)
-        large = Claims("x" * 2018, NOW)
+        large = TokenClaims("x" * 2018, NOW)
         token = mint(ring, replace(WAITPOINT, kid="k" * 256), large)
         assert verify(ring, WAITPOINT, token, NOW) == large
 
@@ -186,7 +188,7 @@ class TestRefused:
 
     @given(waitpoints, waitpoints, st.none() | claims)
     def test_the_token_of_another_waitpoint(
-        self, one: Waitpoint, other: Waitpoint, bound: Claims | None
+        self, one: Waitpoint, other: Waitpoint, bound: TokenClaims | None
     ) -> None:
         """E-T258"""
         assume(one != other)
@@ -335,7 +337,7 @@ class TestMalformed:
             b'{"id":"\\u006fne","issued_at":1}',
             b'{"id":"one","issued_at":1,"id":"one"}',
             b"[" * 2000,
-            msgspec.json.encode(Claims("x" * 4096, NOW)),
+            msgspec.json.encode(TokenClaims("x" * 4096, NOW)),
         ],
     )
     def test_signed_claims_that_nobody_writes(self, body: bytes) -> None:
@@ -344,10 +346,10 @@ class TestMalformed:
 
     def test_one_spelling_only(self) -> None:
         """Unused bits of the last base64 character have to be zero."""
-        body = msgspec.json.encode(Claims("on", NOW))
+        body = msgspec.json.encode(TokenClaims("on", NOW))
         text = forged(body).partition(".")[2]
         assert len(body) % 3 != 0
-        assert verify(RING, WAITPOINT, forged(body), NOW) == Claims("on", NOW)
+        assert verify(RING, WAITPOINT, forged(body), NOW) == TokenClaims("on", NOW)
         assert refusal(forged(body, text=text[:-1] + chr(ord(text[-1]) + 1))) is InvalidToken
 
     @given(st.data(), st.sampled_from([TOKEN, BOUND]), st.characters())

@@ -21,7 +21,7 @@ from rich.pretty import pretty_repr
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.keyring import EMPTY_RING, Key, Keyring
-from flowfabric.core.wait.token import Claims, Token, digest_of, fingerprint, mint, verify
+from flowfabric.core.wait.token import Token, TokenClaims, digest_of, fingerprint, mint, verify
 from tests.core.wait.test_keyring import recorded
 from tests.core.wait.test_token import (
     BOUND,
@@ -102,7 +102,7 @@ class TestNothingIsShown:
             lambda: verify(RING, WAITPOINT, BOUND.reveal(), Millis(2_000)),
             lambda: verify(TestNothingIsShown.short, WAITPOINT, TOKEN.reveal(), NOW),
             lambda: mint(TestNothingIsShown.short, WAITPOINT),
-            lambda: mint(RING, WAITPOINT, Claims("x" * 2048, NOW)),
+            lambda: mint(RING, WAITPOINT, TokenClaims("x" * 2048, NOW)),
             lambda: mint(EMPTY_RING, WAITPOINT),
             lambda: Token(TOKEN.reveal().encode()),  # type: ignore[arg-type]
         ],

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from flowfabric.cli.draw.picture import KINDS, SIGNS, Arrow, Shape, picture
+from flowfabric.cli.draw.picture import KINDS, SIGNS, Arrow, NodeShape, picture
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import On
 from flowfabric.engine.flow.views import FlowGraph
@@ -30,7 +30,7 @@ _SAFE = frozenset(" _-.,:/()…") | frozenset(SIGNS.values())
 
 def mermaid(graph: FlowGraph) -> str:
     """The text of a diagram, `graph TD`; states are classes."""
-    found = picture(Shape(graph), MOST)
+    found = picture(NodeShape(graph), MOST)
     boxes = (
         f'    n{number}["{escaped(box.text)}"]:::{box.state}'
         for number, box in enumerate(found.boxes)

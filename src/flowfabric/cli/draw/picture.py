@@ -81,7 +81,7 @@ class Picture(Struct, frozen=True):
         return [on for on in On if any(on in arrow.kinds for arrow in self.arrows)]
 
 
-def picture(shape: "Shape", most: int, *, name_length: int = 60, alike: bool = True) -> Picture:
+def picture(shape: "NodeShape", most: int, *, name_length: int = 60, alike: bool = True) -> Picture:
     """At most `most` members of the same form in a layer, the rest of them in one box. With
     `alike` False whatever is in the same layer is folded together."""
     groups: dict[object, list[UUID]] = {}
@@ -117,7 +117,7 @@ def join_note(join: Join | None) -> str:
             return ""
 
 
-class Shape:
+class NodeShape:
     """The graph as maps from one member to others."""
 
     def __init__(self, graph: FlowGraph) -> None:

@@ -39,21 +39,21 @@ class Leg(Struct, frozen=True):
         return self.along if self.ends else None
 
 
-class Plan(Struct):
+class Layout(Struct):
     spots: list[Spot]
     legs: list[Leg]
     layers: list[list[int]]
     width: float
 
 
-def place(picture: Picture, width_of: Callable[[str], float], gap: float, room: float) -> Plan:
+def place(picture: Picture, width_of: Callable[[str], float], gap: float, room: float) -> Layout:
     """The places of a picture. It is as wide as `room`, or as its widest layer if that is more."""
     spots = [Spot(box.layer, width_of(box.text), n) for n, box in enumerate(picture.boxes)]
     legs = _legs(picture.arrows, spots)
     layers: list[list[int]] = [[] for _ in range(max((s.layer for s in spots), default=-1) + 1)]
     for number, spot in enumerate(spots):
         layers[spot.layer].append(number)
-    plan = Plan(spots, legs, layers, room)
+    plan = Layout(spots, legs, layers, room)
     plan.width = max([room, *(_needed(plan, layer, gap) for layer in layers)])
     _arrange(plan, gap)
     return plan
@@ -80,11 +80,11 @@ def _legs(arrows: Sequence[Arrow], spots: list[Spot]) -> list[Leg]:
     ]
 
 
-def _needed(plan: Plan, layer: Sequence[int], gap: float) -> float:
+def _needed(plan: Layout, layer: Sequence[int], gap: float) -> float:
     return sum(plan.spots[n].width for n in layer) + gap * (len(layer) - 1)
 
 
-def _arrange(plan: Plan, gap: float) -> None:
+def _arrange(plan: Layout, gap: float) -> None:
     above: list[list[int]] = [[] for _ in plan.spots]
     below: list[list[int]] = [[] for _ in plan.spots]
     for leg in plan.legs:
@@ -105,7 +105,7 @@ def _arrange(plan: Plan, gap: float) -> None:
             _settle(plan, layer, gap, wanted)
 
 
-def _settle(plan: Plan, layer: list[int], gap: float, wanted: Callable[[int], float]) -> None:
+def _settle(plan: Layout, layer: list[int], gap: float, wanted: Callable[[int], float]) -> None:
     """Puts the spots of a layer as near as can be to where they want to be, in their order and
     without overlap: the least sum of squares, by pooling those that would collide."""
     spots, offsets, at = [plan.spots[n] for n in layer], [], 0.0

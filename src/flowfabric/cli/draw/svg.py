@@ -6,8 +6,8 @@ from html import escape
 from rich.cells import cell_len
 
 from flowfabric.cli.draw.mermaid import COLOURS
-from flowfabric.cli.draw.picture import KINDS, SIGNS, WORDS, Picture, Shape, counts, picture
-from flowfabric.cli.draw.place import Leg, Plan, Spot, place
+from flowfabric.cli.draw.picture import KINDS, SIGNS, WORDS, NodeShape, Picture, counts, picture
+from flowfabric.cli.draw.place import Layout, Leg, Spot, place
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import On
 from flowfabric.engine.flow.views import FlowGraph
@@ -34,7 +34,7 @@ _LINE = "#64748b"
 
 def svg(graph: FlowGraph) -> str:
     """The picture as a document of its own, readable without colours and by screen readers."""
-    found, plan = _planned(Shape(graph))
+    found, plan = _planned(NodeShape(graph))
     legend = list(_legend(found, plan.width))
     width = max(plan.width, _title_width(graph)) + 2 * MARGIN
     bottom = HEADER + max(len(plan.layers), 1) * LEVEL
@@ -58,7 +58,7 @@ def svg(graph: FlowGraph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _planned(shape: Shape) -> tuple[Picture, Plan]:
+def _planned(shape: NodeShape) -> tuple[Picture, Layout]:
     """What is drawn and where. In layers that no screen could show also those are folded that are
     not alike."""
     for alike in (True, False):
@@ -113,7 +113,7 @@ def _box(picture: Picture, spot: Spot) -> str:
     )
 
 
-def _line(plan: Plan, leg: Leg) -> str:
+def _line(plan: Layout, leg: Leg) -> str:
     """From the lower side of a box to the upper side of another; one that passes goes through."""
     upper, lower = plan.spots[leg.upper], plan.spots[leg.lower]
     x, y = MARGIN + upper.x, _top(upper) + HEIGHT

@@ -6,8 +6,8 @@ from math import floor
 from msgspec import Struct
 from rich.cells import cell_len
 
-from flowfabric.cli.draw.picture import KINDS, SIGNS, WORDS, Picture, Shape, picture
-from flowfabric.cli.draw.place import Leg, Plan, place
+from flowfabric.cli.draw.picture import KINDS, SIGNS, WORDS, NodeShape, Picture, picture
+from flowfabric.cli.draw.place import Layout, Leg, place
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import On
 from flowfabric.engine.flow.views import FlowGraph
@@ -43,7 +43,7 @@ class Ink(Struct, frozen=True):
 def draw(graph: FlowGraph, width: int, *, plain: bool = False) -> list[list[Ink]]:
     """The lines of a drawing, not wider than `width` if that can be. `plain` uses ASCII signs
     where the terminal knows no others."""
-    shape = Shape(graph)
+    shape = NodeShape(graph)
     found = picture(shape, 0)
     for most, name_length, alike in _TRIES:
         found = picture(shape, most, name_length=name_length, alike=alike)
@@ -57,7 +57,7 @@ def draw(graph: FlowGraph, width: int, *, plain: bool = False) -> list[list[Ink]
 
 
 class Drawing:
-    def __init__(self, picture: Picture, plan: Plan) -> None:
+    def __init__(self, picture: Picture, plan: Layout) -> None:
         self._picture = picture
         self._plan = plan
         self._columns = [floor(spot.x) for spot in plan.spots]
@@ -69,7 +69,7 @@ class Drawing:
         for layer, found in zip(self._plan.layers, legs, strict=True):
             # Lines first, then the next names: lines decide where exactly arrows pass a layer.
             yield self._names(layer)
-            yield from Wires(self._plan, self._columns, found).lines()
+            yield from Lines(self._plan, self._columns, found).lines()
 
     def _names(self, layer: list[int]) -> list[Ink]:
         inks, at = list[Ink](), 0
@@ -98,11 +98,11 @@ class Bundle(Struct):
     row: int = 0
 
 
-class Wires:
+class Lines:
     """The lines between two layers. A crossing where nothing meets is drawn as if the horizontal
     line passed behind."""
 
-    def __init__(self, plan: Plan, columns: list[int], legs: list[Leg]) -> None:
+    def __init__(self, plan: Layout, columns: list[int], legs: list[Leg]) -> None:
         self._plan = plan
         self._columns = columns
         self._legs = legs

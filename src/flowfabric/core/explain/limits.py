@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Next, Start
-from flowfabric.core.explain.reasons import FEW, Code, Place, Reason, before_it, listed, number
+from flowfabric.core.explain.reasons import FEW, Code, QueuePlace, Reason, before_it, listed, number
 from flowfabric.core.limit.budget import Budget, Exhausted, chain, exhausted
 from flowfabric.core.limit.quota import Rate, Use, Uses, queue_of
 from flowfabric.core.limit.release import ALL, Full, Key, QuotaView, Room, UsedUp, one_key
@@ -52,7 +52,7 @@ def limit_reasons(
     now: Millis,
     *,
     holders: Mapping[Key, Sequence[ExecutionId]],
-    place: Place | None,
+    place: QueuePlace | None,
     here: bool,
     untaken: str | None = None,
 ) -> Iterator[Reason]:
@@ -66,7 +66,7 @@ def limit_reasons(
     for wait in spent:
         yield _rate_reason(wait)
     if here:
-        yield _line_reason(uses, place or Place(0), open=not (full or spent), untaken=untaken)
+        yield _line_reason(uses, place or QueuePlace(0), open=not (full or spent), untaken=untaken)
 
 
 def key_of(full: Full) -> Key:
@@ -141,7 +141,7 @@ def rate_words(rate: Rate) -> str:
     return f"{number(rate.count, 'start')} in {span}{evenly}"
 
 
-def _line_reason(uses: Uses, place: Place, *, open: bool, untaken: str | None) -> Reason:
+def _line_reason(uses: Uses, place: QueuePlace, *, open: bool, untaken: str | None) -> Reason:
     names = listed([use.quota for use in uses], most=len(uses))
     what = f"quota {names}" if len(uses) == 1 else f"quotas {names}"
     if untaken is not None:

@@ -68,7 +68,7 @@ class Reason(Struct, frozen=True, kw_only=True):
     children: "tuple[Reason, ...]" = ()
 
 
-class Place(Struct, frozen=True):
+class QueuePlace(Struct, frozen=True):
     """How many are before it in a line; not `exact`: at least so many."""
 
     ahead: int

@@ -29,7 +29,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.status import public_state
 from flowfabric.core.explain.limits import budget_reasons, limit_reasons
-from flowfabric.core.explain.reasons import Code, Place, before_it, listed, number
+from flowfabric.core.explain.reasons import Code, QueuePlace, before_it, listed, number
 from flowfabric.core.explain.reasons import Explanation as Explanation
 from flowfabric.core.explain.reasons import Reason as Reason
 from flowfabric.core.explain.serving import serving
@@ -75,8 +75,8 @@ class Around(Struct, frozen=True, kw_only=True):
     budget_names: tuple[str, ...] = ()
     standing: QuotaView = NOTHING
     holders: dict[Key, Sequence[ExecutionId]] = field(default_factory=dict)
-    in_queue: Place | None = None
-    in_lane: Place | None = None
+    in_queue: QueuePlace | None = None
+    in_lane: QueuePlace | None = None
     upstreams: Sequence[Upstream] = ()
     members: dict[str, Sequence[Upstream]] = field(default_factory=dict)
     failure: Failure | None = None
@@ -164,7 +164,7 @@ def _claim_reasons(
     yield worker_reason(snapshot.execution.route, around.workers, around.now)
 
 
-def _place_in_lane(place: Place) -> Reason:
+def _place_in_lane(place: QueuePlace) -> Reason:
     text = f"{before_it(place.ahead, place.exact, 'of its kind')} to be taken before it"
     if not place.ahead:
         text = "it is the next of its kind to be taken"

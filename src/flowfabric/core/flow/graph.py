@@ -31,7 +31,7 @@ class Node(Struct, frozen=True):
     join: JoinPolicy = AllOf()
 
 
-class Link(Struct, frozen=True):
+class GraphEdge(Struct, frozen=True):
     """`downstream` runs after `upstream`; `input` names the parameter that gets its result."""
 
     upstream: str
@@ -42,7 +42,7 @@ class Link(Struct, frozen=True):
 
 class Graph(Struct, frozen=True):
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[GraphEdge, ...] = ()
 
 
 class Plan(Struct, frozen=True):
@@ -100,7 +100,7 @@ def check_policy(policy: object, n: int, key: str) -> JoinPolicy:
 def plan(flow: UUID, graph: Graph, now: Millis) -> Plan:
     """The executions and edges of a checked graph."""
     ids = {node.key: member_id(flow, node.key) for node in graph.nodes}
-    incoming: dict[str, list[Link]] = {node.key: [] for node in graph.nodes}
+    incoming: dict[str, list[GraphEdge]] = {node.key: [] for node in graph.nodes}
     for link in graph.links:
         incoming[link.downstream].append(link)
     roots: list[Creation] = []
@@ -150,8 +150,8 @@ def _check_nodes(graph: Graph) -> set[str]:
     return keys
 
 
-def _check_link(link: Link, keys: set[str]) -> None:
-    check_kind_of(link, Link, "link")
+def _check_link(link: GraphEdge, keys: set[str]) -> None:
+    check_kind_of(link, GraphEdge, "link")
     for key in (link.upstream, link.downstream):
         check_kind_of(key, str, "an end of a link")
     if link.upstream == link.downstream:
@@ -188,7 +188,7 @@ def _check_acyclic(graph: Graph) -> None:
         raise CycleDetected(" → ".join(_cycle(stuck, graph.links)))
 
 
-def _cycle(stuck: list[str], links: tuple[Link, ...]) -> list[str]:
+def _cycle(stuck: list[str], links: tuple[GraphEdge, ...]) -> list[str]:
     """One cycle among members that wait for each other, for people to read."""
     among = set(stuck)
     before = {link.downstream: link.upstream for link in links if link.upstream in among}
@@ -201,7 +201,9 @@ def _cycle(stuck: list[str], links: tuple[Link, ...]) -> list[str]:
     return [*reversed(walked[walked.index(key) :]), walked[-1]]
 
 
-def _create(flow: UUID, node: Node, incoming: list[Link], id: ExecutionId, now: Millis) -> Creation:
+def _create(
+    flow: UUID, node: Node, incoming: list[GraphEdge], id: ExecutionId, now: Millis
+) -> Creation:
     try:
         creation = create(replace(node.submission, flow=flow, id=id), id.uuid, now)
     except Invalid as error:
@@ -213,7 +215,7 @@ def _create(flow: UUID, node: Node, incoming: list[Link], id: ExecutionId, now: 
 
 
 def join_member(
-    creation: Creation, policy: JoinPolicy, incoming: list[Link], now: Millis
+    creation: Creation, policy: JoinPolicy, incoming: list[GraphEdge], now: Millis
 ) -> Creation:
     """The creation of a member whose upstreams are all known."""
     snapshot = creation.snapshot
@@ -229,7 +231,7 @@ def join_member(
 
 
 def _edges(
-    flow: UUID, links: tuple[Link, ...], ids: dict[str, ExecutionId], now: Millis
+    flow: UUID, links: tuple[GraphEdge, ...], ids: dict[str, ExecutionId], now: Millis
 ) -> Iterator[Edge]:
     for number, link in enumerate(links):
         yield Edge(

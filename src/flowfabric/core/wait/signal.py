@@ -45,7 +45,7 @@ from flowfabric.core.wait.model import (
     Waits,
 )
 from flowfabric.core.wait.resume import RESUMED, Wake, suspension_of, wake
-from flowfabric.core.wait.token import Claims, Token, verify
+from flowfabric.core.wait.token import Token, TokenClaims, verify
 
 DEDUP_TTL = Millis(86_400_000)
 MAX_SIGNAL_PAYLOAD = 256 * 1024
@@ -96,7 +96,7 @@ class DuplicateSignal(Struct, frozen=True):
 
 
 def ask_to_deliver(
-    snapshot: Snapshot | None, delivery: Delivery, claims: Claims | None = None
+    snapshot: Snapshot | None, delivery: Delivery, claims: TokenClaims | None = None
 ) -> Needs | None:
     """What must be remembered to deliver a signal. `claims` are what its token says, unverified."""
     if snapshot is None:
@@ -167,7 +167,7 @@ class _Deliver:
         now: Millis,
         delivery: Delivery,
         waitpoint: Waitpoint,
-        claims: Claims | None,
+        claims: TokenClaims | None,
         memory: Loaded,
     ) -> None:
         self._snapshot = snapshot
@@ -388,7 +388,7 @@ def revoked_at(waitpoint: UUID, memory: Loaded) -> Millis | None:
 
 
 def _check_revoked(
-    waitpoint: UUID, claims: Claims | None, row: Waitpoint | None, memory: Loaded
+    waitpoint: UUID, claims: TokenClaims | None, row: Waitpoint | None, memory: Loaded
 ) -> None:
     until = revoked_at(waitpoint, memory)
     issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME
@@ -398,7 +398,7 @@ def _check_revoked(
         raise TokenRevoked("the token was taken back")
 
 
-def _identity(delivery: Delivery, claims: Claims | None) -> str:
+def _identity(delivery: Delivery, claims: TokenClaims | None) -> str:
     """Who sends it: a token that names its approver speaks for that one and nobody else."""
     if claims is None or claims.approver is None:
         return delivery.source
@@ -416,7 +416,7 @@ def _check_allowed(terms: Terms, delivery: Delivery) -> None:
         raise NotAllowed("the sender is not one of the approvers")
 
 
-def _approver(claims: Claims | None) -> str:
+def _approver(claims: TokenClaims | None) -> str:
     """Who decides by a token: whom it names, never whom its holder claims to be. All holders of
     tokens that name nobody are one source, and none of those who are named as approvers."""
     return "" if claims is None or claims.approver is None else claims.approver
@@ -435,7 +435,7 @@ def _repeat_key(delivery: Delivery) -> bytes:
     return mark_key("repeat", delivery.waitpoint.bytes, delivery.idempotency_key or "")
 
 
-def _used_key(delivery: Delivery, claims: Claims) -> bytes:
+def _used_key(delivery: Delivery, claims: TokenClaims) -> bytes:
     return mark_key("used", delivery.waitpoint.bytes, claims.id)
 
 

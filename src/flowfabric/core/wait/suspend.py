@@ -57,7 +57,7 @@ REPEAT_GRACE = Millis(60_000)
 REPEAT_WINDOW = Millis(7 * 86_400_000)
 
 
-class Use(StrEnum):
+class WaitpointUse(StrEnum):
     """FRESH is a new waitpoint, PENDING one that was made before, EITHER whichever it is. Only
     EITHER opens a closed one again: a handler asks for the very same thing (the id is made of what
     it asks for), and what was decided about that still counts. What an operator closed stays so."""
@@ -73,7 +73,7 @@ class Binding(Struct, frozen=True, kw_only=True):
 
     id: UUID
     key: str = ""
-    use: Use = Use.FRESH
+    use: WaitpointUse = WaitpointUse.FRESH
     terms: Terms | None = None
     lasting: bool = False
     slot: UUID | None = None
@@ -143,7 +143,7 @@ def ask_to_suspend(
     bindings = [binding for wait in request.waits for binding in wait.bindings]
     pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
     key = _repeat_key(request)
-    marks = [closed_key(binding.id) for binding in bindings if binding.use is Use.EITHER]
+    marks = [closed_key(binding.id) for binding in bindings if binding.use is WaitpointUse.EITHER]
     return Needs(
         execution=snapshot.execution.uuid,
         waitpoints=tuple(binding.id for binding in bindings),
@@ -151,7 +151,7 @@ def ask_to_suspend(
         buffered=tuple(
             (b.id, pending[b.id].unwanted if b.id in pending else 0)
             for b in bindings
-            if b.id in pending or b.use is Use.EITHER
+            if b.id in pending or b.use is WaitpointUse.EITHER
         ),
         few=few,
     )
@@ -238,7 +238,7 @@ class _Binder:
         if timeout_at is None and default is not None:
             timeout_at = Millis(self._now + default)
         bound = tuple(self._bind(binding, timeout_at) for binding in left)
-        if wait.bindings[0].use is Use.PENDING:
+        if wait.bindings[0].use is WaitpointUse.PENDING:
             check_references(wait.condition, [item.key for item in bound])
         return Arm(
             condition=write_condition(wait.condition),
@@ -252,7 +252,9 @@ class _Binder:
 
     def _is_closed(self, binding: Binding, wait: Wait) -> bool:
         """Whether an operator closed the waitpoint; a wait that is a step can do without."""
-        reason = closed_because(self._memory, binding.id) if binding.use is Use.EITHER else None
+        reason = (
+            closed_because(self._memory, binding.id) if binding.use is WaitpointUse.EITHER else None
+        )
         if reason is None:
             return False
         if wait.step is None:
@@ -265,7 +267,7 @@ class _Binder:
             rivals = (p for p in self.pending.values() if p.slot == binding.slot)
             self.outdated |= {p.id for p in rivals if p.id != binding.id}
         known = binding.id in self.pending or binding.id in self.fresh
-        if binding.use is Use.PENDING or (binding.use is Use.EITHER and known):
+        if binding.use is WaitpointUse.PENDING or (binding.use is WaitpointUse.EITHER and known):
             return self._bind_pending(binding, timeout_at)
         return self._bind_fresh(binding, timeout_at)
 
@@ -290,7 +292,7 @@ class _Binder:
         if self._kid is None:
             raise NoSigningKey("seed a key before anything waits for signed signals")
         known = self._memory.waitpoints.get(binding.id)
-        if binding.use is Use.FRESH and (known is not None or binding.id in self.fresh):
+        if binding.use is WaitpointUse.FRESH and (known is not None or binding.id in self.fresh):
             raise WaitpointExists(f"waitpoint {binding.id}")
         attempt = None if binding.lasting else self._lease.attempt
         waitpoint = known or Waitpoint(

@@ -10,7 +10,7 @@ from flowfabric.core.base.time import Millis, check_moment, check_span
 from flowfabric.core.execution.step import Step
 from flowfabric.core.wait.condition import Single, TimeoutOnly, check_condition, check_references
 from flowfabric.core.wait.model import Behaviour, ResumePolicy, StepRef
-from flowfabric.core.wait.suspend import Binding, Suspend, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
 
 PAST_TOLERANCE = Millis(600_000)
 REQUESTERS = frozenset({"worker", "operator", "policy", "system_timeout_policy"})
@@ -45,13 +45,13 @@ def _check_wait(wait: Wait, now: Millis) -> None:
         raise Invalid(f"{len(wait.bindings)} waitpoints, the limit is {MAX_BINDINGS}")
     primary = check_shape(wait.bindings[0], Binding, "waitpoint")
     match wait.condition:
-        case Single(waitpoint=key) if primary.use is Use.FRESH and key != primary.key:
+        case Single(waitpoint=key) if primary.use is WaitpointUse.FRESH and key != primary.key:
             raise Invalid(f"waitpoint_key_mismatch: {key!r} is not {primary.key!r}")
         case _:
             pass
     _check_bindings(wait.bindings)
     check_condition(wait.condition)
-    if primary.use is not Use.PENDING:
+    if primary.use is not WaitpointUse.PENDING:
         check_references(wait.condition, [binding.key for binding in wait.bindings])
     if isinstance(wait.condition, TimeoutOnly) and wait.timeout_at is None:
         raise Invalid("timeout_only_without_deadline")
@@ -78,7 +78,7 @@ def _check_ending(wait: Wait) -> None:
 def _check_bindings(bindings: tuple[Binding, ...]) -> None:
     for position, binding in enumerate(bindings):
         check_shape(binding, Binding, "waitpoint")
-        if binding.use is Use.PENDING:
+        if binding.use is WaitpointUse.PENDING:
             if position:
                 raise Invalid(f"additional_waitpoint_binding_must_be_fresh: waitpoints[{position}]")
             continue

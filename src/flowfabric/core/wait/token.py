@@ -112,7 +112,7 @@ class Token:
         return Token, (self._text,)
 
 
-class Claims(Struct, frozen=True, omit_defaults=True):
+class TokenClaims(Struct, frozen=True, omit_defaults=True):
     """What a bound token is limited to.
 
     `approver` is who alone may use it (None: anybody), `decisions` are the signal names it may
@@ -129,11 +129,11 @@ class Claims(Struct, frozen=True, omit_defaults=True):
 
 
 _claims_encoder = msgspec.json.Encoder()
-_claims_decoder = msgspec.json.Decoder(Claims)
+_claims_decoder = msgspec.json.Decoder(TokenClaims)
 _terms_encoder = msgspec.json.Encoder(order="sorted")
 
 
-def mint(ring: Keyring, waitpoint: Waitpoint, claims: Claims | None = None) -> Token:
+def mint(ring: Keyring, waitpoint: Waitpoint, claims: TokenClaims | None = None) -> Token:
     """The token of the waitpoint, the same every time for the same claims.
 
     `NoSigningKey` when the key that signs for this waitpoint was collected, `Invalid` for claims
@@ -149,7 +149,7 @@ def mint(ring: Keyring, waitpoint: Waitpoint, claims: Claims | None = None) -> T
 
 def verify(
     ring: Keyring, waitpoint: Waitpoint | None, token: Token | str | None, now: Millis
-) -> Claims | None:
+) -> TokenClaims | None:
     """What the token is limited to, None for one that is not bound; raises unless it is valid.
 
     Pass None for a waitpoint that does not exist or is of another execution than the caller
@@ -167,7 +167,7 @@ def verify(
     return verdict
 
 
-def peek(token: Token | str | None) -> Claims | None:
+def peek(token: Token | str | None) -> TokenClaims | None:
     """What a token says it is limited to, before anybody has verified it: good for finding what
     verification needs, and for nothing else."""
     presented = _presented(token)
@@ -222,7 +222,7 @@ def _presented(token: object) -> Token | None:
 
 def _verdict(
     ring: Keyring, waitpoint: Waitpoint | None, token: Token | None, now: Millis
-) -> Claims | _Refusal | None:
+) -> TokenClaims | _Refusal | None:
     """Returns what is to be raised instead of raising it: a digest is a local variable here."""
     if token is None:
         return MissingToken("a token is required")
@@ -256,7 +256,7 @@ def _is_genuine(ring: Keyring, waitpoint: Waitpoint | None, parts: _Parts) -> bo
     return hmac.compare_digest(expected, parts.digest) and waitpoint is not None
 
 
-def _check_claims(body: bytes | None, now: Millis) -> Claims | _Refusal | None:
+def _check_claims(body: bytes | None, now: Millis) -> TokenClaims | _Refusal | None:
     """Claims we signed and cannot read are from a newer release: what they forbid is unknown."""
     if body is None:
         return None
@@ -317,7 +317,7 @@ def _from_text(text: str) -> bytes | None:
     return raw if _to_text(raw) == text else None
 
 
-def _pack(claims: Claims) -> bytes:
+def _pack(claims: TokenClaims) -> bytes:
     try:
         body = _claims_encoder.encode(claims)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -329,7 +329,7 @@ def _pack(claims: Claims) -> bytes:
     return body
 
 
-def _unpack(body: bytes) -> Claims | None:
+def _unpack(body: bytes) -> TokenClaims | None:
     """The claims in `body`; None unless it is exactly what this release writes for them."""
     try:
         claims = _claims_decoder.decode(body)

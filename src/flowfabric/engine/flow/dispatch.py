@@ -11,7 +11,7 @@ from flowfabric.core.base.errors import FlowFabricError, Unavailable
 from flowfabric.core.flow.model import Flow, FlowChange, count_chores
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.flow.resolver import PAGE, Ending, FlowResolver, endings_of
+from flowfabric.engine.flow.resolver import PAGE, FlowResolver, MemberEnding, endings_of
 from flowfabric.engine.wait.signals import Signals
 
 MAX_FLOWS = 64
@@ -61,7 +61,7 @@ class FlowDispatcher(Service):
     def __init__(self, parts: EngineContext, signals: Signals) -> None:
         super().__init__(parts)
         self.work = FlowResolver(parts, signals)
-        self._endings: dict[UUID, dict[UUID, Ending]] = {}
+        self._endings: dict[UUID, dict[UUID, MemberEnding]] = {}
         self._settling = _Runner("flowfabric-settle", self._settle_fresh)
         self._looking = _Runner("flowfabric-count", self._look)
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
@@ -77,7 +77,7 @@ class FlowDispatcher(Service):
             flows[chore.flow] = None
             queued = self._endings.setdefault(chore.flow, {})
             if chore.kind is OutboxKind.ENDED and chore.outcome is not None:
-                queued[chore.id] = Ending(chore.outcome, chore.number)
+                queued[chore.id] = MemberEnding(chore.outcome, chore.number)
             elif chore.kind is OutboxKind.REPLAYED:
                 queued.pop(chore.id, None)
         self.kick(flows)

@@ -44,7 +44,7 @@ CASCADE = Owner(source=Source.FLOW_CASCADE)
 log = logging.getLogger("flowfabric.flows")
 
 
-class Ending(NamedTuple):
+class MemberEnding(NamedTuple):
     """How a member ended, and the version it has since."""
 
     outcome: Outcome
@@ -227,7 +227,7 @@ class FlowResolver(Service):
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
 
-    async def settle_edges(self, endings: dict[tuple[UUID, UUID], Ending]) -> int:
+    async def settle_edges(self, endings: dict[tuple[UUID, UUID], MemberEnding]) -> int:
         """Settles the edges that leave members (flow, execution) with how these have ended."""
         after, settled = None, 0
         while page := await self._context.store.unsettled(list(endings), after, PAGE):
@@ -240,7 +240,7 @@ class FlowResolver(Service):
             after = edges[-1].id
         return settled
 
-    async def _settle_page(self, page: Sequence[Unsettled], told: dict[UUID, Ending]) -> None:
+    async def _settle_page(self, page: Sequence[Unsettled], told: dict[UUID, MemberEnding]) -> None:
         by_child: dict[UUID, list[Unsettled]] = {}
         for found in page:
             by_child.setdefault(found.state.edge.downstream, []).append(found)
@@ -255,18 +255,18 @@ def _is_second_chance(chore: OutboxEntry) -> bool:
     return chore.kind is OutboxKind.REPLAYED
 
 
-def endings_of(chores: Iterable[OutboxEntry]) -> dict[UUID, Ending]:
+def endings_of(chores: Iterable[OutboxEntry]) -> dict[UUID, MemberEnding]:
     """How members ended. One that was replayed meanwhile has not: it will end again."""
-    found: dict[UUID, Ending] = {}
+    found: dict[UUID, MemberEnding] = {}
     for chore in sorted(chores, key=lambda chore: chore.number):
         if chore.kind is OutboxKind.ENDED and chore.outcome is not None:
-            found[chore.id] = Ending(chore.outcome, chore.number)
+            found[chore.id] = MemberEnding(chore.outcome, chore.number)
         elif chore.kind is OutboxKind.REPLAYED:
             found.pop(chore.id, None)
     return found
 
 
-def _bringing(child: UUID, edges: Sequence[Unsettled], told: dict[UUID, Ending]) -> Decision:
+def _bringing(child: UUID, edges: Sequence[Unsettled], told: dict[UUID, MemberEnding]) -> Decision:
     """The endings of upstreams are brought to a downstream, which need not be read again: what it
     and its edges are was seen at one moment, and whoever settles one of these moves its version."""
     states = {found.state.edge.id: found.state for found in edges}

@@ -36,7 +36,7 @@ REFRESH = 1.0
 log = logging.getLogger("flowfabric.limits")
 
 
-class Shape(Enum):
+class ReleaseShape(Enum):
     """What a quota limits: everything, each key, or both."""
 
     WHOLE = auto()
@@ -55,7 +55,7 @@ class Releases(Service):
         self._known: set[int] = set()
         self._new: dict[int, Uses] = {}
         self._introducing = asyncio.Lock()
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, ReleaseShape] = {}
         self._paces: dict[str, int] = {}
         self._shared: set[str] = set()
         self._looked_at: dict[str, float] = {}
@@ -215,7 +215,7 @@ class Releases(Service):
     def _among(self, quota: str, queues: set[int] | None) -> set[int] | None:
         """The lines to look at, None for all. Where only keys are limited room for one is none for
         another; but one key has several lines if they need other quotas as well."""
-        if self._shapes.get(quota) is not Shape.PER_KEY or quota in self._shared:
+        if self._shapes.get(quota) is not ReleaseShape.PER_KEY or quota in self._shared:
             return None
         now = asyncio.get_running_loop().time()
         if now - self._looked_at.get(quota, -REFRESH) >= REFRESH:
@@ -239,7 +239,7 @@ class Releases(Service):
     async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
         """Until nobody more can go."""
         among = None if queues is None else tuple(sorted(queues))
-        lines = MIXED_LINES if self._shapes.get(quota) is Shape.MIXED else FIRST_LINES
+        lines = MIXED_LINES if self._shapes.get(quota) is ReleaseShape.MIXED else FIRST_LINES
         lines = lines if among is None else len(among)
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
         lost = 0
@@ -299,12 +299,12 @@ def _waits(snapshot: Snapshot) -> bool:
             return False
 
 
-def _shape(quota: Quota) -> Shape:
+def _shape(quota: Quota) -> ReleaseShape:
     whole = quota.concurrency is not None or quota.rate is not None
     per_key = quota.concurrency_per_key is not None or quota.rate_per_key is not None
     if whole and per_key:
-        return Shape.MIXED
-    return Shape.WHOLE if whole else Shape.PER_KEY
+        return ReleaseShape.MIXED
+    return ReleaseShape.WHOLE if whole else ReleaseShape.PER_KEY
 
 
 def _depth(lines: int, pace: int) -> int:

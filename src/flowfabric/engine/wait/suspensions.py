@@ -27,9 +27,9 @@ from flowfabric.core.wait.keyring import Keyring, verifies
 from flowfabric.core.wait.model import NO_WAITS, Loaded, Needs, Signal, Terms, Waitpoint
 from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
 from flowfabric.core.wait.signal import ask_about_tokens, revoked_at
-from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, Use
+from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, WaitpointUse
 from flowfabric.core.wait.suspend_check import check_suspend
-from flowfabric.core.wait.token import Claims, Token, mint
+from flowfabric.core.wait.token import Token, TokenClaims, mint
 from flowfabric.core.wait.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, Service
@@ -222,7 +222,7 @@ class Suspensions(Service):
         ring = await self._context.ring.read()
         if issued_at is None:
             return _ticket(ring, _signable(ring, row, now)).token
-        claims = Claims(id=self._fresh().hex, issued_at=max(now, issued_at))
+        claims = TokenClaims(id=self._fresh().hex, issued_at=max(now, issued_at))
         return mint(ring, _signable(ring, row, now), claims)
 
     async def issue_token(
@@ -244,7 +244,7 @@ class Suspensions(Service):
         now = self._now()
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
         names = check_names(decisions, "decisions")
-        claims = Claims(
+        claims = TokenClaims(
             id=self._fresh().hex,
             issued_at=max(now, issued_at or now),
             approver=None if approver is None else _named(approver, "approver"),
@@ -275,7 +275,7 @@ class Suspensions(Service):
         row = _signable(ring, row, self._now())
         if approver is None and expires_at is None:
             return mint(ring, row)
-        claims = Claims(
+        claims = TokenClaims(
             id=f"again:{approver or ''}",
             issued_at=row.created_at,
             approver=None if approver is None else _named(approver, "approver"),
@@ -342,7 +342,7 @@ class Suspensions(Service):
         """With a key to sign with, unless everything it waits at exists already."""
         uses = {binding.use for wait in request.waits for binding in wait.bindings}
         ring = self._context.ring
-        return await (ring.read() if uses == {Use.PENDING} else ring.to_sign())
+        return await (ring.read() if uses == {WaitpointUse.PENDING} else ring.to_sign())
 
     def _answer(
         self, outcome: NowSuspended | AlreadyMet, seen: Snapshot, owner: Owner, ring: Keyring

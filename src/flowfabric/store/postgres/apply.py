@@ -12,13 +12,13 @@ from flowfabric.core.execution.model import Active, Lost, Ready, Snapshot
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.direct import statement_for, values_of
 from flowfabric.store.postgres.faults import divide, each_of
-from flowfabric.store.postgres.moves import Move, moves_of
+from flowfabric.store.postgres.moves import RowMove, moves_of
 from flowfabric.store.postgres.session import Part, Session, columns
 from flowfabric.store.postgres.waits import unproven
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
-    Place,
     Row,
+    StateTable,
     attempt_row,
     event_row,
     place_of,
@@ -29,28 +29,28 @@ from flowfabric.store.rows.execution import (
 from flowfabric.store.rows.wait import writes_waits, written_by
 
 _GONE = {
-    Place.READY: "gone_ready",
-    Place.LEASE: "gone_lease",
-    Place.PARKED: "gone_parked",
-    Place.DONE: "gone_done",
+    StateTable.READY: "gone_ready",
+    StateTable.LEASE: "gone_lease",
+    StateTable.PARKED: "gone_parked",
+    StateTable.DONE: "gone_done",
 }
 _NEW = {
-    Place.READY: "new_ready",
-    Place.LEASE: "new_lease",
-    Place.PARKED: "new_parked",
-    Place.DONE: "new_done",
+    StateTable.READY: "new_ready",
+    StateTable.LEASE: "new_lease",
+    StateTable.PARKED: "new_parked",
+    StateTable.DONE: "new_done",
 }
 _ROWS = {
-    Place.READY: "ready_rows",
-    Place.LEASE: "lease_rows",
-    Place.PARKED: "parked_rows",
-    Place.DONE: "done_rows",
+    StateTable.READY: "ready_rows",
+    StateTable.LEASE: "lease_rows",
+    StateTable.PARKED: "parked_rows",
+    StateTable.DONE: "done_rows",
 }
 
 
 class Applying(Part):
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
-        kinds: dict[str | None, list[Move]] = {}
+        kinds: dict[str | None, list[RowMove]] = {}
         for move in await prepare(self._session, changes):
             kinds.setdefault(statement_for(move), []).append(move)
         # Each kind by itself: what is refused of one must not hide that another was written.
@@ -58,7 +58,7 @@ class Applying(Part):
         return {uuid for answers in await each_of(sends) for some in answers for uuid in some}
 
     async def _send(
-        self, statement: str | None, moves: Sequence[Move], patience: float
+        self, statement: str | None, moves: Sequence[RowMove], patience: float
     ) -> set[UUID]:
         if statement is None:
             work = partial(self._apply, moves)
@@ -67,14 +67,14 @@ class Applying(Part):
         return await self._session.apply.run(work, patience=patience)
 
     async def _write_directly(
-        self, statement: str, moves: Sequence[Move], connection: Connection, repeated: bool
+        self, statement: str, moves: Sequence[RowMove], connection: Connection, repeated: bool
     ) -> set[UUID]:
         values = values_of(moves, self._session.book.names)
         rows = await connection.fetch(self._session.queries[statement], *values)
         return await self._seen(moves, {uuid for (uuid,) in rows}, connection, repeated)
 
     async def _apply(
-        self, moves: Sequence[Move], connection: Connection, repeated: bool
+        self, moves: Sequence[RowMove], connection: Connection, repeated: bool
     ) -> set[UUID]:
         async with connection.transaction():
             stand = await standing(self._session, connection, [move.before for move in moves])
@@ -84,7 +84,7 @@ class Applying(Part):
         return await self._seen(moves, {move.uuid for move in written}, connection, repeated)
 
     async def _seen(
-        self, moves: Sequence[Move], applied: set[UUID], connection: Connection, repeated: bool
+        self, moves: Sequence[RowMove], applied: set[UUID], connection: Connection, repeated: bool
     ) -> set[UUID]:
         """What was written, now or before its reply was lost."""
         if repeated and len(applied) < len(moves):
@@ -93,7 +93,7 @@ class Applying(Part):
         return applied
 
 
-async def prepare(session: Session, changes: Sequence[Change[object]]) -> list[Move]:
+async def prepare(session: Session, changes: Sequence[Change[object]]) -> list[RowMove]:
     """What the changes move, in the order of ids; every name they need has a number."""
     moves = sorted(moves_of(changes), key=lambda move: move.uuid.int)
     await session.book.need_workers({worker for change in changes for worker in workers_in(change)})
@@ -112,7 +112,7 @@ async def standing(
 ) -> list[bool]:
     """Locks the rows and tells for each whether its version (and a lease's expiry, the only thing
     a renewal moves) stands in the same place."""
-    ids: dict[Place, list[UUID]] = {place: [] for place in Place}
+    ids: dict[StateTable, list[UUID]] = {place: [] for place in StateTable}
     for snapshot in snapshots:
         ids[place_of(snapshot.state)].append(snapshot.execution.uuid)
     rows = await connection.fetch(session.queries["state_versions"], *ids.values())
@@ -128,7 +128,7 @@ class Writer:
         self._names = session.book.names
         self._connection = connection
 
-    async def write(self, moves: Sequence[Move]) -> None:
+    async def write(self, moves: Sequence[RowMove]) -> None:
         await self._take_out(moves)
         await self._put_in(moves)
         await self._rewrite([move for move in moves if _in_place(move)])
@@ -150,15 +150,15 @@ class Writer:
         await self._set_deadlines(moves)
         await self._write_flows(changes)
 
-    async def _take_out(self, moves: Sequence[Move]) -> None:
-        for place in Place:
+    async def _take_out(self, moves: Sequence[RowMove]) -> None:
+        for place in StateTable:
             gone = [(move.uuid,) for move in moves if move.origin is place and not _in_place(move)]
             deleted = await self.send(_GONE[place], gone)
             if len(deleted) != len(gone):
                 raise AssertionError("a locked row was moved by somebody else")
 
-    async def _put_in(self, moves: Sequence[Move]) -> None:
-        for place in Place:
+    async def _put_in(self, moves: Sequence[RowMove]) -> None:
+        for place in StateTable:
             rows = [
                 state_row(move.after, self._names)
                 for move in moves
@@ -166,18 +166,18 @@ class Writer:
             ]
             await self.send(_NEW[place], rows)
 
-    async def _rewrite(self, moves: Sequence[Move]) -> None:
+    async def _rewrite(self, moves: Sequence[RowMove]) -> None:
         rows = [(*state_row(move.after, self._names), move.before.head.version) for move in moves]
         await self.send("changed_lease", rows)
 
-    async def _write_waits(self, moves: Sequence[Move]) -> None:
+    async def _write_waits(self, moves: Sequence[RowMove]) -> None:
         rows = written_by((move.uuid, move.change) for move in moves)
         await self.send("new_waitpoints", rows.waitpoints)
         await self.send("new_signals", rows.signals)
         await self.send("counted_signals", rows.counted)
         await self.send("new_marks", rows.marks)
 
-    async def _set_deadlines(self, moves: Sequence[Move]) -> None:
+    async def _set_deadlines(self, moves: Sequence[RowMove]) -> None:
         moved = [move for move in moves if move.change.alarm != move.before.alarm_at]
         new = [(m.uuid, m.change.alarm) for m in moved if m.change.alarm is not None]
         gone = [(m.uuid,) for m in moved if m.change.alarm is None]
@@ -223,5 +223,5 @@ def _compared(snapshot: Snapshot) -> tuple[int, Millis | None]:
             return snapshot.head.version, None
 
 
-def _in_place(move: Move) -> bool:
-    return move.origin is Place.LEASE and move.target is Place.LEASE
+def _in_place(move: RowMove) -> bool:
+    return move.origin is StateTable.LEASE and move.target is StateTable.LEASE

@@ -4,22 +4,30 @@ chores. Nothing else may be touched, so that there is nothing to lock beforehand
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from flowfabric.store.postgres.moves import Move
+from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import columns
 from flowfabric.store.rows import flow as flow_rows
-from flowfabric.store.rows.execution import COLUMNS, EVENT, Names, Place, Row, event_row, state_row
+from flowfabric.store.rows.execution import (
+    COLUMNS,
+    EVENT,
+    Names,
+    Row,
+    StateTable,
+    event_row,
+    state_row,
+)
 from flowfabric.store.rows.flow import CHORE
 from flowfabric.store.rows.wait import writes_waits
 
 _DIRECT = {
-    (Place.PARKED, Place.READY): "readied_directly",
-    (Place.PARKED, Place.DONE): "ended_directly",
-    (Place.READY, Place.DONE): "ended_directly",
+    (StateTable.PARKED, StateTable.READY): "readied_directly",
+    (StateTable.PARKED, StateTable.DONE): "ended_directly",
+    (StateTable.READY, StateTable.DONE): "ended_directly",
 }
 _EDGE = ("downstream", "flow", "id", "outcome")
 
 
-def statement_for(move: Move) -> str | None:
+def statement_for(move: RowMove) -> str | None:
     """The query that writes this change and many of its kind, None if it takes more than one."""
     change = move.change
     more = change.attempts or change.steps or writes_waits(change)
@@ -28,7 +36,7 @@ def statement_for(move: Move) -> str | None:
     return _DIRECT.get((move.origin, move.target))
 
 
-def values_of(moves: Sequence[Move], names: Names) -> list[Any]:
+def values_of(moves: Sequence[RowMove], names: Names) -> list[Any]:
     """What that query is given for changes of the same target, in the order of ids."""
     rows: list[Row] = []
     events: list[Row] = []
@@ -48,6 +56,6 @@ def values_of(moves: Sequence[Move], names: Names) -> list[Any]:
     ]
 
 
-def _of(move: Move, rows: Iterable[Row]) -> list[Row]:
+def _of(move: RowMove, rows: Iterable[Row]) -> list[Row]:
     """Each row says whose change writes it: only with that one."""
     return [(move.uuid, *row) for row in rows]

@@ -17,7 +17,7 @@ from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.moves import Move
+from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import Part, Session, columns, same
 from flowfabric.store.postgres.states import state_of
 from flowfabric.store.readable import readable, tell
@@ -139,7 +139,7 @@ class Flowing(Part):
     async def _apply(
         self,
         change: FlowChange,
-        moves: list[Move],
+        moves: list[RowMove],
         stamp: UUID,
         connection: Connection,
         repeated: bool,
@@ -184,7 +184,7 @@ class Flush:
         session: Session,
         connection: Connection,
         change: FlowChange,
-        moves: list[Move],
+        moves: list[RowMove],
         stamp: UUID,
     ) -> None:
         self._session = session

@@ -9,7 +9,7 @@ from flowfabric.store.postgres.session import Part
 from flowfabric.store.rows.limit import Row, lane_row, read_lanes
 
 
-class Lanes(Part):
+class LaneRows(Part):
     async def lanes(self, after: str | None, limit: int) -> list[str]:
         rows = await self._session.fetch(self._session.report, "lane_names", after, limit)
         return [lane for (lane,) in rows]

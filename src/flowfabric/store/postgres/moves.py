@@ -7,26 +7,26 @@ from msgspec import Struct
 
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.store.rows.execution import Place, place_of
+from flowfabric.store.rows.execution import StateTable, place_of
 
 
-class Move(Struct, frozen=True):
+class RowMove(Struct, frozen=True):
     """A change with where its row is and where it goes."""
 
     change: Change[object]
     before: Snapshot
     after: Snapshot
-    origin: Place
-    target: Place
+    origin: StateTable
+    target: StateTable
 
     @property
     def uuid(self) -> UUID:
         return self.before.execution.uuid
 
 
-def moves_of(changes: Iterable[Change[object]]) -> list[Move]:
+def moves_of(changes: Iterable[Change[object]]) -> list[RowMove]:
     return [
-        Move(change, before, after, place_of(before.state), place_of(after.state))
+        RowMove(change, before, after, place_of(before.state), place_of(after.state))
         for change in changes
         if (before := change.before) is not None and (after := change.after) is not None
     ]

@@ -24,7 +24,7 @@ from flowfabric.core.execution.model import (
     Worker,
 )
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, PublicState, vector_of
-from flowfabric.store.rows.execution import SUSPENDED, Place
+from flowfabric.store.rows.execution import SUSPENDED, StateTable
 
 _NOBODY = UUID(int=0)
 _LEASE = Lease(_NOBODY, 0, Start.INITIAL, Worker("", ""), NO_TIME, NO_TIME)
@@ -77,14 +77,14 @@ def filter_of(states: Collection[PublicState]) -> Filter:
 
 def state_of(place: str, cell: int | None, blocked: str | None) -> PublicState:
     """The public state of the rows one line of `state_counts` is about."""
-    match Place(place):
-        case Place.READY:
+    match StateTable(place):
+        case StateTable.READY:
             return WAITING if cell is None else LOST
-        case Place.LEASE:
+        case StateTable.LEASE:
             return LEASED
-        case Place.PARKED if cell == Gate.BLOCKED:
+        case StateTable.PARKED if cell == Gate.BLOCKED:
             return BLOCKS.get(blocked or "", WAITING)
-        case Place.PARKED:
+        case StateTable.PARKED:
             return GATES[cell or 0]
-        case Place.DONE:
+        case StateTable.DONE:
             return OUTCOMES[cell or 0]

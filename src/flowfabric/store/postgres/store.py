@@ -13,7 +13,7 @@ from flowfabric.store.postgres.events import Telling
 from flowfabric.store.postgres.explain import ExplainReads
 from flowfabric.store.postgres.faults import translate
 from flowfabric.store.postgres.flows import Flowing
-from flowfabric.store.postgres.lanes import Lanes
+from flowfabric.store.postgres.lanes import LaneRows
 from flowfabric.store.postgres.lease import Owning
 from flowfabric.store.postgres.limits import Limiting
 from flowfabric.store.postgres.lists import Listing
@@ -24,7 +24,7 @@ from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.submit import Submitting
 from flowfabric.store.postgres.waits import Remembering
 from flowfabric.store.postgres.wires import SIZE, Wires
-from flowfabric.store.postgres.workers import Registry
+from flowfabric.store.postgres.workers import WorkerRows
 from flowfabric.store.sql import load_queries
 
 
@@ -63,7 +63,7 @@ class PostgresStore:
         self._limit(session)
 
     def _look(self, session: Session) -> None:
-        registry = Registry(session)
+        registry = WorkerRows(session)
         self.presence, self.presences = registry.presence, registry.presences
         self.put_presence, self.drop_presence = registry.put_presence, registry.drop_presence
         self.marked_presences, self.drop_lapsed_presences = (
@@ -119,7 +119,7 @@ class PostgresStore:
         self.next_reset, self.trim_charges = budgeting.next_reset, budgeting.trim_charges
         self.stale_reservations = budgeting.stale_reservations
 
-        lanes = Lanes(session)
+        lanes = LaneRows(session)
         self.lanes, self.lane_settings = lanes.lanes, lanes.lane_settings
         self.put_lane = lanes.put_lane
 

@@ -18,8 +18,8 @@ from flowfabric.store.rows.execution import (
     COLUMNS,
     EXECUTION,
     Names,
-    Place,
     Row,
+    StateTable,
     execution_row,
     state_row,
     write_life,
@@ -164,7 +164,7 @@ def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[An
         *columns(keys, 4),
         now,
         *columns(ready, _READY_WIDTH),
-        *columns(parked, len(COLUMNS[Place.PARKED])),
+        *columns(parked, len(COLUMNS[StateTable.PARKED])),
         *columns(deadlines, 2),
         *columns(tags, 4),
     ]

@@ -12,7 +12,7 @@ from flowfabric.store.readable import read_document, readable_documents
 from flowfabric.store.rows.worker import read_held, read_holding, stamp_of
 
 
-class Registry(Part):
+class WorkerRows(Part):
     async def presence(self, namespace: str, instance: str) -> Presence | None:
         rows = await self._session.fetch(self._session.sweep, "presence", namespace, instance)
         return read_document(Presence, "worker", rows[0]) if rows else None

@@ -52,7 +52,7 @@ from flowfabric.core.limit.quota import budget_queue, queue_of
 from flowfabric.store.readable import UNREADABLE, unreadable
 
 
-class Place(StrEnum):
+class StateTable(StrEnum):
     """The table a state lives in."""
 
     READY = "ready"
@@ -66,9 +66,9 @@ SUSPENDED = 20
 
 HEAD = ("id", "version", "epoch", "rank", "flags", "attempt", "start", "life")
 
-COLUMNS: dict[Place, tuple[str, ...]] = {
-    Place.READY: (*HEAD, "route", "timeout", "held_until", "held_for", "lost", "queue"),
-    Place.LEASE: (
+COLUMNS: dict[StateTable, tuple[str, ...]] = {
+    StateTable.READY: (*HEAD, "route", "timeout", "held_until", "held_for", "lost", "queue"),
+    StateTable.LEASE: (
         *HEAD,
         "claim",
         "worker",
@@ -79,8 +79,8 @@ COLUMNS: dict[Place, tuple[str, ...]] = {
         "route",
         "queue",
     ),
-    Place.PARKED: (*HEAD, "timeout", "gate", "due_at", "since", "note", "queue"),
-    Place.DONE: (
+    StateTable.PARKED: (*HEAD, "timeout", "gate", "due_at", "since", "note", "queue"),
+    StateTable.DONE: (
         *HEAD,
         "outcome",
         "ended_at",
@@ -172,16 +172,16 @@ class _Note(Struct, frozen=True):
 Row = tuple[Any, ...]
 
 
-def place_of(state: State) -> Place:
+def place_of(state: State) -> StateTable:
     match state:
         case Ready() | Lost():
-            return Place.READY
+            return StateTable.READY
         case Active():
-            return Place.LEASE
+            return StateTable.LEASE
         case Waiting() | Suspended():
-            return Place.PARKED
+            return StateTable.PARKED
         case Ended():
-            return Place.DONE
+            return StateTable.DONE
 
 
 def write_life(life: Life) -> bytes | None:
@@ -458,8 +458,8 @@ def _read_done(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) ->
 
 
 _STATES: dict[str, Callable[[Sequence[Any], Names, Callable[[Any], UUID]], State]] = {
-    Place.READY: _read_ready,
-    Place.LEASE: _read_lease,
-    Place.PARKED: _read_parked,
-    Place.DONE: _read_done,
+    StateTable.READY: _read_ready,
+    StateTable.LEASE: _read_lease,
+    StateTable.PARKED: _read_parked,
+    StateTable.DONE: _read_done,
 }

@@ -31,16 +31,16 @@ _encode = msgspec.json.Encoder().encode
 _edges = msgspec.json.Decoder(Edge)
 
 
-class Written(Struct):
+class FlowWrites(Struct):
     """The rows that changes of members write for their flows: chores, and (flow, edge, outcome)."""
 
     chores: list[Row] = field(default_factory=list)
     settled: list[Row] = field(default_factory=list)
 
 
-def written_by(changes: Iterable[Change[object]]) -> Written:
+def written_by(changes: Iterable[Change[object]]) -> FlowWrites:
     """No key is there twice: of folded changes the last wins."""
-    rows = Written()
+    rows = FlowWrites()
     for change in changes:
         if chores := change.chores:
             rows.chores += chore_rows(chores)

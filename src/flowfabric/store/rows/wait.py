@@ -39,7 +39,7 @@ _signals = msgspec.json.Decoder(Signal)
 _waitpoints = msgspec.json.Decoder(Waitpoint)
 
 
-class Written(Struct):
+class WaitWrites(Struct):
     """The rows that changes write beside the executions: (id, waitpoint, doc), (id, number,
     waitpoint, suspension, doc), (id, number, suspension) and (id, mark, until, doc)."""
 
@@ -58,9 +58,9 @@ def leaves_proof(change: Change[object]) -> bool:
     return bool(writes_waits(change) or change.settled)
 
 
-def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> Written:
+def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> WaitWrites:
     """The rows of changes, by execution. No key is there twice: of folded changes the last wins."""
-    rows = Written()
+    rows = WaitWrites()
     for id, change in changes:
         rows.waitpoints += [(id, w.id, _encode(w)) for w in change.waitpoints]
         rows.signals += [signal_row(id, heard) for heard in change.signals]

@@ -8,29 +8,29 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Snapshot
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.rows import flow as flow_rows
-from flowfabric.store.rows.execution import Place
+from flowfabric.store.rows.execution import StateTable
 from flowfabric.store.rows.wait import writes_waits
 from flowfabric.store.sqlite.claim import refused_fences
 from flowfabric.store.sqlite.session import Session, keyed, plain, state_row
 from flowfabric.store.sqlite.waits import write as write_waits
 
 _MOVED = {
-    Place.READY: "moved_ready",
-    Place.LEASE: "moved_lease",
-    Place.PARKED: "moved_parked",
-    Place.DONE: "moved_done",
+    StateTable.READY: "moved_ready",
+    StateTable.LEASE: "moved_lease",
+    StateTable.PARKED: "moved_parked",
+    StateTable.DONE: "moved_done",
 }
 _GONE = {
-    Place.READY: "gone_ready",
-    Place.LEASE: "gone_lease",
-    Place.PARKED: "gone_parked",
-    Place.DONE: "gone_done",
+    StateTable.READY: "gone_ready",
+    StateTable.LEASE: "gone_lease",
+    StateTable.PARKED: "gone_parked",
+    StateTable.DONE: "gone_done",
 }
 _NEW = {
-    Place.READY: "new_ready",
-    Place.LEASE: "new_lease",
-    Place.PARKED: "new_parked",
-    Place.DONE: "new_done",
+    StateTable.READY: "new_ready",
+    StateTable.LEASE: "new_lease",
+    StateTable.PARKED: "new_parked",
+    StateTable.DONE: "new_done",
 }
 
 
@@ -54,7 +54,7 @@ def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set
     ended = [item for item in decided if item.id not in refused]
     if ended:
         session.among("gone_lease", [item.id for item in ended])
-        _write(session, ended, {Place.DONE: ended})
+        _write(session, ended, {StateTable.DONE: ended})
         _write_flows(session, ended)
     return {item.uuid for item in ended}
 
@@ -109,7 +109,7 @@ def standing_among(session: Session, decided: Sequence[Decided]) -> list[Decided
     return standing
 
 
-def _write(session: Session, items: list[Decided], places: dict[Place, list[Decided]]) -> None:
+def _write(session: Session, items: list[Decided], places: dict[StateTable, list[Decided]]) -> None:
     """New state rows and events."""
     try:
         states, events = _rows(session, items, places)
@@ -124,8 +124,8 @@ def _write(session: Session, items: list[Decided], places: dict[Place, list[Deci
 
 
 def _rows(
-    session: Session, items: list[Decided], places: dict[Place, list[Decided]]
-) -> tuple[dict[Place, list[rows.Row]], list[rows.Row]]:
+    session: Session, items: list[Decided], places: dict[StateTable, list[Decided]]
+) -> tuple[dict[StateTable, list[rows.Row]], list[rows.Row]]:
     states = {
         place: [state_row(session, item.id, item.after) for item in moved]
         for place, moved in places.items()
@@ -173,16 +173,18 @@ def _write_flows(session: Session, items: Iterable[Decided]) -> None:
     session.insert("new_chores", plain(found.chores))
 
 
-def _place_before(item: Decided) -> Place:
+def _place_before(item: Decided) -> StateTable:
     return rows.place_of(item.before.state)
 
 
-def _place_after(item: Decided) -> Place:
+def _place_after(item: Decided) -> StateTable:
     return rows.place_of(item.after.state)
 
 
-def _by(items: Iterable[Decided], place: Callable[[Decided], Place]) -> dict[Place, list[Decided]]:
-    found: dict[Place, list[Decided]] = {}
+def _by(
+    items: Iterable[Decided], place: Callable[[Decided], StateTable]
+) -> dict[StateTable, list[Decided]]:
+    found: dict[StateTable, list[Decided]] = {}
     for item in items:
         found.setdefault(place(item), []).append(item)
     return found

@@ -5,7 +5,7 @@ import sqlite3
 from flowfabric.store.sqlite.connection import MEMORY, OpenFile, connect, translate
 from flowfabric.store.sqlite.runner import NoWatch, Runner, patiently
 from flowfabric.store.sqlite.schema import check_version
-from flowfabric.store.sqlite.session import Registry, Session
+from flowfabric.store.sqlite.session import NameRegistry, Session
 from flowfabric.store.sqlite.wake import Commits, Wakeups
 from flowfabric.store.sqlite.wal import Checkpoints
 
@@ -14,7 +14,7 @@ class Runners:
     """What a store works with. In memory there is one connection, and it does everything."""
 
     def __init__(self, path: str, connections: list[sqlite3.Connection]) -> None:
-        registry, quiet, file = Registry(), NoWatch(), OpenFile(path)
+        registry, quiet, file = NameRegistry(), NoWatch(), OpenFile(path)
         write, *others = (Session(connection, registry) for connection in connections)
         beside = [Runner(session, path, "begin", quiet, file) for session in others]
         checkpoints = Checkpoints(beside[-1]) if beside else None

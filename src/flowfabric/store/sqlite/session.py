@@ -19,17 +19,17 @@ from flowfabric.core.execution.model import (
     Worker,
 )
 from flowfabric.store.rows import execution as rows
-from flowfabric.store.rows.execution import COLUMNS, Names, Place
+from flowfabric.store.rows.execution import COLUMNS, Names, StateTable
 from flowfabric.store.sql import load_queries
 
 Values = Sequence[Any] | Mapping[str, Any]
 
 _WIDTHS = (64, 16, 4, 1)
-_LEASE_CLAIM = COLUMNS[Place.LEASE].index("claim")
-_DONE_CLAIM = COLUMNS[Place.DONE].index("claim")
+_LEASE_CLAIM = COLUMNS[StateTable.LEASE].index("claim")
+_DONE_CLAIM = COLUMNS[StateTable.DONE].index("claim")
 
 
-class Registry:
+class NameRegistry:
     """The routes and workers known to this process, shared by its connections.
 
     A number belongs to a name for ever, but only once its transaction has committed.
@@ -71,7 +71,7 @@ class Registry:
 class Session:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, connection: sqlite3.Connection, registry: Registry) -> None:
+    def __init__(self, connection: sqlite3.Connection, registry: NameRegistry) -> None:
         self.connection = connection
         self.registry = registry
         self.names = registry.names

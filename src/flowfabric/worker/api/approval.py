@@ -18,7 +18,7 @@ REJECTED = "rejected"
 DECISIONS = (APPROVED, REJECTED)
 
 
-class Ended(StrEnum):
+class ApprovalEnd(StrEnum):
     """How an approval ended."""
 
     APPROVED = "approved"
@@ -28,7 +28,7 @@ class Ended(StrEnum):
     CLOSED = "closed"
 
 
-class Decision(Struct, frozen=True):
+class ApproverDecision(Struct, frozen=True):
     """What one approver decided, and when."""
 
     approver: str
@@ -42,14 +42,14 @@ class Verdict(Struct, frozen=True):
     operator who resumed the run without a decision, or closed it: `reason` is why they did."""
 
     name: str
-    ended: Ended
-    decisions: tuple[Decision, ...] = ()
+    ended: ApprovalEnd
+    decisions: tuple[ApproverDecision, ...] = ()
     about: str | None = None
     reason: str = ""
 
     @property
     def approved(self) -> bool:
-        return self.ended is Ended.APPROVED
+        return self.ended is ApprovalEnd.APPROVED
 
     def check(self, value: object) -> None:
         """Raises ApprovalOutdated unless exactly this value was approved. Call it right before
@@ -66,16 +66,18 @@ def about_digest(value: object) -> str:
     return digest_of(value if isinstance(value, bytes) else plain(value))
 
 
-def how_ended(record: Recorded, signals: list[Signal]) -> Ended:
+def how_ended(record: Recorded, signals: list[Signal]) -> ApprovalEnd:
     """How it ended: as the last decision was, for that one decided."""
     if record.waited != Waited.SIGNALLED:
-        return Ended(record.waited)
-    return Ended.APPROVED if signals and signals[-1].name == APPROVED else Ended.REJECTED
+        return ApprovalEnd(record.waited)
+    return (
+        ApprovalEnd.APPROVED if signals and signals[-1].name == APPROVED else ApprovalEnd.REJECTED
+    )
 
 
-def decisions_of(signals: list[Signal]) -> tuple[Decision, ...]:
+def decisions_of(signals: list[Signal]) -> tuple[ApproverDecision, ...]:
     return tuple(
-        Decision(
+        ApproverDecision(
             signal.source,
             signal.name,
             _comment(signal.payload),

@@ -5,7 +5,7 @@ from typing import Any, TypeVar, overload
 
 from flowfabric.core.wait.token import Token
 from flowfabric.worker.api.approval import Verdict
-from flowfabric.worker.api.waits import Approval, Callback, Received, Span, Waits
+from flowfabric.worker.api.waits import Approval, Callback, Received, Span, WaitsApi
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class SyncApproval:
 class SyncWaits:
     """The same words for a plain function, blocking."""
 
-    _context: Waits
+    _context: WaitsApi
 
     def _block(self, work: Coroutine[Any, Any, T]) -> T:
         raise NotImplementedError

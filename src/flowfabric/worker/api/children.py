@@ -22,9 +22,9 @@ from flowfabric.worker.api.flow import FlowBuilder, Node, as_result, decoded, fa
 from flowfabric.worker.api.run import Client
 from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import TransactionalClient
-from flowfabric.worker.api.waits import Waits
+from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import FlowFailed, WaitTimeout
-from flowfabric.worker.run.journal import Place, anew
+from flowfabric.worker.run.journal import StepPlace, anew
 from flowfabric.worker.run.steps import perform, read
 from flowfabric.worker.run.until_available import until_available
 
@@ -50,7 +50,7 @@ class Kept(Struct, frozen=True):
     values: list[msgspec.Raw] | None = None
 
 
-class Failure(Struct, frozen=True):
+class SubFlowFailure(Struct, frozen=True):
     """The step of a flow that did not succeed, and how often the run had been replayed and retried
     when it saw that."""
 
@@ -64,7 +64,7 @@ class SubFlow(FlowBuilder):
     no worker."""
 
     def __init__(
-        self, context: "Subflows", client: Client, name: str, places: tuple[Place, Place]
+        self, context: "Subflows", client: Client, name: str, places: tuple[StepPlace, StepPlace]
     ) -> None:
         run, (self._at, self._after) = context._claim.snapshot, places
         super().__init__(
@@ -158,7 +158,7 @@ class SubFlow(FlowBuilder):
         return [found[node.name] for node in nodes]
 
     async def _recorded(
-        self, place: Place, nodes: "Sequence[Node[Any]] | None", timeout: Seconds | None = None
+        self, place: StepPlace, nodes: "Sequence[Node[Any]] | None", timeout: Seconds | None = None
     ) -> dict[str, Any]:
         """Results by name, as they were first read: the run needs the flow no longer, which
         retention may take away before it ends. What is too much for a step is read again each
@@ -184,7 +184,9 @@ class SubFlow(FlowBuilder):
             for name, raw in zip(names, kept.values, strict=True)
         }
 
-    async def _read(self, nodes: Sequence[Node[Any]], place: Place | None = None) -> dict[str, Any]:
+    async def _read(
+        self, nodes: Sequence[Node[Any]], place: StepPlace | None = None
+    ) -> dict[str, Any]:
         """Results as they are stored; kept at the place, if one is given."""
         journal, engine = self._context._journal, self._context._engine
         found = await until_available(
@@ -197,28 +199,28 @@ class SubFlow(FlowBuilder):
             await journal.record(place, Recorded(value=msgspec.Raw(msgspec.json.encode(kept))))
         return {node.name: _result(raw, node) for node, raw in zip(nodes, raws, strict=True)}
 
-    async def _failed(self, place: Place, flow: Flow) -> FlowFailed:
+    async def _failed(self, place: StepPlace, flow: Flow) -> FlowFailed:
         """The error of a flow that did not succeed, recorded: a handler that goes on after it sees
         the same whenever it runs again."""
         journal, engine = self._context._journal, self._context._engine
         error = await until_available(lambda: failed(engine, flow), journal.stopped)
-        seen = Failure(error.detail, list(error.members), self._round)
+        seen = SubFlowFailure(error.detail, list(error.members), self._round)
         number = len(await self._failures(place))
         value = msgspec.Raw(msgspec.json.encode(seen))
         await journal.record(anew(place, number, FAILED), Recorded(value=value))
         return error
 
-    async def _failures(self, place: Place) -> list[Failure]:
-        journal, found = self._context._journal, list[Failure]()
+    async def _failures(self, place: StepPlace) -> list[SubFlowFailure]:
+        journal, found = self._context._journal, list[SubFlowFailure]()
         while record := await journal.recorded(anew(place, len(found), FAILED)):
-            found.append(read(place, record, Failure))
+            found.append(read(place, record, SubFlowFailure))
         return found
 
     @property
     def _round(self) -> tuple[int, int]:
         return self._life.replays, self._life.retries
 
-    async def _run_failed_again(self, place: Place) -> None:
+    async def _run_failed_again(self, place: StepPlace) -> None:
         """If the run was retried or replayed because the flow had not succeeded, what failed in the
         flow runs again. A failure that the handler went on after stays as it was."""
         journal, engine = self._context._journal, self._context._engine
@@ -282,7 +284,7 @@ class SubFlow(FlowBuilder):
         return flow
 
 
-def _flow_id(run: Snapshot, at: Place, number: int) -> UUID:
+def _flow_id(run: Snapshot, at: StepPlace, number: int) -> UUID:
     """The id of the flow of a place, or of the one that takes the place of so many orphans."""
     parts = ("flow", at.branch, at.name, str(at.occurrence), *([str(number)] if number else []))
     return waitpoint_id(run.execution.uuid, run.life.generation, *parts)
@@ -313,7 +315,7 @@ class SyncFlow:
             self._block(self.flow.declare())
 
 
-class Subflows(Waits):
+class Subflows(WaitsApi):
     """The part of a context that fans out."""
 
     _loop: asyncio.AbstractEventLoop
@@ -360,7 +362,7 @@ class Subflows(Waits):
         await flow.declare()
         return await flow.results(nodes)
 
-    async def _wait_for_flow(self, place: Place, signal: str, timeout: Seconds | None) -> None:
+    async def _wait_for_flow(self, place: StepPlace, signal: str, timeout: Seconds | None) -> None:
         await self._one(place, self._channels((signal,), Single(signal), timeout), Any)
 
 

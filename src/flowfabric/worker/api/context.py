@@ -29,11 +29,11 @@ from flowfabric.worker.run.journal import (
     Branch,
     Halt,
     Journal,
-    Place,
+    StepPlace,
     current_caller,
     inside_step,
 )
-from flowfabric.worker.run.lease import HeldLease
+from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.steps import Work, attempt, attempt_here, keep, perform, read
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.together import together
@@ -44,7 +44,7 @@ R = TypeVar("R")
 Span = str | float | timedelta
 
 
-class Info(Struct, frozen=True):
+class RunInfo(Struct, frozen=True):
     """Which run this is. `attempt` counts from 0, `first` is False after a crash or retry."""
 
     id: ExecutionId
@@ -73,7 +73,7 @@ class Context(Spending):
     def __init__(
         self,
         engine: Engine,
-        lease: HeldLease,
+        lease: WorkerLease,
         threads: Threads,
         on_completed: Callable[[], None] = lambda: None,
         on_step: Callable[[], None] = lambda: None,
@@ -111,7 +111,7 @@ class Context(Spending):
         return self._made
 
     @cached_property
-    def info(self) -> Info:
+    def info(self) -> RunInfo:
         return _info(self._claim.snapshot)
 
     @cached_property
@@ -250,7 +250,7 @@ class Context(Spending):
                 self._journal.failed(branch)
                 raise
 
-    async def _sleep(self, place: Place, span: Millis) -> None:
+    async def _sleep(self, place: StepPlace, span: Millis) -> None:
         record = await self._journal.recorded(place)
         if record is None:
             until = Millis(self._engine.now() + span)
@@ -260,14 +260,14 @@ class Context(Spending):
                 return
         await self._parking.sleep(place, until, known=record is not None)
 
-    async def _now(self, place: Place) -> datetime:
+    async def _now(self, place: StepPlace) -> datetime:
         async def clock() -> int:
             return self._engine.now()
 
         return to_datetime(await perform(self._journal, place, clock, int))
 
     async def _submit(
-        self, place: Place, call: "Call[P, R]", args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, place: StepPlace, call: "Call[P, R]", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Run[R]:
         generation = self._claim.snapshot.life.generation
         key = f"{self._claim.uuid}:{generation}:{place.branch}:{place.position}"
@@ -290,7 +290,7 @@ class SyncContext(SyncWaits):
         self._context = context
 
     @property
-    def info(self) -> Info:
+    def info(self) -> RunInfo:
         return self._context.info
 
     @property
@@ -404,10 +404,10 @@ async def _dice() -> float:
     return random.random()  # noqa: S311 - the user's dice, not a secret
 
 
-def _info(snapshot: Snapshot) -> Info:
+def _info(snapshot: Snapshot) -> RunInfo:
     execution = snapshot.execution
     deadline = snapshot.deadline_at
-    return Info(
+    return RunInfo(
         id=execution.id,
         task=execution.kind,
         lane=execution.route.lane,

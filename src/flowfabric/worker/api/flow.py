@@ -20,7 +20,7 @@ from flowfabric.core.base.numbers import Seconds, check_kind_of
 from flowfabric.core.base.text import MAX_NAME, check_kind, check_namespace, check_tags, check_text
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Link, member_id
+from flowfabric.core.flow.graph import Graph, GraphEdge, member_id
 from flowfabric.core.flow.graph import Node as Declared
 from flowfabric.core.flow.join import AllOf, JoinPolicy, On
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState, Parent
@@ -108,7 +108,7 @@ class FlowBuilder:
         self._tags = {} if tags is None else check_tags(tags)
         self._budgets = budgets_of((), budgets)
         self._declared: list[Declared] = []
-        self._links: list[Link] = []
+        self._links: list[GraphEdge] = []
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {self.id})"
@@ -252,13 +252,16 @@ class FlowBuilder:
         after: Sequence[Node[Any]],
         on: On,
         inputs: dict["Node[Any]", list[str]],
-    ) -> list[Link]:
+    ) -> list[GraphEdge]:
         for upstream in (*after, *inputs):
             self._check_own(upstream)
         plain = [each for each in after if each not in inputs]
         return [
-            *(Link(upstream.name, node.name, on) for upstream in plain),
-            *(Link(each.name, node.name, on, "\n".join(paths)) for each, paths in inputs.items()),
+            *(GraphEdge(upstream.name, node.name, on) for upstream in plain),
+            *(
+                GraphEdge(each.name, node.name, on, "\n".join(paths))
+                for each, paths in inputs.items()
+            ),
         ]
 
     def _check_own(self, node: Node[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Schedules as an application declares them: with its tasks, or while it runs."""
+"""SchedulesApi as an application declares them: with its tasks, or while it runs."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -20,7 +20,7 @@ from flowfabric.worker.api.task import Task
 Span = str | float | timedelta
 
 
-class Schedules:
+class SchedulesApi:
     """`fabric.schedules`"""
 
     def __init__(self, client: Client, tasks: Mapping[str, Task[Any, Any]]) -> None:
@@ -75,7 +75,7 @@ class Schedules:
         return await (await self._client.engine()).schedules.get(name)
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
-        """Schedules by name; the last name of a page begins the next."""
+        """SchedulesApi by name; the last name of a page begins the next."""
         return await (await self._client.engine()).schedules.list(after=after, limit=limit)
 
     async def pause(self, name: str) -> Schedule:

@@ -20,7 +20,7 @@ from flowfabric.core.limit.spend import (
 from flowfabric.worker.api.children import Subflows
 from flowfabric.worker.api.limits import amounts_of, exceeded
 from flowfabric.worker.errors import Unwind
-from flowfabric.worker.run.journal import Place, anew
+from flowfabric.worker.run.journal import StepPlace, anew
 from flowfabric.worker.run.steps import keep, perform, read
 from flowfabric.worker.run.until_available import until_available
 
@@ -31,7 +31,7 @@ class Reserve:
     block ends; without it everything is given back. `outcome` tells afterwards what was counted."""
 
     def __init__(
-        self, context: "Spending", place: Place, amounts: Amounts, budget: str | None
+        self, context: "Spending", place: StepPlace, amounts: Amounts, budget: str | None
     ) -> None:
         self.amounts = amounts
         self.outcome: Counted | None = None
@@ -162,13 +162,13 @@ class Spending(Subflows):
         wanted = amounts_of(amounts, dimensions)
         return Reserve(self, self._journal.place("reserve"), wanted, budget)
 
-    def _key_at(self, place: Place) -> str:
+    def _key_at(self, place: StepPlace) -> str:
         """The same whenever the handler runs, and at no other place."""
         generation = self._claim.snapshot.life.generation
         return f"{self._claim.uuid}:{generation}:{place.branch}:{place.position}"
 
     async def _spend(
-        self, place: Place, amounts: Amounts, budget: str | None
+        self, place: StepPlace, amounts: Amounts, budget: str | None
     ) -> Spent | SoftBreach:
         outcome = await self._charge(place, amounts, budget)
         if isinstance(outcome, HardBreach):
@@ -182,7 +182,7 @@ class Spending(Subflows):
             await self._grant(self._journal.place("grant"), outcome)
         return outcome
 
-    async def _charge(self, place: Place, amounts: Amounts, budget: str | None) -> Charged:
+    async def _charge(self, place: StepPlace, amounts: Amounts, budget: str | None) -> Charged:
         """One try. A breach that a human is asked about is recorded as well, so that the handler
         comes to the same question when it runs again."""
 
@@ -201,7 +201,9 @@ class Spending(Subflows):
         outcome: Charged = await perform(self._journal, place, charge, Charged)
         return outcome
 
-    async def _ask(self, place: Place, breach: HardBreach | SoftBreach, amounts: Amounts) -> None:
+    async def _ask(
+        self, place: StepPlace, breach: HardBreach | SoftBreach, amounts: Amounts
+    ) -> None:
         """Waits for a human's yes; anything else is a no."""
         about = {
             "budget": breach.budget,
@@ -214,7 +216,7 @@ class Spending(Subflows):
         if not verdict.approved:
             raise exceeded(breach, amounts)
 
-    async def _grant(self, place: Place, breach: SoftBreach) -> None:
+    async def _grant(self, place: StepPlace, breach: SoftBreach) -> None:
         async def grant() -> int:
             return await until_available(
                 lambda: self._engine.budgets.grant(

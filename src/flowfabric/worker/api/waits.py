@@ -30,7 +30,7 @@ from flowfabric.core.wait.condition import (
     any_waitpoint,
 )
 from flowfabric.core.wait.model import Behaviour, ResumePolicy, Signal, Terms, Waited
-from flowfabric.core.wait.suspend import Binding, Use, Wait
+from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
@@ -46,7 +46,7 @@ from flowfabric.worker.api.approval import (
 )
 from flowfabric.worker.codec import decode
 from flowfabric.worker.errors import WaitClosed, WaitTimeout
-from flowfabric.worker.run.journal import Halt, Journal, Place
+from flowfabric.worker.run.journal import Halt, Journal, StepPlace
 from flowfabric.worker.run.parking import Parking
 from flowfabric.worker.run.steps import perform
 from flowfabric.worker.run.until_available import until_available
@@ -73,13 +73,13 @@ class Callback(Generic[T]):
     """A door for one answer from outside. Hand `id` and `token.reveal()` to whoever will answer
     (a webhook, a person), then `await callback.result(...)`."""
 
-    def __init__(self, waits: "Waits", id: str, token: Token, waitpoint: UUID, key: str) -> None:
+    def __init__(self, waits: "WaitsApi", id: str, token: Token, waitpoint: UUID, key: str) -> None:
         self.id = id
         self.token = token
         self._waits = waits
         self._waitpoint = waitpoint
         self._key = key
-        self._place: Place | None = None
+        self._place: StepPlace | None = None
 
     def __repr__(self) -> str:
         return f"Callback({self.id}, {self.token})"
@@ -104,11 +104,11 @@ class Callback(Generic[T]):
 class Approval:
     """An approval that was asked for: hand tokens out, then `await approval.verdict(...)`."""
 
-    def __init__(self, waits: "Waits", ask: "_Approving", at: "_Door") -> None:
+    def __init__(self, waits: "WaitsApi", ask: "_Approving", at: "_Door") -> None:
         self._waits = waits
         self._ask = ask
         self._at = at
-        self._place: Place | None = None
+        self._place: StepPlace | None = None
         self.id = f"{waits._claim.id}/{at.id}"
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class _Approving(Struct, frozen=True):
         )
 
 
-class Waits:
+class WaitsApi:
     """The part of a context that waits. What begins with `_` and is not made here is the
     context's."""
 
@@ -242,7 +242,7 @@ class Waits:
         about: object = None,
         timeout: Span | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
-        """Waits until `of` distinct approvers have approved, or so many have refused that this
+        """WaitsApi until `of` distinct approvers have approved, or so many have refused that this
         cannot be any more (without a list of approvers: the first one who refuses).
 
         `about` is the exact thing to be approved: what is approved is bound to it. If the handler
@@ -287,13 +287,16 @@ class Waits:
             raise Invalid("a signal is named twice")
         bindings = tuple(
             Binding(
-                id=channel_id(self._claim.snapshot, name), key=name, use=Use.EITHER, lasting=True
+                id=channel_id(self._claim.snapshot, name),
+                key=name,
+                use=WaitpointUse.EITHER,
+                lasting=True,
             )
             for name in names
         )
         return _Asked(condition, bindings, "waiting_for_signal", _until(timeout), lasting=True)
 
-    async def _wait(self, place: Place, asked: _Asked) -> tuple[Recorded, list[Signal]]:
+    async def _wait(self, place: StepPlace, asked: _Asked) -> tuple[Recorded, list[Signal]]:
         """How the wait ended and, if signals did it, which; while it goes on, nothing returns."""
         timeout = asked.timeout
         wait = Wait(
@@ -334,28 +337,33 @@ class Waits:
         finally:
             self._journal.end()
 
-    async def _one(self, place: Place, asked: _Asked, as_type: Any) -> Any:
+    async def _one(self, place: StepPlace, asked: _Asked, as_type: Any) -> Any:
         record, signals = await self._wait(place, asked)
         _check_answered(place, record)
         return decode(signals[-1].payload or b"null", as_type) if signals else None
 
-    async def _first(self, place: Place, asked: _Asked) -> Received:
+    async def _first(self, place: StepPlace, asked: _Asked) -> Received:
         record, signals = await self._wait(place, asked)
         _check_answered(place, record)
         if not signals:
             return Received("", None, "", to_datetime(self._engine.now()))
         return _received(signals[-1])
 
-    async def _every(self, place: Place, asked: _Asked) -> dict[str, Any]:
+    async def _every(self, place: StepPlace, asked: _Asked) -> dict[str, Any]:
         record, signals = await self._wait(place, asked)
         _check_answered(place, record)
         return {signal.key: _received(signal).value for signal in signals}
 
     async def _verdict(
-        self, place: Place, ask: _Approving, at: "_Door", timeout: Millis | None
+        self, place: StepPlace, ask: _Approving, at: "_Door", timeout: Millis | None
     ) -> Verdict:
         binding = Binding(
-            id=at.id, key=ask.name, use=Use.EITHER, terms=ask.terms, lasting=True, slot=at.slot
+            id=at.id,
+            key=ask.name,
+            use=WaitpointUse.EITHER,
+            terms=ask.terms,
+            lasting=True,
+            slot=at.slot,
         )
         asked = _Asked(ask.condition, (binding,), "waiting_for_approval", timeout)
         record, _ = await self._wait(place, asked)
@@ -384,7 +392,7 @@ class Waits:
         if record.waited == Waited.SIGNALLED and not same:
             raise _outdated(ask)
 
-    async def _request(self, place: Place, ask: _Approving) -> Approval:
+    async def _request(self, place: StepPlace, ask: _Approving) -> Approval:
         at = self._approval_at(place, ask)
 
         async def create() -> str:
@@ -401,7 +409,7 @@ class Waits:
             await self._looking(create)
         return Approval(self, ask, at)
 
-    async def _callback(self, place: Place, name: str) -> Callback[Any]:
+    async def _callback(self, place: StepPlace, name: str) -> Callback[Any]:
         key = name if place.occurrence == 0 else f"{name}#{place.occurrence}"
         waitpoint = self._derived("callback", place)
 
@@ -421,14 +429,14 @@ class Waits:
         )
         return Callback(self, f"{self._claim.id}/{known}", token, known, key)
 
-    def _approval_at(self, place: Place, ask: _Approving) -> "_Door":
+    def _approval_at(self, place: StepPlace, ask: _Approving) -> "_Door":
         """Another thing to approve, or others to approve it, is another waitpoint in the same slot:
         what was decided there does not count."""
         asked = (ask.terms.about or "", str(ask.of), *sorted(ask.terms.approvers))
         slot = self._derived("slot", place)
         return _Door(self._derived("approval", place, *asked), slot)
 
-    def _derived(self, what: str, place: Place, *more: str) -> UUID:
+    def _derived(self, what: str, place: StepPlace, *more: str) -> UUID:
         snapshot = self._claim.snapshot
         parts = (what, place.name, str(place.occurrence), *more)
         return waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, *parts)
@@ -457,10 +465,10 @@ def _until(timeout: Span | None) -> Millis | None:
 
 
 def _binding(waitpoint: UUID, key: str) -> Binding:
-    return Binding(id=waitpoint, key=key, use=Use.EITHER, lasting=True)
+    return Binding(id=waitpoint, key=key, use=WaitpointUse.EITHER, lasting=True)
 
 
-def _check_answered(place: Place, record: Recorded) -> None:
+def _check_answered(place: StepPlace, record: Recorded) -> None:
     """Raises for a wait that ended without an answer; one that an operator ended has none."""
     if record.waited == Waited.TIMED_OUT:
         raise WaitTimeout(f"nothing came in time for {place}")

@@ -20,7 +20,7 @@ from flowfabric.worker.api.waits import Heard
 from flowfabric.worker.codec import Undecodable, encode
 from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT
 from flowfabric.worker.run.arguments import fill_in
-from flowfabric.worker.run.lease import HeldLease, Key
+from flowfabric.worker.run.lease import Key, WorkerLease
 from flowfabric.worker.run.outcome import (
     AGAIN,
     Report,
@@ -50,11 +50,11 @@ class ActiveRun:
     """One execution in hand: its claim, and why it was stopped, if it was."""
 
     def __init__(
-        self, claim: Claim, handler: Task[Any, Any] | None, lease: HeldLease | None = None
+        self, claim: Claim, handler: Task[Any, Any] | None, lease: WorkerLease | None = None
     ) -> None:
         self.claim = claim
         self.handler = handler
-        self.lease = lease or HeldLease(claim)
+        self.lease = lease or WorkerLease(claim)
         self.context: Context | None = None
         self.job: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None

@@ -24,7 +24,7 @@ from flowfabric.core.execution.model import Active, Ended, Snapshot
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import MAX_BATCH, Renewal, Store
 from flowfabric.store.readable import load_each, load_readable
-from flowfabric.worker.run.lease import HeldLease, Key, Loss
+from flowfabric.worker.run.lease import Key, Loss, WorkerLease
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -78,7 +78,7 @@ class Heartbeat:
         self._ttl = ttl / 1000
         self._on_lost = on_lost
         self._store: Store | None = None
-        self._held: dict[Key, HeldLease] = {}
+        self._held: dict[Key, WorkerLease] = {}
         self._lock = threading.Lock()
         self._worker_loop = asyncio.get_running_loop()
         self._worker_thread = threading.get_ident()
@@ -100,7 +100,7 @@ class Heartbeat:
             await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
             self._thread.join(STOP_SECONDS)
 
-    def hold(self, lease: HeldLease) -> None:
+    def hold(self, lease: WorkerLease) -> None:
         with self._lock:
             self._held[lease.key] = lease
 
@@ -171,7 +171,7 @@ class Heartbeat:
         for page in _pages([held for held in self._all() if not held.resting]):
             await self._renew_page(store, page)
 
-    async def _renew_page(self, store: "Store | _Lent", page: list[HeldLease]) -> None:
+    async def _renew_page(self, store: "Store | _Lent", page: list[WorkerLease]) -> None:
         asked_at = time.monotonic()
         try:
             extended = await store.renew([held.renewal for held in page], store.clock.now())
@@ -189,7 +189,7 @@ class Heartbeat:
         if refused:
             await self._lose_refused(store, refused)
 
-    async def _lose_refused(self, store: "Store | _Lent", refused: list[HeldLease]) -> None:
+    async def _lose_refused(self, store: "Store | _Lent", refused: list[WorkerLease]) -> None:
         """A run that has ended is no trouble; only the store knows which ones have."""
         found: dict[UUID, Snapshot] = {}
         with suppress(FlowFabricError):
@@ -212,11 +212,11 @@ class Heartbeat:
                 if loss := _loss(run, held.renewal):
                     self._lose(held, loss)
 
-    def _all(self) -> list[HeldLease]:
+    def _all(self) -> list[WorkerLease]:
         with self._lock:
             return list(self._held.values())
 
-    def _lose(self, held: HeldLease, loss: Loss) -> None:
+    def _lose(self, held: WorkerLease, loss: Loss) -> None:
         with self._lock:
             gone = self._held.pop(held.key, None)
         if gone is not None:
@@ -263,7 +263,7 @@ class Heartbeat:
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
 
 
-def _pages(held: list[HeldLease]) -> list[list[HeldLease]]:
+def _pages(held: list[WorkerLease]) -> list[list[WorkerLease]]:
     return [held[start : start + MAX_BATCH] for start in range(0, len(held), MAX_BATCH)]
 
 

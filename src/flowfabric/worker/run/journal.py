@@ -20,7 +20,7 @@ from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
-from flowfabric.worker.run.lease import HeldLease
+from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.until_available import until_available
 
 _LOOSE = "~"
@@ -32,7 +32,7 @@ inside_step: ContextVar[str | None] = ContextVar("flowfabric_inside_step", defau
 _branch: ContextVar["Branch | None"] = ContextVar("flowfabric_branch", default=None)
 
 
-class Place(Struct, frozen=True):
+class StepPlace(Struct, frozen=True):
     """Where in the history a call stands; given when it is made, not when it finishes."""
 
     branch: str
@@ -84,13 +84,13 @@ class Branch:
         self._occurrences: dict[str, int] = {}
         self._children = 0
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> StepPlace:
         full = f"{self.path}/{name}" if self.path else name
         occurrence = self._occurrences.get(full, 0)
         self._occurrences[full] = occurrence + 1
         position = self.position
         self.position += 1
-        return Place(self.path, position, full, occurrence)
+        return StepPlace(self.path, position, full, occurrence)
 
     def child(self, mark: str = "") -> str:
         number = f"{mark}{self._children}"
@@ -105,7 +105,7 @@ class Journal:
     def __init__(
         self,
         engine: Engine,
-        lease: HeldLease,
+        lease: WorkerLease,
         halt: Halt,
         owner: object,
         *,
@@ -135,7 +135,7 @@ class Journal:
 
     # -- places
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> StepPlace:
         """The place of the next call. A run that was parked or stopped makes no further calls."""
         if (step := inside_step.get()) is not None:
             raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
@@ -176,7 +176,7 @@ class Journal:
 
     # -- records
 
-    async def recorded(self, place: Place) -> Recorded | None:
+    async def recorded(self, place: StepPlace) -> Recorded | None:
         """What is recorded at a place; StepsChanged if something else is. None means that the
         caller may do it now."""
         if not self._loaded:
@@ -212,7 +212,7 @@ class Journal:
         if self._halt:
             raise Unwind(self._halt.reason)
 
-    async def record(self, place: Place, value: Recorded) -> None:
+    async def record(self, place: StepPlace, value: Recorded) -> None:
         """Writes under the fence, however long the store is away; raises a LeaseLost when
         somebody else owns the run."""
         step = self.step(place, value)
@@ -240,13 +240,13 @@ class Journal:
                 f"but the code no longer asks for it"
             )
 
-    def limit(self, place: Place) -> Millis | None:
+    def limit(self, place: StepPlace) -> Millis | None:
         """The moment at which the time of a wait is over, if it is recorded."""
         at = beside(place)
         step, record = self._steps.get((at.branch, at.position), (None, None))
         return record.until if step and record and step.name == at.name else None
 
-    def went_on(self, place: Place) -> bool:
+    def went_on(self, place: StepPlace) -> bool:
         """Whether the handler had something recorded after this call when it was loaded."""
         return any(at == place.branch and place.position < n for at, n in self._steps)
 
@@ -274,7 +274,7 @@ class Journal:
                 self._positions[step.name, step.occurrence] = step.position
             self._loaded = True
 
-    def step(self, place: Place, value: Recorded) -> Step:
+    def step(self, place: StepPlace, value: Recorded) -> Step:
         if place.branch:
             value = msgspec.structs.replace(value, branch=place.branch)
         doc = msgspec.json.encode(value)
@@ -343,17 +343,17 @@ def current_caller() -> object:
         return threading.get_ident()
 
 
-def beside(place: Place) -> Place:
+def beside(place: StepPlace) -> StepPlace:
     """Where the end of a wait's time is recorded: not in the order of calls, since code may give
     a wait more or less time without changing its history."""
     name = f"{_LOOSE}/{place.name}"
-    return Place(f"{place.branch}{_LOOSE}", place.position, name, place.occurrence)
+    return StepPlace(f"{place.branch}{_LOOSE}", place.position, name, place.occurrence)
 
 
-def anew(place: Place, number: int, what: str = "") -> Place:
+def anew(place: StepPlace, number: int, what: str = "") -> StepPlace:
     """Where it is recorded that something was done once more: beside the order of calls as well."""
     branch, name = f"{place.branch}{_LOOSE}{what}/{number}", f"{_LOOSE}/{what}{number}/{place.name}"
-    return Place(branch, place.position, name, place.occurrence)
+    return StepPlace(branch, place.position, name, place.occurrence)
 
 
 def is_beside(name: str) -> bool:

@@ -25,7 +25,7 @@ class Loss(StrEnum):
     UNRENEWED = "unrenewed"
 
 
-class HeldLease:
+class WorkerLease:
     """Moved by the heartbeat in its own thread, read by everything that is about to begin.
 
     `expires_at` is a moment of the store's clock, `renewed_at` and `seen_at` of the steady one.

@@ -32,7 +32,7 @@ from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.executor import ActiveRun, Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
 from flowfabric.worker.run.heartbeat import Heartbeat
-from flowfabric.worker.run.lease import HeldLease, Key, Loss
+from flowfabric.worker.run.lease import Key, Loss, WorkerLease
 from flowfabric.worker.run.outcome import handing_back
 from flowfabric.worker.run.probation import ProbationWard, is_suspect
 from flowfabric.worker.run.processes import Processes
@@ -307,7 +307,7 @@ class Worker:
 
     def _launch(self, executor: Executor, claim: Claim) -> None:
         age = self.engine.now() - (claim.expires_at - claim.ttl)
-        active = ActiveRun(claim, self._tasks.get(claim.kind), HeldLease(claim, age / 1000))
+        active = ActiveRun(claim, self._tasks.get(claim.kind), WorkerLease(claim, age / 1000))
         self._supersede(active)
         self.active[active.key] = active
         self._room.take(claim.kind)

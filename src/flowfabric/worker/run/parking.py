@@ -20,7 +20,7 @@ from flowfabric.core.wait.suspend import Suspend, Wait
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, Unwind
-from flowfabric.worker.run.journal import Halt, Journal, Place, beside
+from flowfabric.worker.run.journal import Halt, Journal, StepPlace, beside
 from flowfabric.worker.run.until_available import until_available
 
 
@@ -43,13 +43,13 @@ class Parking:
         self._claim = claim
         self._halt = halt
         self._journal = journal
-        self._sleepers: dict[Place, tuple[Millis, bool]] = {}
-        self._waiters: dict[Place, Waiter] = {}
-        self._answers: dict[Place, Recorded] = {}
+        self._sleepers: dict[StepPlace, tuple[Millis, bool]] = {}
+        self._waiters: dict[StepPlace, Waiter] = {}
+        self._answers: dict[StepPlace, Recorded] = {}
         self._expecting = again
         self._suspension: UUID | None = None
 
-    async def sleep(self, place: Place, until: Millis, *, known: bool) -> None:
+    async def sleep(self, place: StepPlace, until: Millis, *, known: bool) -> None:
         """Takes the handler off its slot until the earliest of all sleeps: then it never returns.
         While something else is under way it waits for that, and returns if its own time is over
         before."""
@@ -69,7 +69,7 @@ class Parking:
                 raise Unwind
             del self._sleepers[place]
 
-    async def wait(self, place: Place, wait: Wait, reason: str) -> Recorded:
+    async def wait(self, place: StepPlace, wait: Wait, reason: str) -> Recorded:
         """How a wait ended, if it has, or if a signal that was kept ends it now. Otherwise the
         handler is taken off its slot as soon as nothing else is under way, and this never
         returns. Its time is counted from the first time it was asked for, however often something
@@ -102,14 +102,14 @@ class Parking:
             raise Unwind
         return answer
 
-    def _answered(self, place: Place) -> Recorded | None:
+    def _answered(self, place: StepPlace) -> Recorded | None:
         """The answer to a wait, once; until it is taken it counts as under way."""
         record = self._answers.pop(place, None)
         if record is not None:
             self._journal.end()
         return record
 
-    async def _quiet(self, place: Place, until: Millis | None = None) -> None:
+    async def _quiet(self, place: StepPlace, until: Millis | None = None) -> None:
         """Returns when nothing is under way and no kept signal ends a wait, when there is an
         answer at `place`, or at `until`."""
         idle = self._journal.idle = self._journal.idle or asyncio.Event()
@@ -164,7 +164,7 @@ class Parking:
         self._expecting = bool(ended) or asked != list(self._waiters)
         return self._expecting
 
-    async def _ended_by_signals(self) -> dict[Place, Recorded]:
+    async def _ended_by_signals(self) -> dict[StepPlace, Recorded]:
         places = {(place.branch, place.position): place for place in self._waiters}
         # The same id for every try: after a lost reply the repeat is recognised.
         request = self._request(self._engine.suspensions.new_id(), None, [])
@@ -177,7 +177,7 @@ class Parking:
             raise
         except FlowFabricError:
             return {}  # whatever it is, the report of the parked run meets it as well
-        found: dict[Place, Recorded] = {}
+        found: dict[StepPlace, Recorded] = {}
         for step in steps:
             record = msgspec.json.decode(step.doc, type=Recorded)
             if (place := places.get((record.branch, step.position))) is not None:
@@ -225,8 +225,8 @@ class Parking:
 
 
 def _moments(
-    sleepers: dict[Place, tuple[Millis, bool]], waiters: dict[Place, Waiter]
-) -> list[tuple[Place, Millis]]:
+    sleepers: dict[StepPlace, tuple[Millis, bool]], waiters: dict[StepPlace, Waiter]
+) -> list[tuple[StepPlace, Millis]]:
     """When sleeps, and the time of waits, are over; those that are not recorded yet."""
     sleeps = [(place, until) for place, (until, known) in sleepers.items() if not known]
     limits = [

@@ -31,7 +31,7 @@ from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.errors import Fail, Retry, StepsChanged
-from flowfabric.worker.run.journal import Journal, Place, inside_step
+from flowfabric.worker.run.journal import Journal, StepPlace, inside_step
 from flowfabric.worker.run.threads import Threads
 
 P = ParamSpec("P")
@@ -93,7 +93,7 @@ class StepFunction(Generic[P, R]):
         return context.step(self, *args, **kwargs)
 
 
-class Facts(Struct, frozen=True):
+class StepFacts(Struct, frozen=True):
     """What is worth knowing about a function that is called as a step more than once."""
 
     name: str
@@ -101,7 +101,7 @@ class Facts(Struct, frozen=True):
     is_async: bool
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> "Facts":
+    def of(cls, function: Callable[..., Any]) -> "StepFacts":
         key = getattr(function, "__func__", function)
         try:
             known = _facts.get(key)
@@ -114,12 +114,12 @@ class Facts(Struct, frozen=True):
         return known
 
     @classmethod
-    def _found(cls, function: Callable[..., Any]) -> "Facts":
+    def _found(cls, function: Callable[..., Any]) -> "StepFacts":
         returns = hints_of(function).get("return", Any)
         return cls(_name_of(function), returns, is_async(function))
 
 
-_facts: WeakKeyDictionary[Callable[..., Any], Facts] = WeakKeyDictionary()
+_facts: WeakKeyDictionary[Callable[..., Any], StepFacts] = WeakKeyDictionary()
 
 
 class Work(Struct, frozen=True):
@@ -127,7 +127,7 @@ class Work(Struct, frozen=True):
 
     function: Callable[..., Any]
     options: StepOptions
-    facts: Facts
+    facts: StepFacts
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -139,7 +139,7 @@ class Work(Struct, frozen=True):
             options, function = function.options, function.function
         elif isinstance(function, Task):
             function = function.function
-        return cls(function, options, Facts.of(function), args, kwargs)
+        return cls(function, options, StepFacts.of(function), args, kwargs)
 
     @property
     def name(self) -> str:
@@ -175,7 +175,7 @@ class Work(Struct, frozen=True):
 
 
 async def perform(
-    journal: Journal, place: Place, work: Callable[[], Awaitable[Any]], returns: Any
+    journal: Journal, place: StepPlace, work: Callable[[], Awaitable[Any]], returns: Any
 ) -> Any:
     """The recorded value at a place, or what `work` gives, recorded."""
     journal.begin()
@@ -188,14 +188,14 @@ async def perform(
         journal.end()
 
 
-def read(place: Place, record: Recorded, returns: Any) -> Any:
+def read(place: StepPlace, record: Recorded, returns: Any) -> Any:
     try:
         return decode(bytes(record.value), returns)
     except Undecodable as error:
         raise StepsChanged(f"what {place} recorded no longer fits: {error}") from error
 
 
-async def keep(journal: Journal, place: Place, result: Any, returns: Any) -> Any:
+async def keep(journal: Journal, place: StepPlace, result: Any, returns: Any) -> Any:
     """Records what a step returned. The value is read back from what is recorded, so that the
     first run sees exactly what every later one will see."""
     try:
