@@ -8,17 +8,20 @@ INSTALLED := .venv/.installed
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 CHAOS_MINUTES ?= 5
 
-.PHONY: help demo test check chaos bench docs clean
+.PHONY: help demo test test-deep check chaos bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: $(INSTALLED)  ## watch executions survive a crash
 	$(BIN)/python -m flowfabric.demo
 
 test: $(INSTALLED)  ## all tests, on SQLite and on a real Postgres
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-deep: $(INSTALLED)  ## the same with everything that takes long, every test on every store
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --deep
 
 check: $(INSTALLED)  ## lint, format, types, layers, sizes, SQL
 	$(BIN)/ruff check .

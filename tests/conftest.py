@@ -17,6 +17,29 @@ if TYPE_CHECKING:
 SERVER: "pytest.StashKey[PostgresServer]" = pytest.StashKey()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--deep", action="store_true", help="everything, on every store")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --deep: what is marked `deep` is left out, and `rules` are tried on SQLite only."""
+    if config.getoption("--deep"):
+        return
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (left_out if _is_for_deep(item) else kept).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+def _is_for_deep(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    on_postgres = callspec is not None and callspec.params.get("store_url") == "postgres"
+    return item.get_closest_marker("deep") is not None or (
+        on_postgres and item.get_closest_marker("rules") is not None
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Starts Postgres before xdist spawns its workers, which find its URL in the environment."""
     if URL_VARIABLE in os.environ or config.option.collectonly:

@@ -26,6 +26,8 @@ from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench
 from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench
 
+pytestmark = pytest.mark.deep
+
 LIMIT_BUDGET = settings(BUDGET, stateful_step_count=16, max_examples=1000)
 
 

@@ -42,6 +42,8 @@ from flowfabric.store.open import open_store
 from tests.kit.lab import TTL, W1, Lab
 from tests.kit.picture import picture, refuses
 
+pytestmark = pytest.mark.rules
+
 SOME = UUID("018f4c3e-0000-7000-8000-0123456789ab")
 OTHER = UUID("018f4c3e-0000-7000-8000-0123456789ac")
 MISSING = ExecutionId.solo("default", SOME)

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from flowfabric.core.base.errors import (
     FlowFabricError,
     Invalid,
@@ -29,6 +31,8 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.contract import Query
 from tests.kit.lab import W1, Lab
 from tests.kit.picture import refuses
+
+pytestmark = pytest.mark.rules
 
 SOME = UUID("018f4c3e-0000-7000-8000-0123456789ab")
 HUGE = [2**63, 2**70, 10**5000]

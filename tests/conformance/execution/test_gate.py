@@ -33,6 +33,8 @@ from tests.kit.owners import (
     refuse_all,
 )
 
+pytestmark = pytest.mark.rules
+
 STRANGER = Owner(new_uuid7(1, 2), 7, new_uuid7(1, 3))
 OPERATOR = Owner(source=Source.OPERATOR)
 PARTS = [

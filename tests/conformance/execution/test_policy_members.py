@@ -13,6 +13,8 @@ from flowfabric.core.wait.signal import Accepted
 from tests.kit.lab import Lab
 from tests.kit.waits import in_, named, signal, suspend, wait_on
 
+pytestmark = pytest.mark.rules
+
 MINUTE = 60_000
 
 # -- suspension_policy

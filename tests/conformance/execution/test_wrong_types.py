@@ -33,6 +33,8 @@ from tests.kit.fuzzing import JUNK, PLAIN, escaped, public, settled, variants
 from tests.kit.lab import W2, Lab
 from tests.kit.waits import fresh_id, request, suspend
 
+pytestmark = pytest.mark.rules
+
 NOT_OPERATIONS = {
     "arrivals.admit", "arrivals.admitted", "arrivals.load",  # what stands behind operations
     "executions.put", "executions.put_all", "flow_views.inputs", "workers.held",

@@ -462,6 +462,7 @@ def sizes_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.deep
 async def test_ten_thousand_endings_are_settled_in_pages(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,8 @@ from tests.kit.signalling import deliver, effect, fresh, kept, waiting
 from tests.kit.situations import load, take
 from tests.kit.waits import in_, named, suspend, wait_at, wait_on
 
+pytestmark = pytest.mark.rules
+
 BOTH = AllOf((named("a"), named("b")))
 
 

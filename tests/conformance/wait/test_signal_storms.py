@@ -52,6 +52,7 @@ class Scale:
         return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", [CountKind.SIGNALS, CountKind.SOURCES])
 async def test_ten_thousand_signals_are_one_resume_and_linear_work(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, kind: CountKind

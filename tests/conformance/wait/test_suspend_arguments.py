@@ -28,6 +28,8 @@ from tests.kit.lab import Lab
 from tests.kit.owners import everything
 from tests.kit.waits import GO, fresh_id, in_, suspend, wait_on
 
+pytestmark = pytest.mark.rules
+
 SECOND = 1_000
 
 
