@@ -51,6 +51,8 @@ async def test_looking_at_everybody_rests_as_long_as_it_took(
     assert len(await lab.claim()) == 1, "the rate has opened meanwhile"
     await lab.engine.sweep.once()
     assert len(looks) == 2
+    await lab.submit(policy=USING)  # somebody waits: otherwise a turn has nothing to look at
+    await lab.engine._limits.drain()
     spent += 5
     await lab.engine.sweep._turn()
     assert len(looks) == 3
