@@ -66,6 +66,8 @@ BY_ID: dict[str, Call] = {
     "executions.replay": lambda e, id: e.executions.replay(id),
     "executions.block": lambda e, id: e.executions.block(id, "paused_by_operator"),
     "executions.unblock": lambda e, id: e.executions.unblock(id),
+    "executions.hold": lambda e, id: e.executions.hold(id),
+    "executions.unhold": lambda e, id: e.executions.unhold(id),
     "executions.resume": lambda e, id: e.executions.resume(id),
     "executions.set_tags": lambda e, id: e.executions.set_tags(id, {"app.a": "1"}),
     "executions.set_tag": lambda e, id: e.executions.set_tag(id, "app.a", "1"),

@@ -300,7 +300,7 @@ TOO_LONG: dict[str, tuple[Use, int, type[FlowFabricError]]] = {
     "worker": (lambda lab, c, v: lab.claim(Worker(v, "a")), 256, Invalid),
     "reason": (lambda lab, c, v: lab.engine.executions.cancel(c.id, reason=v), 4096, Invalid),
     "progress": (lambda lab, c, v: lab.engine.attempts.progress(c, 1, v), 4096, Invalid),
-    "step": (lambda lab, c, v: lab.engine.attempts.record_step(c, step(name=v)), 256, Invalid),
+    "step": (lambda lab, c, v: lab.engine.attempts.record_step(c, step(name=v)), 2048, Invalid),
     "failure": (lambda lab, c, v: lab.engine.attempts.fail(c, Failure(v)), 1 << 16, Invalid),
     "payload": (lambda lab, c, v: submit(lab, payload=v.encode()), 1 << 20, PayloadTooLarge),
     "result": (

@@ -235,7 +235,7 @@ async def test_a_refused_delay_records_no_step(lab: Lab) -> None:
 async def test_a_step_that_cannot_be_stored_keeps_the_delay_from_happening(lab: Lab) -> None:
     """INV-24"""
     claim = await lab.running()
-    wrong: list[dict[str, Any]] = [{"name": "nul \0"}, {"doc": "text"}, {"name": "x" * 257}]
+    wrong: list[dict[str, Any]] = [{"name": "nul \0"}, {"doc": "text"}, {"name": "x" * 2049}]
     for members in wrong:
         with pytest.raises(Invalid):
             await lab.engine.attempts.delay(claim, later(lab), step=replace(STEP, **members))

@@ -190,7 +190,7 @@ async def test_steps_are_told_apart_by_name_and_occurrence_and_come_in_order(lab
 async def test_a_step_needs_a_name_and_bytes_that_can_be_stored(lab: Lab) -> None:
     claim = await lab.running()
     wrong: list[dict[str, Any]] = [
-        {"name": "x" * 257},
+        {"name": "x" * 2049},
         {"name": "nul \0"},
         {"doc": "text"},
         {"doc": bytes((1 << 20) + 1)},

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.rules
 NOT_OPERATIONS = {
     "arrivals.admit", "arrivals.admitted", "arrivals.load",  # what stands behind operations
     "executions.put", "executions.put_all", "flow_views.inputs", "workers.held",
+    "flow_views.skipped",
     "executions.drain", "claims.drain", "attempts.drain", "flows.drain", "flow_views.close",
     "workers.finish", "sweep.once", "sweep.start", "sweep.stop", "sweep.trim", "workers.sweep",
     "schedules.fire_due", "schedules.next_at", "suspensions.new_id", "events.tail",
