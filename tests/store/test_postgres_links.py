@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
@@ -10,7 +11,7 @@ from flowfabric.core.execution import operator
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import link as links
-from flowfabric.store.postgres.wires import SIZE
+from flowfabric.store.postgres.wires import SIZE, Wires
 from tests.kit.postgres import Databases
 from tests.kit.proxy import Proxy, proxied
 from tests.store.postgres_bench import (
@@ -256,3 +257,16 @@ async def test_a_transaction_of_a_frozen_process_is_ended_by_the_server(
         assert await other.store.apply([cancel]) == set(uuids([submitted]))
         applying.cancel()
         await asyncio.wait([applying])
+
+
+async def test_a_cancelled_caller_leaves_the_connection_to_the_next() -> None:
+    """It is cancelled while it waits, and the connection comes back before it has run again."""
+    wires = Wires(cast(Any, None), size=1)
+    held = await wires._take(slow=False, urgent=False)
+    gone, later = (asyncio.create_task(wires._take(slow=False, urgent=False)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    wires._give_back(held, slow=False)
+    assert await later is held
+    with pytest.raises(asyncio.CancelledError):
+        await gone

@@ -146,6 +146,8 @@ class Wires:
 
     def _assign(self) -> None:
         for waiter in list(self._waiting):
+            if waiter.free.done():
+                continue  # cancelled, and has not run since: it takes itself off the list
             if waiter.slow and self._slow:
                 continue
             wire = self._best(slow=waiter.slow)
