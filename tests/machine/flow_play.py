@@ -44,7 +44,9 @@ from tests.machine.rivals import Wrapper
 
 FLOW = UUID(int=0xF10)
 WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "count_flows"})
-READS = frozenset({"load", "flows", "chores", "edges", "unsettled", "members", "recall", "owing"})
+READS = frozenset(
+    {"load", "flows", "chores", "edges", "unsettled", "members", "load_needs", "owing"}
+)
 WORKER = Worker("w", "w-1")
 ALL = AllOf()
 MOST_SWEEPS = 30

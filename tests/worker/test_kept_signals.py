@@ -46,7 +46,7 @@ async def test_kept_signals_are_heard_in_one_run_of_the_handler(
     assert await run.result() == list(range(MANY))
     assert log == ["started"]
     assert (await run.describe()).attempts_made == 1
-    assert wire.made["recall"] <= MANY + 2
+    assert wire.made["load_needs"] <= MANY + 2
     assert wire.made["steps"] <= 1
     assert [step.position for step in await bench.steps(run)] == list(range(MANY))
 

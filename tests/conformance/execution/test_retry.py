@@ -298,7 +298,7 @@ class JitterSource(random.Random):
         return self.value
 
 
-@pytest.mark.parametrize(("luck", "delay"), [(0.0, 500), (0.5, 750), (0.999_999, 999)])
+@pytest.mark.parametrize(("jitter", "delay"), [(0.0, 500), (0.5, 750), (0.999_999, 999)])
 @pytest.mark.parametrize(
     "backoff",
     [

@@ -269,7 +269,7 @@ async def test_two_engines_settle_one_flow_at_once(
     assert (await flow.check()).ended == {"success": 39, "failed": 1, "skipped": 1}
 
 
-STEPS = ["flows", "chores", "unsettled", "load", "recall", "apply", "edges", "apply_flow"]
+STEPS = ["flows", "chores", "unsettled", "load", "load_needs", "apply", "edges", "apply_flow"]
 
 
 @pytest.mark.parametrize("method", STEPS)

@@ -61,7 +61,7 @@ def after_load(race: Race, rival: Rival) -> None:
 
 
 def before_recall(race: Race, rival: Rival) -> None:
-    race.before("recall", rival)
+    race.before("load_needs", rival)
 
 
 def before_apply(race: Race, rival: Rival) -> None:

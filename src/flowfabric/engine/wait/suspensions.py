@@ -85,7 +85,7 @@ class Suspensions(Service):
         super().__init__(parts)
         self._attempts = attempts
         # Many handlers that go on at once ask at once.
-        self._recalls: Batcher[Needs, Loaded] = Batcher("recall", parts.store.load_needs)
+        self._recalls: Batcher[Needs, Loaded] = Batcher("load_needs", parts.store.load_needs)
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
