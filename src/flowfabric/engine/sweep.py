@@ -165,7 +165,7 @@ class Sweep(Service):
             await self._pause(pause)
 
     async def _open_door(self) -> None:
-        """Lets arrivals in soon after they were committed: on a hint, or at the poll floor."""
+        """Admits inbox entries soon after they were committed: on a hint, or at the poll floor."""
         seen = -1  # whatever arrived before this process began
         while True:
             try:
@@ -173,10 +173,10 @@ class Sweep(Service):
                 seen = self._context.store.hints()
                 await self._context.arrivals.admit()
             except FlowFabricError as error:
-                log.debug("the door is closed: %s", error)
+                log.debug("the inbox is looked at later: %s", error)
                 await asyncio.sleep(MAX_PAUSE)
             except Exception:
-                log.exception("the door jammed and is tried again")
+                log.exception("admitting inbox entries failed; retrying")
                 await asyncio.sleep(MAX_PAUSE)
             await asyncio.sleep(DOOR_PAUSE)
 
