@@ -17,7 +17,7 @@ def using(*uses: tuple[str, str]) -> dict[str, Any]:
 async def settled(lab: Lab) -> None:
     """Everything the engine does by itself after its commits is done."""
     await lab.engine._releases.drain()
-    await lab.engine._door.drain()
+    await lab.engine._budget_gate.drain()
 
 
 async def register(lab: Lab, name: str = "w7", **members: Any) -> None:

@@ -153,7 +153,7 @@ class LimitPlay:
         the sweep."""
         self.idle, after = idle, self.engine._context.after
         after.limited = _nobody if idle else self.engine._releases.kick
-        after.let_go = _nobody if idle else self.engine._door._let_go
+        after.let_go = _nobody if idle else self.engine._budget_gate._let_go
 
     async def calm_down(self) -> None:
         """No more trouble, and nothing under way."""
@@ -233,8 +233,8 @@ def small() -> Iterator[None]:
 
 
 async def _drained(engine: Engine) -> None:
-    while engine._door.busy or engine._releases.busy:
-        await engine._door.drain()
+    while engine._budget_gate.busy or engine._releases.busy:
+        await engine._budget_gate.drain()
         await engine._releases.drain()
 
 

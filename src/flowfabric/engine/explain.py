@@ -61,7 +61,7 @@ class Explain(Service):
 
     def __init__(self, parts: EngineContext, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
-        self._door = budget_gate
+        self._budget_gate = budget_gate
 
     async def __call__(self, id: str) -> Explanation:
         """Everything that keeps an execution from running, what keeps it first comes first. Also
@@ -70,7 +70,7 @@ class Explain(Service):
         snapshot = await self._load(id)
         if snapshot is None:
             raise NotFound("execution", id)
-        return await _Look(self._context.store, self._door, self._now()).explain(snapshot)
+        return await _Look(self._context.store, self._budget_gate, self._now()).explain(snapshot)
 
     async def lane(self, lane: str, namespace: str | None = None) -> LaneExplanation:
         """What the executions of a lane wait for, by reason; each number is exact up to 100,000."""
@@ -85,7 +85,7 @@ class _Look:
 
     def __init__(self, store: Store, door: BudgetGate, now: Millis) -> None:
         self._store = store
-        self._door = door
+        self._budget_gate = door
         self._now = now
         self._seen: set[UUID] = set()
         self._workers: list[Presence] | None = None
@@ -110,10 +110,10 @@ class _Look:
 
     async def _before_claim(self, snapshot: Snapshot) -> Around:
         execution = snapshot.execution
-        names = await self._door.known.names_of(execution)
+        names = await self._budget_gate.known.names_of(execution)
         waited = snapshot.life.budget
         asked = names if waited is None else tuple(dict.fromkeys((waited, *names)))
-        budgets = await self._door.known.budgets(asked) if asked else {}
+        budgets = await self._budget_gate.known.budgets(asked) if asked else {}
         if self._workers is None:
             self._workers = await live_workers(self._store, self._now)
         return Around(

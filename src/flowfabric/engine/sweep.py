@@ -37,7 +37,7 @@ REST_PAUSE = 1.25
 statement a second."""
 REST = 30.0
 """The door looks by itself that rarely: the sweep wakes it."""
-DOOR_PAUSE = 0.02
+INBOX_PAUSE = 0.02
 TRIM_EVERY = Millis(60_000)
 
 log = logging.getLogger("flowfabric.sweep")
@@ -73,7 +73,7 @@ class Sweep(Service):
         if not self._tasks:
             self._tasks = (
                 asyncio.create_task(self._run(), name="flowfabric-sweep"),
-                asyncio.create_task(self._open_door(), name="flowfabric-door"),
+                asyncio.create_task(self._admit_inbox(), name="flowfabric-door"),
             )
 
     async def stop(self) -> None:
@@ -164,7 +164,7 @@ class Sweep(Service):
                 pause = MAX_PAUSE
             await self._pause(pause)
 
-    async def _open_door(self) -> None:
+    async def _admit_inbox(self) -> None:
         """Admits inbox entries soon after they were committed: on a hint, or at the poll floor."""
         seen = -1  # whatever arrived before this process began
         while True:
@@ -178,7 +178,7 @@ class Sweep(Service):
             except Exception:
                 log.exception("admitting inbox entries failed; retrying")
                 await asyncio.sleep(MAX_PAUSE)
-            await asyncio.sleep(DOOR_PAUSE)
+            await asyncio.sleep(INBOX_PAUSE)
 
     async def _turn(self) -> float:
         """One round if this process has the duty; returns how long to sleep."""

@@ -103,8 +103,8 @@ async def test_a_release_lets_in(lab: Lab) -> None:
 async def test_another_process_lets_in_by_its_sweep(lab: Lab, second_lab: Lab) -> None:
     """A process that died after the commit that made room"""
     id = await spent_out(lab)
-    lab.engine._door._admit_soon = lambda names: None  # type: ignore[method-assign]
-    lab.engine._door.books._opened = lambda names: None
+    lab.engine._budget_gate._admit_soon = lambda names: None  # type: ignore[method-assign]
+    lab.engine._budget_gate.books._opened = lambda names: None
     await lab.engine.budgets.reset("team")
     assert await claimed(lab) == []
     await second_lab.engine.sweep.once()
@@ -189,7 +189,7 @@ async def test_budgets_of_a_namespace_hold_at_the_door(lab: Lab, second_lab: Lab
     id = await lab.submit()
     await make(second_lab, scope=Scope.NAMESPACE, scope_id="default")
     await spend(second_lab, 10)
-    lab.engine._door.known.forget_attached()  # as if a second had passed
+    lab.engine._budget_gate.known.forget_attached()  # as if a second had passed
     assert await claimed(lab) == []
     assert await lab.state(id) is LIMITED
 
@@ -218,7 +218,7 @@ async def test_budgets_that_cannot_be_read_admit_nobody(
     running = await lab.submit(namespace="elsewhere")
     first = await take(lab, running)
     await lab.engine.attempts.hand_back(first)
-    lab.engine._door.known.forget_attached()
+    lab.engine._budget_gate.known.forget_attached()
 
     async def unreadable(*args: object) -> None:
         raise Unavailable("gone")

@@ -79,9 +79,9 @@ async def test_the_sweep_finds_who_is_no_longer_limited(lab: Lab, second_lab: La
     await lab.engine.budgets.spend("team", {"calls": 10})
     run = await lab.submit()
     assert await lab.claim() == []
-    second_lab.engine._door.free_soon = lambda names: None  # type: ignore[method-assign]
+    second_lab.engine._budget_gate.free_soon = lambda names: None  # type: ignore[method-assign]
     await second_lab.engine.budgets.define(budget(scope=Scope.NAMESPACE, scope_id="other"))
-    lab.engine._door.known.forget_attached()
+    lab.engine._budget_gate.known.forget_attached()
     await lab.engine.sweep.once()
     assert (await lab.claim_one()).id == run
 

@@ -117,11 +117,11 @@ async def test_a_scheduled_reset_by_two_sweeps_is_one(
     lab.clock.advance(10_000)
 
     async def rival() -> None:
-        await second_lab.engine._door.sweep()
+        await second_lab.engine._budget_gate.sweep()
         await spend(second_lab, 3)
 
     posts.rival = rival
-    await lab.engine._door.sweep()
+    await lab.engine._budget_gate.sweep()
     budget = await lab.engine.budgets.get("team")
     assert (budget.resets, budget.used) == (1, {"tokens": 3})
 
@@ -182,7 +182,7 @@ async def test_a_settle_against_the_sweep(lab: Lab, second_lab: Lab, posts: Post
     held = await lab.engine.budgets.reserve(claim, {"tokens": 5})
     await lab.engine.budgets.reserve(other, {"tokens": 2})
     assert isinstance(held, Reserved)
-    lab.engine._door._reserving.clear()
+    lab.engine._budget_gate._reserving.clear()
     await lab.engine.claims.revoke(claim.id, reason="enough")
     posts.rival = second_lab.engine.sweep.once
     answer = await lab.engine.budgets.settle(claim, held.reservation.id, {"tokens": 4})

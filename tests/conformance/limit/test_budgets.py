@@ -292,7 +292,7 @@ async def test_a_stale_timer_does_no_harm(lab: Lab, second_lab: Lab) -> None:
     assert due == ["team"]
     await lab.engine.sweep.once()
     await spend(lab, 3)
-    await second_lab.engine._door.sweep()
+    await second_lab.engine._budget_gate.sweep()
     budget = await lab.engine.budgets.get("team")
     assert (budget.used, budget.resets) == ({"tokens": 3}, 1)
 

@@ -182,7 +182,7 @@ async def test_what_a_lease_has_set_aside_goes_with_it(lab: Lab, second_lab: Lab
             first, second = [await reserve(lab, claim, number) for number in (3, 4)]
             assert await reserved(lab, "team") == [7]
             if crash:
-                lab.engine._door._reserving.clear()  # a process that knows nothing of it
+                lab.engine._budget_gate._reserving.clear()  # a process that knows nothing of it
             await way(lab, claim)
             await settled(lab)
             if crash and way is not expire:
@@ -218,7 +218,7 @@ async def test_the_same_id_under_the_next_lease_is_a_new_one(lab: Lab, second_la
     claim = await lab.running(policy=TEAM)
     id = UUID(int=7)
     await reserve(lab, claim, 4, id=id)
-    lab.engine._door._reserving.clear()
+    lab.engine._budget_gate._reserving.clear()
     await lab.engine.claims.revoke(claim.id, reason="enough")
     again = await lab.claim_one(W2)
     assert (await reserve(lab, again, 5, id=id)).epoch == again.epoch
@@ -234,7 +234,7 @@ async def test_settling_after_the_lease_is_gone_counts_once(lab: Lab, swept: boo
     await make(lab)
     claim = await lab.running(policy=TEAM)
     held = await reserve(lab, claim, 4)
-    lab.engine._door._reserving.clear()
+    lab.engine._budget_gate._reserving.clear()
     await lab.engine.claims.revoke(claim.id, reason="enough")
     if swept:
         await lab.engine.sweep.once()

@@ -70,6 +70,7 @@ class Flags(IntFlag):
 
 # A number, since flags are slow and every change is asked.
 _SUSPECT = int(Flags.SUSPECT)
+_LIMITS = int(Flags.LIMITS)
 
 
 class Source(StrEnum):
@@ -357,7 +358,7 @@ class Snapshot(Struct, frozen=True, gc=False):
         if new.life.waits is not None:
             new = replace(new, life=replace(new.life, waits=_still_open(new.life.waits, state)))
         after = replace(self, head=new, state=state)
-        if new.flags & Flags.LIMITS and isinstance(state, Waiting | Suspended):
+        if int(new.flags) & _LIMITS and isinstance(state, Waiting | Suspended):
             return replace(after, head=replace(new, rank=after.place))  # no slot, no admission
         return after
 

@@ -162,7 +162,7 @@ class Claims(Service):
     def __init__(self, parts: EngineContext, lanes: Lanes, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
         self._lanes = lanes
-        self._door = budget_gate
+        self._budget_gate = budget_gate
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
         )
@@ -367,11 +367,11 @@ class Claims(Service):
     async def _checked(self, call: ClaimCall) -> list[Taken]:
         """What the call takes and its budgets admit. When they refuse all of it there may be others
         behind, who must not wait for the next poll because of those in front."""
-        await self._door.let_in_due()
+        await self._budget_gate.let_in_due()
         for _ in range(MAX_REFUSED):
             taken = await self._ask(call)
             kept = await self._give_up_spent(taken)
-            admitted = await self._door.check(kept) if kept else []
+            admitted = await self._budget_gate.check(kept) if kept else []
             if admitted or not taken:
                 return admitted
             call = replace(call, id=self._fresh())

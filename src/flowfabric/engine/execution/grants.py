@@ -57,7 +57,7 @@ class Grants(Service):
 
     def __init__(self, parts: EngineContext, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
-        self._door = budget_gate
+        self._budget_gate = budget_gate
 
     async def issue(
         self,
@@ -248,12 +248,12 @@ class Grants(Service):
         state = candidate.state
         if not isinstance(state, Ready) or state.next.start not in STARTS:
             return False
-        names = await self._door.known.names_of(candidate.execution)
-        known = await self._door.known.budgets(names) if names else {}
+        names = await self._budget_gate.known.names_of(candidate.execution)
+        known = await self._budget_gate.known.budgets(names) if names else {}
         return spent(known, names) is not None
 
     async def _admitted(self, snapshot: Snapshot) -> Snapshot:
-        if not await self._door.check([Taken(snapshot, b"")]):
+        if not await self._budget_gate.check([Taken(snapshot, b"")]):
             raise NotEligible("a budget of the execution is spent")
         return snapshot
 

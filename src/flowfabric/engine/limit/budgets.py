@@ -66,7 +66,7 @@ class Budgets(Service):
         super().__init__(parts)
         self._attempts = attempts
         self._flows = flows
-        self._door = budget_gate
+        self._budget_gate = budget_gate
 
     # -- what there is
 
@@ -81,7 +81,7 @@ class Budgets(Service):
     async def get(self, name: str) -> Budget:
         """A budget with its limits and what was spent of it."""
         asked = check_budget_name(name)
-        found = await self._door.known.budgets((asked,))
+        found = await self._budget_gate.known.budgets((asked,))
         if asked not in found:
             raise NotFound("budget", asked)
         return found[asked]
@@ -102,18 +102,18 @@ class Budgets(Service):
             part_of = _part_of(books, asked)
             return budget_changes.remove(books, asked), part_of
 
-        gone, part_of = await self._door.books.post(
+        gone, part_of = await self._budget_gate.books.post(
             LedgerNeeds(budgets=(asked,)), remove, alone=(asked,)
         )
         self._context.known_limits.budgets.discard(asked)
-        self._door.known.forget_attached()
-        self._door.free_soon(part_of)
+        self._budget_gate.known.forget_attached()
+        self._budget_gate.free_soon(part_of)
         return gone
 
     async def attached_to(self, id: str) -> tuple[str, ...]:
         """The budgets that hold for an execution: those it names, those of its flow, its
         namespace, and of the run itself."""
-        return await self._door.known.names_of(present(await self._load(id), id).execution)
+        return await self._budget_gate.known.names_of(present(await self._load(id), id).execution)
 
     # -- spending
 
@@ -163,7 +163,7 @@ class Budgets(Service):
         Twice is once."""
         asked, key = check_budget_name(name), ExecutionId(execution)
         ask = LedgerNeeds(budgets=(asked,), executions=(key.uuid,))
-        return await self._door.books.post(
+        return await self._budget_gate.books.post(
             ask, lambda books, now: rules.release(books, asked, key.uuid, now)
         )
 
@@ -180,7 +180,7 @@ class Budgets(Service):
         more = check_whole(amount, "the amount", 1, MAX_AMOUNT)
         once = f"grant:{self._key(key)}"
         ask = LedgerNeeds(budgets=(asked,), charges=((asked, once),))
-        return await self._door.books.post(
+        return await self._budget_gate.books.post(
             ask, lambda books, now: budget_changes.grant(books, asked, word, more, now, once)
         )
 
@@ -209,8 +209,8 @@ class Budgets(Service):
             return Reserved(_nothing_of(asked, reservation, epoch, self._now()))
         uuid = snapshot.execution.uuid
         ask = LedgerNeeds(budgets=names, executions=(uuid,), reservations=(reservation,))
-        self._door.reserving(uuid)
-        answer = await self._door.books.post(
+        self._budget_gate.reserving(uuid)
+        answer = await self._budget_gate.books.post(
             ask, lambda books, now: rules.reserve(books, asked, reservation, epoch, now)
         )
         await self._act(answer, snapshot.execution)
@@ -251,7 +251,7 @@ class Budgets(Service):
             attached=known is not None or budgets is None,
         )
         ask = _ask(asked, reservations=(id,))
-        return await self._door.books.post(
+        return await self._budget_gate.books.post(
             ask, lambda books, now: rules.settle(books, asked, id, now)
         )
 
@@ -265,7 +265,9 @@ class Budgets(Service):
             return False
         _check_own(known.execution, snapshot.execution)
         ask = LedgerNeeds(budgets=known.budgets, reservations=(id,))
-        return await self._door.books.post(ask, lambda books, now: rules.drop(books, id, now))
+        return await self._budget_gate.books.post(
+            ask, lambda books, now: rules.drop(books, id, now)
+        )
 
     # -- inside
 
@@ -282,15 +284,15 @@ class Budgets(Service):
             moved = old is not None and (old.scope, old.scope_id) != (new.scope, new.scope_id)
             return answer, _part_of(books, checked.name) if moved else []
 
-        answer, moved = await self._door.books.post(
+        answer, moved = await self._budget_gate.books.post(
             LedgerNeeds(budgets=names), defined, alone=names
         )
-        self._door.known.forget_attached()
-        self._door.free_soon(moved)
+        self._budget_gate.known.forget_attached()
+        self._budget_gate.free_soon(moved)
         return answer
 
     async def _spend(self, asked: Expense, execution: Execution | None) -> Charged | AlreadyApplied:
-        answer = await self._door.books.post(
+        answer = await self._budget_gate.books.post(
             _ask(asked), lambda books, now: rules.spend(books, asked, now)
         )
         await self._act(answer, execution)
@@ -325,7 +327,7 @@ class Budgets(Service):
     async def _chosen(self, execution: Execution, budgets: Iterable[str] | None) -> tuple[str, ...]:
         if budgets is not None:
             return _names(budgets)
-        return await self._door.known.names_of(execution)
+        return await self._budget_gate.known.names_of(execution)
 
     async def _whole(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """These budgets and all they are part of, which is what a reservation is of."""
@@ -336,7 +338,7 @@ class Budgets(Service):
     def _post(
         self, names: tuple[str, ...], rule: Callable[[BudgetLedger, Millis], T]
     ) -> Awaitable[T]:
-        return self._door.books.post(LedgerNeeds(budgets=names), rule)
+        return self._budget_gate.books.post(LedgerNeeds(budgets=names), rule)
 
 
 def _part_of(books: BudgetLedger, name: str) -> list[str]:

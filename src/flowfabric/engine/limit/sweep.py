@@ -27,7 +27,7 @@ class LimitSweep(Service):
     def __init__(self, parts: EngineContext, releases: Releases, budget_gate: BudgetGate) -> None:
         super().__init__(parts)
         self._releases = releases
-        self._door = budget_gate
+        self._budget_gate = budget_gate
         self._rests_until = 0.0
         self._looks: set[asyncio.Task[None]] = set()
         parts.after.claimable = self._look_soon
@@ -38,7 +38,7 @@ class LimitSweep(Service):
         comes to be, and what is due meanwhile must not wait for those who can only wait."""
         loop = asyncio.get_running_loop()
         try:
-            await self._door.sweep()
+            await self._budget_gate.sweep()
             begun_at = loop.time()
             if not everybody and begun_at < self._rests_until:
                 self._releases.reopen(self._now())
@@ -60,9 +60,9 @@ class LimitSweep(Service):
 
     async def drain(self) -> None:
         """Until whoever can go now has gone."""
-        while self._looks or self._door.busy or self._releases.busy:
+        while self._looks or self._budget_gate.busy or self._releases.busy:
             await asyncio.gather(*self._looks)
-            await self._door.drain()
+            await self._budget_gate.drain()
             await self._releases.drain()
 
     async def next_at(self) -> Millis | None:
@@ -77,7 +77,7 @@ class LimitSweep(Service):
 
     async def resets_at(self) -> Millis | None:
         """When the next budget begins a new period."""
-        return await self._door.next_at()
+        return await self._budget_gate.next_at()
 
     def _look_soon(self) -> None:
         """Told that other work can be taken than before."""
@@ -126,7 +126,7 @@ class LimitSweep(Service):
                 known.append((crowd, first))
         for name in {waited_for(snapshot) for _, snapshot in known} - {None}:
             try:
-                await self._door.let_in(name or "")
+                await self._budget_gate.let_in(name or "")
             except Corruption as error:  # keeps nobody from the other budgets
                 log.warning("whoever waits for budget %s waits on: %s", name, error)
         await self._releases.look_at(
