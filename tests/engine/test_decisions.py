@@ -25,7 +25,7 @@ from flowfabric.core.execution.lease import Owner, Taking, fence_of, renew, take
 from flowfabric.core.execution.model import Active, Ready, Snapshot, Source
 from flowfabric.core.execution.submission import Submission, create
 from flowfabric.core.wait.model import Loaded, Needs
-from flowfabric.engine.commit import decide as module
+from flowfabric.engine.commit import retry as module
 from flowfabric.engine.commit.decide import Decision, Decisions
 from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.watcher import Waiting

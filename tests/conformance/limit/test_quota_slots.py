@@ -91,7 +91,7 @@ async def test_whoever_stops_running_gives_its_slot_back(lab: Lab, name: str) ->
     next = await one(lab, ("q", "two"))
     assert await slots(lab) == (1, 1)
     assert await lab.claim(W2) == []
-    # A takeover that fails the lost run frees its slot: the same claim may already get the next run.
+    # A takeover that fails the lost run frees its slot: the same claim may get the next run.
     taken = await act(lab, claim) or []
     await settled(lab)
     assert await lab.state(claim.id) == state

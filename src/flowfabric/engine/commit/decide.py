@@ -6,9 +6,8 @@ a rival loads and decides again.
 """
 
 import asyncio
-import random
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
@@ -21,6 +20,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.post_commit import PostCommit
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.store.contract import Store
 from flowfabric.store.readable import load_each
@@ -29,8 +29,6 @@ T = TypeVar("T")
 Rule = Callable[[Snapshot | None, Millis], Change[T]]
 LoadedRule = Callable[[Snapshot | None, Millis, Loaded], Change[T]]
 NeedsOf = Callable[[Snapshot | None], Needs | None]
-
-MAX_ROUNDS = 10
 
 
 class Decision(Struct):
@@ -85,14 +83,18 @@ class Decisions:
 
     async def _flush(self, decisions: list[Decision]) -> list[Any]:
         open_groups = _by_execution(decisions)
-        for round in range(MAX_ROUNDS):
-            open_groups = await self._round(open_groups, first=round == 0)
-            if not open_groups:
-                break
-            await asyncio.sleep(random.uniform(0, 0.002) * round)  # noqa: S311 - only jitter
-        for group in open_groups.values():
-            for decision in group:
-                decision.outcome = RetryExhausted("lost against rivals ten times in a row")
+
+        async def round(number: int) -> Literal[RaceLost.RACE_LOST] | None:
+            nonlocal open_groups
+            open_groups = await self._round(open_groups, first=number == 0)
+            return RACE_LOST if open_groups else None
+
+        try:
+            await retry(round, "the run")
+        except RetryExhausted as error:
+            for group in open_groups.values():
+                for decision in group:
+                    decision.outcome = error
         return [decision.outcome for decision in decisions]
 
     async def _round(
