@@ -1,4 +1,4 @@
-# Every target is self-contained: the first one run makes .venv and installs into it.
+# Every target is self-contained: the first one that runs creates .venv and installs into it.
 
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
@@ -11,19 +11,19 @@ CHAOS_MINUTES ?= 5
 .PHONY: help demo test test-deep check chaos bench docs clean
 .DEFAULT_GOAL := help
 
-help:  ## this list
+help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(INSTALLED)  ## watch executions survive a crash
+demo: $(INSTALLED)  ## watch runs survive a crash
 	$(BIN)/python -m flowfabric.demo
 
-test: $(INSTALLED)  ## all tests, on SQLite and on a real Postgres
+test: $(INSTALLED)  ## run all tests, on SQLite and on a real Postgres
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-deep: $(INSTALLED)  ## the same with everything that takes long, every test on every store
+test-deep: $(INSTALLED)  ## also run the slow tests, and every test on every store
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --deep
 
-check: $(INSTALLED)  ## lint, format, types, layers, sizes, SQL
+check: $(INSTALLED)  ## check lint, format, types, layers, sizes, SQL, names, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -39,7 +39,7 @@ chaos: $(INSTALLED)  ## kill, freeze and cut off real workers for five minutes
 bench: $(INSTALLED)  ## measure, as ratios within one run
 	$(BIN)/python -m bench
 
-docs: $(INSTALLED)  ## build the pages into site/
+docs: $(INSTALLED)  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove everything that was built
