@@ -31,7 +31,7 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, Node, member_id
 from flowfabric.core.flow.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
 from flowfabric.core.flow.model import CancelPolicy, Parent
-from flowfabric.engine.commit import decide
+from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow import dispatch, flows, resolver
@@ -217,7 +217,7 @@ class FlowPlay:
         vars(mine).pop("kick", None)
         if idle:
             vars(mine)["kick"] = _nobody
-        self.engine._context.after.owed = _nobody if idle else mine.owe
+        self.engine._context.post_commit.owed = _nobody if idle else mine.owe
 
     # -- building
 
@@ -405,10 +405,10 @@ class Still:
 
 @contextmanager
 def paged() -> Iterator[None]:
-    """Small pages, so that few edges and chores fill several; and no pauses."""
+    """Small pages, so that few edges and outbox entries fill several; and no pauses."""
     query = partial(EdgeQuery, limit=PER_PAGE)
     with (
-        patch.object(decide, "random", Still()),
+        patch.object(retry, "random", Still()),
         patch.object(flows, "MAX_PAUSE", 0.0),
         patch.object(resolver, "EdgeQuery", query),
         patch.object(resolver, "PAGE", PER_PAGE),

@@ -22,7 +22,7 @@ from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
-from flowfabric.engine.commit import decide
+from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.limit import budget_gate, known_budgets, ledger, releases, sweep
@@ -151,7 +151,7 @@ class LimitPlay:
     def tune(self, *, idle: bool) -> None:
         """Whether the first process lets others through after its commits, or leaves everything to
         the sweep."""
-        self.idle, after = idle, self.engine._context.after
+        self.idle, after = idle, self.engine._context.post_commit
         after.limited = _nobody if idle else self.engine._releases.kick
         after.let_go = _nobody if idle else self.engine._budget_gate._let_go
 
@@ -221,7 +221,7 @@ def small() -> Iterator[None]:
     """Few at a time, so that few executions fill several rounds; no pauses, nothing remembered."""
     still = Still()
     with (
-        patch.object(decide, "random", still),
+        patch.object(retry, "random", still),
         patch.object(releases, "random", still),
         patch.object(ledger, "random", still),
         patch.object(releases, "MAX_MOVES", 2),

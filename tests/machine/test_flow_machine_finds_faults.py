@@ -57,12 +57,12 @@ def count_twice(found: Join, on: On, outcome: Outcome) -> Join:
     return join.count(once, on, outcome) if once.failed > found.failed else once
 
 
-def no_chore(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:
-    """An ending whose chore is not written, if it is a cancel."""
+def no_entry(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:
+    """An ending whose outbox entry is not written, if it is a cancel."""
     cancelled = after is not None and isinstance(after.state, Ended)
     if cancelled and after is not None and after.life.cancel_reason is not None:
         return ()
-    return outbox.chores_of(before, after)
+    return outbox.outbox_of(before, after)
 
 
 def no_cancel_of_the_rest(*_: object) -> tuple[OutboxEntry, ...]:
@@ -76,12 +76,12 @@ def no_hold(creation: Creation) -> Creation:
 
 
 def no_taking_back(
-    found: Flow, chores: tuple[OutboxEntry, ...], now: Millis, missing: int | None = None
+    found: Flow, entries: tuple[OutboxEntry, ...], now: Millis, missing: int | None = None
 ) -> FlowChange:
     """Replays that are not taken back from the counts."""
-    ended = tuple(one for one in chores if one.kind is not outbox.OutboxKind.REPLAYED)
-    honest = model.count_chores(found, ended, now, missing)
-    return FlowChange(honest.before, honest.after, owed=honest.owed, done=chores)
+    ended = tuple(one for one in entries if one.kind is not outbox.OutboxKind.REPLAYED)
+    honest = model.count_outbox(found, ended, now, missing)
+    return FlowChange(honest.before, honest.after, owed=honest.owed, done=entries)
 
 
 def no_orphans(after: Snapshot) -> tuple[OutboxEntry, ...]:
@@ -91,11 +91,11 @@ def no_orphans(after: Snapshot) -> tuple[OutboxEntry, ...]:
 
 RULE_FAULTS: list[tuple[list[Any], str, Callable[..., Any]]] = [
     ([rules, grow], "count", count_twice),
-    ([change], "chores_of", no_chore),
+    ([change], "outbox_of", no_entry),
     ([outbox], "_orphaned", no_orphans),
     ([rules, grow], "siblings", no_cancel_of_the_rest),
     ([grow], "held", no_hold),
-    ([resolver, dispatch], "count_chores", no_taking_back),
+    ([resolver, dispatch], "count_outbox", no_taking_back),
 ]
 
 

@@ -160,7 +160,7 @@ async def test_what_no_table_can_hold_fails_at_once(
 ) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await submit(psql, task=task, **options)
-    assert await (await fabric.engine()).arrivals.admit() == 0
+    assert await (await fabric.engine()).inbox.admit() == 0
 
 
 @pytest.mark.parametrize(

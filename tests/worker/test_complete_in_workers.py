@@ -39,7 +39,7 @@ async def test_whoever_waits_for_the_result_is_told_soon(
         run = await job.submit()
         waiting = asyncio.create_task(run.result(20))
         engine = await fabric.engine()
-        await until(lambda: run.id.uuid in engine._context.waiting._waiters)
+        await until(lambda: run.id.uuid in engine._context.watcher._waiters)
         may_go.set()
         assert await waiting == "done"
 

@@ -283,7 +283,7 @@ async def test_runs_of_a_transaction_have_their_limits(bench: Bench, store_url: 
         runs = await told.submit_many(["ada", "ada", "bob"])
         wrong = await job.with_options(connection=connection, quotas=["nope"]).submit("eve")
     await bench.fabric.worker()  # has the store know the limits of its tasks
-    await bench.engine.arrivals.admit()
+    await bench.engine.inbox.admit()
     assert await uses(bench, runs[0]) == {"task:job": "ada"}
     assert sorted(await take(bench)) == sorted([str(runs[0].id), str(runs[2].id)])
     await bench.engine.sweep.once()

@@ -81,10 +81,10 @@ class EngineContext(Struct):
     """What the nouns share."""
 
     store: Store
-    arrivals: Inbox
+    inbox: Inbox
     decisions: Decisions
-    waiting: Waiting
-    after: PostCommit
+    watcher: Waiting
+    post_commit: PostCommit
     ids: Ids
     options: Options
     secret: bytes
@@ -95,8 +95,8 @@ class EngineContext(Struct):
 
 
 class Service:
-    def __init__(self, parts: EngineContext) -> None:
-        self._context = parts
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
 
     def _now(self) -> Millis:
         return self._context.store.clock.now()
@@ -110,7 +110,7 @@ class Service:
     async def _load(self, id: str) -> Snapshot | None:
         """The execution, None if there is none of that very id (partition included)."""
         key = ExecutionId(id)
-        found = await self._context.arrivals.load([key.uuid])
+        found = await self._context.inbox.load([key.uuid])
         return _exactly(found.get(key.uuid), key)
 
     async def _let_in(self) -> None:
@@ -118,7 +118,7 @@ class Service:
         have submitted since are shown like all others. A store that can only be read shows the
         rest."""
         with suppress(StoreReadOnly, StoreFull):
-            await self._context.arrivals.admit()
+            await self._context.inbox.admit()
 
     async def _decide(self, id: str, rule: Rule[T], held: Snapshot | None = None) -> T:
         key = ExecutionId(id)

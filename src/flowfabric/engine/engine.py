@@ -43,34 +43,34 @@ from flowfabric.store.contract import Store
 class Engine:
     """One engine per process and store. Open it with `Engine.open`, close it with `close`."""
 
-    def __init__(self, parts: EngineContext) -> None:
-        self.store = parts.store
-        self.identity = parts.identity
-        self._context = parts
-        self.arrivals = parts.arrivals
-        self.executions = Executions(parts)
-        self.lanes = Lanes(parts)
-        self._releases = Releases(parts)
-        self._budget_gate = BudgetGate(parts, self._releases)
-        self.claims = Claims(parts, self.lanes, self._budget_gate)
-        self.attempts = Attempts(parts, self.claims)
-        self.suspensions = Suspensions(parts, self.attempts)
-        self.signals = Signals(parts)
-        self.keys = Keys(parts.ring)
-        self.grants = Grants(parts, self._budget_gate)
-        self.views = Views(parts)
-        self.events = Events(parts)
-        self.workers = Workers(parts)
-        self.schedules = Schedules(parts, self.executions)
-        self._dispatcher = FlowDispatcher(parts, self.signals)
-        self.flows = Flows(parts, self.executions, self._dispatcher)
-        self.flow_views = FlowViews(parts, self._dispatcher.work)
-        self.quotas = Quotas(parts, self._releases)
-        self.budgets = Budgets(parts, self.attempts, self.flows, self._budget_gate)
-        self.explain = Explain(parts, self._budget_gate)
-        self._limits = LimitSweep(parts, self._releases, self._budget_gate)
+    def __init__(self, context: EngineContext) -> None:
+        self.store = context.store
+        self.identity = context.identity
+        self._context = context
+        self.inbox = context.inbox
+        self.executions = Executions(context)
+        self.lanes = Lanes(context)
+        self._releases = Releases(context)
+        self._budget_gate = BudgetGate(context, self._releases)
+        self.claims = Claims(context, self.lanes, self._budget_gate)
+        self.attempts = Attempts(context, self.claims)
+        self.suspensions = Suspensions(context, self.attempts)
+        self.signals = Signals(context)
+        self.keys = Keys(context.ring)
+        self.grants = Grants(context, self._budget_gate)
+        self.views = Views(context)
+        self.events = Events(context)
+        self.workers = Workers(context)
+        self.schedules = Schedules(context, self.executions)
+        self._dispatcher = FlowDispatcher(context, self.signals)
+        self.flows = Flows(context, self.executions, self._dispatcher)
+        self.flow_views = FlowViews(context, self._dispatcher.work)
+        self.quotas = Quotas(context, self._releases)
+        self.budgets = Budgets(context, self.attempts, self.flows, self._budget_gate)
+        self.explain = Explain(context, self._budget_gate)
+        self._limits = LimitSweep(context, self._releases, self._budget_gate)
         self.sweep = Sweep(
-            parts,
+            context,
             self.schedules,
             self._dispatcher,
             self._limits,
@@ -93,17 +93,17 @@ class Engine:
         await store.keep_time()
         chosen = options or Options()
         known_limits = KnownLimits(store)
-        arrivals = Inbox(store, known_limits)
-        waiting = Waiting(store, arrivals)
-        after = PostCommit(store, waiting)
-        arrivals.admitted = after.created
-        arrivals.rank_step = chosen.rank_step
-        parts = EngineContext(
+        inbox = Inbox(store, known_limits)
+        watcher = Waiting(store, inbox)
+        post_commit = PostCommit(store, watcher)
+        inbox.admitted = post_commit.created
+        inbox.rank_step = chosen.rank_step
+        context = EngineContext(
             store=store,
-            arrivals=arrivals,
-            decisions=Decisions(store, arrivals, after),
-            waiting=waiting,
-            after=after,
+            inbox=inbox,
+            decisions=Decisions(store, inbox, post_commit),
+            watcher=watcher,
+            post_commit=post_commit,
             ids=Ids(),
             options=chosen,
             secret=await store.secret(),
@@ -112,7 +112,7 @@ class Engine:
             ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
             known_limits=known_limits,
         )
-        return cls(parts)
+        return cls(context)
 
     def now(self) -> Millis:
         """The store's clock: the only time that decides anything."""
@@ -127,6 +127,6 @@ class Engine:
         await self._dispatcher.drain()
         await self._limits.drain()
         await self._context.decisions.drain()
-        await self._context.waiting.close()
+        await self._context.watcher.close()
         await self.flow_views.close()
         await self.store.close()

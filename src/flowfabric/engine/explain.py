@@ -59,8 +59,8 @@ PAGE = 1000
 class Explain(Service):
     """`engine.explain`"""
 
-    def __init__(self, parts: EngineContext, budget_gate: BudgetGate) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, budget_gate: BudgetGate) -> None:
+        super().__init__(context)
         self._budget_gate = budget_gate
 
     async def __call__(self, id: str) -> Explanation:

@@ -48,14 +48,14 @@ class Sweep(Service):
 
     def __init__(
         self,
-        parts: EngineContext,
+        context: EngineContext,
         schedules: Schedules,
         dispatcher: FlowDispatcher,
         limits: LimitSweep,
         workers: Workers,
         holder: str,
     ) -> None:
-        super().__init__(parts)
+        super().__init__(context)
         self._schedules = schedules
         self._dispatcher = dispatcher
         self._limits = limits
@@ -66,7 +66,7 @@ class Sweep(Service):
         self._has_duty = False
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
-        parts.after.due = self._due_at
+        context.post_commit.due = self._due_at
 
     def start(self) -> None:
         """Sweeps in the background whenever this process has the duty, and keeps the door."""
@@ -171,7 +171,7 @@ class Sweep(Service):
             try:
                 await self._context.store.wait_hint(REST, seen)
                 seen = self._context.store.hints()
-                await self._context.arrivals.admit()
+                await self._context.inbox.admit()
             except FlowFabricError as error:
                 log.debug("the inbox is looked at later: %s", error)
                 await asyncio.sleep(MAX_PAUSE)

@@ -48,8 +48,8 @@ log = logging.getLogger("flowfabric.registry")
 class Workers(Service):
     """`engine.workers`"""
 
-    def __init__(self, parts: EngineContext) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
         self._looked_at = Millis(0)
 
     async def register(self, presence: Presence) -> Registered | Refreshed:
@@ -63,7 +63,7 @@ class Workers(Service):
             if await self._put(new, old):
                 if isinstance(outcome, Registered):
                     log.info("worker %s (%s) registered as %s", *_named(new), new.worker)
-                    self._context.after.claimable()
+                    self._context.post_commit.claimable()
                 return outcome
         raise _rivals()
 

@@ -110,7 +110,7 @@ class Driver(Checks):
             before = set(hand.active)
             await engine.sweep.once()
             await engine._dispatcher.drain()
-            await engine.arrivals.admit()
+            await engine.inbox.admit()
             await engine._limits.drain()
             await hand.renew()
             if await hand.claim():

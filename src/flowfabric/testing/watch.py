@@ -84,8 +84,8 @@ class HandlerWatch:
 class WatchedAttempts(Attempts):
     """Records steps as ever, and holds the handler there when asked to."""
 
-    def __init__(self, parts: EngineContext, claims: Claims, watch: HandlerWatch) -> None:
-        super().__init__(parts, claims)
+    def __init__(self, context: EngineContext, claims: Claims, watch: HandlerWatch) -> None:
+        super().__init__(context, claims)
         self._watch = watch
 
     async def record_step(self, owned: Owned, step: Step) -> None:
@@ -101,11 +101,11 @@ class WatchedViews(Views):
 
     def __init__(
         self,
-        parts: EngineContext,
+        context: EngineContext,
         watch: HandlerWatch,
         drive: Callable[[ExecutionId, float | None], Awaitable[None]],
     ) -> None:
-        super().__init__(parts)
+        super().__init__(context)
         self._watch = watch
         self._drive = drive
 
@@ -123,11 +123,11 @@ class WatchedFlowViews(FlowViews):
 
     def __init__(
         self,
-        parts: EngineContext,
+        context: EngineContext,
         settling: FlowResolver,
         drive: Callable[[UUID, float | None], Awaitable[None]],
     ) -> None:
-        super().__init__(parts, settling)
+        super().__init__(context, settling)
         self._drive = drive
 
     async def wait(self, id: UUID, timeout: Seconds | None = None) -> Flow:

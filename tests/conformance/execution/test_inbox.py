@@ -90,7 +90,7 @@ async def test_the_door_decides_delays_and_priorities_like_everywhere(
     async with libraries(store_url)[0]() as connection:
         item = arrival(lab, delay_until=later, priority=20_000, tags={"app.tenant": "acme"})
         found = await foreign.arrive(connection, item, None, Millis(0))
-    assert await lab.engine.arrivals.admit() == 1
+    assert await lab.engine.inbox.admit() == 1
     description = await lab.engine.views.describe(id_of(found))
     assert description is not None
     assert description.state == "delayed"
@@ -109,7 +109,7 @@ async def test_what_the_rules_refuse_ends_as_failed_with_the_reason(
     )
     async with libraries(store_url)[0]() as connection:
         found = await foreign.arrive(connection, bad, None, Millis(0))
-    await lab.engine.arrivals.admit()
+    await lab.engine.inbox.admit()
     assert await lab.claim() == []
     await lab.pass_time(0)
     ending = await lab.engine.views.wait(id_of(found), 5)
@@ -124,7 +124,7 @@ async def test_two_doors_let_each_arrival_in_once(
     async with libraries(store_url)[0]() as connection:
         for number in range(20):
             await foreign.arrive(connection, arrival(lab, number), None, Millis(0))
-    admitted = await lab.engine.arrivals.admit() + await second_lab.engine.arrivals.admit()
+    admitted = await lab.engine.inbox.admit() + await second_lab.engine.inbox.admit()
     assert admitted == 20
     assert len(await lab.claim(limit=100)) == 20
 
@@ -202,7 +202,7 @@ async def test_a_run_that_somebody_else_lets_in_meanwhile_is_found(
 
     async def look_and_wait(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         seen = await look(uuids)
-        await second_lab.engine.arrivals.admit()
+        await second_lab.engine.inbox.admit()
         return seen
 
     monkeypatch.setattr(lab.engine.store, "load", look_and_wait)
@@ -217,7 +217,7 @@ async def test_one_arrival_too_large_keeps_nobody_else_at_the_door(
     async with connect() as connection:
         refused = await foreign.arrive(connection, large, None, Millis(0))
         good = await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
-    assert await lab.engine.arrivals.admit() == 2
+    assert await lab.engine.inbox.admit() == 2
     await lab.engine.sweep.once()
     assert (await lab.claim_one()).id == id_of(good)
     assert await lab.state(id_of(refused)) == "failed"
@@ -230,7 +230,7 @@ async def test_an_arrival_whose_id_was_submitted_meanwhile_is_let_in_no_second_t
         found = await foreign.arrive(connection, arrival(lab, 1), None, Millis(0))
         await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
     await lab.submit(id=id_of(found))
-    await lab.engine.arrivals.admit()
+    await lab.engine.inbox.admit()
     assert len(await lab.claim(limit=10)) == 2
 
 
@@ -239,7 +239,7 @@ async def test_the_key_of_a_refused_arrival_goes_with_its_run(lab: Lab, store_ur
     until = Millis(lab.clock.now() + 30 * 86_400_000)
     async with libraries(store_url)[0]() as connection:
         found = await foreign.arrive(connection, item, "k", until)
-    await lab.engine.arrivals.admit()
+    await lab.engine.inbox.admit()
     await lab.engine.sweep.once()
     assert await lab.state(id_of(found)) == "failed"
     lab.clock.advance(7 * 86_400_000)

@@ -174,7 +174,7 @@ async def test_a_flow_that_is_counted_while_it_is_looked_at_is_seen_as_it_is(
     drawn = await declare(lab, "a")
     await drawn.fail("a")
     with monkeypatch.context() as still:
-        still.setattr(lab.engine._context.after, "owed", lambda chores: None)
+        still.setattr(lab.engine._context.post_commit, "owed", lambda chores: None)
         await replay(drawn, "a")
     honest = lab.engine.store.chores
 

@@ -87,7 +87,7 @@ def test_the_end_of_a_member_is_plain_and_owes_its_flow() -> None:
     member = replace(held, execution=flow).to(held.state, flags=Flags.FLOW)
     change = attempt.complete(member, owner(member), NOW)
     assert change.plain_end
-    assert [chore.flow for chore in change.chores] == [SOME]
+    assert [chore.flow for chore in change.outbox] == [SOME]
 
 
 CHILD = UUID(int=8)
@@ -97,24 +97,24 @@ def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() 
     """I-19: also where it is folded with the replay that follows"""
     held = running()
     parent = held.to(held.state, life=replace(held.life, flows=(CHILD,)))
-    assert attempt.complete(parent, owner(parent), NOW).chores == ()
+    assert attempt.complete(parent, owner(parent), NOW).outbox == ()
     failed = attempt.fail(parent, owner(parent), NOW, Failure("no", "permanent"), JitterSource(0.0))
     assert failed.plain_end
     assert failed.after is not None
     owed = OutboxEntry(CHILD, held.execution.uuid, failed.after.head.version, OutboxKind.ORPHANED)
-    assert failed.chores == (owed,)
+    assert failed.outbox == (owed,)
     again = operator.replay(failed.after, NOW)
     assert again.after is not None
     assert (again.after.life.flows, again.after.life.orphans) == ((), (CHILD,))
-    assert again.chores == ()
-    assert fold(failed, again).chores == (owed,)
+    assert again.outbox == ()
+    assert fold(failed, again).outbox == (owed,)
     heard = children.forget(failed.after, CHILD, orphan=False)
     assert heard.after is not None
     assert heard.after.life.flows == ()
-    assert heard.chores == ()
+    assert heard.outbox == ()
     listed = children.start(held, CHILD)
     cancelled = operator.cancel(listed.after, OPERATOR, NOW, "enough")
-    assert [chore.kind for chore in fold(listed, cancelled).chores] == [OutboxKind.ORPHANED]
+    assert [chore.kind for chore in fold(listed, cancelled).outbox] == [OutboxKind.ORPHANED]
 
 
 def test_only_an_ending_by_its_owner_that_writes_nothing_else_is_plain() -> None:

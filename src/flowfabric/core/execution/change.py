@@ -11,10 +11,10 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Attempt, Ended, Flags, Outcome, Snapshot
 from flowfabric.core.execution.step import Step
-from flowfabric.core.flow.outbox import OutboxEntry, chores_of, turned
+from flowfabric.core.flow.outbox import OutboxEntry, outbox_of, turned
 from flowfabric.core.wait.model import DedupRecord, ReceivedSignal, Waitpoint
 
-# What an execution may own although its end is written unseen: flows are told by chores, a
+# What an execution may own although its end is written unseen: flows are told by outbox entries, a
 # slot is given back by the very row that goes, reservations are let go after the commit.
 # Numbers, since flags are slow and every ending is asked.
 _MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT)
@@ -50,9 +50,9 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     owed: tuple[OutboxEntry, ...] = ()
 
     @property
-    def chores(self) -> tuple[OutboxEntry, ...]:
+    def outbox(self) -> tuple[OutboxEntry, ...]:
         """All that is owed to flows after this change."""
-        return self.owed + chores_of(self.before, self.after)
+        return self.owed + outbox_of(self.before, self.after)
 
     @property
     def alarm(self) -> Millis | None:
@@ -115,4 +115,4 @@ def _between(first: "Change[object]", second: "Change[object]") -> tuple[OutboxE
     """What only shows between the two: one that ended and was replayed owes both."""
     if not (turned(first.before, first.after) and turned(second.before, second.after)):
         return ()
-    return chores_of(first.before, first.after) + chores_of(second.before, second.after)
+    return outbox_of(first.before, first.after) + outbox_of(second.before, second.after)

@@ -26,7 +26,7 @@ def takes_members_along(flow: Flow) -> bool:
     return flow.cancel is not None and flow.cancel.policy is not CancelPolicy.FLOW_ONLY
 
 
-def cancel_chores(flow: Flow, *, held: bool) -> tuple[OutboxEntry, ...]:
+def cancel_entries(flow: Flow, *, held: bool) -> tuple[OutboxEntry, ...]:
     """Cancel the members; and let those go that are left, when nobody can seal the flow now."""
     if flow.cancel is None or not flow.nodes:
         return ()
@@ -53,7 +53,7 @@ def orphaned(change: FlowChange, now: Millis) -> FlowChange:
         return change
     cancel = Cancellation(now, PARENT_ENDED, CancelPolicy.ALL)
     after = replace(change.after, state=FlowState.CANCELLED, cancel=cancel)
-    return replace(change, after=after, owed=change.owed + cancel_chores(after, held=False))
+    return replace(change, after=after, owed=change.owed + cancel_entries(after, held=False))
 
 
 def is_orphan(flow: Flow) -> bool:

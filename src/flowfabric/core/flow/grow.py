@@ -103,7 +103,7 @@ def join(
         ended[name] = ended.get(name, 0) + 1
     after = _welcomed(flow, snapshot, now)
     grown = changed(flow, now, nodes=flow.nodes + 1, revision=flow.revision + 1, ended=ended)
-    # Counted here: `chores_of` sees no ending in a change that only sets the flag.
+    # Counted here: `outbox_of` sees no ending in a change that only sets the flag.
     return FlowChange(flow, grown, changes=(Change(None, snapshot, after),))
 
 

@@ -93,7 +93,7 @@ class Flow(Document, frozen=True, kw_only=True, omit_defaults=True):
 class FlowChange(Struct, frozen=True):
     """A change of a flow and of everything it was decided together with; written whole or not at
     all, and only while every version stands: of the flow, of the executions of `changes`, and of
-    the `guards`, which are only looked at. `done` are chores that are done by it."""
+    the `guards`, which are only looked at. `done` are outbox entries that are done by it."""
 
     before: Flow | None
     after: Flow
@@ -130,18 +130,18 @@ def changed(flow: Flow, now: Millis, **members: object) -> Flow:
     return _settled(after, now)
 
 
-def count_chores(
-    flow: Flow, chores: tuple[OutboxEntry, ...], now: Millis, missing: int | None = None
+def count_outbox(
+    flow: Flow, entries: tuple[OutboxEntry, ...], now: Millis, missing: int | None = None
 ) -> FlowChange:
     """The flow after endings (and replays, which take one back) were counted, once each. `missing`
     are members of a cancelled flow that nobody has written: they will never end, so they count as
     ended. One that comes late and ends takes the place of a missing one."""
     ended = dict(flow.ended)
-    for chore in chores:
-        if chore.outcome is None:
+    for entry in entries:
+        if entry.outcome is None:
             continue
-        name = _name(chore.outcome, spared=chore.spared)
-        step = {OutboxKind.ENDED: 1, OutboxKind.REPLAYED: -1}.get(chore.kind, 0)
+        name = _name(entry.outcome, spared=entry.spared)
+        step = {OutboxKind.ENDED: 1, OutboxKind.REPLAYED: -1}.get(entry.kind, 0)
         ended[name] = ended.get(name, 0) + step
     if missing is not None:
         ended[MISSING] = missing
@@ -153,7 +153,7 @@ def count_chores(
     owed: tuple[OutboxEntry, ...] = ()
     if after.parent is not None and after.ended_at is not None and flow.ended_at is None:
         owed = (OutboxEntry(flow.id, flow.id, after.version, OutboxKind.TELL),)
-    return FlowChange(flow, after, owed=owed, done=chores)
+    return FlowChange(flow, after, owed=owed, done=entries)
 
 
 def _settled(flow: Flow, now: Millis) -> Flow:

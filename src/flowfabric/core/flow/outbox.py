@@ -42,7 +42,7 @@ class OutboxEntry(Struct, frozen=True):
     spared: bool = False
 
 
-def chores_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:
+def outbox_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:
     """What a change of an execution owes to flows, because it ended or was replayed."""
     if before is None or after is None or not turned(before, after):
         return ()

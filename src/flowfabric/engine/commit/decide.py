@@ -55,10 +55,10 @@ class Decision(Struct):
 
 
 class Decisions:
-    def __init__(self, store: Store, arrivals: Inbox, after: PostCommit) -> None:
+    def __init__(self, store: Store, inbox: Inbox, post_commit: PostCommit) -> None:
         self._store = store
-        self._arrivals = arrivals
-        self._after = after
+        self._inbox = inbox
+        self._post_commit = post_commit
         self._batcher: Batcher[Decision, Any] = Batcher("decide", self._flush)
 
     async def decide(self, uuid: UUID, rule: Rule[T], held: Snapshot | None = None) -> T:
@@ -117,7 +117,7 @@ class Decisions:
         if not changes:
             return unsure
         applied = await self._store.apply(list(changes.values()))
-        self._after.applied([changes[uuid] for uuid in applied])
+        self._post_commit.applied([changes[uuid] for uuid in applied])
         return unsure | {uuid: groups[uuid] for uuid in changes if uuid not in applied}
 
     async def _snapshots(
@@ -129,7 +129,7 @@ class Decisions:
                 if (known := _held(group)) is not None:
                     held[uuid] = known
         missing = [uuid for uuid in groups if uuid not in held]
-        loaded = await load_each(self._arrivals.load, missing)
+        loaded = await load_each(self._inbox.load, missing)
         return {**held, **loaded}
 
     async def _load_needs(

@@ -35,7 +35,7 @@ class PostCommit:
         self._waiting = waiting
         self.due: Callable[[Millis], None] = lambda at: None
         """Told when something becomes due, so that the sweep of this process is there in time."""
-        self.owed: Callable[[Iterable[OutboxEntry]], None] = lambda chores: None
+        self.owed: Callable[[Iterable[OutboxEntry]], None] = lambda entries: None
         """Told what is owed to flows now."""
         self.settle: Callable[[UUID], Awaitable[None]] = _nothing
         """Does everything that is owed to a flow."""
@@ -73,7 +73,7 @@ class PostCommit:
             if change.before is not None and change.after is not None
         ]
         for change in changes:
-            owed += change.chores
+            owed += change.outbox
         for _, after in moves:
             match after.state:
                 case Ready() | Lost():

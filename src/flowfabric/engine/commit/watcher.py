@@ -18,9 +18,9 @@ LONGEST_REST = 0.05
 
 
 class Waiting:
-    def __init__(self, store: Store, arrivals: Inbox) -> None:
+    def __init__(self, store: Store, inbox: Inbox) -> None:
         self._store = store
-        self._arrivals = arrivals
+        self._inbox = inbox
         self._waiters: dict[UUID, dict[asyncio.Future[Snapshot], ExecutionId]] = {}
         self._nudged: set[UUID] = set()
         self._nudge = asyncio.Event()
@@ -115,7 +115,7 @@ class Waiting:
         rest = iter(uuids)
         while page := list(islice(rest, MAX_BATCH)):
             try:
-                found = await load_each(self._arrivals.load, page)
+                found = await load_each(self._inbox.load, page)
             except Exception as error:
                 self._fail(page, error)
                 continue

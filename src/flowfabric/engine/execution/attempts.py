@@ -66,13 +66,13 @@ _SELF = Owner(source=Source.OPERATOR)
 class Attempts(Service):
     """`engine.attempts`"""
 
-    def __init__(self, parts: EngineContext, claims: Claims) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, claims: Claims) -> None:
+        super().__init__(context)
         self._claims = claims
         self._ends: Batcher[Change[object], bool] = Batcher(
             "end", self._flush_ends, keys=_change_keys, weight=_change_weight
         )
-        self._steps: Batcher[tuple[UUID, int], list[Step]] = Batcher("steps", parts.store.steps)
+        self._steps: Batcher[tuple[UUID, int], list[Step]] = Batcher("steps", context.store.steps)
         self._notes: Batcher[SideWrite, bool] = Batcher(
             "note", self._flush_notes, weight=_note_weight
         )
@@ -111,7 +111,7 @@ class Attempts(Service):
     def ended_elsewhere(self, owned: Claim, ended: Snapshot) -> None:
         """Told that a transaction of the application has ended what was claimed: whoever waits for
         the result, its flow or its slot need not wait for the sweep."""
-        self._context.after.applied([Change(None, owned.snapshot, ended)])
+        self._context.post_commit.applied([Change(None, owned.snapshot, ended)])
 
     async def time_out(self, owned: Owned) -> RetryScheduled | TerminalFailed:
         """Gives the attempt up because it took longer than its timeout, as the sweep would: it is
@@ -250,7 +250,7 @@ class Attempts(Service):
     async def _flush_ends(self, changes: list[Change[object]]) -> list[bool]:
         ended = await self._context.store.end(changes, self._now())
         applied = [change for change in changes if _uuid(change) in ended]
-        self._context.after.applied(applied)
+        self._context.post_commit.applied(applied)
         return [_uuid(change) in ended for change in changes]
 
     async def _flush_notes(self, notes: list[SideWrite]) -> list[bool]:

@@ -159,8 +159,8 @@ class Renewals(dict[UUID, Renewed | FlowFabricError]):
 class Claims(Service):
     """`engine.claims`"""
 
-    def __init__(self, parts: EngineContext, lanes: Lanes, budget_gate: BudgetGate) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, lanes: Lanes, budget_gate: BudgetGate) -> None:
+        super().__init__(context)
         self._lanes = lanes
         self._budget_gate = budget_gate
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(

@@ -49,8 +49,8 @@ TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 class Executions(Service):
     """`engine.executions`"""
 
-    def __init__(self, parts: EngineContext) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
         self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
             "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
         )
@@ -123,7 +123,7 @@ class Executions(Service):
         upstreams: dict[UUID, Snapshot] = {}
         if ask_to_replay(snapshot) is not None:
             for key in flow:  # or an ending that it has heard of skips it again
-                await self._context.after.settle(key)
+                await self._context.post_commit.settle(key)
                 upstreams = await self._upstreams(key, snapshot.execution.uuid)
         return await self._context.decisions.decide_loaded(
             snapshot.execution.uuid,
@@ -204,7 +204,7 @@ class Executions(Service):
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         found = await self._context.store.submit(creations, self._now())
-        self._context.after.created(
+        self._context.post_commit.created(
             creation.snapshot
             for creation, existing in zip(creations, found, strict=True)
             if existing is None

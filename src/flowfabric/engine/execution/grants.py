@@ -55,8 +55,8 @@ MAX_PAGE = 1000
 class Grants(Service):
     """`engine.grants`"""
 
-    def __init__(self, parts: EngineContext, budget_gate: BudgetGate) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, budget_gate: BudgetGate) -> None:
+        super().__init__(context)
         self._budget_gate = budget_gate
 
     async def issue(

@@ -23,7 +23,7 @@ _OPTIONS = frozenset(
 
 
 class Inbox:
-    """`engine.arrivals`"""
+    """`engine.inbox`"""
 
     def __init__(self, store: Store, known_limits: KnownLimits) -> None:
         self._store = store

@@ -29,8 +29,8 @@ ROUNDS = 10
 class Schedules(Service):
     """`engine.schedules`"""
 
-    def __init__(self, parts: EngineContext, executions: Executions) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, executions: Executions) -> None:
+        super().__init__(context)
         self._executions = executions
         self._stuck: set[str] = set()
 
@@ -132,7 +132,7 @@ class Schedules(Service):
 
     def _ring(self, schedule: Schedule) -> None:
         if schedule.next_at is not None:
-            self._context.after.due(schedule.next_at)
+            self._context.post_commit.due(schedule.next_at)
 
     def _options(self, schedule: Schedule, *, keyed: bool) -> dict[str, Any]:
         """The moment's key lasts long enough to be of use, whatever the policy says."""

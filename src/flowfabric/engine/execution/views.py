@@ -202,7 +202,7 @@ class Views(Service):
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
         async with asyncio.timeout(seconds):
-            return _ending(await self._context.waiting.end_of(key))
+            return _ending(await self._context.watcher.end_of(key))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page begins the next."""
@@ -231,7 +231,7 @@ class Views(Service):
     async def _detail(self, id: str) -> Detail | None:
         key = ExecutionId(id)
         detail = await self._context.store.detail(key.uuid)
-        if detail is None and await self._context.arrivals.admit([key.uuid]):
+        if detail is None and await self._context.inbox.admit([key.uuid]):
             detail = await self._context.store.detail(key.uuid)
         return detail if detail is not None and detail.snapshot.execution.id == key else None
 

@@ -8,7 +8,7 @@ from itertools import islice
 from uuid import UUID
 
 from flowfabric.core.base.errors import FlowFabricError, Unavailable
-from flowfabric.core.flow.model import Flow, FlowChange, count_chores
+from flowfabric.core.flow.model import Flow, FlowChange, count_outbox
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import PAGE, FlowResolver, MemberEnding, endings_of
@@ -58,9 +58,9 @@ class FlowDispatcher(Service):
     so that no flow waits for another.
     """
 
-    def __init__(self, parts: EngineContext, signals: Signals) -> None:
-        super().__init__(parts)
-        self.work = FlowResolver(parts, signals)
+    def __init__(self, context: EngineContext, signals: Signals) -> None:
+        super().__init__(context)
+        self.work = FlowResolver(context, signals)
         self._endings: dict[UUID, dict[UUID, MemberEnding]] = {}
         self._settling = _Runner("flowfabric-settle", self._settle_fresh)
         self._looking = _Runner("flowfabric-count", self._look)
@@ -68,18 +68,18 @@ class FlowDispatcher(Service):
         self._again: set[UUID] = set()
         self._cancels: set[asyncio.Task[None]] = set()
         self._finishing: set[UUID] = set()
-        parts.after.owed, parts.after.settle = self.owe, self.work.settle
+        context.post_commit.owed, context.post_commit.settle = self.owe, self.work.settle
 
-    def owe(self, chores: Iterable[OutboxEntry]) -> None:
+    def owe(self, entries: Iterable[OutboxEntry]) -> None:
         """Told what was committed just now. Endings need not be read again to be settled."""
         flows = dict[UUID, None]()
-        for chore in chores:
-            flows[chore.flow] = None
-            queued = self._endings.setdefault(chore.flow, {})
-            if chore.kind is OutboxKind.ENDED and chore.outcome is not None:
-                queued[chore.id] = MemberEnding(chore.outcome, chore.number)
-            elif chore.kind is OutboxKind.REPLAYED:
-                queued.pop(chore.id, None)
+        for entry in entries:
+            flows[entry.flow] = None
+            queued = self._endings.setdefault(entry.flow, {})
+            if entry.kind is OutboxKind.ENDED and entry.outcome is not None:
+                queued[entry.id] = MemberEnding(entry.outcome, entry.number)
+            elif entry.kind is OutboxKind.REPLAYED:
+                queued.pop(entry.id, None)
         self.kick(flows)
 
     def kick(self, flows: Iterable[UUID]) -> None:
@@ -201,12 +201,12 @@ class FlowDispatcher(Service):
     async def _settle_many(self, flows: Sequence[UUID], *, counting: bool) -> int:
         """One pass over many flows; with `counting` (the sweep) nothing is left for later. Returns
         how many flows have nothing owed any more that was owed to them before."""
-        # Before the chores: whoever counts them meanwhile moves the version that is compared.
+        # Before the outbox: counting entries meanwhile moves the version that is compared.
         found = await self._context.store.flows(flows)
         owed: dict[UUID, list[OutboxEntry]] = {}
-        for chore in await self._context.store.chores(flows, PAGE):
-            owed.setdefault(chore.flow, []).append(chore)
-        light = {flow: chores for flow, chores in owed.items() if _is_light(chores)}
+        for entry in await self._context.store.chores(flows, PAGE):
+            owed.setdefault(entry.flow, []).append(entry)
+        light = {flow: entries for flow, entries in owed.items() if _is_light(entries)}
         heavy = owed.keys() - light.keys()
         for flow in heavy:
             if counting:
@@ -215,8 +215,8 @@ class FlowDispatcher(Service):
                 self._spawn(flow)
         now = self._now()
         counts = [
-            count_chores(found[flow], tuple(chores), now)
-            for flow, chores in light.items()
+            count_outbox(found[flow], tuple(entries), now)
+            for flow, entries in light.items()
             if flow in found
         ]
         # What is not counted now was settled by whoever committed it, or will be by the sweep.
@@ -230,8 +230,8 @@ class FlowDispatcher(Service):
         await self.work.settle_edges(
             {
                 (flow, id): ending
-                for flow, chores in owed.items()
-                for id, ending in endings_of(chores).items()
+                for flow, entries in owed.items()
+                for id, ending in endings_of(entries).items()
             }
         )
 
@@ -246,8 +246,8 @@ class FlowDispatcher(Service):
         return len(written)
 
 
-def _is_light(chores: Sequence[OutboxEntry]) -> bool:
-    return len(chores) < PAGE and all(chore.kind is OutboxKind.ENDED for chore in chores)
+def _is_light(entries: Sequence[OutboxEntry]) -> bool:
+    return len(entries) < PAGE and all(entry.kind is OutboxKind.ENDED for entry in entries)
 
 
 def _is_due(change: FlowChange) -> bool:

@@ -37,7 +37,7 @@ from flowfabric.core.execution.submission import Submission, Submitted, create
 from flowfabric.core.flow import children, grow
 from flowfabric.core.flow.cancel import (
     announce,
-    cancel_chores,
+    cancel_entries,
     check_cancel_policy,
     takes_members_along,
 )
@@ -107,9 +107,9 @@ class Flows(Service):
     """`engine.flows`"""
 
     def __init__(
-        self, parts: EngineContext, executions: Executions, dispatcher: FlowDispatcher
+        self, context: EngineContext, executions: Executions, dispatcher: FlowDispatcher
     ) -> None:
-        super().__init__(parts)
+        super().__init__(context)
         self._executions = executions
         self._dispatcher = dispatcher
         self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
@@ -268,8 +268,8 @@ class Flows(Service):
                 for member in page:
                     grow.check_seal(member)
             after = grow.sealed(open, now)
-            chore = OutboxEntry(key, key, after.version, OutboxKind.RELEASE)
-            return FlowChange(open, after, owed=(chore,))
+            entry = OutboxEntry(key, key, after.version, OutboxKind.RELEASE)
+            return FlowChange(open, after, owed=(entry,))
 
         made = await self._change(key, decide)
         await self._dispatcher.work.settle(key)
@@ -329,7 +329,7 @@ class Flows(Service):
             open = open_flow(found, key)
             cancel = Cancellation(now, text, chosen)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
-            owed = cancel_chores(after, held=open.state is FlowState.OPEN)
+            owed = cancel_entries(after, held=open.state is FlowState.OPEN)
             told_by = await self._context.store.members(key, limit=1)
             changes = tuple(announce(member, after, now) for member in told_by)
             return FlowChange(open, after, changes=changes, owed=owed)
@@ -395,7 +395,7 @@ class Flows(Service):
 
         async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
             after = changed(known(found, flow), now)
-            return FlowChange(found, after, owed=cancel_chores(after, held=False))
+            return FlowChange(found, after, owed=cancel_entries(after, held=False))
 
         await self._change(flow, decide, kick=False)
         await self._dispatcher.finish(cancelled)
@@ -454,7 +454,7 @@ class Flows(Service):
                 if change is None:
                     return None
                 if await self._context.store.apply_flow(change):
-                    self._context.after.applied(change.changes)
+                    self._context.post_commit.applied(change.changes)
                     if change.owed and kick:
                         self._dispatcher.kick([id])
                     return change

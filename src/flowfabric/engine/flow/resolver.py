@@ -1,7 +1,7 @@
 """Doing what is owed to flows: right after the commit that owes it, or when the sweep finds it.
 
 An ending is settled edge by edge as independent changes of the downstreams, in pages, never in one
-big transaction. Only then is it counted and the chore deleted, so a crash repeats work and never
+big transaction. Only then is it counted and the entry deleted, so a crash repeats work and never
 loses any; an edge that was settled before is left alone. Two processes may settle the same flow.
 """
 
@@ -26,7 +26,7 @@ from flowfabric.core.flow import children, grow
 from flowfabric.core.flow import progress as rules
 from flowfabric.core.flow.cancel import is_orphan, orphaned
 from flowfabric.core.flow.join import EdgeState, JoinState
-from flowfabric.core.flow.model import CancelPolicy, Flow, Parent, count_chores
+from flowfabric.core.flow.model import CancelPolicy, Flow, Parent, count_outbox
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
@@ -54,8 +54,8 @@ class MemberEnding(NamedTuple):
 class FlowResolver(Service):
     """Does what is owed to one flow, or settles endings of many."""
 
-    def __init__(self, parts: EngineContext, signals: Signals) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, signals: Signals) -> None:
+        super().__init__(context)
         self._signals = signals
         self.cancelling: set[UUID] = set()
         """Flows whose members are being cancelled: nothing may be settled, or they are skipped."""
@@ -72,37 +72,37 @@ class FlowResolver(Service):
     async def settle(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""
         for _ in range(MAX_ROUNDS):
-            while chores := await self._context.store.chores([flow], PAGE):
-                if not await self._round(flow, chores):
+            while entries := await self._context.store.chores([flow], PAGE):
+                if not await self._round(flow, entries):
                     break  # somebody else was faster: look again
             else:
                 return
             await asyncio.sleep(0)
 
-    async def _round(self, flow: UUID, chores: Sequence[OutboxEntry]) -> bool:
-        """Does the given chores and counts them; False when another process did."""
+    async def _round(self, flow: UUID, entries: Sequence[OutboxEntry]) -> bool:
+        """Does what these entries ask for and counts them; False when another process did."""
         found = (await self._context.store.flows([flow])).get(flow)
         if found is None:
             raise NotFound("flow", flow)
-        kinds = {chore.kind for chore in chores}
-        if len(chores) >= PAGE:
+        kinds = {entry.kind for entry in entries}
+        if len(entries) >= PAGE:
             # There may be more endings: a flow that is over already cannot be cancelled.
-            chores = [each for each in chores if each.kind is not OutboxKind.ORPHANED] or chores
+            entries = [each for each in entries if each.kind is not OutboxKind.ORPHANED] or entries
         if found.cancel is not None:
             # Before anything is settled: members are to be cancelled, not skipped. The cancel
-            # may be on a later page of chores, and a replay may not have seen it.
+            # may be on a later page of entries, and a replay may not have seen it.
             await self.cancel_members(found)
         if OutboxKind.RELEASE in kinds:
             await self._release(found)
-        await self._settle_endings(flow, chores)
-        await self._catch_up(flow, chores)
-        await self._cancel_siblings(flow, chores)
+        await self._settle_endings(flow, entries)
+        await self._catch_up(flow, entries)
+        await self._cancel_siblings(flow, entries)
         if OutboxKind.TELL in kinds:
-            await self._tell(found, max(each.number for each in chores if _is_telling(each)))
+            await self._tell(found, max(each.number for each in entries if _is_telling(each)))
         missing = await self._missing(found) if OutboxKind.CANCEL in kinds else None
         now = self._now()
-        change = count_chores(found, tuple(chores), now, missing)
-        if any(chore.kind is OutboxKind.ORPHANED for chore in chores):
+        change = count_outbox(found, tuple(entries), now, missing)
+        if any(entry.kind is OutboxKind.ORPHANED for entry in entries):
             change = orphaned(change, now)
         counted = await self._context.store.apply_flow(change)
         if counted:
@@ -117,8 +117,8 @@ class FlowResolver(Service):
         present = await self._context.store.member_counts(flow.id)
         return max(0, flow.nodes - sum(present.values()))
 
-    async def _settle_endings(self, flow: UUID, chores: Sequence[OutboxEntry]) -> None:
-        endings = endings_of(chores)
+    async def _settle_endings(self, flow: UUID, entries: Sequence[OutboxEntry]) -> None:
+        endings = endings_of(entries)
         if not endings:
             return
         query = EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
@@ -126,10 +126,10 @@ class FlowResolver(Service):
             told = {state.edge.id: endings[state.edge.upstream] for state in page}
             await self._settle_page([Unsettled(state, None) for state in page], told)
 
-    async def _catch_up(self, flow: UUID, chores: Sequence[OutboxEntry]) -> None:
+    async def _catch_up(self, flow: UUID, entries: Sequence[OutboxEntry]) -> None:
         """A member that waits again after a replay counts upstreams that have ended since they
         were looked at, and could not settle what was not open then."""
-        replayed = tuple(chore.id for chore in chores if _is_second_chance(chore))
+        replayed = tuple(entry.id for entry in entries if _is_second_chance(entry))
         if not replayed:
             return
         query = EdgeQuery(flow=flow, downstreams=replayed, unsettled=True)
@@ -144,8 +144,8 @@ class FlowResolver(Service):
                 by_child.setdefault(edge.downstream, []).append(ending)
             await self._all([_settling(child, found) for child, found in by_child.items()])
 
-    async def _cancel_siblings(self, flow: UUID, chores: Sequence[OutboxEntry]) -> None:
-        children = tuple(chore.id for chore in chores if chore.kind is OutboxKind.SIBLINGS)
+    async def _cancel_siblings(self, flow: UUID, entries: Sequence[OutboxEntry]) -> None:
+        children = tuple(entry.id for entry in entries if entry.kind is OutboxKind.SIBLINGS)
         if not children:
             return
         joins = await self._context.store.load(children)
@@ -247,22 +247,22 @@ class FlowResolver(Service):
         await self._all([_bringing(child, found, told) for child, found in by_child.items()])
 
 
-def _is_telling(chore: OutboxEntry) -> bool:
-    return chore.kind is OutboxKind.TELL
+def _is_telling(entry: OutboxEntry) -> bool:
+    return entry.kind is OutboxKind.TELL
 
 
-def _is_second_chance(chore: OutboxEntry) -> bool:
-    return chore.kind is OutboxKind.REPLAYED
+def _is_second_chance(entry: OutboxEntry) -> bool:
+    return entry.kind is OutboxKind.REPLAYED
 
 
-def endings_of(chores: Iterable[OutboxEntry]) -> dict[UUID, MemberEnding]:
+def endings_of(entries: Iterable[OutboxEntry]) -> dict[UUID, MemberEnding]:
     """How members ended. One that was replayed meanwhile has not: it will end again."""
     found: dict[UUID, MemberEnding] = {}
-    for chore in sorted(chores, key=lambda chore: chore.number):
-        if chore.kind is OutboxKind.ENDED and chore.outcome is not None:
-            found[chore.id] = MemberEnding(chore.outcome, chore.number)
-        elif chore.kind is OutboxKind.REPLAYED:
-            found.pop(chore.id, None)
+    for entry in sorted(entries, key=lambda entry: entry.number):
+        if entry.kind is OutboxKind.ENDED and entry.outcome is not None:
+            found[entry.id] = MemberEnding(entry.outcome, entry.number)
+        elif entry.kind is OutboxKind.REPLAYED:
+            found.pop(entry.id, None)
     return found
 
 

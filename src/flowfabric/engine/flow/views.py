@@ -29,7 +29,7 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
-from flowfabric.core.flow.model import Flow, FlowState, count_chores, known
+from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import is_spared
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
@@ -37,7 +37,7 @@ from flowfabric.engine.flow.watcher import FlowWaiting
 from flowfabric.store.contract import EdgeQuery, FlowQuery
 
 PAGE = 500
-MAX_CHORES = 100_000
+MAX_ENTRIES = 100_000
 MAX_PAGE = 1000
 
 
@@ -69,9 +69,9 @@ class FlowDescription(Struct, frozen=True):
 class FlowViews(Service):
     """`engine.flow_views`"""
 
-    def __init__(self, parts: EngineContext, settling: FlowResolver) -> None:
-        super().__init__(parts)
-        self._waiting = FlowWaiting(parts.store)
+    def __init__(self, context: EngineContext, settling: FlowResolver) -> None:
+        super().__init__(context)
+        self._waiting = FlowWaiting(context.store)
         settling.ended = self._waiting.ended
 
     async def close(self) -> None:
@@ -82,10 +82,10 @@ class FlowViews(Service):
         key = parse_uuid(id, "flow")
         flow = (await self._context.store.flows([key])).get(key)
         while flow is not None:
-            owed = await self._context.store.chores([key], MAX_CHORES)
+            owed = await self._context.store.chores([key], MAX_ENTRIES)
             again = (await self._context.store.flows([key])).get(key)
             if again is not None and again.version == flow.version:
-                counted = count_chores(flow, tuple(owed), flow.mutated_at).after if owed else flow
+                counted = count_outbox(flow, tuple(owed), flow.mutated_at).after if owed else flow
                 return replace(counted, version=flow.version)
             flow = again  # some were counted between the two reads
         return None
@@ -113,7 +113,7 @@ class FlowViews(Service):
         """Whether a flow was cancelled since the run that started it ended without success, or is
         gone by now; what is owed to it is done first."""
         key = parse_uuid(flow, "flow")
-        await self._context.after.settle(key)
+        await self._context.post_commit.settle(key)
         found = (await self._context.store.flows([key])).get(key)
         return found is None or is_orphan(found)
 

@@ -42,16 +42,16 @@ log = logging.getLogger("flowfabric.limits")
 class BudgetGate(Service):
     """Shared by `engine.claims`, `engine.budgets` and the sweep."""
 
-    def __init__(self, parts: EngineContext, releases: Releases) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, releases: Releases) -> None:
+        super().__init__(context)
         self._releases = releases
-        self.books = LedgerWriter(parts.store, self._admit_soon)
-        self.known = KnownBudgets(parts)
+        self.books = LedgerWriter(context.store, self._admit_soon)
+        self.known = KnownBudgets(context)
         self._crowded: dict[str, int] = {}
         self._resets: dict[str, Millis] = {}
         self._reserving: set[UUID] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        parts.after.let_go = self._let_go
+        context.post_commit.let_go = self._let_go
 
     async def check(self, taken: Sequence[Taken]) -> list[Taken]:
         """What may be worked on. The rest waits for its budget. A budget that cannot be read admits

@@ -61,9 +61,9 @@ class Budgets(Service):
     """`engine.budgets`"""
 
     def __init__(
-        self, parts: EngineContext, attempts: Attempts, flows: Flows, budget_gate: BudgetGate
+        self, context: EngineContext, attempts: Attempts, flows: Flows, budget_gate: BudgetGate
     ) -> None:
-        super().__init__(parts)
+        super().__init__(context)
         self._attempts = attempts
         self._flows = flows
         self._budget_gate = budget_gate

@@ -14,8 +14,8 @@ REFRESH = 1.0
 class KnownBudgets(Service):
     """`attached` are the budgets that hold without being named, by scope and its id."""
 
-    def __init__(self, parts: EngineContext) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
         self.attached: dict[tuple[str, str], list[str]] = {}
         self._refreshed_at: float | None = None
         self._refreshing = asyncio.Lock()

@@ -20,8 +20,8 @@ REFRESH = 1.0
 class Lanes(Service):
     """`engine.lanes`"""
 
-    def __init__(self, parts: EngineContext) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
         self._weights: dict[str, int] = {}
         self._names: tuple[str, ...] = ()
         self._refreshed_at: float | None = None
@@ -101,7 +101,7 @@ class Lanes(Service):
                 self._refreshed_at = None
                 store.hint(frozenset({name}))
                 if new.state is not old.state:
-                    self._context.after.claimable()
+                    self._context.post_commit.claimable()
                 return replace(new, version=old.version + 1)
             await asyncio.sleep(0)
         raise RetryExhausted("lost against rivals ten times in a row")

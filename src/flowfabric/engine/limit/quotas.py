@@ -41,8 +41,8 @@ class QuotaStatus(Struct, frozen=True):
 class Quotas(Service):
     """`engine.quotas`"""
 
-    def __init__(self, parts: EngineContext, releases: Releases) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, releases: Releases) -> None:
+        super().__init__(context)
         self._releases = releases
 
     async def create(self, quota: Quota) -> bool:

@@ -47,8 +47,8 @@ class ReleaseShape(Enum):
 class Releases(Service):
     """Lets executions through quotas."""
 
-    def __init__(self, parts: EngineContext) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
         self._dirty: dict[str, set[int] | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy: set[str] = set()
@@ -62,8 +62,8 @@ class Releases(Service):
         self._moved_at: dict[str, int] = {}
         self._moves = count(1)
         self._opens_at: dict[str, Millis] = {}
-        self.closed = ClosedRoutes(parts)
-        parts.after.limited = self.kick
+        self.closed = ClosedRoutes(context)
+        context.post_commit.limited = self.kick
 
     def kick(self, executions: Iterable[Execution]) -> None:
         """Told of executions that wait for their limits, or have just given room back."""
@@ -288,7 +288,7 @@ class Releases(Service):
         if at is None:
             return
         self._opens_at[quota] = min(at, self._opens_at.get(quota, at))
-        self._context.after.due(at)
+        self._context.post_commit.due(at)
 
 
 def _waits(snapshot: Snapshot) -> bool:

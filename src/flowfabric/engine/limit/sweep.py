@@ -24,13 +24,13 @@ log = logging.getLogger("flowfabric.limits")
 
 
 class LimitSweep(Service):
-    def __init__(self, parts: EngineContext, releases: Releases, budget_gate: BudgetGate) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, releases: Releases, budget_gate: BudgetGate) -> None:
+        super().__init__(context)
         self._releases = releases
         self._budget_gate = budget_gate
         self._rests_until = 0.0
         self._looks: set[asyncio.Task[None]] = set()
-        parts.after.claimable = self._look_soon
+        context.post_commit.claimable = self._look_soon
 
     async def sweep(self, *, everybody: bool = True) -> None:
         """Resets budgets that are due, then lets in and through everybody there is room for.

@@ -32,8 +32,8 @@ class ClosedRoutes(Service):
     """Looks at lanes and workers, and has slots given back that nobody can use. `known` is what was
     seen at the last look."""
 
-    def __init__(self, parts: EngineContext) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
         self.known = Unclaimable()
         self._routes: set[Route] = set()
         self._lanes: dict[str, Lane] = {}

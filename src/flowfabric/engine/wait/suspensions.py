@@ -81,11 +81,11 @@ class SuspendedExecution(Struct, frozen=True):
 class Suspensions(Service):
     """`engine.suspensions`"""
 
-    def __init__(self, parts: EngineContext, attempts: Attempts) -> None:
-        super().__init__(parts)
+    def __init__(self, context: EngineContext, attempts: Attempts) -> None:
+        super().__init__(context)
         self._attempts = attempts
         # Many handlers that go on at once ask at once.
-        self._recalls: Batcher[Needs, Loaded] = Batcher("load_needs", parts.store.load_needs)
+        self._recalls: Batcher[Needs, Loaded] = Batcher("load_needs", context.store.load_needs)
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""

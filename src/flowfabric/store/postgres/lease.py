@@ -86,7 +86,7 @@ class Owning(Part):
             ends.append(row)
             if row[_KIND] is None:
                 events += [event_row(event, names) for event in change.events]
-        owed = [row for change in changes for row in chore_rows(change.chores)]
+        owed = [row for change in changes for row in chore_rows(change.outbox)]
         rows = await connection.fetch(
             self._session.queries["ended_leases"],
             *columns(ends, _END_WIDTH),

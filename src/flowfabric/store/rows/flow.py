@@ -42,7 +42,7 @@ def written_by(changes: Iterable[Change[object]]) -> FlowWrites:
     """No key is there twice: of folded changes the last wins."""
     rows = FlowWrites()
     for change in changes:
-        if chores := change.chores:
+        if chores := change.outbox:
             rows.chores += chore_rows(chores)
         if change.settled and change.after is not None:
             flow = change.after.execution.flow

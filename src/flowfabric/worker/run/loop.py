@@ -496,7 +496,7 @@ class Health:
 
 async def _settled(engine: Engine) -> None:
     """Until what can be claimed now is there to be claimed."""
-    await engine.arrivals.admit()
+    await engine.inbox.admit()
     await engine.flows.drain()
     await engine._limits.drain()
 
