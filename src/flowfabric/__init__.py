@@ -31,8 +31,9 @@ from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
-from flowfabric.worker.api.context import Context, SyncContext
+from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.run import Run
+from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.api.waits import Approval, Callback, Received
 from flowfabric.worker.errors import (

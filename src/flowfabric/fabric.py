@@ -20,13 +20,15 @@ from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
-from flowfabric.worker.api.context import Context, SyncContext
+from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
-from flowfabric.worker.api.limits import FabricLimits, KeyOf, Limits, Names
+from flowfabric.worker.api.limits import KeyOf, Limits, LimitsApi, Names
 from flowfabric.worker.api.options import TaskOptions
-from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.schedules import SchedulesApi, schedule_of
 from flowfabric.worker.api.signals import SignalsApi
+from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.run.loop import Worker, WorkerOptions
@@ -59,7 +61,7 @@ class TaskDecorator:
         return self._fabric._register(function, self._options)
 
 
-class Fabric(SignalsApi, FabricLimits):
+class Fabric:
     """Tasks and a store. The URL decides where runs are kept, and nothing else changes:
     `sqlite:///work.db`, `sqlite://:memory:`, `postgresql://…`; without one the environment
     variable FLOWFABRIC_URL is used."""
@@ -86,6 +88,17 @@ class Fabric(SignalsApi, FabricLimits):
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
         self.schedules = SchedulesApi(self._client, self.tasks)
+        signals = SignalsApi(self._client)
+        self.signal, self.signal_sync = signals.signal, signals.signal_sync
+        self.approve, self.approve_sync = signals.approve, signals.approve_sync
+        self.reject, self.reject_sync = signals.reject, signals.reject_sync
+        self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
+        self.waitpoint_token = signals.waitpoint_token
+        self.revoke_tokens = signals.revoke_tokens
+        limits = LimitsApi(self._client)
+        self.quota, self.quota_status = limits.quota, limits.quota_status
+        self.budget, self.budget_status = limits.budget, limits.budget_status
+        self.spend, self.reset_budget = limits.spend, limits.reset_budget
 
     # -- tasks
 
@@ -212,7 +225,7 @@ class Fabric(SignalsApi, FabricLimits):
         same nodes nothing happens, with others it is refused. What its nodes spend, they spend of
         these budgets as well."""
         if key is None:
-            id = self._client.door.fresh()
+            id = self._client.transactions.fresh()
         else:
             text = check_text(key, "the key of a flow", limit=MAX_KEY)
             id = flow_id(check_namespace(namespace), check_kind(name), text)

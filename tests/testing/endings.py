@@ -93,7 +93,7 @@ async def changes_its_steps(ctx: Context) -> None:
 
 
 async def is_cancelled(ctx: Context) -> None:
-    await ctx._engine.executions.cancel(ctx.info.id, reason="enough")
+    await ctx._scope.engine.executions.cancel(ctx.info.id, reason="enough")
     await asyncio.sleep(60)
 
 

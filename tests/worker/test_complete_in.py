@@ -250,7 +250,7 @@ async def test_a_cancelled_run_cannot_be_completed(bench: Bench, store_url: str)
 async def test_a_renewal_by_handle_does_not_stand_in_the_way(bench: Bench, store_url: str) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> Any:
-        await bench.engine.attempts.renew(bench.engine.attempts.seal(ctx._claim))
+        await bench.engine.attempts.renew(bench.engine.attempts.seal(ctx._scope.claim))
         async with libraries(store_url)[0]() as connection:
             await ctx.complete_in(connection, "done")
 
@@ -275,8 +275,8 @@ async def test_what_cannot_end_in_a_transaction_is_refused_before(
                 await ctx.step(inside)
             with pytest.raises(Invalid, match="object"):
                 await ctx.complete_in(connection, object())
-            head = replace(ctx._claim.snapshot.head, flags=Flags.DEADLINE | Flags.WAITPOINTS)
-            snapshot = replace(ctx._claim.snapshot, head=head)
+            head = replace(ctx._scope.claim.snapshot.head, flags=Flags.DEADLINE | Flags.WAITPOINTS)
+            snapshot = replace(ctx._scope.claim.snapshot, head=head)
             owns_more = Claim(snapshot, b"", TTL)
             with pytest.raises(Invalid, match="has waitpoints"):
                 await Completion(bench.engine, owns_more, lambda: None).write(connection, 1)

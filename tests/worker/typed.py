@@ -3,7 +3,21 @@
 
 from typing import Any, assert_type
 
-from flowfabric import Context, Fabric, Run, SyncContext, Task
+from flowfabric import (
+    Approval,
+    Context,
+    Fabric,
+    Received,
+    Run,
+    SoftBreach,
+    Spent,
+    SyncContext,
+    Task,
+    Token,
+    Verdict,
+)
+from flowfabric.core.execution.operator import Cancelled
+from flowfabric.worker.api.signals import Sent
 
 fabric = Fabric("sqlite://:memory:")
 
@@ -17,6 +31,9 @@ async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
     assert_type(await ctx.step(own_step, 1), bytes)
     assert_type(await own_step(1), bytes)
     assert_type(await ctx.random(), float)
+    assert_type(await ctx.map(plain, [1.5]), list[int])
+    assert_type(await ctx.wait_for_signal("go", int), int)
+    assert_type(await ctx.request_approval("release"), Approval)
     await own_step("one")  # type: ignore[call-overload]
     await ctx.step(plain_step, "one")  # type: ignore[call-overload]
     await ctx.submit(plain, "one")  # type: ignore[arg-type]
@@ -38,7 +55,21 @@ def plain_with_context(ctx: SyncContext, *, name: str) -> None:
     assert_type(ctx.step(plain_step, 1), str)
     assert_type(ctx.step(async_step, 1), bytes)
     assert_type(ctx.submit(plain, 1.5), Run[int])
+    assert_type(ctx.map(plain, [1.5]), list[int])
+    assert_type(ctx.random(), float)
+    assert_type(ctx.wait_for_signal("go", int, timeout="1h"), int)
+    assert_type(ctx.wait_for_any("go", "stop"), Received)
+    assert_type(ctx.callback("paid").token, Token)
+    assert_type(ctx.request_approval("release", of=2).token("ann"), Token)
+    assert_type(ctx.request_approval("release", of=2).verdict(), Verdict)
+    assert_type(ctx.spend(tokens=5), Spent | SoftBreach)
+    with ctx.flow("parts") as flow, ctx.reserve(tokens=5) as reserve:
+        assert_type(flow.add(plain, 1.5).output, int)
+        reserve.settle(tokens=4)
     ctx.step(plain_step, "one")  # type: ignore[call-overload]
+    ctx.submit(plain, "one")  # type: ignore[arg-type]
+    ctx.sleep()  # type: ignore[call-arg]
+    ctx.approval("release", off=2)  # type: ignore[call-arg]
 
 
 @fabric.task()
@@ -70,6 +101,8 @@ async def submitted() -> None:
     assert_type(plain.submit_sync(1.0), Run[int])
     assert_type(plain.with_options(priority=3).submit_sync(1.0).result_sync(), int)
     assert_type(fabric.get_task("plain"), Task[Any, Any])
+    assert_type(plain.submit_sync(1.0).cancel_sync(reason="enough"), Cancelled)
+    assert_type(fabric.signal_sync("id", "go", {"a": 1}, key="once"), Sent)
 
 
 async def refused() -> None:
@@ -84,3 +117,5 @@ async def refused() -> None:
     plain.submit_sync("x")  # type: ignore[arg-type]
     plain.with_options(colour="red")  # type: ignore[call-arg]
     fabric.task(retrys=1)  # type: ignore[call-arg]
+    fabric.signal_sync("id", "go", kee="once")  # type: ignore[call-arg]
+    plain.submit_sync(1.0).result_sync(timeout=[])  # type: ignore[arg-type]

@@ -60,8 +60,8 @@ class ManualWorker(Worker):
         """Nothing that still runs can do anything any more."""
         for active in self.active.values():
             active.stopped = LOST
-            if active.context is not None:
-                active.context.stop(LOST)
+            if active.scope is not None:
+                active.scope.stop(LOST)
 
     async def close(self) -> None:
         await self._hand_back()

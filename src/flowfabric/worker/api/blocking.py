@@ -1,84 +1,94 @@
-"""Waiting for the outside world in a plain function: the same words, blocking."""
+"""The asynchronous API without `await`, for scripts and for tasks that are plain functions.
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar, overload
+    class Run:
+        async def result(self, timeout: float | None = None) -> R: ...
 
-from flowfabric.core.wait.token import Token
-from flowfabric.worker.api.approval import Verdict
-from flowfabric.worker.api.waits import Approval, Callback, Received, Span, WaitsApi
+        result_sync = blocking(result)
 
-T = TypeVar("T")
+Parameters, overloads and results keep their types, so there is one signature to write and to read.
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+W = TypeVar("W")
+M = TypeVar("M", bound="Manager")
+
+Block = Callable[[Coroutine[Any, Any, Any]], Any]
+"""Runs a coroutine in an event loop of another thread and returns its result."""
 
 
-class SyncCallback:
-    """`Callback` for a plain function."""
+class Manager(Protocol):
+    """An object that `async with` accepts."""
 
-    def __init__(self, callback: Callback[Any], block: Callable[[Any], Any]) -> None:
-        self.id = callback.id
-        self.token = callback.token
-        self._callback = callback
+    def __aenter__(self) -> Coroutine[Any, Any, Any]: ...
+
+    def __aexit__(self, *exc: Any) -> Coroutine[Any, Any, Any]: ...
+
+
+class Blocking(Protocol):
+    """A class that has blocking methods."""
+
+    def _blocking(self) -> tuple[Any, Block]:
+        """The object whose methods are awaited, and what awaits them."""
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], R]:
+    """The method as one that returns when its work is done."""
+
+    @wraps(method)
+    def call(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        awaited, block = self._blocking()
+        result: R = block(getattr(awaited, method.__name__)(*args, **kwargs))
+        return result
+
+    return call
+
+
+def blocking_as(
+    proxy: Callable[[Any, Block], S], method: Callable[Concatenate[Any, P], object]
+) -> Callable[Concatenate[Any, P], S]:
+    """The method with `proxy` around the object it gives, whose own methods then block too."""
+
+    @wraps(method)
+    def call(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        awaited, block = self._blocking()
+        made = getattr(awaited, method.__name__)(*args, **kwargs)
+        return proxy(block(made) if inspect.iscoroutine(made) else made, block)
+
+    return call
+
+
+class BlockingProxy(Generic[W]):
+    """Stands for an asynchronous object."""
+
+    def __init__(self, wrapped: W, block: Block) -> None:
+        self._wrapped = wrapped
         self._block = block
 
-    def result(self, as_type: Any = Any, *, timeout: Span | None = None) -> Any:
-        return self._block(self._callback.result(as_type, timeout=timeout))
+    def _blocking(self) -> tuple[W, Block]:
+        return self._wrapped, self._block
 
 
-class SyncApproval:
-    """`Approval` for a plain function."""
+class BlockingManager(BlockingProxy[M]):
+    """Stands for an object that is used with `async with`, which becomes a plain `with`."""
 
-    def __init__(self, approval: Approval, block: Callable[[Any], Any]) -> None:
-        self.id = approval.id
-        self._approval = approval
-        self._block = block
+    def __enter__(self) -> Self:
+        self._block(self._wrapped.__aenter__())
+        return self
 
-    def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
-        token: Token = self._block(self._approval.token(approver, expires=expires))
-        return token
-
-    def verdict(self, *, timeout: Span | None = None) -> Verdict:
-        verdict: Verdict = self._block(self._approval.verdict(timeout=timeout))
-        return verdict
-
-
-class SyncWaits:
-    """The same words for a plain function, blocking."""
-
-    _context: WaitsApi
-
-    def _block(self, work: Coroutine[Any, Any, T]) -> T:
-        raise NotImplementedError
-
-    @overload
-    def wait_for_signal(self, name: str, *, timeout: Span | None = None) -> Any: ...
-    @overload
-    def wait_for_signal(self, name: str, as_type: type[T], *, timeout: Span | None = None) -> T: ...
-    def wait_for_signal(self, name: str, as_type: Any = Any, *, timeout: Span | None = None) -> Any:
-        return self._block(self._context.wait_for_signal(name, as_type, timeout=timeout))
-
-    def wait_for_any(self, *names: str, timeout: Span | None = None) -> Received:
-        return self._block(self._context.wait_for_any(*names, timeout=timeout))
-
-    def wait_for_all(self, *names: str, timeout: Span | None = None) -> dict[str, Any]:
-        return self._block(self._context.wait_for_all(*names, timeout=timeout))
-
-    def approval(
+    def __exit__(
         self,
-        name: str,
-        *,
-        of: int = 1,
-        approvers: Sequence[str] = (),
-        about: object = None,
-        timeout: Span | None = None,
-    ) -> Verdict:
-        return self._block(
-            self._context.approval(name, of=of, approvers=approvers, about=about, timeout=timeout)
-        )
-
-    def request_approval(
-        self, name: str, *, of: int = 1, approvers: Sequence[str] = (), about: object = None
-    ) -> SyncApproval:
-        asked = self._context.request_approval(name, of=of, approvers=approvers, about=about)
-        return SyncApproval(self._block(asked), self._block)
-
-    def callback(self, name: str = "callback") -> SyncCallback:
-        return SyncCallback(self._block(self._context.callback(name)), self._block)
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._block(self._wrapped.__aexit__(kind, error, trace))

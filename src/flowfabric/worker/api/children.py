@@ -16,15 +16,15 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.flow.model import Flow, FlowState, Parent, known
 from flowfabric.core.wait.channel import waitpoint_id
-from flowfabric.core.wait.condition import Single
 from flowfabric.engine.engine import Engine
+from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.flow import FlowBuilder, Node, as_result, decoded, failed, said
-from flowfabric.worker.api.run import Client
 from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import FlowFailed, WaitTimeout
 from flowfabric.worker.run.journal import StepPlace, anew
+from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform, read
 from flowfabric.worker.run.until_available import until_available
 
@@ -64,17 +64,18 @@ class SubFlow(FlowBuilder):
     no worker."""
 
     def __init__(
-        self, context: "Subflows", client: Client, name: str, places: tuple[StepPlace, StepPlace]
+        self, scope: CallScope, waits: WaitsApi, name: str, places: tuple[StepPlace, StepPlace]
     ) -> None:
-        run, (self._at, self._after) = context._claim.snapshot, places
+        run, (self._at, self._after) = scope.claim.snapshot, places
         super().__init__(
-            client,
+            _client(scope),
             name,
             id=_flow_id(run, self._at, 0),
             namespace=run.execution.route.namespace,
             budgets=run.execution.rules.budget_ids,
         )
-        self._context = context
+        self._scope = scope
+        self._waits = waits
         self._life = run.life
         self._told = False
         self._asked: list[object] = []
@@ -96,7 +97,7 @@ class SubFlow(FlowBuilder):
     async def declare_once(self, declare: Callable[[], Awaitable[None]]) -> None:
         """Declares the flow and records of what it was made; StepsChanged if the code asks for
         something else than what is recorded."""
-        journal, asked = self._context._journal, self._digest()
+        journal, asked = self._scope.journal, self._digest()
 
         async def once() -> Declaration:
             try:
@@ -123,37 +124,35 @@ class SubFlow(FlowBuilder):
             self._refuse()
 
     def _refuse(self) -> NoReturn:
-        self._context._journal.refuse(
+        self._scope.journal.refuse(
             f"flow {self.name!r} was declared with other members than the code now asks for"
         )
 
     async def _orphans(self) -> int:
         """How many flows of this place were cancelled because the run ended. One that is replayed
         has another one then; a flow that had ended by itself is used as it is."""
-        context, number = self._context, 0
+        number = 0
         while self.id in self._life.orphans and await self._is_orphan():
             number += 1
-            self.id = _flow_id(context._claim.snapshot, self._at, number)
+            self.id = _flow_id(self._scope.claim.snapshot, self._at, number)
         return number
 
     async def _is_orphan(self) -> bool:
-        context = self._context
-        return await until_available(
-            lambda: context._engine.flow_views.is_orphan(self.id), context._journal.stopped
-        )
+        views, journal = self._scope.engine.flow_views, self._scope.journal
+        return await until_available(lambda: views.is_orphan(self.id), journal.stopped)
 
     async def result(self, timeout: Seconds | None = None) -> Any:
         """The result of the last node, or of those that nothing follows as a dict by name; nodes
         that were skipped are as if they were not there. The run needs no worker until then. Raises
         FlowFailed when the flow did not succeed, and WaitTimeout when it has not ended after so
         many seconds; it goes on then."""
-        place = self._context._journal.place(f"flow-result:{self.name}")
+        place = self._scope.journal.place(f"flow-result:{self.name}")
         found = await self._recorded(place, None, timeout)
         return as_result([self.nodes[name] for name in found], list(found.values()))
 
     async def results(self, nodes: "list[Node[R]]") -> list[R]:
         """The results of some nodes, in order, once the flow has ended in success."""
-        place = self._context._journal.place(f"flow-result:{self.name}")
+        place = self._scope.journal.place(f"flow-result:{self.name}")
         found = await self._recorded(place, nodes)
         return [found[node.name] for node in nodes]
 
@@ -163,7 +162,7 @@ class SubFlow(FlowBuilder):
         """Results by name, as they were first read: the run needs the flow no longer, which
         retention may take away before it ends. What is too much for a step is read again each
         time. Without `nodes` those of the last ones."""
-        journal, engine = self._context._journal, self._context._engine
+        journal, engine = self._scope.journal, self._scope.engine
         record = await journal.recorded(place)
         if record is None:
             await self._run_failed_again(place)
@@ -188,7 +187,7 @@ class SubFlow(FlowBuilder):
         self, nodes: Sequence[Node[Any]], place: StepPlace | None = None
     ) -> dict[str, Any]:
         """Results as they are stored; kept at the place, if one is given."""
-        journal, engine = self._context._journal, self._context._engine
+        journal, engine = self._scope.journal, self._scope.engine
         found = await until_available(
             lambda: engine.flow_views.results([node.id.uuid for node in nodes]), journal.stopped
         )
@@ -202,7 +201,7 @@ class SubFlow(FlowBuilder):
     async def _failed(self, place: StepPlace, flow: Flow) -> FlowFailed:
         """The error of a flow that did not succeed, recorded: a handler that goes on after it sees
         the same whenever it runs again."""
-        journal, engine = self._context._journal, self._context._engine
+        journal, engine = self._scope.journal, self._scope.engine
         error = await until_available(lambda: failed(engine, flow), journal.stopped)
         seen = SubFlowFailure(error.detail, list(error.members), self._round)
         number = len(await self._failures(place))
@@ -211,7 +210,7 @@ class SubFlow(FlowBuilder):
         return error
 
     async def _failures(self, place: StepPlace) -> list[SubFlowFailure]:
-        journal, found = self._context._journal, list[SubFlowFailure]()
+        journal, found = self._scope.journal, list[SubFlowFailure]()
         while record := await journal.recorded(anew(place, len(found), FAILED)):
             found.append(read(place, record, SubFlowFailure))
         return found
@@ -223,7 +222,7 @@ class SubFlow(FlowBuilder):
     async def _run_failed_again(self, place: StepPlace) -> None:
         """If the run was retried or replayed because the flow had not succeeded, what failed in the
         flow runs again. A failure that the handler went on after stays as it was."""
-        journal, engine = self._context._journal, self._context._engine
+        journal, engine = self._scope.journal, self._scope.engine
         failures = await self._failures(place)
         if not failures:
             return
@@ -241,21 +240,20 @@ class SubFlow(FlowBuilder):
         await perform(journal, anew(place, len(failures), AGAIN), once, Any)
 
     def _parent(self) -> Parent:
-        return Parent(str(self._context._claim.id), self._signal)
+        return Parent(str(self._scope.claim.id), self._signal)
 
     @property
     def _signal(self) -> str:
         return f"flow:{self.id}"
 
     async def _wait(self, timeout: Seconds | None) -> None:
-        context = self._context
         if self._life.replays and await self._is_over():
             self._told = True  # perhaps while the run had ended, and could not hear it
             return
         try:
-            await context._wait_for_flow(self._after, self._signal, timeout)
+            await self._waits.wait_at(self._after, self._signal, timeout)
         except WaitTimeout:  # whoever asks again waits again
-            self._after = context._journal.place(f"flow-end:{self.name}")
+            self._after = self._scope.journal.place(f"flow-end:{self.name}")
             raise
         self._told = True
 
@@ -263,13 +261,8 @@ class SubFlow(FlowBuilder):
         return (await self._now()).ended_at is not None
 
     async def _now(self) -> Flow:
-        context = self._context
-        return known(
-            await until_available(
-                lambda: context._engine.flow_views.get(self.id), context._journal.stopped
-            ),
-            self.id,
-        )
+        views, journal = self._scope.engine.flow_views, self._scope.journal
+        return known(await until_available(lambda: views.get(self.id), journal.stopped), self.id)
 
     async def _ended(self, timeout: Seconds | None = None) -> Flow:
         """The flow, as it is now: one that was replayed since it told the run is waited for, which
@@ -280,7 +273,7 @@ class SubFlow(FlowBuilder):
         while (flow := await self._now()).ended_at is None:
             number += 1
             again = anew(self._after, number)
-            await self._context._wait_for_flow(again, self._signal, timeout)
+            await self._waits.wait_at(again, self._signal, timeout)
         return flow
 
 
@@ -294,38 +287,20 @@ def _result(raw: msgspec.Raw, node: Node[Any]) -> Any:
     return decoded(None if bytes(raw) == b"null" else bytes(raw), node)
 
 
-class SyncFlow:
-    """`SubFlow` for a plain function."""
-
-    def __init__(self, flow: SubFlow, block: Callable[[Any], Any]) -> None:
-        self.flow = flow
-        self._block = block
-
-    def add(self, task: "Task[..., R] | Call[..., R]", /, *args: Any, **kwargs: Any) -> Node[R]:
-        return self.flow.add(task, *args, **kwargs)
-
-    def result(self, timeout: Seconds | None = None) -> Any:
-        return self._block(self.flow.result(timeout))
-
-    def __enter__(self) -> "SyncFlow":
-        return self
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None:
-            self._block(self.flow.declare())
-
-
-class Subflows(WaitsApi):
+class FlowsApi:
     """The part of a context that fans out."""
 
-    _loop: asyncio.AbstractEventLoop
+    def __init__(self, scope: CallScope, waits: WaitsApi) -> None:
+        self._scope = scope
+        self._waits = waits
 
     def flow(self, name: str) -> SubFlow:
         """A flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
         `await flow.result()`."""
         check_kind(name)
-        places = self._journal.place(f"flow:{name}"), self._journal.place(f"flow-end:{name}")
-        return SubFlow(self, self._client(), name, places)
+        journal = self._scope.journal
+        places = journal.place(f"flow:{name}"), journal.place(f"flow-end:{name}")
+        return SubFlow(self._scope, self._waits, name, places)
 
     def map(
         self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
@@ -341,20 +316,6 @@ class Subflows(WaitsApi):
         nodes = [_add(flow, task, item, at) for at, item in enumerate(given)]
         return self._map(flow, nodes)
 
-    def _client(self) -> Client:
-        """What flows of this run reach the engine by."""
-        engine, loop = self._engine, self._loop
-
-        async def lend() -> Engine:
-            return engine
-
-        def block_on(work: Coroutine[Any, Any, Any]) -> Any:
-            return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-        return Client(
-            lend, block_on, TransactionalClient(engine.store.clock, lambda: engine.identity)
-        )
-
     async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
         if not nodes:
             await flow.declare_once(_nothing)  # so that other items later are noticed
@@ -362,8 +323,18 @@ class Subflows(WaitsApi):
         await flow.declare()
         return await flow.results(nodes)
 
-    async def _wait_for_flow(self, place: StepPlace, signal: str, timeout: Seconds | None) -> None:
-        await self._one(place, self._channels((signal,), Single(signal), timeout), Any)
+
+def _client(scope: CallScope) -> Client:
+    """How the flows of a run reach the engine."""
+    engine, loop = scope.engine, scope.loop
+
+    async def lend() -> Engine:
+        return engine
+
+    def block_on(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    return Client(lend, block_on, TransactionalClient(engine.store.clock, lambda: engine.identity))
 
 
 async def _nothing() -> None:

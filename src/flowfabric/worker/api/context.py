@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar, overload
@@ -13,29 +13,17 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Invalid, LeaseLost
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
-from flowfabric.core.execution.model import Snapshot, Start
-from flowfabric.core.limit.spend import SoftBreach, Spent
-from flowfabric.engine.engine import Engine
-from flowfabric.store.foreign import run_sync
-from flowfabric.worker.api.blocking import SyncWaits
-from flowfabric.worker.api.children import SyncFlow
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.worker.api.children import FlowsApi
 from flowfabric.worker.api.run import Run
-from flowfabric.worker.api.spend import Spending, SyncReserve
+from flowfabric.worker.api.spend import SpendApi
 from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import Completion
-from flowfabric.worker.api.waits import Heard
-from flowfabric.worker.errors import LOST, OVER, Unwind
-from flowfabric.worker.run.journal import (
-    Branch,
-    Halt,
-    Journal,
-    StepPlace,
-    current_caller,
-    inside_step,
-)
-from flowfabric.worker.run.lease import WorkerLease
-from flowfabric.worker.run.steps import Work, attempt, attempt_here, keep, perform, read
-from flowfabric.worker.run.threads import Threads
+from flowfabric.worker.api.waits import WaitsApi
+from flowfabric.worker.errors import LOST
+from flowfabric.worker.run.journal import Branch, StepPlace, inside_step
+from flowfabric.worker.run.scope import CallScope
+from flowfabric.worker.run.steps import Work, attempt, perform
 from flowfabric.worker.run.together import together
 from flowfabric.worker.run.until_available import until_available
 
@@ -62,62 +50,39 @@ class RunInfo(Struct, frozen=True):
         return self.attempt == 0
 
 
-class Context(Spending):
-    """Given to a task whose first parameter is `ctx`.
+class Context:
+    """Given to a task whose first parameter is `ctx`: the engine, as one run sees it.
 
-    Whatever is recorded (`step`, `sleep`, `now`, `random`, `submit`) gets its place in the history
-    when it is called, so several may be awaited together. Code that makes several such calls and
-    runs beside other such code belongs into `gather`, which keeps their places apart.
+    What a handler asks for here is recorded, and the record takes the place of the work whenever
+    the handler runs again. The place in the record is taken when a method is *called*, so several
+    calls may be awaited together. Wrap code that makes several such calls beside other such code
+    in `gather`, which keeps their places apart.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        lease: WorkerLease,
-        threads: Threads,
-        on_completed: Callable[[], None] = lambda: None,
-        on_step: Callable[[], None] = lambda: None,
-        *,
-        again: bool = False,
-        heard: Heard | None = None,
-    ) -> None:
-        """`again` says that the handler ran before under the same lease, `heard` is what its waits
-        heard then."""
-        self._again = again
-        self._heard = {} if heard is None else heard
-        self._engine = engine
-        self._lease = lease
-        self._claim = lease.claim
-        self._threads = threads
-        self._loop = asyncio.get_running_loop()
-        self._halt = Halt()
-        self._owner: object = None
-        self._made: Journal | None = None
-        self._on_completed = on_completed
-        self._on_step = on_step
-
-    @property
-    def _journal(self) -> Journal:
-        """Made when it is first needed: many runs never ask for anything."""
-        if self._made is None:
-            self._made = Journal(
-                self._engine,
-                self._lease,
-                self._halt,
-                self._owner,
-                again=self._again,
-                on_step=self._on_step,
-            )
-        return self._made
+    def __init__(self, scope: CallScope) -> None:
+        self._scope = scope
+        waits = WaitsApi(scope)
+        self.wait_for_signal = waits.wait_for_signal
+        self.wait_for_any = waits.wait_for_any
+        self.wait_for_all = waits.wait_for_all
+        self.approval = waits.approval
+        self.request_approval = waits.request_approval
+        self.callback = waits.callback
+        flows = FlowsApi(scope, waits)
+        self.flow = flows.flow
+        self.map = flows.map
+        spending = SpendApi(scope, waits)
+        self.spend = spending.spend
+        self.reserve = spending.reserve
 
     @cached_property
     def info(self) -> RunInfo:
-        return _info(self._claim.snapshot)
+        return _info(self._scope.claim.snapshot)
 
     @cached_property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger whose records carry the run: `execution`, `task` and `attempt`."""
-        claim = self._claim
+        claim = self._scope.claim
         fields = {"execution": str(claim.id), "task": claim.kind, "attempt": claim.attempt}
         return logging.LoggerAdapter(logging.getLogger(f"flowfabric.task.{claim.kind}"), fields)
 
@@ -137,8 +102,8 @@ class Context(Spending):
         """Runs a function once: its result is recorded, and whenever the handler runs again the
         recorded value is returned instead. Plain functions run in a thread."""
         work = Work.of(function, args, kwargs)
-        place = self._journal.place(work.name)
-        journal, threads = self._journal, self._threads
+        place = self._scope.journal.place(work.name)
+        journal, threads = self._scope.journal, self._scope.threads
         return perform(
             journal, place, lambda: attempt(work, threads, journal.confirm), work.returns
         )
@@ -146,13 +111,13 @@ class Context(Spending):
     async def gather(self, *steps: Awaitable[Any]) -> list[Any]:
         """Runs steps at the same time; results in the order given. When one fails its error is
         raised at once, and the others are cancelled."""
-        journal = self._journal
+        journal = self._scope.journal
         branches = [journal.branch() for _ in steps]
         pairs = zip(steps, branches, strict=True)
         tasks = [asyncio.ensure_future(self._beside(*pair)) for pair in pairs]
         try:
             with journal.waiting():
-                await together(tasks, lambda: self.parked)
+                await together(tasks, lambda: self._scope.parked)
         finally:
             journal.forget(branches)
         return [task.result() for task in tasks]
@@ -160,18 +125,18 @@ class Context(Spending):
     def sleep(self, span: Span) -> Coroutine[Any, Any, None]:
         """Sleeps without a worker slot, through crashes and deploys, for minutes or months."""
         length = parse_span(span, "sleep")
-        return self._sleep(self._journal.place("sleep"), length)
+        return self._sleep(self._scope.journal.place("sleep"), length)
 
     def now(self) -> Coroutine[Any, Any, datetime]:
         """The time, recorded: the same whenever the handler runs again."""
-        return self._now(self._journal.place("now"))
+        return self._now(self._scope.journal.place("now"))
 
     def random(self) -> Coroutine[Any, Any, float]:
         """A random number in [0, 1), recorded."""
-        return perform(self._journal, self._journal.place("random"), _dice, float)
+        return perform(self._scope.journal, self._scope.journal.place("random"), _dice, float)
 
     def submit(
-        self, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs
+        self, /, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, Run[R]]:
         """Submits a child run exactly once, however often the handler runs. It spends of the
         budgets of this run, and of its own."""
@@ -179,7 +144,7 @@ class Context(Spending):
         call = task if isinstance(task, Call) else task.with_options()
         if call.options.connection is not None:
             raise Invalid("in a transaction a run is submitted by the task itself, not by ctx")
-        place = self._journal.place(f"submit:{call.task.name}")
+        place = self._scope.journal.place(f"submit:{call.task.name}")
         return self._submit(place, call, args, kwargs)
 
     # -- the attempt itself
@@ -191,213 +156,73 @@ class Context(Spending):
         Raises LeaseLost when the run is no longer this worker's: let it pass, so that the
         transaction is rolled back. Commit right afterwards; what the handler returns is ignored.
         """
-        await _completion(self).write(connection, result)
+        await self._completion().write(connection, result)
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Says how far the run is, for people who watch it."""
         await until_available(
-            lambda: self._engine.attempts.progress(self._claim, percent, message),
-            self._halt.__bool__,
+            lambda: self._scope.engine.attempts.progress(self._scope.claim, percent, message),
+            self._scope.halt.__bool__,
         )
 
     def heartbeat(self) -> None:
         """For plain functions that run long: stops the function here when its lease was lost or
         the worker is stopping. Coroutines are stopped by themselves."""
-        if self._halt or self.parked:
-            raise Unwind(self._halt.reason)
-
-    # -- for the worker
-
-    def adopt(self) -> None:
-        """Called in the task or thread where the handler is about to run."""
-        self._owner = current_caller()
-
-    def stop(self, reason: str) -> None:
-        """Nothing this handler asks for from now on is done."""
-        self._halt.stop(reason)
-
-    def close(self) -> None:
-        """The handler is over; what it left behind can do nothing any more."""
-        self._halt.stop(OVER)
-        self._owner = None  # a task that knows itself would wait for the garbage collector
-        if self._made is not None:
-            self._made.close()
-
-    @property
-    def parked(self) -> bool:
-        return self._made is not None and self._made.parked
-
-    async def finish(self) -> None:
-        continued = self._again or self._claim.lease.start is not Start.INITIAL
-        if self._made is not None or continued:
-            await self._journal.finish()
-
-    async def release(self) -> bool:
-        """True when the handler is to run again at once."""
-        return await self._parking.release()
+        self._scope.check_running()
 
     # -- how
 
+    def _completion(self) -> Completion:
+        scope = self._scope
+        if (step := inside_step.get()) is not None:
+            raise Invalid(f"complete_in was called inside step {step!r}, which is recorded whole")
+        if scope.halt.reason == LOST:
+            raise LeaseLost("the lease was lost")
+        scope.check_running()
+        return Completion(scope.engine, scope.claim, scope.on_completed)
+
     async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
-        with self._journal.strand(branch):
+        with self._scope.journal.strand(branch):
             try:
                 return await step
             except (SystemExit, KeyboardInterrupt) as error:
                 # In a task of its own it would end the event loop, and all others with it.
-                self._journal.failed(branch)
+                self._scope.journal.failed(branch)
                 raise RuntimeError(f"a step raised {error!r}") from error
             except Exception:
-                self._journal.failed(branch)
+                self._scope.journal.failed(branch)
                 raise
 
     async def _sleep(self, place: StepPlace, span: Millis) -> None:
-        record = await self._journal.recorded(place)
+        record = await self._scope.journal.recorded(place)
         if record is None:
-            until = Millis(self._engine.now() + span)
+            until = Millis(self._scope.engine.now() + span)
         else:
             until = record.until or Millis(0)
-            if until <= self._engine.now():
+            if until <= self._scope.engine.now():
                 return
-        await self._parking.sleep(place, until, known=record is not None)
+        await self._scope.parking.sleep(place, until, known=record is not None)
 
     async def _now(self, place: StepPlace) -> datetime:
         async def clock() -> int:
-            return self._engine.now()
+            return self._scope.engine.now()
 
-        return to_datetime(await perform(self._journal, place, clock, int))
+        return to_datetime(await perform(self._scope.journal, place, clock, int))
 
     async def _submit(
         self, place: StepPlace, call: "Call[P, R]", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Run[R]:
-        generation = self._claim.snapshot.life.generation
-        key = f"{self._claim.uuid}:{generation}:{place.branch}:{place.position}"
+        key = self._scope.key_at(place)
 
         async def submit() -> str:
-            keyed = call.or_key(key).also_spending(self._claim.policy.budget_ids)
-            run = await until_available(lambda: keyed.submit(*args, **kwargs), self._halt.__bool__)
+            keyed = call.or_key(key).also_spending(self._scope.claim.policy.budget_ids)
+            run = await until_available(
+                lambda: keyed.submit(*args, **kwargs), self._scope.halt.__bool__
+            )
             return str(run.id)
 
-        id = await perform(self._journal, place, submit, str)
+        id = await perform(self._scope.journal, place, submit, str)
         return call.task.run_of(ExecutionId(id))
-
-
-class SyncContext(SyncWaits):
-    """The context of a plain function, which runs in a thread: the same words, blocking."""
-
-    _context: Context
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    @property
-    def info(self) -> RunInfo:
-        return self._context.info
-
-    @property
-    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
-        return self._context.log
-
-    @overload
-    def step(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
-    def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
-    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As `Context.step`; a plain function runs in this very thread, unless it has a timeout."""
-        work = Work.of(function, args, kwargs)
-        if work.is_async:
-            return self._block(self._context.step(function, *args, **kwargs))
-        return self._step_here(work)
-
-    def sleep(self, span: Span) -> None:
-        self._block(self._context.sleep(span))
-
-    def now(self) -> datetime:
-        return self._block(self._context.now())
-
-    def random(self) -> float:
-        return self._block(self._context.random())
-
-    def submit(self, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        return self._block(self._context.submit(task, *args, **kwargs))
-
-    def map(
-        self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
-    ) -> list[R]:
-        """As `Context.map`."""
-        return self._block(self._context.map(task, items, name=name))
-
-    def flow(self, name: str) -> SyncFlow:
-        """As `Context.flow`: `with ctx.flow("parts") as flow: ...`, then `flow.result()`."""
-        return SyncFlow(self._context.flow(name), self._block)
-
-    def spend(
-        self,
-        amounts: Mapping[str, int] | None = None,
-        /,
-        *,
-        budget: str | None = None,
-        **dimensions: int,
-    ) -> Spent | SoftBreach:
-        return self._block(self._context.spend(amounts, budget=budget, **dimensions))
-
-    def reserve(
-        self,
-        amounts: Mapping[str, int] | None = None,
-        /,
-        *,
-        budget: str | None = None,
-        **dimensions: int,
-    ) -> SyncReserve:
-        """As `Context.reserve`: `with ctx.reserve(tokens=2000) as r: ...`."""
-        reserve = self._context.reserve(amounts, budget=budget, **dimensions)
-        return SyncReserve(reserve, self._block)
-
-    def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        self._block(self._context.progress(percent, message))
-
-    def heartbeat(self) -> None:
-        self._context.heartbeat()
-
-    def complete_in(self, connection: Any, result: object = None) -> None:
-        """As `Context.complete_in`, on a connection that blocks and in this very thread."""
-        completion = _completion(self._context)
-
-        async def current() -> Snapshot:
-            return self._block(completion.current())
-
-        run_sync(completion.write(connection, result, current), connection)
-
-    def _step_here(self, work: Work) -> Any:
-        """The work is done in the handler's own thread, only the journal is asked in the loop."""
-        journal = self._context._journal
-        place = journal.place(work.name)
-        record = self._block(journal.recorded(place))
-        if record is not None:
-            return read(place, record, work.returns)
-        self.heartbeat()
-        result = attempt_here(work, self._context._threads, self._go_on)
-        return self._block(keep(journal, place, result, work.returns))
-
-    def _go_on(self) -> None:
-        """Between two tries of a step."""
-        self.heartbeat()
-        self._block(self._context._journal.confirm())
-
-    def _block(self, work: Coroutine[Any, Any, R]) -> R:
-        loop = self._context._loop
-        if loop.is_closed():
-            work.close()
-            raise Unwind("the worker is gone")
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-
-def _completion(context: Context) -> Completion:
-    if (step := inside_step.get()) is not None:
-        raise Invalid(f"complete_in was called inside step {step!r}, which is recorded whole")
-    if context._halt.reason == LOST:
-        raise LeaseLost("the lease was lost")
-    context.heartbeat()
-    return Completion(context._engine, context._claim, context._on_completed)
 
 
 async def _dice() -> float:

@@ -27,8 +27,10 @@ from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState, Parent
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow.flows import FlowCancelled
 from flowfabric.engine.flow.views import FlowGraph
+from flowfabric.worker.api.blocking import Block, blocking
+from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.limits import budgets_of
-from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Call, Task
 from flowfabric.worker.codec import Signature, decode, plain
 from flowfabric.worker.errors import FlowFailed
@@ -211,15 +213,13 @@ class FlowBuilder:
         """Runs again what did not succeed."""
         await (await self._client.engine()).flows.replay(self.id)
 
-    def result_sync(self, timeout: Seconds | None = None) -> Any:
-        """`result` for a script without an event loop."""
-        return self._client.block_on(self.result(timeout))
-
-    def declare_sync(self) -> None:
-        """`declare` for a script without an event loop."""
-        self._client.block_on(self.declare())
+    result_sync = blocking(result)
+    declare_sync = blocking(declare)
 
     # -- how
+
+    def _blocking(self) -> tuple[Any, Block]:
+        return self, self._client.block_on
 
     def _parent(self) -> Parent | None:
         return None
@@ -243,7 +243,7 @@ class FlowBuilder:
             raise Invalid("a node of a flow has no connection and no id of its own")
         budgets = budgets_of(self._budgets, call.options.budgets) or None
         options = replace(call.options, budgets=budgets)
-        plain = call.task.submission(options, (), {}, self._client.door.now(), payload)
+        plain = call.task.submission(options, (), {}, self._client.transactions.now(), payload)
         return replace(plain, namespace=self._namespace)
 
     def _links_to(

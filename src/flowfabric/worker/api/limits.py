@@ -44,7 +44,7 @@ from flowfabric.core.limit.quota import (
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, Overrun, SoftBreach, Spent
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.limit.quotas import QuotaStatus
-from flowfabric.worker.api.run import Client
+from flowfabric.worker.api.client import Client
 
 Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
@@ -142,10 +142,11 @@ class Arguments(Struct, frozen=True):
         return {name: value for name, value in known.items() if value is not None}
 
 
-class FabricLimits:
+class LimitsApi:
     """Quotas and budgets of a Fabric."""
 
-    _client: Client
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     async def quota(
         self,

@@ -1,7 +1,7 @@
 """A run: what a caller holds of an execution it submitted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar
 
 from flowfabric.core.base.errors import NotFound
@@ -12,27 +12,13 @@ from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.operator import Cancelled, Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.explain.reasons import Explanation
-from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending
-from flowfabric.worker.api.transactions import TransactionalClient
+from flowfabric.worker.api.blocking import Block, blocking
+from flowfabric.worker.api.client import Client
 from flowfabric.worker.codec import decode
 from flowfabric.worker.errors import RunCancelled, RunExpired, RunFailed, RunSkipped
 
 R = TypeVar("R")
-
-
-class Client:
-    """How runs and tasks reach the engine: from an event loop, or from a plain script."""
-
-    def __init__(
-        self,
-        engine: Callable[[], Awaitable[Engine]],
-        block_on: Callable[[Coroutine[Any, Any, Any]], Any],
-        door: TransactionalClient,
-    ) -> None:
-        self.engine = engine
-        self.block_on = block_on
-        self.door = door
 
 
 class Run(Generic[R]):
@@ -118,20 +104,12 @@ class Run(Generic[R]):
                 if not later.events:
                     return
 
-    def result_sync(self, timeout: Seconds | None = None) -> R:
-        """`result` for a script without an event loop."""
-        value: R = self._client.block_on(self.result(timeout))
-        return value
+    result_sync = blocking(result)
+    state_sync = blocking(state)
+    cancel_sync = blocking(cancel)
 
-    def state_sync(self) -> PublicState:
-        """`state` for a script without an event loop."""
-        state: PublicState = self._client.block_on(self.state())
-        return state
-
-    def cancel_sync(self, reason: str = "cancelled by its submitter") -> Cancelled:
-        """`cancel` for a script without an event loop."""
-        cancelled: Cancelled = self._client.block_on(self.cancel(reason))
-        return cancelled
+    def _blocking(self) -> tuple[Any, Block]:
+        return self, self._client.block_on
 
     def _value(self, ending: Ending) -> R:
         match ending.outcome:

@@ -13,8 +13,9 @@ from flowfabric.core.base.text import check_tags
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.policy import Policy, write_policy
 from flowfabric.core.execution.schedule import CatchUp, Schedule, check_schedule
+from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.options import CallOptions, TaskOptions
-from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Task
 
 Span = str | float | timedelta

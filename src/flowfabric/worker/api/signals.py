@@ -18,7 +18,9 @@ from flowfabric.core.wait.token import Token
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.api.approval import APPROVED, REJECTED, about_digest
-from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.blocking import Block, blocking
+from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.waits import Span
 from flowfabric.worker.codec import encode
 
@@ -48,7 +50,8 @@ class Sent(Struct, frozen=True):
 class SignalsApi:
     """Signals and approvals of a Fabric."""
 
-    _client: Client
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     async def signal(
         self,
@@ -160,27 +163,13 @@ class SignalsApi:
         id, waitpoint = _address(run)
         await engine.signals.revoke(id, waitpoint or await _named(engine, id, name), token)
 
-    def signal_sync(
-        self, target: Target, name: str | None = None, payload: object = None, **more: Any
-    ) -> Sent:
-        """`signal` for a script without an event loop."""
-        sent: Sent = self._client.block_on(self.signal(target, name, payload, **more))
-        return sent
+    signal_sync = blocking(signal)
+    approve_sync = blocking(approve)
+    reject_sync = blocking(reject)
+    waitpoints_sync = blocking(waitpoints)
 
-    def approve_sync(self, target: Target, name: str | None = None, **more: Any) -> Sent:
-        """`approve` for a script without an event loop."""
-        sent: Sent = self._client.block_on(self.approve(target, name, **more))
-        return sent
-
-    def reject_sync(self, target: Target, name: str | None = None, **more: Any) -> Sent:
-        """`reject` for a script without an event loop."""
-        sent: Sent = self._client.block_on(self.reject(target, name, **more))
-        return sent
-
-    def waitpoints_sync(self, run: Target | None = None, **more: Any) -> list[OpenWaitpoint]:
-        """`waitpoints` for a script without an event loop."""
-        found: list[OpenWaitpoint] = self._client.block_on(self.waitpoints(run, **more))
-        return found
+    def _blocking(self) -> tuple[Any, Block]:
+        return self, self._client.block_on
 
     async def _decide(
         self,

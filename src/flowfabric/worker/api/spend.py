@@ -1,6 +1,6 @@
 """Spending inside a handler: counted once, however often the handler runs."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid5
@@ -17,10 +17,11 @@ from flowfabric.core.limit.spend import (
     SoftBreach,
     Spent,
 )
-from flowfabric.worker.api.children import Subflows
 from flowfabric.worker.api.limits import amounts_of, exceeded
+from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import Unwind
 from flowfabric.worker.run.journal import StepPlace, anew
+from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import keep, perform, read
 from flowfabric.worker.run.until_available import until_available
 
@@ -31,11 +32,12 @@ class Reserve:
     block ends; without it everything is given back. `outcome` tells afterwards what was counted."""
 
     def __init__(
-        self, context: "Spending", place: StepPlace, amounts: Amounts, budget: str | None
+        self, spending: "SpendApi", place: StepPlace, amounts: Amounts, budget: str | None
     ) -> None:
         self.amounts = amounts
         self.outcome: Counted | None = None
-        self._context = context
+        self._spending = spending
+        self._scope = spending._scope
         self._place = place
         self._budget = budget
         self._actual: Amounts | None = None
@@ -46,33 +48,33 @@ class Reserve:
         self._actual = amounts_of(amounts, more)
 
     async def __aenter__(self) -> "Reserve":
-        context = self._context
+        journal = self._scope.journal
         asked_at = anew(self._place, 0)
-        breach = await context._journal.recorded(asked_at)
+        breach = await journal.recorded(asked_at)
         if breach is not None:
-            await context._ask(self._place, read(asked_at, breach, HardBreach), self.amounts)
-        record = await context._journal.recorded(self._place)
+            await self._spending.ask(self._place, read(asked_at, breach, HardBreach), self.amounts)
+        record = await journal.recorded(self._place)
         if record is not None:
             self.outcome = read(self._place, record, Counted)
             return self
         answer = await self._set_aside()
         if isinstance(answer, HardBreach) and answer.action is OnHard.SUSPEND and breach is None:
-            await keep(context._journal, asked_at, answer, HardBreach)
-            await context._ask(self._place, answer, self.amounts)
+            await keep(journal, asked_at, answer, HardBreach)
+            await self._spending.ask(self._place, answer, self.amounts)
             answer = await self._set_aside()
         if isinstance(answer, HardBreach):
             raise exceeded(answer, self.amounts)
         return self
 
     async def _set_aside(self) -> Reserved | HardBreach:
-        context, claim = self._context, self._context._claim
+        scope, claim = self._scope, self._scope.claim
         # Of this lease only: when it goes, what it has set aside goes with it.
-        self._id = uuid5(claim.uuid, f"reserve:{context._key_at(self._place)}:{claim.epoch}")
+        self._id = uuid5(claim.uuid, f"reserve:{scope.key_at(self._place)}:{claim.epoch}")
         return await until_available(
-            lambda: context._engine.budgets.reserve(
+            lambda: scope.engine.budgets.reserve(
                 claim, self.amounts, budgets=_named(self._budget), id=self._id
             ),
-            context._journal.stopped,
+            scope.journal.stopped,
         )
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -83,54 +85,35 @@ class Reserve:
         if self._actual is None:
             await self._give_back()
             return
-        context = self._context
-        self.outcome = await perform(context._journal, self._place, self._settle, Counted)
+        self.outcome = await perform(self._scope.journal, self._place, self._settle, Counted)
 
     async def _settle(self) -> Counted:
-        context, id, actual = self._context, self._id or UUID(int=0), self._actual or {}
+        scope, id, actual = self._scope, self._id or UUID(int=0), self._actual or {}
         answer = await until_available(
-            lambda: context._engine.budgets.settle(
-                context._claim,
+            lambda: scope.engine.budgets.settle(
+                scope.claim,
                 id,
                 actual,
                 budgets=_named(self._budget),
-                key=f"settle:{context._key_at(self._place)}",
+                key=f"settle:{scope.key_at(self._place)}",
             ),
-            context._journal.stopped,
+            scope.journal.stopped,
         )
         return answer.outcome if isinstance(answer, AlreadyApplied) else answer
 
     async def _give_back(self) -> None:
         # Trouble costs nothing: it goes with the lease.
         with suppress(FlowFabricError):
-            budgets = self._context._engine.budgets
-            await budgets.cancel_reservation(self._context._claim, self._id or UUID(int=0))
+            budgets = self._scope.engine.budgets
+            await budgets.cancel_reservation(self._scope.claim, self._id or UUID(int=0))
 
 
-class SyncReserve:
-    """`Reserve` for a plain function: `with ctx.reserve(tokens=2000) as r: ...`."""
+class SpendApi:
+    """The part of a context that spends of budgets."""
 
-    def __init__(self, reserve: Reserve, block: Callable[[Any], Any]) -> None:
-        self._reserve = reserve
-        self._block = block
-
-    @property
-    def outcome(self) -> Counted | None:
-        return self._reserve.outcome
-
-    def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
-        self._reserve.settle(amounts, **more)
-
-    def __enter__(self) -> "SyncReserve":
-        self._block(self._reserve.__aenter__())
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._block(self._reserve.__aexit__(*exc))
-
-
-class Spending(Subflows):
-    """What a handler says about budgets."""
+    def __init__(self, scope: CallScope, waits: WaitsApi) -> None:
+        self._scope = scope
+        self._waits = waits
 
     def spend(
         self,
@@ -145,7 +128,7 @@ class Spending(Subflows):
         BudgetExceeded, with nothing counted, when it does not fit. A budget may ask a human before
         it goes on; the run needs no worker meanwhile."""
         wanted = amounts_of(amounts, dimensions)
-        return self._spend(self._journal.place("spend"), wanted, budget)
+        return self._spend(self._scope.journal.place("spend"), wanted, budget)
 
     def reserve(
         self,
@@ -160,48 +143,43 @@ class Spending(Subflows):
         as it does for `spend`. A crash neither keeps it nor counts
         it twice."""
         wanted = amounts_of(amounts, dimensions)
-        return Reserve(self, self._journal.place("reserve"), wanted, budget)
-
-    def _key_at(self, place: StepPlace) -> str:
-        """The same whenever the handler runs, and at no other place."""
-        generation = self._claim.snapshot.life.generation
-        return f"{self._claim.uuid}:{generation}:{place.branch}:{place.position}"
+        return Reserve(self, self._scope.journal.place("reserve"), wanted, budget)
 
     async def _spend(
         self, place: StepPlace, amounts: Amounts, budget: str | None
     ) -> Spent | SoftBreach:
         outcome = await self._charge(place, amounts, budget)
         if isinstance(outcome, HardBreach):
-            await self._ask(place, outcome, amounts)
-            again = self._journal.place("spend-again")
+            await self.ask(place, outcome, amounts)
+            again = self._scope.journal.place("spend-again")
             outcome = await self._charge(again, amounts, budget)
         if isinstance(outcome, HardBreach):
             raise exceeded(outcome, amounts)
         if isinstance(outcome, SoftBreach) and outcome.action is OnSoft.APPROVE:
-            await self._ask(place, outcome, amounts)
-            await self._grant(self._journal.place("grant"), outcome)
+            await self.ask(place, outcome, amounts)
+            await self._grant(self._scope.journal.place("grant"), outcome)
         return outcome
 
     async def _charge(self, place: StepPlace, amounts: Amounts, budget: str | None) -> Charged:
         """One try. A breach that a human is asked about is recorded as well, so that the handler
         comes to the same question when it runs again."""
+        scope = self._scope
+        budgets, key = _named(budget), scope.key_at(place)
 
         async def charge() -> Charged:
             answer = await until_available(
-                lambda: self._engine.budgets.report(
-                    self._claim, amounts, budgets=_named(budget), key=self._key_at(place)
-                ),
-                self._journal.stopped,
+                lambda: scope.engine.budgets.report(scope.claim, amounts, budgets=budgets, key=key),
+                scope.journal.stopped,
             )
             outcome = answer.outcome if isinstance(answer, AlreadyApplied) else answer
             if isinstance(outcome, HardBreach) and outcome.action is not OnHard.SUSPEND:
                 raise exceeded(outcome, amounts)
             return Spent() if isinstance(outcome, Overrun) else outcome
 
-        outcome: Charged = await perform(self._journal, place, charge, Charged)
+        outcome: Charged = await perform(scope.journal, place, charge, Charged)
         return outcome
 
-    async def _ask(
+    async def ask(
         self, place: StepPlace, breach: HardBreach | SoftBreach, amounts: Amounts
     ) -> None:
         """Waits for a human's yes; anything else is a no."""
@@ -212,23 +190,25 @@ class Spending(Subflows):
             "limit": breach.limit,
             "amount": amounts.get(breach.dimension, 0),
         }
-        verdict = await self.approval(f"budget:{breach.budget}:{place.position}", about=about)
+        verdict = await self._waits.approval(
+            f"budget:{breach.budget}:{place.position}", about=about
+        )
         if not verdict.approved:
             raise exceeded(breach, amounts)
 
     async def _grant(self, place: StepPlace, breach: SoftBreach) -> None:
         async def grant() -> int:
             return await until_available(
-                lambda: self._engine.budgets.grant(
+                lambda: self._scope.engine.budgets.grant(
                     breach.budget,
                     breach.dimension,
                     breach.more or breach.limit,
-                    key=f"grant:{self._key_at(place)}",
+                    key=f"grant:{self._scope.key_at(place)}",
                 ),
-                self._journal.stopped,
+                self._scope.journal.stopped,
             )
 
-        await perform(self._journal, place, grant, int)
+        await perform(self._scope.journal, place, grant, int)
 
 
 def _named(budget: str | None) -> tuple[str, ...] | None:

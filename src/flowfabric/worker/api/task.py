@@ -27,6 +27,7 @@ from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.engine.engine import Engine
 from flowfabric.store.foreign import run_sync
+from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.limits import (
     Arguments,
     Limits,
@@ -37,7 +38,7 @@ from flowfabric.worker.api.limits import (
     uses_of,
 )
 from flowfabric.worker.api.options import CallOptions, Span, TaskOptions, deadline_at, span_of
-from flowfabric.worker.api.run import Client, Run
+from flowfabric.worker.api.run import Run
 from flowfabric.worker.codec import Signature
 
 P = ParamSpec("P")
@@ -56,6 +57,7 @@ class Mode(StrEnum):
 _CALL_OPTIONS = frozenset(CallOptions.__struct_fields__)
 _NO_OPTIONS = CallOptions()
 _NO_LIMITS = Limits()
+_CONTEXT_MODULES = ("flowfabric.worker.api.context", "flowfabric.worker.api.sync")
 
 
 class Task(Generic[P, R]):
@@ -205,7 +207,7 @@ class Task(Generic[P, R]):
     ) -> Run[R]:
         options, kwargs = self._split(options, kwargs)
         if options.connection is not None:
-            submission = self.submission(options, args, kwargs, self._client.door.now())
+            submission = self.submission(options, args, kwargs, self._client.transactions.now())
             (run,) = await self._arrive(options.connection, [submission])
             return run
         engine = await self._client.engine()
@@ -224,13 +226,13 @@ class Task(Generic[P, R]):
         return run_sync(work, options.connection)  # in this thread, to which it may be bound
 
     async def _arrive(self, connection: Any, submissions: list[Submission]) -> list[Run[R]]:
-        found = await self._client.door.submit(connection, submissions)
+        found = await self._client.transactions.submit(connection, submissions)
         return [self.run_of(id, duplicate=duplicate) for id, duplicate in found]
 
     async def _submit_many(self, options: CallOptions, calls: Iterable[Any]) -> list[Run[R]]:
         check_iterable(calls, "calls")
         if options.connection is not None:
-            now = self._client.door.now()
+            now = self._client.transactions.now()
             arriving = [self._one_of_many(options, call, now) for call in calls]
             return await self._arrive(options.connection, arriving)
         engine = await self._client.engine()
@@ -324,7 +326,7 @@ def _context_name(function: Callable[..., Any]) -> str | None:
     annotation = first.annotation
     if isinstance(annotation, str):
         name = annotation.strip("'\"").rpartition(".")[2]
-    elif getattr(annotation, "__module__", "") == "flowfabric.worker.api.context":
+    elif getattr(annotation, "__module__", "") in _CONTEXT_MODULES:
         name = annotation.__name__
     else:
         return None

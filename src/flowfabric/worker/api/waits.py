@@ -6,7 +6,6 @@ survives the death of whoever is woken. Meanwhile the run needs no worker.
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
 
@@ -32,8 +31,6 @@ from flowfabric.core.wait.condition import (
 from flowfabric.core.wait.model import Behaviour, ResumePolicy, Signal, Terms, Waited
 from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.token import Token
-from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.wait.suspensions import MAX_APPROVERS, check_terms
 from flowfabric.worker.api.approval import (
     APPROVED,
@@ -46,16 +43,13 @@ from flowfabric.worker.api.approval import (
 )
 from flowfabric.worker.codec import decode
 from flowfabric.worker.errors import WaitClosed, WaitTimeout
-from flowfabric.worker.run.journal import Halt, Journal, StepPlace
-from flowfabric.worker.run.parking import Parking
+from flowfabric.worker.run.journal import Journal, StepPlace
+from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform
 from flowfabric.worker.run.until_available import until_available
 
 T = TypeVar("T")
 Span = str | float | timedelta
-
-Heard = dict[UUID, list[Signal]]
-"""The signals that ended waits, by suspension. They do not change any more."""
 
 _LASTING = ResumePolicy(close_waitpoint_on_resume=False)
 
@@ -183,22 +177,17 @@ class _Approving(Struct, frozen=True):
 
 
 class WaitsApi:
-    """The part of a context that waits. What begins with `_` and is not made here is the
-    context's."""
+    """The part of a context that waits."""
 
-    _engine: Engine
-    _claim: Claim
-    _halt: Halt
-    _again: bool
-    _heard: Heard
+    def __init__(self, scope: CallScope) -> None:
+        self._scope = scope
+        self._engine = scope.engine
+        self._claim = scope.claim
+        self._received = scope.received
 
     @property
     def _journal(self) -> Journal:
-        raise NotImplementedError
-
-    @cached_property
-    def _parking(self) -> Parking:
-        return Parking(self._engine, self._claim, self._halt, self._journal, again=self._again)
+        return self._scope.journal
 
     @overload
     def wait_for_signal(
@@ -272,6 +261,10 @@ class WaitsApi:
             raise Invalid("a callback has a name")
         return self._callback(self._journal.place(f"callback-for:{name}"), name)
 
+    async def wait_at(self, place: StepPlace, name: str, timeout: Span | None) -> None:
+        """Waits for a signal of this name; the wait is recorded at `place`."""
+        await self._one(place, self._channels((name,), Single(name), timeout), Any)
+
     # -- how
 
     def _channels(
@@ -306,7 +299,7 @@ class WaitsApi:
             behaviour=None if timeout is None else Behaviour.AUTO_RESUME,
             policy=_LASTING if asked.lasting else ResumePolicy(),
         )
-        record = await self._parking.wait(place, wait, asked.reason)
+        record = await self._scope.parking.wait(place, wait, asked.reason)
         if record.waited != Waited.SIGNALLED:
             return record, []
         return record, await self._signals(record, asked.bindings)
@@ -320,9 +313,9 @@ class WaitsApi:
         suspension = record.suspension
         if suspension is None:
             return []
-        if suspension not in self._heard:
-            self._heard[suspension] = await self._read(suspension)
-        return [signal for signal in self._heard[suspension] if signal.waitpoint in ids]
+        if suspension not in self._received:
+            self._received[suspension] = await self._read(suspension)
+        return [signal for signal in self._received[suspension] if signal.waitpoint in ids]
 
     async def _read(self, suspension: UUID) -> list[Signal]:
         return await self._looking(

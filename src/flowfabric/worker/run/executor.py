@@ -14,9 +14,9 @@ from flowfabric.core.base.errors import FlowFabricError, Invalid, LeaseLost, NoS
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.worker.api.context import Context, SyncContext
+from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Mode, Task
-from flowfabric.worker.api.waits import Heard
 from flowfabric.worker.codec import Undecodable, encode
 from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT
 from flowfabric.worker.run.arguments import fill_in
@@ -25,17 +25,18 @@ from flowfabric.worker.run.outcome import (
     AGAIN,
     Report,
     completing,
-    delaying,
     failing,
     failing_by,
     handing_back,
     leaving,
     nothing,
     settling,
+    suspending,
     timing_out,
     uncommitted,
 )
 from flowfabric.worker.run.processes import ProcessDied, Processes
+from flowfabric.worker.run.scope import CallScope, SignalsBySuspension
 from flowfabric.worker.run.steps import current_context
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.until_available import until_available
@@ -55,14 +56,14 @@ class ActiveRun:
         self.claim = claim
         self.handler = handler
         self.lease = lease or WorkerLease(claim)
-        self.context: Context | None = None
+        self.scope: CallScope | None = None
         self.job: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
         self.handling = False
         self.reporting = False
         self.stopped = ""
         self.again = False
-        self.heard: Heard = {}
+        self.received: SignalsBySuspension = {}
         self.payload = claim.payload
         self.raised: BaseException | None = None
         self.completed = False
@@ -77,7 +78,7 @@ class ActiveRun:
 
     @property
     def parked(self) -> bool:
-        return self.context is not None and self.context.parked
+        return self.scope is not None and self.scope.parked
 
     @property
     def lingers(self) -> bool:
@@ -93,8 +94,8 @@ class ActiveRun:
         if self.stopped:
             return
         self.stopped = reason
-        if self.context is not None:
-            self.context.stop(reason)
+        if self.scope is not None:
+            self.scope.stop(reason)
         if self.handling and self.job is not None:
             self.job.cancel()
 
@@ -125,7 +126,7 @@ class Executor:
         """Whatever happens ends up in the store or, for a lost lease, nowhere."""
         try:
             while await self._run_once(active):
-                active.again, active.context = True, None
+                active.again, active.scope = True, None
         except LeaseLost as error:
             log.info("%s was no longer ours when it ended: %s", active.claim.id, error)
         except FlowFabricError as error:
@@ -155,8 +156,8 @@ class Executor:
             return self._raised(active, error)
         finally:
             active.handling = False
-            if active.context is not None:
-                active.context.close()
+            if active.scope is not None:
+                active.scope.close()
 
     async def _outcome(self, active: ActiveRun) -> Report:
         """Calls the handler; what it returns becomes a report."""
@@ -171,22 +172,22 @@ class Executor:
         except Undecodable as error:
             return failing(claim, str(error))
         if handler.mode is not Mode.PROCESS:
-            active.context = Context(
+            active.scope = CallScope(
                 self._engine,
                 active.lease,
                 self._steps,
-                active.complete,
-                active.on_step,
+                on_completed=active.complete,
+                on_step=active.on_step,
                 again=active.again,
-                heard=active.heard,
+                received=active.received,
             )
         return await self._returned(active, await self._timed(active, handler, args, kwargs))
 
     async def _returned(self, active: ActiveRun, result: object) -> Report:
-        if active.context is not None:
-            if active.context.parked:
-                return delaying(active.context)
-            await active.context.finish()
+        if active.scope is not None:
+            if active.scope.parked:
+                return suspending(active.scope)
+            await active.scope.finish()
             if active.completed:
                 return uncommitted(active.claim)
         try:
@@ -232,39 +233,40 @@ class Executor:
         if not timer.expired():
             return result
         # However the handler took it: the sweep would have said the same.
-        if active.context is not None:
-            active.context.stop(TIMED_OUT)
+        if active.scope is not None:
+            active.scope.stop(TIMED_OUT)
         raise _TimedOut
 
     async def _call(
         self, active: ActiveRun, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        context = active.context
-        if context is None:
+        scope = active.scope
+        if scope is None:
             return msgspec.Raw(await self._processes.call(handler, active.payload))
         if handler.mode is Mode.ASYNC:
-            context.adopt()
+            scope.adopt()
+            context = Context(scope)
             current_context.set(context)
             given = [context, *args] if handler.takes_context else args
             result = handler.function(*given, **kwargs)
         else:
-            result = await self._in_thread(active, context, handler, args, kwargs)
+            result = await self._in_thread(active, scope, handler, args, kwargs)
         return await result if inspect.isawaitable(result) else result
 
     async def _in_thread(
         self,
         active: ActiveRun,
-        context: Context,
+        scope: CallScope,
         handler: Task[Any, Any],
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> Any:
-        outer = SyncContext(context)
-        given = [outer, *args] if handler.takes_context else args
+        context = SyncContext(Context(scope))
+        given = [context, *args] if handler.takes_context else args
 
         def call() -> Any:
-            context.adopt()
-            current_context.set(outer)
+            scope.adopt()
+            current_context.set(context)
             return handler.function(*given, **kwargs)
 
         active.thread = self._handlers.start(call)
@@ -278,8 +280,8 @@ class Executor:
         """The handler was cancelled: by the worker, by the end of the event loop, or by itself."""
         if active.stopped == LOST:
             return nothing
-        if active.parked and active.context is not None:
-            return delaying(active.context)
+        if active.parked and active.scope is not None:
+            return suspending(active.scope)
         if active.stopped == DRAIN or self._cancelled():
             return handing_back(active.claim)
         return failing(active.claim, "the handler cancelled itself", Category.TRANSIENT)

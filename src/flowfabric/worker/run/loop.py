@@ -340,7 +340,7 @@ class Worker:
         if self._heartbeat is not None:
             self._heartbeat.drop(active.key)
         self.completed += 1
-        active.context = active.job = None  # they know each other: let them go
+        active.scope = active.job = None  # they refer to each other: let them go
         if not job.cancelled() and (error := job.exception()) is not None:
             log.error("%s ended unreported", active.claim.id, exc_info=error)
         if active.thread is not None and active.lingers:

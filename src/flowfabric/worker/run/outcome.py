@@ -9,9 +9,9 @@ from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.transactions import UNCOMMITTED, completed_by
 from flowfabric.worker.run.failure import MAX_MESSAGE, Raised, storable
+from flowfabric.worker.run.scope import CallScope
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -52,11 +52,11 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
     return report
 
 
-def delaying(context: Context) -> Report:
+def suspending(scope: CallScope) -> Report:
     """The run sleeps or waits, unless what it waits for is there: then AGAIN."""
 
     async def report(engine: Engine) -> object:
-        return AGAIN if await context.release() else None
+        return AGAIN if await scope.release() else None
 
     return report
 

@@ -1,0 +1,162 @@
+"""What a plain function is given instead of a `Context`: the same words, blocking.
+
+A plain function runs in a thread; the work it asks for is done in the event loop of its worker.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, overload
+
+from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.limit.spend import Counted
+from flowfabric.store.foreign import run_sync
+from flowfabric.worker.api.blocking import (
+    Block,
+    BlockingManager,
+    BlockingProxy,
+    blocking,
+    blocking_as,
+)
+from flowfabric.worker.api.children import FlowsApi, SubFlow
+from flowfabric.worker.api.context import Context, RunInfo
+from flowfabric.worker.api.spend import Reserve, SpendApi
+from flowfabric.worker.api.waits import Approval, Callback, WaitsApi
+from flowfabric.worker.errors import Unwind
+from flowfabric.worker.run.scope import CallScope
+from flowfabric.worker.run.steps import Work, attempt_here, keep, read
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncCallback(BlockingProxy[Callback[Any]]):
+    """`Callback` for a plain function."""
+
+    result = blocking(Callback.result)
+
+    def __init__(self, callback: Callback[Any], block: Block) -> None:
+        super().__init__(callback, block)
+        self.id = callback.id
+        self.token = callback.token
+
+
+class SyncApproval(BlockingProxy[Approval]):
+    """`Approval` for a plain function."""
+
+    token = blocking(Approval.token)
+    verdict = blocking(Approval.verdict)
+
+    def __init__(self, approval: Approval, block: Block) -> None:
+        super().__init__(approval, block)
+        self.id = approval.id
+
+
+class SyncFlow(BlockingManager[SubFlow]):
+    """`SubFlow` for a plain function: `with ctx.flow("parts") as flow: flow.add(...)`, then
+    `flow.result()`."""
+
+    result = blocking(SubFlow.result)
+
+    def __init__(self, flow: SubFlow, block: Block) -> None:
+        super().__init__(flow, block)
+        self.flow = flow
+        self.add = flow.add
+
+
+class SyncReserve(BlockingManager[Reserve]):
+    """`Reserve` for a plain function: `with ctx.reserve(tokens=2000) as r: ...`."""
+
+    def __init__(self, reserve: Reserve, block: Block) -> None:
+        super().__init__(reserve, block)
+        self.settle = reserve.settle
+
+    @property
+    def outcome(self) -> Counted | None:
+        """What was counted, once the block has ended."""
+        return self._wrapped.outcome
+
+
+class SyncContext(BlockingProxy[Context]):
+    """The context of a plain function. Every method does what the method of `Context` with the
+    same name does, and returns when it is done."""
+
+    sleep = blocking(Context.sleep)
+    now = blocking(Context.now)
+    random = blocking(Context.random)
+    submit = blocking(Context.submit)
+    progress = blocking(Context.progress)
+    wait_for_signal = blocking(WaitsApi.wait_for_signal)
+    wait_for_any = blocking(WaitsApi.wait_for_any)
+    wait_for_all = blocking(WaitsApi.wait_for_all)
+    approval = blocking(WaitsApi.approval)
+    request_approval = blocking_as(SyncApproval, WaitsApi.request_approval)
+    callback = blocking_as(SyncCallback, WaitsApi.callback)
+    map = blocking(FlowsApi.map)
+    flow = blocking_as(SyncFlow, FlowsApi.flow)
+    spend = blocking(SpendApi.spend)
+    reserve = blocking_as(SyncReserve, SpendApi.reserve)
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, _block_in(context._scope))
+        self._context = context
+        self.heartbeat = context.heartbeat
+
+    @property
+    def info(self) -> RunInfo:
+        """Which run this is."""
+        return self._context.info
+
+    @property
+    def log(self) -> "logging.LoggerAdapter[logging.Logger]":
+        """A logger whose records carry the run: `execution`, `task` and `attempt`."""
+        return self._context.log
+
+    @overload
+    def step(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `Context.step`, except that a plain function without a timeout runs in the thread of
+        the handler."""
+        work = Work.of(function, args, kwargs)
+        if work.is_async:
+            return self._block(self._context.step(function, *args, **kwargs))
+        return self._step_here(work)
+
+    def complete_in(self, connection: Any, result: object = None) -> None:
+        """As `Context.complete_in`, on a connection that blocks, in the thread of the handler."""
+        completion = self._context._completion()
+
+        async def current() -> Snapshot:
+            snapshot: Snapshot = self._block(completion.current())
+            return snapshot
+
+        run_sync(completion.write(connection, result, current), connection)
+
+    def _step_here(self, work: Work) -> Any:
+        """Only the journal is used in the event loop."""
+        scope = self._context._scope
+        place = scope.journal.place(work.name)
+        record = self._block(scope.journal.recorded(place))
+        if record is not None:
+            return read(place, record, work.returns)
+        scope.check_running()
+        result = attempt_here(work, scope.threads, self._confirm)
+        return self._block(keep(scope.journal, place, result, work.returns))
+
+    def _confirm(self) -> None:
+        """Called between two tries of a step."""
+        scope = self._context._scope
+        scope.check_running()
+        self._block(scope.journal.confirm())
+
+
+def _block_in(scope: CallScope) -> Block:
+    def block(work: Coroutine[Any, Any, Any]) -> Any:
+        if scope.loop.is_closed():
+            work.close()
+            raise Unwind("the worker is gone")
+        return asyncio.run_coroutine_threadsafe(work, scope.loop).result()
+
+    return block

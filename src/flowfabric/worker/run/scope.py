@@ -1,0 +1,115 @@
+"""One call of a handler: what the parts of its context share, and how the worker steers it."""
+
+import asyncio
+from collections.abc import Callable
+from functools import cached_property
+from uuid import UUID
+
+from flowfabric.core.execution.model import Start
+from flowfabric.core.wait.model import Signal
+from flowfabric.engine.engine import Engine
+from flowfabric.worker.errors import OVER, Unwind
+from flowfabric.worker.run.journal import Halt, Journal, StepPlace, current_caller
+from flowfabric.worker.run.lease import WorkerLease
+from flowfabric.worker.run.parking import Parking
+from flowfabric.worker.run.threads import Threads
+
+SignalsBySuspension = dict[UUID, list[Signal]]
+"""The signals that ended waits. They never change, so one read serves every call of a handler."""
+
+
+def _nothing() -> None: ...
+
+
+class CallScope:
+    """One call of a handler under one lease.
+
+    The journal and the parking are made when they are first used: most handlers need neither.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: WorkerLease,
+        threads: Threads,
+        *,
+        on_completed: Callable[[], None] = _nothing,
+        on_step: Callable[[], None] = _nothing,
+        again: bool = False,
+        received: SignalsBySuspension | None = None,
+    ) -> None:
+        """`again` says that the handler was called before under the same lease; `received` holds
+        the signals that its waits have read since."""
+        self.engine = engine
+        self.lease = lease
+        self.claim = lease.claim
+        self.threads = threads
+        self.loop = asyncio.get_running_loop()
+        self.halt = Halt()
+        self.on_completed = on_completed
+        self.received = {} if received is None else received
+        self._on_step = on_step
+        self._again = again
+        self._caller: object = None
+        self._made: Journal | None = None
+
+    @property
+    def journal(self) -> Journal:
+        if self._made is None:
+            self._made = Journal(
+                self.engine,
+                self.lease,
+                self.halt,
+                self._caller,
+                again=self._again,
+                on_step=self._on_step,
+            )
+        return self._made
+
+    @cached_property
+    def parking(self) -> Parking:
+        return Parking(self.engine, self.claim, self.halt, self.journal, again=self._again)
+
+    def key_at(self, place: StepPlace) -> str:
+        """An idempotency key: the same whenever the handler comes to this place, and at no
+        other."""
+        generation = self.claim.snapshot.life.generation
+        return f"{self.claim.uuid}:{generation}:{place.branch}:{place.position}"
+
+    def check_running(self) -> None:
+        """Unwinds the handler if it was stopped or is parked."""
+        if self.halt or self.parked:
+            raise Unwind(self.halt.reason)
+
+    # -- for the worker
+
+    @property
+    def parked(self) -> bool:
+        """Whether the handler unwinds because it sleeps or waits."""
+        return self._made is not None and self._made.parked
+
+    def adopt(self) -> None:
+        """Called in the task or thread where the handler is about to run."""
+        self._caller = current_caller()
+
+    def stop(self, reason: str) -> None:
+        """From now on the engine does nothing that this handler asks for."""
+        self.halt.stop(reason)
+
+    def close(self) -> None:
+        """The handler has ended; tasks and threads it left running can no longer act."""
+        self.halt.stop(OVER)
+        self._caller = None  # a task that refers to itself would wait for the garbage collector
+        if self._made is not None:
+            self._made.close()
+
+    async def finish(self) -> None:
+        """Checks that the handler asked for every step that its earlier calls have recorded."""
+        continued = self._again or self.claim.lease.start is not Start.INITIAL
+        if self._made is not None or continued:
+            await self.journal.finish()
+
+    async def release(self) -> bool:
+        """Suspends the run; True when what it waits for is there and the handler is called again
+        at once."""
+        return await self.parking.release()
