@@ -42,7 +42,7 @@ async def run(url: str, seconds: float) -> float:
         )
         taken = await store.claim(call, store.clock.now())
         now = store.clock.now()
-        endings = [complete(item.snapshot, _SELF, now, RESULT) for item in taken]
+        endings = [complete(item.snapshot, now, _SELF, RESULT) for item in taken]
         done += len(await store.end(endings, now))
     elapsed = time.perf_counter() - began
     await store.close()

@@ -99,7 +99,7 @@ def running(number: int = 1) -> Snapshot:
     before = fresh(number)
     assert isinstance(before.state, Ready)
     now = ManualClock().now()
-    held = take(before, before.state.next, Taking(UUID(int=5), W1, TTL), now).after
+    held = take(before, now, before.state.next, Taking(UUID(int=5), W1, TTL)).after
     assert held is not None
     return held
 
@@ -115,7 +115,7 @@ def to_priority(value: int) -> Callable[[Snapshot | None, Millis], Change[operat
 
 
 def cancel(found: Snapshot | None, now: Millis) -> Change[operator.Cancelled]:
-    return operator.cancel(found, Owner(source=Source.OPERATOR), now, "enough")
+    return operator.cancel(found, now, Owner(source=Source.OPERATOR), "enough")
 
 
 def uuid_of(snapshot: Snapshot) -> UUID:
@@ -276,7 +276,7 @@ async def test_a_value_in_hand_never_refuses() -> None:
     assert isinstance(held.state, Active)
     owner = Owner.of(fence_of(held, held.state.lease))
     rows = Rows(held)
-    renewed = renew(held, owner, Millis(2 * TTL), rows.clock.now()).after
+    renewed = renew(held, rows.clock.now(), owner, Millis(2 * TTL)).after
     assert renewed is not None
     assert isinstance(renewed.state, Active)
     rows.rows[uuid_of(held)] = Snapshot(held.execution, held.head, renewed.state)
@@ -284,7 +284,7 @@ async def test_a_value_in_hand_never_refuses() -> None:
     engine = decisions_on(rows)
 
     def rule(found: Snapshot | None, now: Millis) -> Change[operator.Cancelled]:
-        return operator.cancel_owned(found, owner, now, "mine")
+        return operator.cancel_owned(found, now, owner, "mine")
 
     await engine.decide(uuid_of(held), rule, held)
     rows.rows[uuid_of(held)] = held

@@ -50,7 +50,7 @@ def after(change: Change[Any]) -> Snapshot:
 def running(snapshot: Snapshot | None = None, at: Millis = NOW, **members: Any) -> Snapshot:
     found = snapshot or fresh(**members)
     assert isinstance(found.state, Ready | Lost)
-    return after(lease.take(found, found.state.next, Taking(LEASE, W1, TTL), at))
+    return after(lease.take(found, at, found.state.next, Taking(LEASE, W1, TTL)))
 
 
 def lease_in(snapshot: Snapshot) -> Lease:
@@ -64,12 +64,12 @@ def owner(snapshot: Snapshot) -> Owner:
 
 def failing(**members: Any) -> Snapshot:
     held = running(**members)
-    return after(attempt.fail(held, owner(held), NOW, Failure("boom")))
+    return after(attempt.fail(held, NOW, owner(held), Failure("boom")))
 
 
 def lost(*, revoked: bool, **members: Any) -> Snapshot:
     held = running(**members)
-    return after(lease.lose(held, lease_in(held), NOW, revoked=revoked, reason="maintenance"))
+    return after(lease.lose(held, NOW, lease_in(held), revoked=revoked, reason="maintenance"))
 
 
 def suspended(**members: Any) -> Snapshot:
@@ -78,7 +78,7 @@ def suspended(**members: Any) -> Snapshot:
 
 def completed(**members: Any) -> Snapshot:
     held = running(**members)
-    return after(attempt.complete(held, owner(held), NOW, b"result"))
+    return after(attempt.complete(held, NOW, owner(held), b"result"))
 
 
 def at_gate(gate: Gate, snapshot: Snapshot) -> Snapshot:
@@ -100,7 +100,7 @@ def living(**members: Any) -> dict[str, Snapshot]:
         "suspended": suspended(**members),
         "resumed": after(resume.resume(suspended(**members), NOW)),
         "resume_delayed": after(resume.resume(suspended(**members), NOW, Millis(10_000))),
-        "worker_delayed": after(attempt.delay(held, owner(held), NOW, LATER)),
+        "worker_delayed": after(attempt.delay(held, NOW, owner(held), LATER)),
         "backing_off": failing(**{"policy": RETRY, **members}),
         "retry_ready": failing(**{"policy": RETRY_AT_ONCE, **members}),
         "replay_ready": after(operator.replay(completed(**members), NOW)),
@@ -112,8 +112,8 @@ def ended() -> dict[str, Snapshot]:
     return {
         "completed": completed(),
         "failed": failing(),
-        "cancelled": after(operator.cancel(running(), OPERATOR, NOW, "enough")),
-        "cancelled_unrun": after(operator.cancel(fresh(), OPERATOR, NOW, "enough")),
+        "cancelled": after(operator.cancel(running(), NOW, OPERATOR, "enough")),
+        "cancelled_unrun": after(operator.cancel(fresh(), NOW, OPERATOR, "enough")),
         "expired": after(operator.expire(running(deadline_at=late), late)),
         "expired_unrun": after(operator.expire(fresh(deadline_at=late), late)),
         "skipped": fresh().to(Ended(Outcome.SKIPPED, NOW, pending=Start.INITIAL)),

@@ -61,9 +61,9 @@ def take(snapshot: Snapshot, now: Millis) -> Change[Any]:
     if not isinstance(snapshot.state, Ready | Lost):
         raise NotEligible
     if snapshot.head.flags & Flags.SPENT:
-        return end_lost(snapshot, snapshot.state.next.attempt - 1, now)
+        return end_lost(snapshot, now, snapshot.state.next.attempt - 1)
     lease_id = UUID(int=snapshot.head.epoch + 1)
-    return lease.take(snapshot, snapshot.state.next, Taking(lease_id, W1, TTL), now)
+    return lease.take(snapshot, now, snapshot.state.next, Taking(lease_id, W1, TTL))
 
 
 def lease_in(snapshot: Snapshot) -> Lease:
@@ -77,11 +77,11 @@ def owner(snapshot: Snapshot) -> Owner:
 
 _GRANTEE = Grantee(W2.id, frozenset(), Millis(10_000))
 
-Deed = Callable[[Snapshot, Owner, Millis], Change[Any]]
+Deed = Callable[[Snapshot, Millis, Owner], Change[Any]]
 
 
-def _reclaim(snapshot: Snapshot, owner: Owner, now: Millis) -> Change[Any]:
-    return grant.reclaim(snapshot, Taking(UUID(int=1 << 64 | now), W2, TTL), now)
+def _reclaim(snapshot: Snapshot, now: Millis, owner: Owner) -> Change[Any]:
+    return grant.reclaim(snapshot, now, Taking(UUID(int=1 << 64 | now), W2, TTL))
 
 
 def _step(now: Millis) -> Step:
@@ -89,32 +89,32 @@ def _step(now: Millis) -> Step:
 
 
 BY_OWNERS: dict[str, Deed] = {
-    "complete": lambda held, owner, now: attempt.complete(held, owner, now, b"done"),
-    "fail": lambda held, owner, now: attempt.fail(held, owner, now, Failure("boom")),
-    "fail for good": lambda held, owner, now: attempt.fail(
-        held, owner, now, Failure("boom", "permanent")
+    "complete": lambda held, now, owner: attempt.complete(held, now, owner, b"done"),
+    "fail": lambda held, now, owner: attempt.fail(held, now, owner, Failure("boom")),
+    "fail for good": lambda held, now, owner: attempt.fail(
+        held, now, owner, Failure("boom", "permanent")
     ),
-    "delay": lambda held, owner, now: attempt.delay(
-        held, owner, now, Millis(now + 50), step=_step(now)
+    "delay": lambda held, now, owner: attempt.delay(
+        held, now, owner, Millis(now + 50), step=_step(now)
     ),
     "hand back": attempt.hand_back,
-    "renew": lambda held, owner, now: lease.renew(held, owner, TTL, now),
-    "cancel owned": lambda held, owner, now: operator.cancel_owned(held, owner, now, "enough"),
+    "renew": lambda held, now, owner: lease.renew(held, now, owner, TTL),
+    "cancel owned": lambda held, now, owner: operator.cancel_owned(held, now, owner, "enough"),
 }
 DEEDS: dict[str, Deed] = {
     **BY_OWNERS,
-    "take": lambda held, owner, now: take(held, now),
-    "grant": lambda held, owner, now: grant.issue_grant(held, _GRANTEE, now),
-    "reclaim grant": lambda held, owner, now: grant.issue_reclaim_grant(held, _GRANTEE, now),
+    "take": lambda held, now, owner: take(held, now),
+    "grant": lambda held, now, owner: grant.issue_grant(held, now, _GRANTEE),
+    "reclaim grant": lambda held, now, owner: grant.issue_reclaim_grant(held, now, _GRANTEE),
     "reclaim": _reclaim,
-    "revoke": lambda held, owner, now: lease.revoke(held, now, reason="enough"),
-    "mark": lambda held, owner, now: lease.mark_expired(held, now),
-    "due": lambda held, owner, now: operator.due(held, now, 0.5, NO_TIME, UUID(int=7)),
-    "cancel": lambda held, owner, now: operator.cancel(held, OPERATOR, now, "enough"),
-    "replay": lambda held, owner, now: operator.replay(held, now),
-    "block": lambda held, owner, now: operator.block(held, now, "paused_by_operator"),
-    "unblock": lambda held, owner, now: operator.unblock(held, now),
-    "priority": lambda held, owner, now: operator.change_priority(held, now, 7),
+    "revoke": lambda held, now, owner: lease.revoke(held, now, reason="enough"),
+    "mark": lambda held, now, owner: lease.mark_expired(held, now),
+    "due": lambda held, now, owner: operator.due(held, now, 0.5, NO_TIME, UUID(int=7)),
+    "cancel": lambda held, now, owner: operator.cancel(held, now, OPERATOR, "enough"),
+    "replay": lambda held, now, owner: operator.replay(held, now),
+    "block": lambda held, now, owner: operator.block(held, now, "paused_by_operator"),
+    "unblock": lambda held, now, owner: operator.unblock(held, now),
+    "priority": lambda held, now, owner: operator.change_priority(held, now, 7),
 }
 
 
@@ -154,7 +154,7 @@ def play(life: list[Act]) -> Iterator[Turn]:
         now = Millis(now + act.pause)
         owner = owners[max(0, len(owners) - 1 - act.whose)]
         try:
-            change = DEEDS[act.deed](snapshot, owner, now)
+            change = DEEDS[act.deed](snapshot, now, owner)
         except FlowFabricError:
             continue
         yield Turn(act, owner, now, snapshot, change)

@@ -177,7 +177,7 @@ class Play:
         if isinstance(deed, Renew) and answer[0] == "Renewed" and calm and before is not None:
             after = (await self.plain.load([uuid]))[uuid]
             assert form != "claim" or after.head == before.head, "a renewal with a new version"
-            change = core.renew(before, holding.claim.owner, Millis(deed.ttl), self.now)
+            change = core.renew(before, self.now, holding.claim.owner, Millis(deed.ttl))
             assert change.after is not None
             assert after.state == change.after.state, "the renewed lease differs from the core's"
 
@@ -410,7 +410,7 @@ class Play:
             held = before[claim.uuid]
             assert isinstance(held.state, Ready | Lost)
             taking = Taking(claim.lease.id, claim.lease.worker, claim.ttl)
-            change = core.take(held, held.state.next, taking, self.now)
+            change = core.take(held, self.now, held.state.next, taking)
             assert claim.snapshot == change.after, "the claim differs from the core's"
             assert after[claim.uuid] == change.after, "the stored lease differs from the core's"
             page = await self.plain.events(EventQuery(uuid=claim.uuid))

@@ -173,7 +173,7 @@ STORE_FAULTS: list[type[Fault]] = [
 
 def no_fence(snapshot: Snapshot, owner: Owner, now: Millis) -> Any:
     """The gate of every owner, which lets everybody in."""
-    return enter(snapshot, Owner(source=Source.OPERATOR), now)
+    return enter(snapshot, now, Owner(source=Source.OPERATOR))
 
 
 def no_timer(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:

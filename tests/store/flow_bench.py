@@ -128,7 +128,7 @@ def owner_of(snapshot: Snapshot) -> Owner:
 
 
 def completion(snapshot: Snapshot, now: Millis) -> Change[Any]:
-    return complete(snapshot, owner_of(snapshot), now, b"done")
+    return complete(snapshot, now, owner_of(snapshot), b"done")
 
 
 def touch(snapshot: Snapshot, state: State | None = None, **written: Any) -> Change[None]:
@@ -151,4 +151,4 @@ A, B, C = UUID(int=101), UUID(int=102), UUID(int=103)
 def cancelled(
     snapshot: Snapshot, now: Millis, reason: str = "over", source: str = Source.OPERATOR
 ) -> Change[Any]:
-    return cancel(snapshot, Owner(source=source), now, reason)
+    return cancel(snapshot, now, Owner(source=source), reason)

@@ -117,10 +117,10 @@ class Bench:
         return 0
 
     def cancelling(self, snapshot: Snapshot) -> Change[Any]:
-        return cancel(snapshot, Owner(source=Source.OPERATOR), self.now, "over")
+        return cancel(snapshot, self.now, Owner(source=Source.OPERATOR), "over")
 
     def completing(self, snapshot: Snapshot) -> Change[Any]:
-        return complete(snapshot, owner_of(snapshot), self.now, b"done")
+        return complete(snapshot, self.now, owner_of(snapshot), b"done")
 
 
 def uses_of(**uses: str) -> Uses:

@@ -94,7 +94,7 @@ class Bench:
         return after(change)
 
     def completion(self, held: Snapshot, result: bytes | None = b"done") -> Change[object]:
-        return attempts.complete(held, owner_of(held), self.now, result)
+        return attempts.complete(held, self.now, owner_of(held), result)
 
     async def load(self, snapshot: Snapshot) -> Snapshot:
         uuid = snapshot.execution.uuid

@@ -86,7 +86,7 @@ class Bench:
         return await self.store.apply(changes)
 
     def completing(self, snapshot: Snapshot, result: bytes | None = b"ok") -> Change[Any]:
-        return complete(snapshot, owner_of(snapshot), self.now, result)
+        return complete(snapshot, self.now, owner_of(snapshot), result)
 
 
 def lease_of(snapshot: Snapshot) -> Lease:

@@ -284,7 +284,7 @@ async def test_reservations_whose_lease_is_gone_are_found(bench: Bench) -> None:
         return {found.id.int for found in await bench.store.stale_reservations(limit)}
 
     assert await stale() == {2, 9}
-    await bench.write(lose(other, lease_of(other), bench.now, revoked=True))
+    await bench.write(lose(other, bench.now, lease_of(other), revoked=True))
     assert await stale() == {2, 3, 9}
     assert len(await stale(2)) == 2
     (again,) = await bench.claim()

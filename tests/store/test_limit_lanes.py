@@ -42,9 +42,9 @@ async def begun(bench: Bench, **members: Any) -> list[Snapshot]:
     lost, woken, failed = await bench.claim()
     await bench.write(suspension(woken, bench.now))
     return [
-        *await bench.write(lose(lost, lease_of(lost), bench.now, revoked=False)),
+        *await bench.write(lose(lost, bench.now, lease_of(lost), revoked=False)),
         *await bench.write(resume(await bench.load(woken), bench.now)),
-        *await bench.write(fail(failed, owner_of(failed), bench.now, Failure("boom"))),
+        *await bench.write(fail(failed, bench.now, owner_of(failed), Failure("boom"))),
     ]
 
 

@@ -123,7 +123,7 @@ async def test_a_slot_is_being_ready_or_running(bench: Bench) -> None:
     assert await bench.slots(a="k") == 1
     (held,) = await bench.claim()
     assert await bench.slots(a="k") == 1
-    assert await slots_after(lose(held, lease_of(held), bench.now, revoked=False)) == 1
+    assert await slots_after(lose(held, bench.now, lease_of(held), revoked=False)) == 1
     (held,) = await bench.claim()
     assert await slots_after(suspension(held, bench.now)) == 0
     assert await slots_after(resume(await bench.load(held), bench.now)) == 0
@@ -132,7 +132,7 @@ async def test_a_slot_is_being_ready_or_running(bench: Bench) -> None:
     (held,) = await bench.claim()
     assert await bench.slots(a="k") == 1
     later = Millis(bench.now + 10_000)
-    assert await slots_after(delay(held, owner_of(held), bench.now, later)) == 0
+    assert await slots_after(delay(held, bench.now, owner_of(held), later)) == 0
 
 
 async def test_who_ends_fails_or_is_turned_away_gives_its_slot_back(bench: Bench) -> None:
@@ -140,10 +140,10 @@ async def test_who_ends_fails_or_is_turned_away_gives_its_slot_back(bench: Bench
     assert await bench.slots(a="k") == 3
     await bench.store.end([bench.completing(ending)], bench.now)
     assert await bench.slots(a="k") == 2
-    await bench.write(fail(failing, owner_of(failing), bench.now, Failure("boom")))
+    await bench.write(fail(failing, bench.now, owner_of(failing), Failure("boom")))
     assert await bench.slots(a="k") == 1
     why = Exhausted("team", "tokens", 5, 5)
-    await bench.write(turn_away(poor, lease_of(poor), why, bench.now))
+    await bench.write(turn_away(poor, bench.now, lease_of(poor), why))
     assert await bench.slots(a="k") == 0
     assert await bench.store.waiting_in(budget_queue("team"), 9) == [uuid_of(poor)]
     assert await bench.store.waiting_in(queue(a="k"), 9) == []
@@ -301,7 +301,7 @@ async def test_who_has_gone_elsewhere_is_not_let_through(bench: Bench) -> None:
     (unlimited,) = await bench.submit(1)
     (delayed,) = await bench.submit(1, delay_until=FAR)
     (poor,) = await bench.write(
-        turn_away(poor, lease_of(poor), Exhausted("team", "tokens", 5, 5), bench.now)
+        turn_away(poor, bench.now, lease_of(poor), Exhausted("team", "tokens", 5, 5))
     )
     await bench.write(bench.cancelling(ended))
     await bench.write(change_priority(changed, bench.now, 9, anywhere=True))
@@ -394,7 +394,7 @@ async def test_crowds_are_queues_with_somebody_in_them(bench: Bench) -> None:
     firsts[queue(b="")] = uuid_of(unknown.snapshot)
     poor = await bench.running({"a": "poor"})
     why = Exhausted("team", "tokens", 5, 5)
-    await bench.write(turn_away(poor, lease_of(poor), why, bench.now))
+    await bench.write(turn_away(poor, bench.now, lease_of(poor), why))
     await bench.submit(2)
     crowds = [
         Crowd(number, Gate.LIMIT, first, number != queue(b="")) for number, first in firsts.items()
@@ -484,7 +484,7 @@ async def test_who_waits_in_a_lane_is_counted_by_gate_and_queue(bench: Bench) ->
     lost, gone, _ = [await bench.running() for _ in range(3)]
     await bench.submit(3)
     await bench.write(suspension(gone, bench.now))
-    await bench.write(lose(lost, lease_of(lost), bench.now, revoked=False))
+    await bench.write(lose(lost, bench.now, lease_of(lost), revoked=False))
     everywhere = {
         WaitCount(Gate.LIMIT, queue(a="x"), 2),
         WaitCount(Gate.LIMIT, queue(a="y"), 2),

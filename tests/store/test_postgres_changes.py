@@ -102,7 +102,7 @@ async def test_an_ending_is_written_with_its_event(bench: Bench) -> None:
 
 async def test_an_ending_may_bring_a_new_life_or_none_and_several_events(bench: Bench) -> None:
     first, second, third = [await bench.running() for _ in range(3)]
-    failed = attempt.fail(first, owner_of(first), bench.now, Failure("boom", "permanent"))
+    failed = attempt.fail(first, bench.now, owner_of(first), Failure("boom", "permanent"))
     assert failed.plain_end
     plain = bench.completion(second)
     twice = replace(plain, events=plain.events * 2)
@@ -120,7 +120,7 @@ async def test_an_ending_keeps_or_clears_the_life(bench: Bench) -> None:
     lives = []
     for clear in (False, True):
         held = await bench.running()
-        await bench.apply(attempt.hand_back(held, owner_of(held), bench.now))
+        await bench.apply(attempt.hand_back(held, bench.now, owner_of(held)))
         (held,) = await bench.claim()
         change = bench.completion(held)
         if clear:
@@ -210,7 +210,7 @@ async def test_a_note_holds_off_the_end_of_its_lease_but_no_renewal(bench: Bench
 
 async def test_a_change_moves_the_row_and_writes_everything_else(bench: Bench) -> None:
     held = await bench.running(policy={"retry_policy": {"max_retries": 3}})
-    change: Change[object] = attempt.fail(held, owner_of(held), bench.now, Failure("boom"))
+    change: Change[object] = attempt.fail(held, bench.now, owner_of(held), Failure("boom"))
     change = replace(change, steps=(step(0),))
     retrying = await bench.apply(change)
     assert await bench.load(held) == retrying
@@ -225,8 +225,8 @@ async def test_a_change_moves_the_row_and_writes_everything_else(bench: Bench) -
 async def test_a_change_decided_on_an_older_version_is_refused(bench: Bench) -> None:
     submitted, neighbour = await bench.submit_many(2)
     newer = await bench.apply(operator.change_priority(submitted, bench.now, 5))
-    stale = operator.cancel(submitted, OPERATOR, bench.now, "")
-    fine = operator.cancel(neighbour, OPERATOR, bench.now, "")
+    stale = operator.cancel(submitted, bench.now, OPERATOR, "")
+    fine = operator.cancel(neighbour, bench.now, OPERATOR, "")
     assert await bench.store.apply([stale, fine]) == {neighbour.execution.uuid}
     assert await bench.load(submitted) == newer
     assert await bench.store.apply([stale]) == set()
@@ -245,7 +245,7 @@ async def test_a_change_decided_on_an_older_expiry_is_refused(bench: Bench) -> N
 async def test_a_lease_changes_in_place_for_its_owner(bench: Bench) -> None:
     held = await bench.running()
     bench.clock.advance(10)
-    renewed = await bench.apply(lease.renew(held, owner_of(held), TTL, bench.now))
+    renewed = await bench.apply(lease.renew(held, bench.now, owner_of(held), TTL))
     assert await bench.load(held) == renewed
     assert renewed.head.version == held.head.version + 1
 
@@ -258,7 +258,7 @@ async def test_every_kind_of_move_is_read_back_as_it_was_written(bench: Bench) -
     current = await bench.apply(operator.unblock(current, bench.now))
     assert await bench.load(current) == current
     (current,) = await bench.claim()
-    change = attempt.delay(current, owner_of(current), bench.now, Millis(bench.now + 50))
+    change = attempt.delay(current, bench.now, owner_of(current), Millis(bench.now + 50))
     current = await bench.apply(change)
     assert await bench.load(current) == current
     bench.clock.advance(50)
@@ -266,7 +266,7 @@ async def test_every_kind_of_move_is_read_back_as_it_was_written(bench: Bench) -
     (current,) = await bench.claim()
     current = await bench.apply(lease.revoke(current, bench.now, reason="mine"))
     assert await bench.load(current) == current
-    current = await bench.apply(operator.cancel(current, OPERATOR, bench.now, "no"))
+    current = await bench.apply(operator.cancel(current, bench.now, OPERATOR, "no"))
     assert await bench.load(current) == current
     current = await bench.apply(operator.replay(current, bench.now))
     assert await bench.load(current) == current
@@ -277,7 +277,7 @@ async def test_a_deadline_follows_the_change_and_goes_with_the_end(bench: Bench)
     submitted = await bench.submit(deadline_at=bench.now + 100)
     assert await bench.store.next_due(bench.now) == bench.now + 100
     assert await bench.store.due(Millis(bench.now + 100), 9) == uuids([submitted])
-    ended = await bench.apply(operator.cancel(submitted, OPERATOR, bench.now, ""))
+    ended = await bench.apply(operator.cancel(submitted, bench.now, OPERATOR, ""))
     assert await bench.store.due(Millis(bench.now + 100), 9) == []
     await bench.apply(operator.replay(ended, bench.now))
     assert await bench.store.next_due(bench.now) is None
@@ -288,7 +288,7 @@ async def test_of_two_rivals_for_one_execution_one_writes(bench: Bench) -> None:
     for _ in range(5):
         submitted = await bench.submit()
         rivals: list[Change[object]] = [
-            operator.cancel(submitted, OPERATOR, bench.now, "a"),
+            operator.cancel(submitted, bench.now, OPERATOR, "a"),
             operator.change_priority(submitted, bench.now, 5),
         ]
         answers = await asyncio.gather(bench.store.apply(rivals[:1]), other.apply(rivals[1:]))

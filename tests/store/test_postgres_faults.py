@@ -261,7 +261,7 @@ async def test_a_guilty_submission_keeps_no_neighbour_from_being_written(
 
 async def test_a_guilty_change_keeps_no_neighbour_from_being_written(bench: Bench) -> None:
     submitted = await bench.submit_many(5)
-    changes = [operator.cancel(s, OPERATOR, bench.now, "") for s in submitted]
+    changes = [operator.cancel(s, bench.now, OPERATOR, "") for s in submitted]
     broken = after(changes[2])
     changes[2] = replace(changes[2], after=replace(broken, head=replace(broken.head, epoch=-1)))
     with pytest.raises(Invalid, match="done_epoch") as caught:

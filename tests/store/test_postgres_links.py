@@ -29,7 +29,7 @@ Operation = Callable[[Bench], Awaitable[object]]
 
 
 async def _cancel(bench: Bench) -> object:
-    return await bench.apply(operator.cancel(await bench.submit(), OPERATOR, bench.now, ""))
+    return await bench.apply(operator.cancel(await bench.submit(), bench.now, OPERATOR, ""))
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -253,7 +253,7 @@ async def test_a_transaction_of_a_frozen_process_is_ended_by_the_server(
         change = operator.change_priority(submitted, bench.now, 5)
         applying = asyncio.create_task(bench.store.apply([change]))
         await proxy.frozen.wait()
-        cancel = operator.cancel(submitted, OPERATOR, other.now, "")
+        cancel = operator.cancel(submitted, other.now, OPERATOR, "")
         assert await other.store.apply([cancel]) == set(uuids([submitted]))
         applying.cancel()
         await asyncio.wait([applying])

@@ -184,7 +184,7 @@ async def test_everything_works_through_a_transaction_pooler(database: str, stri
         assert await bench.store.renew([renewal(held)], bench.now)
         assert await bench.store.note([progress(held, 5)], bench.now)
         other, *_ = await bench.submit_many(3)
-        cancel = operator.cancel(other, Owner(source="operator_override"), bench.now, "")
+        cancel = operator.cancel(other, bench.now, Owner(source="operator_override"), "")
         await asyncio.gather(
             bench.store.end([bench.completion(held)], bench.now),
             bench.apply(cancel),

@@ -264,7 +264,7 @@ async def test_candidates_are_ready_and_free_in_claim_order(bench: Bench) -> Non
     low = await bench.submit(lane="a", namespace="n")
     high = await bench.submit(lane="a", namespace="m", priority=3)
     held = await bench.submit(lane="a")
-    await bench.apply(issue_grant(held, Grantee("w2", frozenset(), Millis(10)), bench.now))
+    await bench.apply(issue_grant(held, bench.now, Grantee("w2", frozenset(), Millis(10))))
     await bench.submit(lane="b")
     now = bench.now
     assert await bench.store.candidates("a", None, now, 9) == [high, low]
@@ -384,7 +384,7 @@ async def test_trimming_leaves_nothing_of_what_it_deletes(bench: Bench) -> None:
     await bench.store.note([progress(held, 5)], bench.now)
     retried = await bench.apply(lease.revoke(held, bench.now, reason=""))
     (again,) = await bench.claim()
-    await bench.apply(operator.cancel(again, OPERATOR, bench.now, ""))
+    await bench.apply(operator.cancel(again, bench.now, OPERATOR, ""))
     ended_at = bench.now
     bench.clock.advance(1)
     recent = await bench.ended()
@@ -402,7 +402,7 @@ async def test_trimming_leaves_nothing_of_what_it_deletes(bench: Bench) -> None:
 
 async def test_trimming_goes_by_pages_and_own_retention(bench: Bench) -> None:
     short = await bench.submit(policy=KEPT_AN_HOUR)
-    await bench.apply(operator.cancel(short, OPERATOR, bench.now, ""))
+    await bench.apply(operator.cancel(short, bench.now, OPERATOR, ""))
     ended = [await bench.ended() for _ in range(3)]
     never = Millis(0)
     assert await bench.store.trim(bench.now, bench.now, 2) == 2
@@ -461,4 +461,4 @@ async def test_progress_is_told_only_when_there_is_some(bench: Bench) -> None:
     assert detail is not None
     assert detail.progress == Progress(None, "so far")
     assert lease_of(held).expires_at - bench.now == TTL
-    assert attempt.complete(held, owner_of(held), bench.now).plain_end
+    assert attempt.complete(held, bench.now, owner_of(held)).plain_end

@@ -105,7 +105,7 @@ async def test_a_lost_reply_to_an_ending_is_recognised(bench: Bench) -> None:
     lose_reply(bench.store.session.end)
     changes = [
         bench.completion(held),
-        attempt.fail(failing, owner_of(failing), bench.now, Failure("no", "permanent")),
+        attempt.fail(failing, bench.now, owner_of(failing), Failure("no", "permanent")),
         bench.completion(gone),
     ]
     assert await bench.store.end(changes, bench.now) == set(uuids([held, failing]))
@@ -115,7 +115,7 @@ async def test_a_lost_reply_to_an_ending_is_recognised(bench: Bench) -> None:
 
 async def test_somebody_elses_ending_is_not_taken_for_ones_own(bench: Bench) -> None:
     held, other = await bench.running(), await bench.running()
-    await bench.apply(operator.cancel(held, OPERATOR, bench.now, ""))
+    await bench.apply(operator.cancel(held, bench.now, OPERATOR, ""))
     lose_reply(bench.store.session.end)
     changes = [bench.completion(held), bench.completion(other)]
     assert await bench.store.end(changes, bench.now) == {other.execution.uuid}
@@ -137,9 +137,9 @@ async def test_a_lost_reply_to_a_general_change_is_recognised(bench: Bench) -> N
     await bench.apply(operator.change_priority(stale, bench.now, 3))
     changes = [
         operator.change_priority(ready, bench.now, 5),
-        operator.cancel(stale, OPERATOR, bench.now, ""),
+        operator.cancel(stale, bench.now, OPERATOR, ""),
         operator.block(parked, bench.now, "paused_by_operator"),
-        lease.renew(held, owner_of(held), TTL, bench.now),
+        lease.renew(held, bench.now, owner_of(held), TTL),
         operator.replay(await bench.load(ended), bench.now),
     ]
     lose_reply(bench.store.session.apply)

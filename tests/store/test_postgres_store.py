@@ -157,19 +157,19 @@ async def test_a_claim_does_what_the_rule_says(bench: Bench, policy: object) -> 
     fresh = await bench.submit(policy=policy)
     assert await taken_by_rule(bench, fresh) is EventKind.CLAIMED
     held = await bench.load(fresh)
-    paused = await bench.apply(attempt.hand_back(held, owner_of(held), bench.now))
+    paused = await bench.apply(attempt.hand_back(held, bench.now, owner_of(held)))
     assert await taken_by_rule(bench, paused) is EventKind.RESUMED
     held = await bench.load(fresh)
     lost = await bench.apply(lease.revoke(held, bench.now, reason="test"))
     assert await taken_by_rule(bench, lost) is EventKind.RECLAIMED
     held = await bench.load(fresh)
-    ended = await bench.apply(operator.cancel(held, OPERATOR, bench.now, "test"))
+    ended = await bench.apply(operator.cancel(held, bench.now, OPERATOR, "test"))
     replayed = await bench.apply(operator.replay(ended, bench.now))
     assert await taken_by_rule(bench, replayed) is EventKind.CLAIMED
     held = await bench.load(fresh)
-    await bench.apply(operator.cancel(held, OPERATOR, bench.now, "make room"))
+    await bench.apply(operator.cancel(held, bench.now, OPERATOR, "make room"))
     failing = await bench.running(policy=retry)
-    change = attempt.fail(failing, owner_of(failing), bench.now, Failure("boom"))
+    change = attempt.fail(failing, bench.now, owner_of(failing), Failure("boom"))
     retried = await bench.apply(change)
     if isinstance(retried.state, Waiting):
         bench.clock.advance(1_000_000)
@@ -189,7 +189,7 @@ async def taken_by_rule(bench: Bench, before: object) -> EventKind:
     cursor = await bench.store.last_event()
     (taken,) = await bench.store.claim(call, bench.now)
     taking = Taking(call.id, call.worker, call.ttl)
-    rule = lease.take(snapshot, snapshot.state.next, taking, bench.now)  # type: ignore[arg-type]
+    rule = lease.take(snapshot, bench.now, snapshot.state.next, taking)  # type: ignore[arg-type]
     assert taken.snapshot == rule.after == await bench.load(taken.snapshot)
     (event,) = (await bench.store.events(EventQuery(after=cursor))).events
     (expected,) = rule.events
@@ -237,12 +237,12 @@ async def test_a_paused_lane_gives_nothing_until_it_is_opened(bench: Bench) -> N
 async def test_a_hold_keeps_an_execution_for_one_worker_until_it_runs_out(bench: Bench) -> None:
     submitted = await bench.submit()
     grantee = grant.Grantee("w2", frozenset(), Millis(100))
-    held = await bench.apply(grant.issue_grant(submitted, grantee, bench.now))
+    held = await bench.apply(grant.issue_grant(submitted, bench.now, grantee))
     assert await bench.load(held) == held
     assert await bench.claim(worker=W1) == []
     assert uuids(await bench.claim(worker=W2)) == uuids([held])
     submitted = await bench.submit()
-    await bench.apply(grant.issue_grant(submitted, grantee, bench.now))
+    await bench.apply(grant.issue_grant(submitted, bench.now, grantee))
     bench.clock.advance(100)
     assert uuids(await bench.claim(worker=W1)) == uuids([submitted])
 

@@ -129,7 +129,7 @@ class Process:
         for item in taken:
             assert isinstance(item.snapshot.state, Active)
             owner = Owner.of(fence_of(item.snapshot, item.snapshot.state.lease))
-            changes.append(complete(item.snapshot, owner, now, b"done"))
+            changes.append(complete(item.snapshot, now, owner, b"done"))
         ended = await self.store.end(changes, now)
         assert len(ended) == len(taken)
         return list(ended)

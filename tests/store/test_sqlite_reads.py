@@ -59,7 +59,7 @@ async def one_of_each(bench: Bench) -> dict[PublicState, list[UUID]]:
     """Executions in all public states the first rules can reach."""
     held = [await bench.running() for _ in range(4)]
     await bench.end(bench.completing(held[0]))
-    cancelled = operator.cancel(held[1], OPERATOR, bench.now, "no")
+    cancelled = operator.cancel(held[1], bench.now, OPERATOR, "no")
     await bench.apply(cancelled, revoke(held[2], bench.now, reason="drain"))
     blocked = [await bench.submit() for _ in range(2)]
     for uuid, reason in zip(blocked, ("waiting_for_quota", "paused_by_operator"), strict=True):
@@ -337,7 +337,7 @@ async def test_events_are_filtered_and_the_cursor_passes_the_others(bench: Bench
 
 async def test_the_detail_of_an_event_is_kept(bench: Bench) -> None:
     held = await bench.running()
-    await bench.apply(hand_back(held, owner_of(held), bench.now))
+    await bench.apply(hand_back(held, bench.now, owner_of(held)))
     (_, event) = (await bench.store.events(EventQuery())).events
     assert event.detail == {"until": bench.now}
 

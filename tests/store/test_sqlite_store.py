@@ -107,7 +107,7 @@ async def test_a_batch_of_any_size_is_written_whole(bench: Bench, count: int) ->
         SideWrite(r.uuid, r.lease_id, 1, Progress(1), Step(0, 0, "s", 0, b"")) for r in renewals
     ]
     assert await bench.store.note(notes, bench.now) == made
-    backs = [hand_back(snapshot, owner_of(snapshot), bench.now) for snapshot in held]
+    backs = [hand_back(snapshot, bench.now, owner_of(snapshot)) for snapshot in held]
     assert await bench.apply(*backs) == made
     held = [taken.snapshot for taken in await bench.claim(limit=count)]
     assert await bench.end(*map(bench.completing, held)) == made
@@ -133,7 +133,7 @@ async def test_a_claim_is_what_the_core_would_have_taken(bench: Bench) -> None:
     assert isinstance(before.state, Ready)
     call = bench.call()
     (taken,) = await bench.store.claim(call, bench.now)
-    wanted = take(before, before.state.next, Taking(call.id, W1, TTL), bench.now)
+    wanted = take(before, bench.now, before.state.next, Taking(call.id, W1, TTL))
     assert taken.snapshot == wanted.after
     assert taken.payload == b"p"
     assert await bench.load(uuid) == wanted.after
@@ -143,7 +143,7 @@ async def test_a_claim_is_what_the_core_would_have_taken(bench: Bench) -> None:
 
 async def test_an_interrupted_attempt_is_resumed_and_a_lost_one_reclaimed(bench: Bench) -> None:
     held = await bench.running()
-    await bench.apply(hand_back(held, owner_of(held), bench.now))
+    await bench.apply(hand_back(held, bench.now, owner_of(held)))
     resumed = await bench.claim_one(W2)
     assert lease_of(resumed).start is Start.CONTINUE
     bench.clock.advance(TTL)
@@ -153,7 +153,7 @@ async def test_an_interrupted_attempt_is_resumed_and_a_lost_one_reclaimed(bench:
     reclaimed = await bench.claim_one()
     assert (
         reclaimed
-        == take(lost, lost.state.next, Taking(lease_of(reclaimed).id, W1, TTL), bench.now).after
+        == take(lost, bench.now, lost.state.next, Taking(lease_of(reclaimed).id, W1, TTL)).after
     )
     kinds = [event.kind for event in (await bench.store.events(EventQuery())).events]
     assert kinds[-3:] == [EventKind.RESUMED, EventKind.LEASE_EXPIRED, EventKind.RECLAIMED]
@@ -176,7 +176,7 @@ async def test_a_claim_keeps_to_lanes_namespace_kinds_and_capabilities(bench: Be
 async def test_a_live_hold_keeps_an_execution_for_one_worker(bench: Bench) -> None:
     uuid = await bench.submit()
     grantee = Grantee(W2.id, frozenset(), Millis(100))
-    granted = issue_grant(await bench.loaded(uuid), grantee, bench.now)
+    granted = issue_grant(await bench.loaded(uuid), bench.now, grantee)
     assert await bench.apply(granted) == {uuid}
     assert (await bench.loaded(uuid)).state == replace(
         (await bench.loaded(uuid)).state, hold=Hold(Millis(bench.now + 100), W2.id)
@@ -189,7 +189,7 @@ async def test_a_live_hold_keeps_an_execution_for_one_worker(bench: Bench) -> No
 
 async def test_a_hold_that_ran_out_keeps_nobody_away(bench: Bench) -> None:
     held = await bench.running()
-    await bench.apply(lose(held, lease_of(held), bench.now, revoked=False, grace=Millis(50)))
+    await bench.apply(lose(held, bench.now, lease_of(held), revoked=False, grace=Millis(50)))
     assert await bench.claim(W1) == []
     bench.clock.advance(50)
     assert uuids(await bench.claim(W1)) == [held.execution.uuid]
@@ -258,7 +258,7 @@ async def test_an_end_moves_the_lease_to_done(bench: Bench) -> None:
 
 async def test_an_end_keeps_its_life_and_a_failure_brings_a_new_one(bench: Bench) -> None:
     held = await bench.running(policy=RETRIES)
-    await bench.apply(fail(held, owner_of(held), bench.now, Failure("boom")))
+    await bench.apply(fail(held, bench.now, owner_of(held), Failure("boom")))
     bench.clock.advance(3_600_000)
     failed = await bench.load(held.execution.uuid)
     await bench.apply(operator.due(failed, bench.now, 0.0, Millis(0), UUID(int=7)))
@@ -267,7 +267,7 @@ async def test_an_end_keeps_its_life_and_a_failure_brings_a_new_one(bench: Bench
     await bench.end(bench.completing(retried))
     assert (await bench.loaded(held.execution.uuid)).life == retried.life
     last = await bench.running()
-    change = fail(last, owner_of(last), bench.now, Failure("bad", "permanent"))
+    change = fail(last, bench.now, owner_of(last), Failure("bad", "permanent"))
     assert change.plain_end
     await bench.end(change)
     assert (await bench.loaded(last.execution.uuid)).life.failure == Failure("bad", "permanent")
@@ -275,7 +275,7 @@ async def test_an_end_keeps_its_life_and_a_failure_brings_a_new_one(bench: Bench
 
 async def test_an_end_is_refused_when_the_lease_moved_or_ran_out(bench: Bench) -> None:
     stale, late = await bench.running(), await bench.running()
-    await bench.apply(hand_back(stale, owner_of(stale), bench.now))
+    await bench.apply(hand_back(stale, bench.now, owner_of(stale)))
     fresh = await bench.claim_one(W2)
     ending = bench.completing(late)
     assert await bench.end(bench.completing(stale)) == set()
@@ -326,8 +326,8 @@ async def test_a_note_of_somebody_else_is_not_written(bench: Bench) -> None:
 async def test_a_change_is_written_whole_or_not_at_all(bench: Bench) -> None:
     held = await bench.running(policy=RETRIES)
     uuid = held.execution.uuid
-    retry = fail(held, owner_of(held), bench.now, Failure("boom"))
-    late = delay(held, owner_of(held), bench.now, Millis(bench.now + 10))
+    retry = fail(held, bench.now, owner_of(held), Failure("boom"))
+    late = delay(held, bench.now, owner_of(held), Millis(bench.now + 10))
     assert await bench.apply(retry) == {uuid}
     assert await bench.apply(late) == set()
     assert await bench.load(uuid) == retry.after
@@ -340,12 +340,12 @@ async def test_changes_stand_or_fall_one_by_one(bench: Bench) -> None:
     first, second = await bench.running(), await bench.running()
     parked = await bench.submit(delay_until=bench.now + 1000)
     ready = await bench.submit()
-    moved = hand_back(second, owner_of(second), bench.now)
+    moved = hand_back(second, bench.now, owner_of(second))
     await bench.apply(moved)
     changes = [
-        operator.cancel(first, OPERATOR, bench.now, "no"),
-        operator.cancel(second, OPERATOR, bench.now, "no"),
-        operator.cancel(await bench.load(parked), OPERATOR, bench.now, "no"),
+        operator.cancel(first, bench.now, OPERATOR, "no"),
+        operator.cancel(second, bench.now, OPERATOR, "no"),
+        operator.cancel(await bench.load(parked), bench.now, OPERATOR, "no"),
         operator.change_priority(await bench.load(ready), bench.now, 5),
     ]
     assert await bench.apply(*changes) == {first.execution.uuid, parked, ready}
@@ -383,7 +383,7 @@ async def test_a_replay_leaves_done_and_sets_its_deadline_anew(bench: Bench) -> 
 async def test_a_step_recorded_by_a_change_stays_when_recorded_again(bench: Bench) -> None:
     held = await bench.running()
     step = Step(0, 0, "sleep", 0, b"1")
-    back = hand_back(held, owner_of(held), bench.now)
+    back = hand_back(held, bench.now, owner_of(held))
     await bench.apply(replace(back, steps=(step,)))
     again = await bench.claim_one()
     note = SideWrite(again.execution.uuid, lease_of(again).id, 2, step=replace(step, doc=b"2"))

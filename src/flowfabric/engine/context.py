@@ -1,8 +1,9 @@
 """What every noun of the engine is made of."""
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
@@ -25,6 +26,7 @@ from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.engine.wait.keys import Ring
 from flowfabric.store.contract import Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -120,7 +122,20 @@ class Service:
         with suppress(StoreReadOnly, StoreFull):
             await self._context.inbox.admit()
 
-    async def _decide(self, id: str, rule: Rule[T], held: Snapshot | None = None) -> T:
+    async def _decide(
+        self,
+        id: str,
+        rule: Callable[Concatenate[Snapshot | None, Millis, P], Change[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """What the rule answers for an execution, given these arguments, once it is durable."""
+        return await self._decide_on(
+            None, id, lambda snapshot, now: rule(snapshot, now, *args, **kwargs)
+        )
+
+    async def _decide_on(self, held: Snapshot | None, id: str, rule: Rule[T]) -> T:
+        """The same, on a value the caller already has: the first round needs no load."""
         key = ExecutionId(id)
 
         def exactly(snapshot: Snapshot | None, now: Millis) -> Change[T]:

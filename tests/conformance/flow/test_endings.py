@@ -57,7 +57,7 @@ async def _completed(bench: Bench, flow: Flow) -> Change[Any]:
 
 async def _failed(bench: Bench, flow: Flow) -> Change[Any]:
     held = await bench.running(flow)
-    return attempt.fail(held, owner_of(held), bench.now, Failure("boom"))
+    return attempt.fail(held, bench.now, owner_of(held), Failure("boom"))
 
 
 async def _cancelled(bench: Bench, flow: Flow) -> Change[Any]:
@@ -123,7 +123,7 @@ async def test_every_ending_of_a_member_is_owed_to_its_flow(bench: Bench, make: 
 
 async def _retried(bench: Bench, flow: Flow) -> Change[Any]:
     held = await bench.running(flow, policy=RETRY)
-    return attempt.fail(held, owner_of(held), bench.now, Failure("boom"))
+    return attempt.fail(held, bench.now, owner_of(held), Failure("boom"))
 
 
 async def _suspended(bench: Bench, flow: Flow) -> Change[Any]:

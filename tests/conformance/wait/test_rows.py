@@ -456,7 +456,7 @@ async def test_nothing_is_due_of_what_ended(bench: Bench) -> None:
 
 def _completion(held: Snapshot, now: Millis) -> Change[Any]:
     assert isinstance(held.state, Active)
-    return complete(held, Owner.of(fence_of(held, held.state.lease)), now, None)
+    return complete(held, now, Owner.of(fence_of(held, held.state.lease)), None)
 
 
 # -- retention

@@ -47,7 +47,7 @@ RECLAIMED = AttemptOutcome.RECLAIMED
 
 def lost() -> Snapshot:
     held = running()
-    return after(lease.lose(held, lease_in(held), EXPIRY, revoked=False))
+    return after(lease.lose(held, EXPIRY, lease_in(held), revoked=False))
 
 
 def rescued() -> Snapshot:
@@ -56,11 +56,11 @@ def rescued() -> Snapshot:
 
 def handed_back() -> Snapshot:
     held = running()
-    return after(attempt.hand_back(held, owner(held), Millis(NOW + 5)))
+    return after(attempt.hand_back(held, Millis(NOW + 5), owner(held)))
 
 
 def cancelled(snapshot: Snapshot) -> Snapshot:
-    return after(operator.cancel(snapshot, OPERATOR, Millis(EXPIRY + 9), "enough"))
+    return after(operator.cancel(snapshot, Millis(EXPIRY + 9), OPERATOR, "enough"))
 
 
 def seen(records: tuple[Attempt, ...]) -> list[tuple[int, Start, AttemptOutcome, int | None]]:
@@ -148,10 +148,10 @@ def lost_next() -> Any:
 
 def test_a_failure_and_a_result_belong_to_the_last_attempt() -> None:
     held = rescued()
-    failed = after(attempt.fail(held, owner(held), END, Failure("boom")))
+    failed = after(attempt.fail(held, END, owner(held), Failure("boom")))
     first, second = inline_attempts(failed)
     assert (first.failure, second.failure) == (None, Failure("boom"))
-    completed = after(attempt.complete(held, owner(held), END, b"done"))
+    completed = after(attempt.complete(held, END, owner(held), b"done"))
     first, second = inline_attempts(completed)
     assert (first.result, second.result) == (None, b"done")
 

@@ -51,7 +51,7 @@ spans = st.integers(1, lease.MAX_TTL).map(Millis)
 
 def lost(*, revoked: bool = False, **members: Any) -> Snapshot:
     held = running(**members)
-    return after(lease.lose(held, lease_in(held), NOW, revoked=revoked, reason="enough"))
+    return after(lease.lose(held, NOW, lease_in(held), revoked=revoked, reason="enough"))
 
 
 # -- the fence
@@ -93,8 +93,8 @@ def test_a_fence_names_the_lease_the_epoch_and_the_attempt() -> None:
 
 def test_the_owner_passes_the_gate_with_its_lease() -> None:
     held = running()
-    assert lease.enter(held, owner(held), Millis(EXPIRY - 1)) == lease_in(held)
-    assert lease.enter(held, OPERATOR, Millis(EXPIRY - 1)) == lease_in(held)
+    assert lease.enter(held, Millis(EXPIRY - 1), owner(held)) == lease_in(held)
+    assert lease.enter(held, Millis(EXPIRY - 1), OPERATOR) == lease_in(held)
 
 
 @given(st.sampled_from(["lease_id", "epoch", "attempt_id"]), st.integers(2, 2**62))
@@ -103,7 +103,7 @@ def test_any_other_fence_is_stale(member: str, value: int) -> None:
     held = running()
     wrong = value if member == "epoch" else UUID(int=value)
     with pytest.raises(StaleLease):
-        lease.enter(held, replace(owner(held), **{member: wrong}), NOW)
+        lease.enter(held, NOW, replace(owner(held), **{member: wrong}))
 
 
 @given(st.integers(0, 10**9), st.booleans())
@@ -112,7 +112,7 @@ def test_a_lease_found_expired_is_marked_and_refused(late: int, own: bool) -> No
     held = running()
     who = owner(held) if own else replace(owner(held), epoch=9)
     now = Millis(EXPIRY + late)
-    refusal = lease.enter(held, who, now)
+    refusal = lease.enter(held, now, who)
     assert isinstance(refusal, Change)
     assert isinstance(refusal.outcome, LeaseExpired)
     assert refusal.before is held
@@ -128,16 +128,16 @@ def test_the_gate_asks_in_its_order() -> None:
     late = Millis(EXPIRY + 1)
     for snapshot in (fresh(), held, lost(), lost(revoked=True)):
         with pytest.raises(PartialFence):
-            lease.enter(snapshot, partial, late)
+            lease.enter(snapshot, late, partial)
         with pytest.raises(FenceRequired):
-            lease.enter(snapshot, Owner(), late)
+            lease.enter(snapshot, late, Owner())
     for who in (stranger, OPERATOR):
         with pytest.raises(NotActive):
-            lease.enter(fresh(), who, late)
+            lease.enter(fresh(), late, who)
         with pytest.raises(LeaseRevoked, match="enough"):
-            lease.enter(lost(revoked=True), who, late)
+            lease.enter(lost(revoked=True), late, who)
         with pytest.raises(LeaseExpired):
-            lease.enter(lost(), who, late)
+            lease.enter(lost(), late, who)
 
 
 def test_what_is_not_active_tells_how_it_stands() -> None:
@@ -160,9 +160,9 @@ def test_a_renewal_never_shortens_and_never_raises_the_epoch(
 ) -> None:
     """§3.12, INV-2"""
     taking = Taking(UUID(int=1), W1, first)
-    held = after(lease.take(fresh(), Next(Start.INITIAL, 0), taking, NOW))
+    held = after(lease.take(fresh(), NOW, Next(Start.INITIAL, 0), taking))
     now = Millis(NOW + pause)
-    change = lease.renew(held, owner(held), ttl, now)
+    change = lease.renew(held, now, owner(held), ttl)
     if pause >= first:
         assert isinstance(change.outcome, LeaseExpired)
         return
@@ -177,9 +177,9 @@ def test_nobody_renews_without_a_fence() -> None:
     """E-T092"""
     for who in (Owner(), OPERATOR):
         with pytest.raises(FenceRequired):
-            lease.renew(running(), who, TTL, NOW)
+            lease.renew(running(), NOW, who, TTL)
         with pytest.raises(NotFound):
-            lease.renew(None, who, TTL, NOW)
+            lease.renew(None, NOW, who, TTL)
 
 
 # -- losing
@@ -192,7 +192,7 @@ def test_a_loss_is_counted_and_never_ends_the_execution(
     """§3.11, §3.20: the one over the cap is marked for the claim that comes across it"""
     held = running(policy={"max_reclaim_count": cap})
     held = replace(held, head=replace(held.head, life=Life(losses=losses)))
-    change = lease.lose(held, lease_in(held), NOW, revoked=revoked, reason="enough")
+    change = lease.lose(held, NOW, lease_in(held), revoked=revoked, reason="enough")
     state = after(change).state
     assert after(change).life.losses == losses + 1
     [event] = change.events
@@ -205,7 +205,7 @@ def test_a_loss_is_counted_and_never_ends_the_execution(
 
 def test_a_loss_keeps_what_the_next_attempt_must_know() -> None:
     held = running(policy=POLICY)
-    change = lease.lose(held, lease_in(held), EXPIRY, revoked=False, grace=Millis(500))
+    change = lease.lose(held, EXPIRY, lease_in(held), revoked=False, grace=Millis(500))
     assert after(change).state == Lost(
         False, Next(Start.RECLAIM, 1, Millis(50_000)), Hold(Millis(EXPIRY + 500))
     )
@@ -277,7 +277,7 @@ def test_a_lease_is_taken_for_what_comes_next(
     """INV-2, INV-20"""
     before = fresh()
     taking = Taking(UUID(int=7), W2, ttl)
-    change = lease.take(before, Next(start, attempt, timeout), taking, NOW)
+    change = lease.take(before, NOW, Next(start, attempt, timeout), taking)
     held = lease_in(after(change))
     assert change.outcome is change.after
     assert after(change).head == replace(before.head, version=2, epoch=1)
@@ -302,9 +302,9 @@ def lost_again(losses: int, hold: Hold | None = None, **members: Any) -> Snapsho
 def test_the_cap_without_a_policy_is_three() -> None:
     """E-T112, D-8"""
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    change = grant.issue_reclaim_grant(lost_again(4), grantee, NOW)
+    change = grant.issue_reclaim_grant(lost_again(4), NOW, grantee)
     assert (change.outcome, change.after) == (ReclaimCapExceeded(3), None)
-    change = grant.issue_reclaim_grant(lost_again(3), grantee, NOW)
+    change = grant.issue_reclaim_grant(lost_again(3), NOW, grantee)
     assert isinstance(change.outcome, grant.Granted)
 
 
@@ -314,9 +314,9 @@ def test_the_cap_without_a_policy_is_three() -> None:
 def test_the_argument_comes_before_the_policy(policy: dict[str, Any]) -> None:
     """D-8"""
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    exceeded = grant.issue_reclaim_grant(lost_again(3, policy=policy), grantee, NOW)
+    exceeded = grant.issue_reclaim_grant(lost_again(3, policy=policy), NOW, grantee)
     assert exceeded.outcome == ReclaimCapExceeded(2)
-    granted = grant.issue_reclaim_grant(lost_again(3, policy=policy), grantee, NOW, 3)
+    granted = grant.issue_reclaim_grant(lost_again(3, policy=policy), NOW, grantee, 3)
     assert isinstance(granted.outcome, grant.Granted)
 
 
@@ -324,7 +324,7 @@ def test_the_argument_comes_before_the_policy(policy: dict[str, Any]) -> None:
 def test_a_redemption_is_good_up_to_the_cap_of_its_caller(losses: int, cap: int) -> None:
     """E-T117, E-T118: `losses` is the attempted count"""
     snapshot = lost_again(losses, Hold(EXPIRY, "w2"))
-    change = grant.reclaim(snapshot, Taking(UUID(int=7), W2, TTL), NOW, cap)
+    change = grant.reclaim(snapshot, NOW, Taking(UUID(int=7), W2, TTL), cap)
     if losses <= cap:
         assert isinstance(after(change).state, Active)
         assert after(change).reclaims == losses
@@ -338,7 +338,7 @@ def test_a_grant_over_the_cap_of_the_policy_reports_what_is_stored() -> None:
     """§3.10, D-8: the lease found expired is marked, and that is all"""
     held = running(policy={"max_reclaim_count": 0})
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    change = grant.issue_reclaim_grant(held, grantee, EXPIRY)
+    change = grant.issue_reclaim_grant(held, EXPIRY, grantee)
     assert change.outcome == ReclaimCapExceeded(0)
     assert isinstance(after(change).state, Lost)
 
@@ -347,7 +347,7 @@ def test_a_lease_found_expired_is_marked_even_if_nothing_is_granted() -> None:
     """INV-24: the sanctioned write"""
     held = running(policy={"routing_requirements": {"required_capabilities": ["gpu"]}})
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    change = grant.issue_reclaim_grant(held, grantee, EXPIRY)
+    change = grant.issue_reclaim_grant(held, EXPIRY, grantee)
     assert change.outcome == NotReclaimable("capability_mismatch:gpu")
     assert isinstance(after(change).state, Lost)
     assert after(change).head.version == held.head.version + 1

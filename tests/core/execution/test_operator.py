@@ -80,7 +80,7 @@ from tests.kit.snapshots import (
 def test_whoever_needs_no_fence_cancels_in_any_living_state(name: str, source: Source) -> None:
     """E-T160, E-T161, E-T162, E-X11"""
     before = LIVING[name]
-    change = operator.cancel(before, Owner(source=source), LATER, "enough")
+    change = operator.cancel(before, LATER, Owner(source=source), "enough")
     end = check_ending(change, Outcome.CANCELLED)
     assert change.outcome == Cancelled(before.execution.id)
     assert (end.life.cancel_reason, end.life.cancelled_by) == ("enough", source.value)
@@ -95,7 +95,7 @@ def test_whoever_needs_no_fence_cancels_in_any_living_state(name: str, source: S
 def test_a_cancelled_execution_ends_the_attempt_in_hand_and_no_other(name: str) -> None:
     """S16 and S17: what was pending stays pending, what had begun is over."""
     before = LIVING[name]
-    end = after(operator.cancel(before, OPERATOR, LATER, "enough"))
+    end = after(operator.cancel(before, LATER, OPERATOR, "enough"))
     assert isinstance(end.state, Ended)
     if before.current_attempt is None:
         assert end.state.pending is not None
@@ -114,13 +114,13 @@ def test_an_ended_execution_is_cancelled_already_or_never(name: str) -> None:
     """E-T167, E-T168, INV-4"""
     before = ENDED[name]
     if name in CANCELLED:
-        again = operator.cancel(before, OPERATOR, LATER, "again")
+        again = operator.cancel(before, LATER, OPERATOR, "again")
         assert again.outcome == Cancelled(before.execution.id)
         assert again.after is None
         assert again.events == ()
         return
     with pytest.raises(NotActive) as caught:
-        operator.cancel(before, HOLDER, LATER, "late")
+        operator.cancel(before, LATER, HOLDER, "late")
     error = caught.value
     assert (error.phase, error.outcome) == ("terminal", vector(before).outcome)
     assert (error.epoch, error.attempt_id) == (before.head.epoch, before.attempt_id)
@@ -129,8 +129,8 @@ def test_an_ended_execution_is_cancelled_already_or_never(name: str) -> None:
 def test_what_does_not_exist_cannot_be_steered() -> None:
     """E-T170"""
     rules: list[Callable[[], object]] = [
-        lambda: operator.cancel(None, OPERATOR, NOW, "r"),
-        lambda: operator.cancel_owned(None, HOLDER, NOW, "r"),
+        lambda: operator.cancel(None, NOW, OPERATOR, "r"),
+        lambda: operator.cancel_owned(None, NOW, HOLDER, "r"),
         lambda: operator.change_priority(None, NOW, 1),
         lambda: operator.replay(None, NOW),
         lambda: operator.block(None, NOW, "nonsense"),
@@ -148,19 +148,19 @@ def test_an_owner_cancels_with_its_whole_fence_and_nothing_less() -> None:
     held = running()
     fence = fence_of(held, lease_in(held))
     with pytest.raises(FenceRequired):
-        operator.cancel(held, HOLDER, NOW, "r")
+        operator.cancel(held, NOW, HOLDER, "r")
     with pytest.raises(FenceRequired):
-        operator.cancel(held, Owner(source="custom"), NOW, "r")
+        operator.cancel(held, NOW, Owner(source="custom"), "r")
     with pytest.raises(PartialFence):
-        operator.cancel(held, Owner(lease_id=fence.lease_id), NOW, "r")
+        operator.cancel(held, NOW, Owner(lease_id=fence.lease_id), "r")
     for stale in (
         Fence(UUID(int=9), fence.epoch, fence.attempt_id),
         Fence(fence.lease_id, fence.epoch - 1, fence.attempt_id),
         Fence(fence.lease_id, fence.epoch, UUID(int=9)),
     ):
         with pytest.raises(StaleLease):
-            operator.cancel(held, Owner.of(stale), NOW, "r")
-    check_ending(operator.cancel(held, Owner.of(fence), NOW, "r"), Outcome.CANCELLED)
+            operator.cancel(held, NOW, Owner.of(stale), "r")
+    check_ending(operator.cancel(held, NOW, Owner.of(fence), "r"), Outcome.CANCELLED)
 
 
 def test_an_owner_whose_lease_is_gone_cannot_cancel() -> None:
@@ -169,39 +169,39 @@ def test_an_owner_whose_lease_is_gone_cannot_cancel() -> None:
     fence = owner(held)
     for gone in (lost(revoked=False), lost(revoked=True)):
         with pytest.raises(FenceRequired):
-            operator.cancel(gone, HOLDER, NOW, "r")
+            operator.cancel(gone, NOW, HOLDER, "r")
     with pytest.raises(LeaseRevoked) as caught:
-        operator.cancel(lost(revoked=True), fence, NOW, "r")
+        operator.cancel(lost(revoked=True), NOW, fence, "r")
     assert caught.value.detail == "maintenance"
     with pytest.raises(StaleLease):
-        operator.cancel(lost(revoked=False), fence, NOW, "r")
+        operator.cancel(lost(revoked=False), NOW, fence, "r")
 
 
 @pytest.mark.parametrize("name", ["waiting", "delayed", "blocked", "suspended", "backing_off"])
 def test_nobody_owns_what_does_not_run_so_only_an_old_fence_is_refused(name: str) -> None:
     """INV-3"""
     before = LIVING[name]
-    check_ending(operator.cancel(before, HOLDER, NOW, "r"), Outcome.CANCELLED)
+    check_ending(operator.cancel(before, NOW, HOLDER, "r"), Outcome.CANCELLED)
     with pytest.raises(StaleLease):
-        operator.cancel(before, Owner(LEASE, 1, UUID(int=3)), NOW, "r")
+        operator.cancel(before, NOW, Owner(LEASE, 1, UUID(int=3)), "r")
 
 
 def test_a_worker_cancels_through_the_gate_of_every_owner() -> None:
     """§3.18: an expired lease is marked as lost although the caller gets an error."""
     held = running()
-    change = operator.cancel_owned(held, owner(held), NOW, "mine")
+    change = operator.cancel_owned(held, NOW, owner(held), "mine")
     end = check_ending(change, Outcome.CANCELLED)
     assert end.life.cancelled_by == "lease_holder"
-    repeated = operator.cancel_owned(end, owner(held), NOW, "mine")
+    repeated = operator.cancel_owned(end, NOW, owner(held), "mine")
     assert repeated.after is None
     assert repeated.outcome == Cancelled(held.execution.id)
-    late = operator.cancel_owned(held, owner(held), Millis(NOW + TTL), "late")
+    late = operator.cancel_owned(held, Millis(NOW + TTL), owner(held), "late")
     assert isinstance(late.outcome, LeaseExpired)
     assert isinstance(after(late).state, Lost)
     with pytest.raises(NotActive):
-        operator.cancel_owned(completed(), owner(held), NOW, "late")
+        operator.cancel_owned(completed(), NOW, owner(held), "late")
     with pytest.raises(FenceRequired):
-        operator.cancel_owned(held, HOLDER, NOW, "r")
+        operator.cancel_owned(held, NOW, HOLDER, "r")
 
 
 # -- deadlines and attempts that run too long
@@ -320,7 +320,7 @@ def test_a_grace_period_keeps_a_lost_execution_from_everybody() -> None:
 def test_a_delay_that_has_passed_asks_the_other_gates_again() -> None:
     """A block is stronger than a delay, and neither is forgotten."""
     held = running()
-    delayed = after(attempt.delay(held, owner(held), NOW, LATER))
+    delayed = after(attempt.delay(held, NOW, owner(held), LATER))
     stuck = delayed.to(delayed.state, life=_blocked(delayed))
     freed = after(operator.due(stuck, LATER, 0.0, NO_TIME, UUID(int=7)))
     assert vector(freed).blocking == "waiting_for_quota"
@@ -337,10 +337,10 @@ def _blocked(snapshot: Snapshot) -> Any:
 _Act = Callable[[Snapshot, Millis], Change[Any]]
 
 
-def _own(rule: Callable[[Snapshot, Owner, Millis], Change[Any]]) -> _Act:
+def _own(rule: Callable[[Snapshot, Millis, Owner], Change[Any]]) -> _Act:
     def act(snapshot: Snapshot, now: Millis) -> Change[Any]:
         held = isinstance(snapshot.state, Active)
-        return rule(snapshot, owner(snapshot) if held else Owner(LEASE, 0, LEASE), now)
+        return rule(snapshot, now, owner(snapshot) if held else Owner(LEASE, 0, LEASE))
 
     return act
 
@@ -348,7 +348,7 @@ def _own(rule: Callable[[Snapshot, Owner, Millis], Change[Any]]) -> _Act:
 def _take(snapshot: Snapshot, now: Millis) -> Change[Any]:
     if not isinstance(snapshot.state, Ready | Lost):
         raise NotEligible
-    return lease.take(snapshot, snapshot.state.next, Taking(LEASE, W2, TTL), now)
+    return lease.take(snapshot, now, snapshot.state.next, Taking(LEASE, W2, TTL))
 
 
 def _suspend(snapshot: Snapshot, now: Millis) -> Change[Any]:
@@ -361,11 +361,11 @@ ACTS: dict[str, _Act] = {
     "take": _take,
     "suspend": _suspend,
     "complete": _own(attempt.complete),
-    "fail": _own(lambda held, who, now: attempt.fail(held, who, now, Failure("boom"))),
-    "delay": _own(lambda held, who, now: attempt.delay(held, who, now, Millis(now + 50))),
+    "fail": _own(lambda held, now, who: attempt.fail(held, now, who, Failure("boom"))),
+    "delay": _own(lambda held, now, who: attempt.delay(held, now, who, Millis(now + 50))),
     "hand back": _own(attempt.hand_back),
     "revoke": lambda held, now: lease.revoke(held, now, reason="r"),
-    "cancel": lambda held, now: operator.cancel(held, OPERATOR, now, "r"),
+    "cancel": lambda held, now: operator.cancel(held, now, OPERATOR, "r"),
     "block": lambda held, now: operator.block(held, now, "waiting_for_budget"),
     "unblock": operator.unblock,
     "resume": resume.resume,

@@ -124,7 +124,7 @@ def test_replays_are_counted_and_limited() -> None:
     once = after(operator.replay(completed(policy=policy), NOW))
     with pytest.raises(NotTerminal):
         operator.replay(once, NOW)
-    twice = after(operator.cancel(once, OPERATOR, NOW, "r"))
+    twice = after(operator.cancel(once, NOW, OPERATOR, "r"))
     with pytest.raises(MaxReplays):
         operator.replay(twice, NOW)
     with pytest.raises(MaxReplays):
@@ -162,7 +162,7 @@ def test_a_lost_attempt_ends_at_the_same_moment_however_late_one_looks() -> None
     """The reclaim ended it: before, while and after its replacement runs."""
     held = running(lost(revoked=False), Millis(NOW + 50))
     seen = [inline_attempts(held)[0]]
-    done = after(attempt.complete(held, owner(held), Millis(NOW + 90)))
+    done = after(attempt.complete(held, Millis(NOW + 90), owner(held)))
     seen.append(inline_attempts(done)[0])
     seen.append(operator.replay(done, LATER).attempts[0])
     assert [record.outcome for record in seen] == [AttemptOutcome.RECLAIMED] * 3
@@ -218,7 +218,7 @@ def test_what_is_not_blocked_cannot_be_unblocked(name: str) -> None:
 
 
 def test_a_block_takes_a_grant_away() -> None:
-    granted = after(grant.issue_grant(fresh(), grant.Grantee("w1", frozenset(), TTL), NOW))
+    granted = after(grant.issue_grant(fresh(), NOW, grant.Grantee("w1", frozenset(), TTL)))
     freed = after(operator.unblock(after(operator.block(granted, NOW, "paused_by_operator")), NOW))
     assert isinstance(freed.state, Ready)
     assert freed.state.hold is None

@@ -256,13 +256,13 @@ TAKING = Taking(SOME, WORKER, Millis(30_000))
 GRANTEE = Grantee("w1", frozenset(), Millis(10_000))
 
 MOVES: list[Move] = [
-    lambda s, o, now: attempt.complete(s, o, now, b"{}"),
-    lambda s, o, now: attempt.fail(s, o, now, Failure("boom")),
-    lambda s, o, now: attempt.fail(s, o, now, Failure("boom", "permanent")),
-    lambda s, o, now: attempt.delay(s, o, now, Millis(now + 10)),
-    lambda s, o, now: attempt.hand_back(s, o, now),
-    lambda s, o, now: operator.cancel(s, o, now, "enough"),
-    lambda s, o, now: operator.cancel_owned(s, o, now, "enough"),
+    lambda s, o, now: attempt.complete(s, now, o, b"{}"),
+    lambda s, o, now: attempt.fail(s, now, o, Failure("boom")),
+    lambda s, o, now: attempt.fail(s, now, o, Failure("boom", "permanent")),
+    lambda s, o, now: attempt.delay(s, now, o, Millis(now + 10)),
+    lambda s, o, now: attempt.hand_back(s, now, o),
+    lambda s, o, now: operator.cancel(s, now, o, "enough"),
+    lambda s, o, now: operator.cancel_owned(s, now, o, "enough"),
     lambda s, o, now: operator.expire(s, now),
     lambda s, o, now: operator.change_priority(s, now, 5, anywhere=True),
     lambda s, o, now: operator.replay(s, now),
@@ -272,24 +272,24 @@ MOVES: list[Move] = [
     lambda s, o, now: resume.resume(s, now),
     lambda s, o, now: resume.resume(s, now, Millis(10)),
     lambda s, o, now: operator.due(s, now, 0.5, Millis(0), UUID(int=7)),
-    lambda s, o, now: lease.renew(s, o, Millis(30_000), now),
+    lambda s, o, now: lease.renew(s, now, o, Millis(30_000)),
     lambda s, o, now: lease.revoke(s, now, reason="tired"),
     lambda s, o, now: lease.mark_expired(s, now),
     lambda s, o, now: take(s, now),
-    lambda s, o, now: grant.issue_grant(s, GRANTEE, now),
-    lambda s, o, now: grant.claim_granted(s, TAKING, now),
-    lambda s, o, now: grant.claim_resumed(s, TAKING, now),
-    lambda s, o, now: grant.grant_and_claim(s, TAKING, now),
-    lambda s, o, now: grant.issue_reclaim_grant(s, GRANTEE, now),
-    lambda s, o, now: grant.reclaim(s, TAKING, now),
-    lambda s, o, now: grant.reclaim(s, TAKING, now, 0),
+    lambda s, o, now: grant.issue_grant(s, now, GRANTEE),
+    lambda s, o, now: grant.claim_granted(s, now, TAKING),
+    lambda s, o, now: grant.claim_resumed(s, now, TAKING),
+    lambda s, o, now: grant.grant_and_claim(s, now, TAKING),
+    lambda s, o, now: grant.issue_reclaim_grant(s, now, GRANTEE),
+    lambda s, o, now: grant.reclaim(s, now, TAKING),
+    lambda s, o, now: grant.reclaim(s, now, TAKING, 0),
 ]
 
 
 def take(snapshot: Snapshot, now: Millis) -> Change[Snapshot]:
     if not isinstance(snapshot.state, Ready | Lost):
         raise NotEligible
-    return lease.take(snapshot, snapshot.state.next, TAKING, now)
+    return lease.take(snapshot, now, snapshot.state.next, TAKING)
 
 
 def beginnings() -> Iterator[Snapshot]:

@@ -58,13 +58,13 @@ class Delayed(Struct, frozen=True):
 
 
 def complete(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, result: bytes | None = None
+    snapshot: Snapshot | None, now: Millis, owner: Owner, result: bytes | None = None
 ) -> "Change[Completed]":
     """Ends the execution in success; the first result stays, whoever repeats the call."""
     snapshot = present(snapshot)
     if _ended_by(snapshot, owner, Outcome.SUCCESS):
         return unchanged(Completed(snapshot.execution.id))
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     ended = Ended(
@@ -74,7 +74,7 @@ def complete(
         outcome=Completed(snapshot.execution.id),
         before=snapshot,
         after=snapshot.to(ended),
-        events=(lease_event(snapshot, lease, EventKind.COMPLETED, now),),
+        events=(lease_event(snapshot, now, lease, EventKind.COMPLETED),),
     )
 
 
@@ -87,8 +87,8 @@ class JitterSource(Struct, frozen=True):
 
 def fail(
     snapshot: Snapshot | None,
-    owner: Owner,
     now: Millis,
+    owner: Owner,
     failure: Failure,
     jitter: JitterSource = JitterSource(),  # noqa: B008 - frozen
 ) -> "Change[RetryScheduled | TerminalFailed]":
@@ -96,62 +96,62 @@ def fail(
     snapshot = present(snapshot)
     if (repeat := _failed_by(snapshot, owner)) is not None:
         return unchanged(repeat)
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     if may_retry(
         snapshot.execution.rules.retry_policy, snapshot.life.retries, Category(failure.category)
     ):
-        return _schedule_retry(snapshot, lease, now, failure, jitter)
-    return _end_failed(snapshot, lease, now, failure, Outcome.FAILED)
+        return _schedule_retry(snapshot, now, lease, failure, jitter)
+    return _end_failed(snapshot, now, lease, failure, Outcome.FAILED)
 
 
 def time_out(
-    snapshot: Snapshot, lease: Lease, now: Millis, jitter: float
+    snapshot: Snapshot, now: Millis, lease: Lease, jitter: float
 ) -> "Change[RetryScheduled | TerminalFailed]":
     """The attempt ran too long: a failure of category timeout, and `expired` when it is final."""
     failure = Failure(message="attempt_timeout", category=Category.TIMEOUT)
     if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, Category.TIMEOUT):
-        return _schedule_retry(snapshot, lease, now, failure, JitterSource(jitter))
-    return _end_failed(snapshot, lease, now, failure, Outcome.EXPIRED)
+        return _schedule_retry(snapshot, now, lease, failure, JitterSource(jitter))
+    return _end_failed(snapshot, now, lease, failure, Outcome.EXPIRED)
 
 
 def time_out_owned(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, jitter: float
+    snapshot: Snapshot | None, now: Millis, owner: Owner, jitter: float
 ) -> "Change[RetryScheduled | TerminalFailed]":
     """The owner gives up an attempt that ran too long by its own timer, which may be a little ahead
     of the store's clock."""
     snapshot = present(snapshot)
     if (repeat := _failed_by(snapshot, owner, Outcome.EXPIRED)) is not None:
         return unchanged(repeat)
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     if lease.times_out_at is None:
         raise Invalid("this attempt has no timeout")
-    return time_out(snapshot, lease, now, jitter)
+    return time_out(snapshot, now, lease, jitter)
 
 
 def delay(
     snapshot: Snapshot | None,
-    owner: Owner,
     now: Millis,
+    owner: Owner,
     until: Millis,
     *,
     step: Step | None = None,
 ) -> "Change[Delayed]":
     """Gives the lease up and has the same attempt continued at `until`."""
-    change = _pause(snapshot, owner, now, until, EventKind.DELAYED, "worker_delay")
+    change = _pause(snapshot, now, owner, until, EventKind.DELAYED, "worker_delay")
     parked = change.after is not None and isinstance(change.outcome, Delayed)
     return replace(change, steps=(step,)) if step is not None and parked else change
 
 
-def hand_back(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Change[Delayed]":
+def hand_back(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Change[Delayed]":
     """Gives the lease up at once (a worker that stops): same attempt, no retry spent."""
-    return _pause(snapshot, owner, now, now, EventKind.HANDED_BACK, HANDED_BACK)
+    return _pause(snapshot, now, owner, now, EventKind.HANDED_BACK, HANDED_BACK)
 
 
-def pause_attempt(snapshot: Snapshot, lease: Lease, now: Millis, reason: str) -> tuple[Life, Next]:
+def pause_attempt(snapshot: Snapshot, now: Millis, lease: Lease, reason: str) -> tuple[Life, Next]:
     """The life and the next start of an execution whose attempt is interrupted on purpose."""
     earlier = snapshot.life.paused if lease.start is Start.CONTINUE else None
     timeout = None if lease.times_out_at is None else Millis(max(1, lease.times_out_at - now))
@@ -190,8 +190,8 @@ def same_release(snapshot: Snapshot, fence: Fence | None, operation: str) -> Rel
 
 def _pause(
     snapshot: Snapshot | None,
-    owner: Owner,
     now: Millis,
+    owner: Owner,
     until: Millis,
     kind: EventKind,
     reason: str,
@@ -199,10 +199,10 @@ def _pause(
     snapshot = present(snapshot)
     if same_release(snapshot, owner.fence, reason):
         return unchanged(Delayed(snapshot.execution.id, vector(snapshot).public))
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
-    life, next = pause_attempt(snapshot, lease, now, reason)
+    life, next = pause_attempt(snapshot, now, lease, reason)
     life = replace(
         life,
         probation=None if reason == HANDED_BACK else life.probation,
@@ -215,13 +215,13 @@ def _pause(
         outcome=Delayed(snapshot.execution.id, vector(after).public),
         before=snapshot,
         after=after,
-        events=(lease_event(snapshot, lease, kind, now, until=until),),
+        events=(lease_event(snapshot, now, lease, kind, until=until),),
         attempts=closing_attempts(snapshot),
     )
 
 
 def _schedule_retry(
-    snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure, jitter: JitterSource
+    snapshot: Snapshot, now: Millis, lease: Lease, failure: Failure, jitter: JitterSource
 ) -> "Change[RetryScheduled | TerminalFailed]":
     policy = snapshot.execution.rules.retry_policy or RetryPolicy()
     retries = snapshot.life.retries
@@ -238,7 +238,7 @@ def _schedule_retry(
         started_at=snapshot.started_at,
         released=released(snapshot, lease, "fail", until),
     )
-    ended = _failed_attempt(snapshot, lease, now, failure)
+    ended = _failed_attempt(snapshot, now, lease, failure)
     return Change(
         outcome=RetryScheduled(snapshot.execution.id, until, next.attempt),
         before=snapshot,
@@ -246,9 +246,9 @@ def _schedule_retry(
         events=(
             lease_event(
                 snapshot,
+                now,
                 lease,
                 EventKind.RETRY_SCHEDULED,
-                now,
                 until=until,
                 message=failure.message,
                 category=failure.category,
@@ -258,22 +258,22 @@ def _schedule_retry(
     )
 
 
-def _failed_attempt(snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure) -> Attempt:
+def _failed_attempt(snapshot: Snapshot, now: Millis, lease: Lease, failure: Failure) -> Attempt:
     record = attempt_of(snapshot, lease, AttemptOutcome.FAILURE, now)
     return replace(record, failure=failure)
 
 
 def _end_failed(
-    snapshot: Snapshot, lease: Lease, now: Millis, failure: Failure, outcome: Outcome
+    snapshot: Snapshot, now: Millis, lease: Lease, failure: Failure, outcome: Outcome
 ) -> "Change[RetryScheduled | TerminalFailed]":
     ended = Ended(outcome=outcome, ended_at=now, attempt=lease.attempt, lease=lease)
     kind = EventKind.FAILED if outcome is Outcome.FAILED else EventKind.EXPIRED
     reason = "failed" if outcome is Outcome.FAILED else f"expired:{failure.message}"
     event = lease_event(
         snapshot,
+        now,
         lease,
         kind,
-        now,
         reason=reason,
         message=failure.message,
         category=failure.category,

@@ -45,14 +45,14 @@ def end(
         budget=None,
     )
     if lease is not None:
-        event = lease_event(snapshot, lease, kind, now, reason=reason)
+        event = lease_event(snapshot, now, lease, kind, reason=reason)
     else:
-        event = event_of(snapshot, kind, now, {"reason": reason})
+        event = event_of(snapshot, now, kind, {"reason": reason})
     after = snapshot.to(ended, life=life)
     return Change(NotTerminal(), snapshot, after, (event,))
 
 
-def event_of(snapshot: Snapshot, kind: EventKind, now: Millis, detail: dict[str, Any]) -> Event:
+def event_of(snapshot: Snapshot, now: Millis, kind: EventKind, detail: dict[str, Any]) -> Event:
     """An event of an execution that nobody holds a lease of."""
     return Event(
         uuid=snapshot.execution.uuid,

@@ -85,40 +85,40 @@ class Grantee(Struct, frozen=True):
     notes: GrantNotes = NO_NOTES
 
 
-def issue_grant(snapshot: Snapshot | None, grantee: Grantee, now: Millis) -> "Change[Granted]":
+def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Change[Granted]":
     """Reserves an eligible execution. An interrupted one is redeemed by `claim_resumed`."""
     snapshot = present(snapshot)
     if not isinstance(snapshot.state, Ready):
         raise NotEligible("only an execution that waits for a worker can be granted")
-    if (granted := _own_grant(snapshot, grantee, now)) is not None:
+    if (granted := _own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
     _refuse_live_hold(snapshot.state.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         raise CapabilityMismatch(lacking)
-    return _hold(snapshot, snapshot.state, grantee, now)
+    return _hold(snapshot, now, snapshot.state, grantee)
 
 
 def claim_granted(
-    snapshot: Snapshot | None, taking: Taking, now: Millis, expected_attempt: int | None = None
+    snapshot: Snapshot | None, now: Millis, taking: Taking, expected_attempt: int | None = None
 ) -> "Change[Snapshot]":
     """Redeems a grant: a new attempt starts. A repeat by the same caller gets the same lease."""
     snapshot = present(snapshot)
-    if (lease := _own_lease(snapshot, taking, now)) is not None:
+    if (lease := _own_lease(snapshot, now, taking)) is not None:
         _check_attempt(expected_attempt, lease.attempt)
         return unchanged(snapshot)
     ready = _leaseable(snapshot)
     if ready.next.start is Start.CONTINUE:
         raise UseClaimResumed("an interrupted attempt waits to be continued")
-    _check_grant(snapshot, ready.hold, taking, now)
+    _check_grant(snapshot, now, ready.hold, taking)
     _check_attempt(expected_attempt, ready.next.attempt)
-    return take(snapshot, ready.next, taking, now)
+    return take(snapshot, now, ready.next, taking)
 
 
-def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
+def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Change[Snapshot]":
     """Redeems a grant on an interrupted attempt: the same attempt goes on under a new lease, and a
     repeat by the same caller gets that lease."""
     snapshot = present(snapshot)
-    if _own_lease(snapshot, taking, now) is not None:
+    if _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
         case Ready(next=Next(start=Start.CONTINUE)) as ready:
@@ -127,14 +127,14 @@ def claim_resumed(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Ch
             raise NotResumed("no interrupted attempt waits to be continued")
         case _:  # also one that a worker holds: the grant was used up by its claim
             raise NotLeaseable("the execution does not wait for a worker")
-    _check_grant(snapshot, ready.hold, taking, now)
-    return take(snapshot, ready.next, taking, now)
+    _check_grant(snapshot, now, ready.hold, taking)
+    return take(snapshot, now, ready.next, taking)
 
 
-def grant_and_claim(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "Change[Snapshot]":
+def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Change[Snapshot]":
     """An operator takes a waiting execution in one step, whatever it requires."""
     snapshot = present(snapshot)
-    if _own_lease(snapshot, taking, now) is not None:
+    if _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
         case Ready() as ready:
@@ -144,33 +144,33 @@ def grant_and_claim(snapshot: Snapshot | None, taking: Taking, now: Millis) -> "
         case _:
             raise NotEligible("only an execution that waits for a worker can be taken")
     _refuse_live_hold(ready.hold, now)
-    return take(snapshot, ready.next, taking, now)
+    return take(snapshot, now, ready.next, taking)
 
 
 def issue_reclaim_grant(
-    snapshot: Snapshot | None, grantee: Grantee, now: Millis, cap: int | None = None
+    snapshot: Snapshot | None, now: Millis, grantee: Grantee, cap: int | None = None
 ) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
     """Reserves a lost execution for a rescuer; a lease found expired is marked first."""
     snapshot = present(snapshot)
     match snapshot.state:
         case Active(lease=lease) if lease.expires_at <= now:
-            expired = lose(snapshot, lease, now, revoked=False)
+            expired = lose(snapshot, now, lease, revoked=False)
             lost = present(expired.after)
-            grant = _grant_lost(lost, grantee, now, cap)
+            grant = _grant_lost(lost, now, grantee, cap)
             events, attempts = expired.events, expired.attempts
             return Change(grant.outcome, snapshot, grant.after or lost, events, attempts)
         case Lost():
-            return _grant_lost(snapshot, grantee, now, cap)
+            return _grant_lost(snapshot, now, grantee, cap)
         case _:
             return unchanged(NotReclaimable("the execution is not lost"))
 
 
 def reclaim(
-    snapshot: Snapshot | None, taking: Taking, now: Millis, cap: int | None = None
+    snapshot: Snapshot | None, now: Millis, taking: Taking, cap: int | None = None
 ) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
     """Redeems a reclaim grant: a new attempt starts in place of the lost one. A repeat by the same
     caller gets the same lease."""
-    if snapshot is not None and _own_lease(snapshot, taking, now) is not None:
+    if snapshot is not None and _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     if snapshot is None or isinstance(snapshot.state, Ready):
         return unchanged(GrantNotFound())  # a hold on a ready execution is another kind of grant
@@ -184,13 +184,13 @@ def reclaim(
     if not isinstance(snapshot.state, Lost):
         return unchanged(NotReclaimable("the execution is not lost"))
     if _over(snapshot, snapshot.life.max_reclaims if cap is None else cap):
-        ended = end_lost(snapshot, snapshot.state.next.attempt - 1, now)
+        ended = end_lost(snapshot, now, snapshot.state.next.attempt - 1)
         outcome = ReclaimCapExceeded(snapshot.life.losses)
         return Change(outcome, snapshot, ended.after, ended.events)
-    return take(snapshot, snapshot.state.next, taking, now)
+    return take(snapshot, now, snapshot.state.next, taking)
 
 
-def _own_lease(snapshot: Snapshot, taking: Taking, now: Millis) -> Lease | None:
+def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
     """The lease this very call has made before, if it still stands: its reply was lost."""
     match snapshot.state:
         case Active(lease=lease) if (lease.id, lease.worker) == (taking.lease_id, taking.worker):
@@ -219,7 +219,7 @@ def _refuse_live_hold(hold: Hold | None, now: Millis) -> None:
         raise GrantExists(f"held until {hold.until}")
 
 
-def _check_grant(snapshot: Snapshot, hold: Hold | None, taking: Taking, now: Millis) -> None:
+def _check_grant(snapshot: Snapshot, now: Millis, hold: Hold | None, taking: Taking) -> None:
     if hold is None or hold.worker != taking.worker.id:
         raise InvalidGrant("no grant names this worker")
     if not _is_of_key(snapshot, taking):
@@ -229,17 +229,17 @@ def _check_grant(snapshot: Snapshot, hold: Hold | None, taking: Taking, now: Mil
 
 
 def _hold(
-    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis, **head: Any
+    snapshot: Snapshot, now: Millis, state: Ready | Lost, grantee: Grantee, **head: Any
 ) -> "Change[Granted]":
     until = Millis(now + grantee.ttl)
-    grant = _record(snapshot, state, grantee, now, until)
+    grant = _record(snapshot, now, state, grantee, until)
     life = replace(head.pop("life", snapshot.life), grant=grant, touched_at=now)
     after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), life=life, **head)
     return Change(outcome=_granted(snapshot, grant, grantee), before=snapshot, after=after)
 
 
 def _record(
-    snapshot: Snapshot, state: Ready | Lost, grantee: Grantee, now: Millis, until: Millis
+    snapshot: Snapshot, now: Millis, state: Ready | Lost, grantee: Grantee, until: Millis
 ) -> Grant:
     kind = GrantKind.RESUME if state.next.start is Start.CONTINUE else GrantKind.CLAIM
     notes = grantee.notes
@@ -272,7 +272,7 @@ def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
     return grant if same else None
 
 
-def _own_grant(snapshot: Snapshot, grantee: Grantee, now: Millis) -> Granted | None:
+def _own_grant(snapshot: Snapshot, now: Millis, grantee: Grantee) -> Granted | None:
     """The grant this very caller was given under the same key: its reply was lost."""
     grant = grant_at(snapshot, now)
     if grant is None or not grantee.key or grant.id != grant_id_from_key(grantee.key):
@@ -289,20 +289,20 @@ def _is_of_key(snapshot: Snapshot, taking: Taking) -> bool:
 
 
 def _grant_lost(
-    snapshot: Snapshot, grantee: Grantee, now: Millis, cap: int | None
+    snapshot: Snapshot, now: Millis, grantee: Grantee, cap: int | None
 ) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
     state = snapshot.state
     assert isinstance(state, Lost)  # noqa: S101 - narrowed by both callers
     if _over(snapshot, cap):
         return unchanged(ReclaimCapExceeded(snapshot.reclaims))
-    if (granted := _own_grant(snapshot, grantee, now)) is not None:
+    if (granted := _own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
     _refuse_live_hold(state.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
     life = replace(snapshot.life, max_reclaims=cap)
     flags = marked(snapshot.execution, snapshot.head.flags, life, suspect=not state.revoked)
-    return _hold(snapshot, state, grantee, now, life=life, flags=flags)
+    return _hold(snapshot, now, state, grantee, life=life, flags=flags)
 
 
 def _over(snapshot: Snapshot, cap: int | None) -> bool:

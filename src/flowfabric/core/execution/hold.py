@@ -40,7 +40,7 @@ def hold(snapshot: Snapshot | None, now: Millis, detail: str | None = None) -> "
     if snapshot.life.blocked is not None:
         raise NotEligible(f"it is blocked already: {snapshot.life.blocked}")
     life = replace(snapshot.life, blocked=HELD, detail=detail)
-    after = _moved(snapshot, life, now)
+    after = _moved(snapshot, now, life)
     return Change(Held(snapshot.execution.id, public_state(after)), snapshot, after)
 
 
@@ -51,11 +51,11 @@ def unhold(snapshot: Snapshot | None, now: Millis) -> "Change[Unheld]":
         raise not_active(snapshot)
     if snapshot.life.blocked != HELD:
         raise NotEligible("it is not held back")
-    after = _moved(snapshot, replace(snapshot.life, blocked=None, detail=None), now)
+    after = _moved(snapshot, now, replace(snapshot.life, blocked=None, detail=None))
     return Change(Unheld(snapshot.execution.id, public_state(after)), snapshot, after)
 
 
-def _moved(snapshot: Snapshot, life: Life, now: Millis) -> Snapshot:
+def _moved(snapshot: Snapshot, now: Millis, life: Life) -> Snapshot:
     life = replace(life, touched_at=now)
     match snapshot.state:
         case Waiting(gate=Gate.ARRIVAL):

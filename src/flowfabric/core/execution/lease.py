@@ -130,7 +130,7 @@ def required_fence(owner: Owner) -> Fence | None:
     return fence
 
 
-def enter(snapshot: Snapshot, owner: Owner, now: Millis) -> "Lease | Change[Never]":
+def enter(snapshot: Snapshot, now: Millis, owner: Owner) -> "Lease | Change[Never]":
     """The gate of every owner operation: the lease, or the change that marks it expired.
 
     The order is part of the contract: fence present, active, not revoked, not expired, current.
@@ -147,19 +147,19 @@ def enter(snapshot: Snapshot, owner: Owner, now: Millis) -> "Lease | Change[Neve
         case _:
             raise not_active(snapshot)
     if lease.expires_at <= now:
-        expired = lose(snapshot, lease, now, revoked=False)
+        expired = lose(snapshot, now, lease, revoked=False)
         return refused(expired, LeaseExpired(f"the lease ran out at {lease.expires_at}"))
     if fence is not None and fence != fence_of(snapshot, lease):
         raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
     return lease
 
 
-def renew(snapshot: Snapshot | None, owner: Owner, ttl: Millis, now: Millis) -> "Change[Renewed]":
+def renew(snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis) -> "Change[Renewed]":
     """Says why a renewal was refused, or extends a lease. Never shortens one."""
     snapshot = present(snapshot)
     if owner.fence is None:
         raise FenceRequired("a lease is renewed by its owner only")
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     expires_at = Millis(max(lease.expires_at, now + ttl))
@@ -170,8 +170,8 @@ def renew(snapshot: Snapshot | None, owner: Owner, ttl: Millis, now: Millis) -> 
 
 def lose(
     snapshot: Snapshot,
-    lease: Lease,
     now: Millis,
+    lease: Lease,
     *,
     revoked: bool,
     reason: str = "",
@@ -207,7 +207,7 @@ def lose(
         outcome=lease,
         before=snapshot,
         after=snapshot.to(Lost(revoked, next, hold), life=life, flags=flags),
-        events=(lease_event(snapshot, lease, kind, now, reason=reason or None),),
+        events=(lease_event(snapshot, now, lease, kind, reason=reason or None),),
         attempts=attempts,
     )
 
@@ -235,7 +235,7 @@ def revoke(
         return unchanged(AlreadySatisfied("different_worker_instance_id"))
     if lease_id is not None and lease_id != lease.id:
         raise StaleLease("another lease stands")
-    change = lose(snapshot, lease, now, revoked=True, reason=reason)
+    change = lose(snapshot, now, lease, revoked=True, reason=reason)
     return _answer(change, Revoked(lease.id, snapshot.head.epoch))
 
 
@@ -251,7 +251,7 @@ def mark_expired(
         case Active(lease=lease) if lease.expires_at > now:
             return unchanged(AlreadySatisfied("not_yet_expired"))
         case Active(lease=lease):
-            change = lose(snapshot, lease, now, revoked=False, grace=grace)
+            change = lose(snapshot, now, lease, revoked=False, grace=grace)
             return _answer(change, MarkedExpired(snapshot.execution.id))
         case _:
             return unchanged(AlreadySatisfied("not_active"))
@@ -268,7 +268,7 @@ class Taking(Struct, frozen=True):
     grant: str | None = None
 
 
-def take(snapshot: Snapshot, next: Next, taking: Taking, now: Millis) -> "Change[Snapshot]":
+def take(snapshot: Snapshot, now: Millis, next: Next, taking: Taking) -> "Change[Snapshot]":
     """Gives the lease of a ready or lost execution to a worker.
 
     The store's claim statement repeats exactly this for many rows at once; there nothing is said
@@ -289,7 +289,7 @@ def take(snapshot: Snapshot, next: Next, taking: Taking, now: Millis) -> "Change
         head = _with_given(head, next.attempt, taking.attempt)
     flags = head.flags & ~Flags.SPENT
     after = snapshot.to(Active(lease), epoch=epoch, life=head.life, flags=flags)
-    event = lease_event(after, lease, _TAKEN.get(next.start, EventKind.CLAIMED), now)
+    event = lease_event(after, now, lease, _TAKEN.get(next.start, EventKind.CLAIMED))
     return Change(outcome=after, before=snapshot, after=after, events=(event,))
 
 
@@ -309,7 +309,7 @@ _TAKEN = {Start.CONTINUE: EventKind.RESUMED, Start.RECLAIM: EventKind.RECLAIMED}
 
 
 def lease_event(
-    snapshot: Snapshot, lease: Lease, kind: EventKind, now: Millis, **detail: object
+    snapshot: Snapshot, now: Millis, lease: Lease, kind: EventKind, **detail: object
 ) -> Event:
     """An event about a lease that stands in, or just left, the given snapshot."""
     given = {key: value for key, value in detail.items() if value is not None}

@@ -91,7 +91,7 @@ class Unblocked(Struct, frozen=True):
 
 
 def cancel(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str
+    snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> "Change[Cancelled]":
     """Ends the execution as cancelled, whatever it is doing. Cancelling twice is one cancel."""
     snapshot = present(snapshot)
@@ -107,15 +107,15 @@ def cancel(
 
 
 def cancel_owned(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str
+    snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> "Change[Cancelled]":
     """A worker cancels what it owns: the whole fence, through the gate of every owner."""
     snapshot = present(snapshot)
     required_fence(owner)
     if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
         return unchanged(Cancelled(snapshot.execution.id))
-    lease = enter(snapshot, owner, now)
-    return lease if isinstance(lease, Change) else cancel(snapshot, owner, now, reason)
+    lease = enter(snapshot, now, owner)
+    return lease if isinstance(lease, Change) else cancel(snapshot, now, owner, reason)
 
 
 def expire(
@@ -131,7 +131,7 @@ def expire(
         return expire_now(snapshot, now, "execution_deadline")
     match snapshot.state:
         case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
-            return _time_out(snapshot, lease, now, jitter)
+            return _time_out(snapshot, now, lease, jitter)
         case _:
             return unchanged(AlreadySatisfied("not_yet_due"))
 
@@ -165,7 +165,7 @@ def change_priority(
         life=replace(snapshot.life, priority=new, place=kept),
     )
     detail = {"old_priority": snapshot.priority, "new_priority": new}
-    event = event_of(snapshot, EventKind.PRIORITY_CHANGED, now, detail)
+    event = event_of(snapshot, now, EventKind.PRIORITY_CHANGED, detail)
     return Change(Changed(snapshot.execution.id, new), snapshot, after, (event,))
 
 
@@ -178,14 +178,14 @@ def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
     snapshot = present(snapshot)
     ended = check_replay(snapshot)
     next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
-    life, flags = reborn(snapshot, ended, now)
+    life, flags = reborn(snapshot, now, ended)
     after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
     detail = {"branch": "normal", "groups_reset": 0}
     return Change(
         outcome=Replayed(snapshot.execution.id, vector(after).public),
         before=snapshot,
         after=after,
-        events=(event_of(snapshot, EventKind.REPLAYED, now, detail),),
+        events=(event_of(snapshot, now, EventKind.REPLAYED, detail),),
         attempts=inline_attempts(snapshot),
     )
 
@@ -257,7 +257,7 @@ def due(
         case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:
             return _end_refused(snapshot, now)
         case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:
-            return cancel(snapshot, Owner(source=Source.SYSTEM_TIMEOUT), now, STRAY)
+            return cancel(snapshot, now, Owner(source=Source.SYSTEM_TIMEOUT), STRAY)
         case _:
             return expire_pending(snapshot, now)
 
@@ -267,13 +267,13 @@ def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
     failure = snapshot.life.failure or Failure(message="refused", category="permanent")
     after = snapshot.to(Ended(outcome=Outcome.FAILED, ended_at=now))
     detail = {"reason": "refused", "message": failure.message, "category": failure.category}
-    return Change(failure, snapshot, after, (event_of(snapshot, EventKind.FAILED, now, detail),))
+    return Change(failure, snapshot, after, (event_of(snapshot, now, EventKind.FAILED, detail),))
 
 
 def _time_out(
-    snapshot: Snapshot, lease: Lease, now: Millis, jitter: float
+    snapshot: Snapshot, now: Millis, lease: Lease, jitter: float
 ) -> "Change[Expired | RetryScheduled]":
-    change = owner_rules.time_out(snapshot, lease, now, jitter)
+    change = owner_rules.time_out(snapshot, now, lease, jitter)
     answer = change.outcome
     outcome = Expired(snapshot.execution.id) if isinstance(answer, TerminalFailed) else answer
     return Change(outcome, change.before, change.after, change.events, change.attempts)
@@ -298,7 +298,7 @@ def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
             pass
 
 
-def reborn(snapshot: Snapshot, ended: Ended, now: Millis) -> tuple[Life, Flags]:
+def reborn(snapshot: Snapshot, now: Millis, ended: Ended) -> tuple[Life, Flags]:
     """The life a replay starts with: counters of this run at zero, the deadline from now."""
     old = snapshot.life
     relative = snapshot.execution.rules.execution_deadline

@@ -10,30 +10,30 @@ from flowfabric.core.execution.model import Flags, Probation, Snapshot, excused
 
 
 def watch(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, how: Probation
+    snapshot: Snapshot | None, now: Millis, owner: Owner, how: Probation
 ) -> "Change[Snapshot]":
     """The owner of a suspect begins it with nothing else in its process, or beside older runs."""
     snapshot = present(snapshot)
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     if not snapshot.head.flags & Flags.SUSPECT or snapshot.life.probation is how:
         return unchanged(snapshot)
     after = snapshot.to(snapshot.state, life=replace(snapshot.life, probation=how))
-    event = lease_event(snapshot, lease, EventKind.PROBATION, now, how=str(how))
+    event = lease_event(snapshot, now, lease, EventKind.PROBATION, how=str(how))
     return Change(after, snapshot, after, (event,))
 
 
-def clear(snapshot: Snapshot | None, owner: Owner, now: Millis, reason: str) -> "Change[bool]":
+def clear(snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str) -> "Change[bool]":
     """The owner of a suspect has survived it so far; `reason` says how far. False when it was no
     suspect any more."""
     snapshot = present(snapshot)
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     if not snapshot.head.flags & Flags.SUSPECT:
         return unchanged(False)
     flags = snapshot.head.flags & ~Flags.SUSPECT
     after = snapshot.to(snapshot.state, life=excused(snapshot.life), flags=flags)
-    event = lease_event(snapshot, lease, EventKind.CLEARED, now, reason=reason)
+    event = lease_event(snapshot, now, lease, EventKind.CLEARED, reason=reason)
     return Change(True, snapshot, after, (event,))

@@ -81,17 +81,17 @@ def losses_kept(snapshot: Snapshot) -> tuple[int, int]:
     return min(life.losses, cap), counted
 
 
-def give_up(snapshot: Snapshot | None, lease: Lease, now: Millis) -> "Change[bool]":
+def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[bool]":
     """Ends a spent execution that a claim took, as if the claim had left it where it was. False
     when somebody else has it meanwhile."""
     match snapshot:
         case Snapshot(state=Active(lease=current)) if current.id == lease.id:
-            return replace(end_lost(snapshot, current.attempt - 1, now), outcome=True)
+            return replace(end_lost(snapshot, now, current.attempt - 1), outcome=True)
         case _:
             return unchanged(False)
 
 
-def end_lost(snapshot: Snapshot, attempt: int, now: Millis) -> "Change[bool]":
+def end_lost(snapshot: Snapshot, now: Millis, attempt: int) -> "Change[bool]":
     """The lost attempt was the last one."""
     lapsed = snapshot.life.lapsed
     event = Event(

@@ -42,7 +42,7 @@ def announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:
         "reason": flow.cancel.reason if flow.cancel else "",
         "member_count": flow.nodes,
     }
-    event = event_of(member, EventKind.FLOW_CANCEL_REQUESTED, now, detail)
+    event = event_of(member, now, EventKind.FLOW_CANCEL_REQUESTED, detail)
     return Change(None, member, member.to(member.state), (event,))
 
 

@@ -95,23 +95,23 @@ def sibling_reason(join: Join) -> str:
     return f"{SIBLING}quorum_{join.state}"
 
 
-def wait_children(snapshot: Snapshot | None, owner: Owner, now: Millis) -> "Change[Delayed]":
+def wait_children(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Change[Delayed]":
     """Gives the lease up until the executions this one depends on have ended; the same attempt
     goes on then, or at once if they have."""
     snapshot = present(snapshot)
     if same_release(snapshot, owner.fence, WAIT_CHILDREN):
         return unchanged(Delayed(snapshot.execution.id, vector(snapshot).public))
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
-    life, next = pause_attempt(snapshot, lease, now, WAIT_CHILDREN)
+    life, next = pause_attempt(snapshot, now, lease, WAIT_CHILDREN)
     life = replace(life, not_before=None, released=released(snapshot, lease, WAIT_CHILDREN, None))
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(
         Delayed(snapshot.execution.id, vector(after).public),
         snapshot,
         after,
-        (lease_event(snapshot, lease, EventKind.WAITING_CHILDREN, now),),
+        (lease_event(snapshot, now, lease, EventKind.WAITING_CHILDREN),),
         closing_attempts(snapshot),
     )
 

@@ -127,7 +127,7 @@ def _waiting_again(
     """The member with the outcomes that its edges count with now."""
     ended = check_replay(snapshot)
     join = _counted(snapshot.life.join or Join(), edges, now, judged=not snapshot.life.unsealed)
-    life, flags = reborn(snapshot, ended, now)
+    life, flags = reborn(snapshot, now, ended)
     life = replace(life, join=_remembering(join, edges, upstreams))
     next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
     after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
@@ -137,7 +137,7 @@ def _waiting_again(
         Replayed(snapshot.execution.id, vector(after).public),
         snapshot,
         after,
-        (event_of(snapshot, EventKind.REPLAYED, now, detail),),
+        (event_of(snapshot, now, EventKind.REPLAYED, detail),),
         inline_attempts(snapshot),
         settled=tuple(
             (edge.state.edge.id, edge.outcome)

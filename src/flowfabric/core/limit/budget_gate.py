@@ -33,7 +33,7 @@ def is_start(snapshot: Snapshot) -> bool:
 
 
 def turn_away(
-    snapshot: Snapshot | None, lease: Lease, why: Exhausted, now: Millis
+    snapshot: Snapshot | None, now: Millis, lease: Lease, why: Exhausted
 ) -> "Change[bool]":
     """Gives a lease back before anybody has worked under it: everything is as before the take, but
     for the epoch, and it waits for the budget. False when somebody else has it meanwhile."""
@@ -42,26 +42,26 @@ def turn_away(
     life = replace(snapshot.life, budget=why.budget, detail=str(why))
     next = Next(lease.start, lease.attempt, _span(lease))
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
-    event = lease_event(snapshot, lease, EventKind.TURNED_AWAY, now, detail=str(why))
+    event = lease_event(snapshot, now, lease, EventKind.TURNED_AWAY, detail=str(why))
     return Change(True, snapshot, after, (event,))
 
 
-def take_back(snapshot: Snapshot | None, lease: Lease, now: Millis) -> "Change[bool]":
+def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[bool]":
     """Undoes a take whose budgets could not be asked. What runs already goes on in the same
     attempt; new work stays new work, so that its budgets are asked the next time."""
     if snapshot is None or not _holds(snapshot, lease):
         return unchanged(False)
     if lease.start not in STARTS:
-        change = hand_back(snapshot, Owner.of(fence_of(snapshot, lease)), now)
+        change = hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease)))
         return Change(True, change.before, change.after, change.events, change.attempts)
     next = Next(lease.start, lease.attempt, _span(lease))
     after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
     return Change(
-        True, snapshot, after, (lease_event(snapshot, lease, EventKind.HANDED_BACK, now),)
+        True, snapshot, after, (lease_event(snapshot, now, lease, EventKind.HANDED_BACK),)
     )
 
 
-def let_in(snapshot: Snapshot | None, budget: str, now: Millis) -> "Change[bool]":
+def let_in(snapshot: Snapshot | None, now: Millis, budget: str) -> "Change[bool]":
     """The budget it waits for has room again: the rest of the gates are asked."""
     match snapshot:
         case Snapshot(state=Waiting(gate=Gate.BUDGET, next=next)) if snapshot.life.budget == budget:

@@ -69,7 +69,7 @@ def has_room(snapshot: Snapshot, quota: str) -> bool:
 
 
 def admit_one(
-    snapshot: Snapshot, quota: str, standing: QuotaView, now: Millis
+    snapshot: Snapshot, now: Millis, quota: str, standing: QuotaView
 ) -> Release | Refused | None:
     """The release of this very execution, or why there is none; None when its line is not among
     what was loaded, because it has gone on meanwhile."""

@@ -64,7 +64,7 @@ def unclaimable(
     return Unclaimable(tuple(paused), tuple(draining), tuple(unserved))
 
 
-def yields_slot(snapshot: Snapshot, lane: Lane, closed: Unclaimable, now: Millis) -> bool:
+def yields_slot(snapshot: Snapshot, now: Millis, lane: Lane, closed: Unclaimable) -> bool:
     """Whether an execution that is ready has had its slot for long enough without a taker."""
     state = snapshot.state
     if not isinstance(state, Ready) or not snapshot.head.flags & Flags.LIMITS:

@@ -136,7 +136,7 @@ def resume(
         raise NotSuspended("only a suspended execution can be resumed")
     done = dict.fromkeys(range(len(suspension.arms)), Waited.RESUMED)
     after, steps = wake(snapshot, suspension, now, Wake(reason=RESUMED, done=done, delay=delay))
-    event = event_of(snapshot, EventKind.WOKEN, now, {"reason": trigger})
+    event = event_of(snapshot, now, EventKind.WOKEN, {"reason": trigger})
     outcome = Resumed(snapshot.execution.id, vector(after).public)
     return Change(outcome, snapshot, after, (event,), steps=steps)
 
@@ -215,7 +215,7 @@ def _auto_resume(
         NotSuspended(),
         snapshot,
         after,
-        (event_of(snapshot, EventKind.WOKEN, now, {"reason": TIMEOUT}),),
+        (event_of(snapshot, now, EventKind.WOKEN, {"reason": TIMEOUT}),),
         steps=steps,
         signals=(ReceivedSignal(signal, suspension.id),),
     )
@@ -243,7 +243,7 @@ def _escalate(
         replace(state, reason=OPERATOR_REVIEW, due_at=left.due_at),
         life=replace(snapshot.life, waits=waits),
     )
-    event = event_of(snapshot, EventKind.ESCALATED, now, {"reason": TIMEOUT})
+    event = event_of(snapshot, now, EventKind.ESCALATED, {"reason": TIMEOUT})
     change: Change[Never] = Change(NotSuspended(), snapshot, after, (event,))
     return _expired(snapshot, change, Behaviour.ESCALATE)
 

@@ -332,7 +332,7 @@ class _Deliver:
             Accepted(signal.id, Effect(signal.effect), signal.number),
             self._snapshot,
             after,
-            (event_of(self._snapshot, EventKind.SIGNALLED, self._now, detail),),
+            (event_of(self._snapshot, self._now, EventKind.SIGNALLED, detail),),
             signals=(row,),
             marks=self._marks(row, ()),
         )

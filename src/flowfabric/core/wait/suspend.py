@@ -167,7 +167,7 @@ def suspend(
         return unchanged(known)
     if owner.fence is None:
         raise FenceRequired("an execution is suspended by its owner only")
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     binder = _Binder(snapshot, lease, now, request, memory)
@@ -366,7 +366,7 @@ class _Made:
 
     def _park(self, suspension: Suspension) -> "Change[NowSuspended | AlreadyMet]":
         snapshot, request, lease = self._snapshot, self._request, self._lease
-        life, next = pause_attempt(snapshot, lease, self._now, "suspended")
+        life, next = pause_attempt(snapshot, self._now, lease, "suspended")
         life = replace(
             life,
             waits=replace(self._waits(), suspension=suspension),
@@ -382,9 +382,9 @@ class _Made:
         after = snapshot.to(state, life=life, flags=snapshot.head.flags | Flags.WAITPOINTS)
         event = lease_event(
             snapshot,
+            self._now,
             lease,
             EventKind.SUSPENDED,
-            self._now,
             reason=request.reason,
             suspension=str(suspension.id),
         )

@@ -94,7 +94,7 @@ def create(
     snapshot = present(snapshot)
     if owner.fence is None:
         raise FenceRequired("a waitpoint is made by the owner only")
-    lease = enter(snapshot, owner, now)
+    lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     known = memory.waitpoints.get(new.id)
@@ -143,7 +143,7 @@ def close(
         WaitpointsClosed((id,)),
         snapshot,
         snapshot.to(snapshot.state, life=head.life),
-        (event_of(snapshot, EventKind.WAITPOINT_CLOSED, now, detail),),
+        (event_of(snapshot, now, EventKind.WAITPOINT_CLOSED, detail),),
         marks=(DedupRecord(closed_key(id), doc=msgspec.json.encode(reason)),),
     )
     done = _over(snapshot, left, id)
@@ -151,7 +151,7 @@ def close(
         return change
     why = Wake(reason=CLOSED, done=dict.fromkeys(done, Waited.CLOSED), note=reason)
     after, steps = wake(replace(snapshot, head=head), left.suspension, now, why)
-    woken = event_of(snapshot, EventKind.WOKEN, now, {"reason": CLOSED})
+    woken = event_of(snapshot, now, EventKind.WOKEN, {"reason": CLOSED})
     return replace(change, after=after, events=(*change.events, woken), steps=steps)
 
 

@@ -6,6 +6,7 @@ exactly why.
 """
 
 from collections.abc import Callable
+from typing import Concatenate
 from uuid import UUID
 
 from msgspec import Struct
@@ -40,8 +41,7 @@ from flowfabric.core.execution.retry import Category
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow import progress
 from flowfabric.engine.commit.batch import Batcher
-from flowfabric.engine.commit.decide import T
-from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.context import EngineContext, P, Service, T
 from flowfabric.engine.execution.claims import Claim, Claims
 from flowfabric.store.contract import Progress, SideWrite
 
@@ -83,11 +83,11 @@ class Attempts(Service):
         if result is not None:
             result = check_bytes(result, "result", MAX_RESULT)
         if isinstance(owned, Claim):
-            change = rules.complete(owned.snapshot, _SELF, self._now(), result)
+            change = rules.complete(owned.snapshot, self._now(), _SELF, result)
             if change.plain_end and await self._ends.put(change):
                 return Completed(owned.id)
         id, owner = self.unpack(owned)
-        return await self._decide(id, lambda held, now: rules.complete(held, owner, now, result))
+        return await self._decide(id, rules.complete, owner, result)
 
     async def fail(
         self, owned: Owned, failure: Failure, *, retry_after: Span | None = None
@@ -99,14 +99,10 @@ class Attempts(Service):
             retry_after = check_span(retry_after, "retry_after")
         jitter = JitterSource(self._jitter(), retry_after)
         if isinstance(owned, Claim):
-            change = rules.fail(owned.snapshot, _SELF, self._now(), failure, jitter)
+            change = rules.fail(owned.snapshot, self._now(), _SELF, failure, jitter)
             if change.plain_end and await self._ends.put(change):
                 return TerminalFailed(owned.id)
-        id, owner = self.unpack(owned)
-        held = owned.snapshot if isinstance(owned, Claim) else None
-        return await self._decide(
-            id, lambda found, now: rules.fail(found, owner, now, failure, jitter), held
-        )
+        return await self._release(owned, rules.fail, failure, jitter)
 
     def ended_elsewhere(self, owned: Claim, ended: Snapshot) -> None:
         """Told that a transaction of the application has ended what was claimed: whoever waits for
@@ -116,10 +112,7 @@ class Attempts(Service):
     async def time_out(self, owned: Owned) -> RetryScheduled | TerminalFailed:
         """Gives the attempt up because it took longer than its timeout, as the sweep would: it is
         retried or has expired. For the owner, whose timer may be ahead of the store's clock."""
-        jitter = self._jitter()
-        return await self._release(
-            owned, lambda held, now, owner: rules.time_out_owned(held, owner, now, jitter)
-        )
+        return await self._release(owned, rules.time_out_owned, self._jitter())
 
     async def delay(self, owned: Owned, until: Millis, *, step: Step | None = None) -> Delayed:
         """Gives the lease up; the same attempt goes on at `until`. A step given along is recorded
@@ -127,30 +120,21 @@ class Attempts(Service):
         moment = check_moment(until, "delay")
         if step is not None:
             _check_step(step)
-        return await self._release(
-            owned,
-            lambda held, now, owner: rules.delay(held, owner, now, moment, step=step),
-        )
+        return await self._release(owned, rules.delay, moment, step=step)
 
     async def wait_children(self, owned: Owned) -> Delayed:
         """Gives the lease up until the executions this one depends on have ended; the same attempt
         goes on then, or at once if they have."""
-        return await self._release(
-            owned, lambda held, now, owner: progress.wait_children(held, owner, now)
-        )
+        return await self._release(owned, progress.wait_children)
 
     async def hand_back(self, owned: Owned) -> Delayed:
         """Gives the lease up at once, for a worker that stops: same attempt, no retry spent."""
-        return await self._release(
-            owned, lambda held, now, owner: rules.hand_back(held, owner, now)
-        )
+        return await self._release(owned, rules.hand_back)
 
     async def cancel(self, owned: Owned, reason: str) -> Cancelled:
         """A worker cancels what it owns."""
         text = check_text(reason, "reason", limit=MAX_REASON)
-        return await self._release(
-            owned, lambda held, now, owner: operator.cancel_owned(held, owner, now, text)
-        )
+        return await self._release(owned, operator.cancel_owned, text)
 
     async def renew(self, owned: Owned, ttl: Span | None = None) -> Renewed:
         """Extends the lease, whatever form the caller owns it in."""
@@ -226,26 +210,29 @@ class Attempts(Service):
                 return body.execution_id, _owner_of(body)
 
     async def _release(
-        self, owned: Owned, rule: Callable[[Snapshot | None, Millis, Owner], Change[T]]
+        self,
+        owned: Owned,
+        rule: Callable[Concatenate[Snapshot | None, Millis, Owner, P], Change[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
+        """What a rule answers that gives the lease up; a claim is decided on without a load."""
         id, owner = self.unpack(owned)
         held = owned.snapshot if isinstance(owned, Claim) else None
-
-        def with_owner(found: Snapshot | None, now: Millis) -> Change[T]:
-            return rule(found, now, owner)
-
-        return await self._decide(id, with_owner, held)
+        return await self._decide_on(
+            held, id, lambda snapshot, now: rule(snapshot, now, owner, *args, **kwargs)
+        )
 
     async def _note(self, owned: Owned, progress: Progress | None, step: Step | None) -> None:
         id, owner = self.unpack(owned)
         if isinstance(owned, Held):
             # The note compares neither the attempt nor the partition, and nobody signed these.
-            await self._decide(id, lambda found, now: _explain(found, owner, now))
+            await self._decide(id, _explain, owner)
         fence = _whole_fence(owner)
         note = SideWrite(id.uuid, fence.lease_id, fence.epoch, progress, step)
         while not await self._notes.put(note):
             # Refused: the rule says why. If it finds nothing wrong, the lease moved in between.
-            await self._decide(id, lambda found, now: _explain(found, owner, now))
+            await self._decide(id, _explain, owner)
 
     async def _flush_ends(self, changes: list[Change[object]]) -> list[bool]:
         ended = await self._context.store.end(changes, self._now())
@@ -267,10 +254,10 @@ class Attempts(Service):
         return [_note_fence(note) in written for note in notes]
 
 
-def _explain(found: Snapshot | None, owner: Owner, now: Millis) -> Change[None]:
+def _explain(found: Snapshot | None, now: Millis, owner: Owner) -> Change[None]:
     snapshot = present(found)
     _whole_fence(owner)
-    gate = enter(snapshot, owner, now)
+    gate = enter(snapshot, now, owner)
     return gate if isinstance(gate, Change) else unchanged(None)
 
 

@@ -229,7 +229,7 @@ class Claims(Service):
     async def renew_as(self, id: str, owner: Owner, ttl: Span) -> Renewed:
         """The same for a caller that holds an id and a fence instead of a claim."""
         span, who = check_ttl(ttl), check_owner(owner)
-        return await self._decide(id, lambda held, now: rules.renew(held, who, span, now))
+        return await self._decide(id, rules.renew, who, span)
 
     async def renew_all(self, owned: Sequence[Claim]) -> "Renewals":
         """One heartbeat for everything a worker holds: for each claim that it was renewed, or why
@@ -254,9 +254,10 @@ class Claims(Service):
         aimed_at = None if lease_id is None else parse_uuid(lease_id, "lease")
         return await self._decide(
             id,
-            lambda held, now: rules.revoke(
-                held, now, reason=text, lease_id=aimed_at, instance=instance
-            ),
+            rules.revoke,
+            reason=text,
+            lease_id=aimed_at,
+            instance=instance,
         )
 
     async def watch(self, owned: Claim, *, alone: bool) -> Claim:
@@ -264,23 +265,19 @@ class Claims(Service):
         what another loss means. Gives the claim as it stands then."""
         claim = check_kind_of(owned, Claim, "claim")
         how = Probation.ALONE if check_flag(alone, "alone") else Probation.BESIDE
-        after = await self._decide(
-            claim.id, lambda held, now: probation.watch(held, claim.owner, now, how)
-        )
+        after = await self._decide(claim.id, probation.watch, claim.owner, how)
         return replace(claim, snapshot=after)
 
     async def clear(self, owned: Claim, reason: str) -> bool:
         """A worker has survived a suspect: it is one no longer, and its losses are excused."""
         claim = check_kind_of(owned, Claim, "claim")
         text = check_text(reason, "reason", limit=MAX_REASON)
-        return await self._decide(
-            claim.id, lambda held, now: probation.clear(held, claim.owner, now, text)
-        )
+        return await self._decide(claim.id, probation.clear, claim.owner, text)
 
     async def mark_expired(self, id: str) -> MarkedExpired | AlreadySatisfied:
         """Marks a lease that ran out as lost. The sweep does this by itself."""
         grace = self._context.options.grace
-        return await self._decide(id, lambda held, now: rules.mark_expired(held, now, grace))
+        return await self._decide(id, rules.mark_expired, grace)
 
     async def expired(
         self,
@@ -436,7 +433,7 @@ class Claims(Service):
 
 
 def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
-    return hand_back(held, owner, now)
+    return hand_back(held, now, owner)
 
 
 def _spent(item: Taken) -> bool:
@@ -444,7 +441,7 @@ def _spent(item: Taken) -> bool:
 
 
 def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
-    return give_up(held, lease, now)
+    return give_up(held, now, lease)
 
 
 def check_ttl(ttl: object) -> Millis:

@@ -79,13 +79,12 @@ class Executions(Service):
         """Ends an execution as cancelled whatever it does; its worker finds out and stops."""
         text = check_text(reason, "reason", limit=MAX_REASON)
         who = check_owner(owner)
-        return await self._decide(id, lambda held, now: operator.cancel(held, who, now, text))
+        return await self._decide(id, operator.cancel, who, text)
 
     async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled:
         """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
         does this by itself."""
-        jitter = self._jitter()
-        return await self._decide(id, lambda held, now: operator.expire(held, now, jitter))
+        return await self._decide(id, operator.expire, self._jitter())
 
     async def change_priority(self, id: str, priority: int, *, anywhere: bool = False) -> Changed:
         """Moves a waiting execution in the claim order (0 to 9000, clamped). `anywhere` allows it
@@ -95,10 +94,7 @@ class Executions(Service):
         check_flag(anywhere, "anywhere")
         step = self._context.options.rank_step
         return await self._decide(
-            id,
-            lambda held, now: operator.change_priority(
-                held, now, priority, anywhere=anywhere, step=step
-            ),
+            id, operator.change_priority, priority, anywhere=anywhere, step=step
         )
 
     def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
@@ -145,30 +141,30 @@ class Executions(Service):
         check_text(reason, "reason", limit=MAX_REASON)
         if detail is not None:
             check_text(detail, "detail", limit=MAX_REASON)
-        return await self._decide(id, lambda held, now: operator.block(held, now, reason, detail))
+        return await self._decide(id, operator.block, reason, detail)
 
     async def unblock(self, id: str, expected: str | None = None) -> Unblocked:
         """Undoes a block, if it is still the expected one."""
         if expected is not None:
             check_text(expected, "expected reason", limit=MAX_REASON)
-        return await self._decide(id, lambda held, now: operator.unblock(held, now, expected))
+        return await self._decide(id, operator.unblock, expected)
 
     async def hold(self, id: str, detail: str | None = None) -> Held:
         """Holds a run back that waits for anything: a worker, a moment, upstreams, a limit, a
         signal. It does not start, or go on, before `unhold`."""
         if detail is not None:
             check_text(detail, "detail", limit=MAX_REASON)
-        return await self._decide(id, lambda held, now: hold.hold(held, now, detail))
+        return await self._decide(id, hold.hold, detail)
 
     async def unhold(self, id: str) -> Unheld:
         """Lets a run go that was held back."""
-        return await self._decide(id, lambda held, now: hold.unhold(held, now))
+        return await self._decide(id, hold.unhold)
 
     async def resume(self, id: str, *, delay: Span = NO_TIME, trigger: str = "operator") -> Resumed:
         """Wakes a suspended execution without a signal, after an optional delay."""
         wait = check_span(delay, "delay")
         check_one_of(trigger, TRIGGERS, "trigger")
-        return await self._decide(id, lambda held, now: resume(held, now, wait, trigger))
+        return await self._decide(id, resume, wait, trigger)
 
     async def set_tags(self, id: str, tags: Mapping[str, str]) -> int:
         """Adds or replaces tags, all or none, in any phase; returns how many."""

@@ -76,7 +76,7 @@ class Grants(Service):
         A grant has a key: the one that is given, so that the call can be repeated, or a new one.
         `notes` are kept with it for the record."""
         grantee = self._grantee(worker, capabilities, ttl, key, notes)
-        return await self._decide(id, lambda held, now: rules.issue_grant(held, grantee, now))
+        return await self._decide(id, rules.issue_grant, grantee)
 
     async def issue_reclaim(
         self,
@@ -92,9 +92,7 @@ class Grants(Service):
         """Reserves a lost execution for a rescuer."""
         cap = _count(max_reclaims, "max_reclaims")
         grantee = self._grantee(worker, capabilities, ttl, key, notes)
-        return await self._decide(
-            id, lambda held, now: rules.issue_reclaim_grant(held, grantee, now, cap)
-        )
+        return await self._decide(id, rules.issue_reclaim_grant, grantee, cap)
 
     async def find_and_issue(
         self,
@@ -159,9 +157,7 @@ class Grants(Service):
         deadline. This holds for every way to redeem."""
         taking = self._taking(worker, ttl, lease_id, key, attempt)
         expected = _count(expected_attempt, "expected_attempt")
-        snapshot = await self._decide(
-            id, lambda held, now: rules.claim_granted(held, taking, now, expected)
-        )
+        snapshot = await self._decide(id, rules.claim_granted, taking, expected)
         return await self._claim(await self._admitted(snapshot), taking)
 
     async def claim_resumed(
@@ -178,7 +174,7 @@ class Grants(Service):
         time it has from now on, instead of what it had left."""
         span = None if timeout is None else check_span(timeout, "timeout", 1)
         taking = self._taking(worker, ttl, lease_id, key, NewAttempt(timeout=span))
-        snapshot = await self._decide(id, lambda held, now: rules.claim_resumed(held, taking, now))
+        snapshot = await self._decide(id, rules.claim_resumed, taking)
         return await self._claim(snapshot, taking)
 
     async def try_resume(
@@ -208,9 +204,7 @@ class Grants(Service):
         """An operator takes a waiting execution in one step, whatever it requires: neither its lane
         nor its budgets are asked."""
         taking = self._taking(Worker(OPERATOR, OPERATOR), ttl, lease_id)
-        snapshot = await self._decide(
-            id, lambda held, now: rules.grant_and_claim(held, taking, now)
-        )
+        snapshot = await self._decide(id, rules.grant_and_claim, taking)
         return await self._claim(snapshot, taking)
 
     async def reclaim(
@@ -228,7 +222,7 @@ class Grants(Service):
         another instance of it may redeem."""
         cap = _count(max_reclaims, "max_reclaims")
         taking = self._taking(worker, ttl, lease_id, key, attempt)
-        outcome = await self._decide(id, lambda held, now: rules.reclaim(held, taking, now, cap))
+        outcome = await self._decide(id, rules.reclaim, taking, cap)
         return await self._claim(outcome, taking) if isinstance(outcome, Snapshot) else outcome
 
     async def eligible(

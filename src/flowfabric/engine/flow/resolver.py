@@ -293,7 +293,7 @@ def _cancelling(uuid: UUID, reason: str) -> Decision:
 
 
 def _cancel(reason: str, snapshot: Snapshot | None, now: Millis) -> Change[operator.Cancelled]:
-    return operator.cancel(snapshot, CASCADE, now, reason)
+    return operator.cancel(snapshot, now, CASCADE, reason)
 
 
 def _cancel_pending(

@@ -286,12 +286,12 @@ def _live_epoch(snapshot: Snapshot | None) -> int | None:
 def _turned_away(
     found: Snapshot | None, now: Millis, *, lease: Lease, why: Exhausted
 ) -> Change[bool]:
-    return turn_away(found, lease, why, now)
+    return turn_away(found, now, lease, why)
 
 
 def _taken_back(found: Snapshot | None, now: Millis, *, lease: Lease) -> Change[bool]:
-    return take_back(found, lease, now)
+    return take_back(found, now, lease)
 
 
 def _let_in(found: Snapshot | None, now: Millis, *, budget: str) -> Change[bool]:
-    return let_in(found, budget, now)
+    return let_in(found, now, budget)

@@ -197,7 +197,7 @@ class Budgets(Service):
         """Sets an estimate aside for what the owner is about to do. It is given back by itself when
         this lease is gone. Repeating it with the same id sets nothing more aside."""
         snapshot, owner = await self._owned(owned)
-        if isinstance(enter(snapshot, owner, self._now()), Change):
+        if isinstance(enter(snapshot, self._now(), owner), Change):
             raise LeaseExpired("the lease ran out")
         names = await self._chosen(snapshot.execution, budgets)
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")

@@ -125,7 +125,7 @@ class Quotas(Service):
         queue = queue_of(uses)
         await store.put_queues([(queue, uses)])
         standing = await store.standing(QuotaViewRequest(quota, (queue,), 1, 1, now))
-        decided = admit_one(snapshot, quota, standing, now)
+        decided = admit_one(snapshot, now, quota, standing)
         if not isinstance(decided, Release):
             return decided or False
         through = await store.release(decided)

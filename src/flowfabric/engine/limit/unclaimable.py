@@ -70,7 +70,7 @@ class ClosedRoutes(Service):
         idle = [
             snapshot
             for snapshot in found.values()
-            if yields_slot(snapshot, self._lane(snapshot), closed, now)
+            if yields_slot(snapshot, now, self._lane(snapshot), closed)
         ]
         wanted = await self._wanted(idle, closed, now)
         answers = await self._context.decisions.decide_all(

@@ -192,9 +192,7 @@ class Suspensions(Service):
         """Acts on a suspension whose time is over; does nothing before. The sweep does this by
         itself."""
         signal_id = self._fresh()
-        return await self._decide(
-            id, lambda found, now: resume.expire_suspension(found, now, signal_id)
-        )
+        return await self._decide(id, resume.expire_suspension, signal_id)
 
     # -- looking
 

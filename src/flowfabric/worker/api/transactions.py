@@ -109,7 +109,7 @@ class Completion:
         version."""
         uuid = self._claim.uuid
         snapshot = present((await self._engine.store.load([uuid])).get(uuid), self._claim.id)
-        if isinstance(enter(snapshot, self._claim.owner, self._engine.now()), Change):
+        if isinstance(enter(snapshot, self._engine.now(), self._claim.owner), Change):
             raise LeaseExpired("the lease ran out")
         return snapshot
 
