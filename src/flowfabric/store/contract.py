@@ -28,7 +28,6 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.core.execution.model import Attempt, Snapshot, Worker
 from flowfabric.core.execution.routing import Capabilities
-from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation
@@ -39,6 +38,9 @@ from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.clock import StoreClock
 from flowfabric.store.contract_limits import BudgetStore, LaneStore, QuotaStore
 from flowfabric.store.contract_workers import PresenceStore
+from flowfabric.store.rows.record import K, RecordKind, V
+
+NO_FILTER: Mapping[str, object] = {}
 
 MAX_BATCH = 500
 """Most items one call of a writing method is given."""
@@ -201,26 +203,42 @@ class Glance(Struct, frozen=True):
     next_at: Millis | None = None
 
 
-class ScheduleStore(Protocol):
-    """Schedules, by name."""
+class RecordStore(Protocol):
+    """Documents that are read and written by key and version (`store.rows.record` has the kinds).
 
-    async def due_schedules(self, now: Millis, limit: int) -> list[Schedule]:
-        """Schedules whose next moment has come, earliest first."""
+    Who writes a record names the version it was decided on, 0 for one that is not there. The next
+    version is one more, and the first one is the kind's to say (`RecordKind.written`).
+    """
 
-    async def next_schedule(self) -> Millis | None:
-        """The earliest next moment of all schedules."""
+    async def get(self, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, V]:
+        """The records of these keys, in one statement. Corruption names one that cannot be read."""
 
-    async def schedules(self, after: str, limit: int) -> list[Schedule]:
-        """Schedules by name."""
+    async def page(
+        self,
+        kind: RecordKind[K, V],
+        after: K | None = None,
+        limit: int | None = None,
+        where: Mapping[str, object] = NO_FILTER,
+    ) -> list[V]:
+        """Records by key after a cursor (None: from the first), with these values in these
+        columns. Only kinds whose keys are text have pages."""
 
-    async def schedule(self, name: str) -> Schedule | None:
-        """One schedule."""
+    async def put(self, kind: RecordKind[K, V], value: V, expected: int) -> bool:
+        """Writes a record if the stored version is the expected one."""
 
-    async def put_schedule(self, schedule: Schedule, expected: int | None) -> bool:
-        """Writes a schedule if the stored version is the expected one (None: there is none)."""
+    async def drop(self, kind: RecordKind[K, V], key: K, expected: int | None = None) -> bool:
+        """Deletes a record, and what it owns, if the stored version is the expected one (None:
+        any); False when there is none."""
 
-    async def drop_schedule(self, name: str) -> bool:
-        """Deletes a schedule; False when there was none."""
+    async def due(self, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
+        """Records whose moment has come, earliest first."""
+
+    async def next_due(self, kind: RecordKind[K, V]) -> Millis | None:
+        """The earliest moment of all records of a kind."""
+
+    async def expire(self, kind: RecordKind[K, V], now: Millis) -> list[K]:
+        """Deletes the records whose moment has come, also those that cannot be read; returns
+        their keys. Only kinds that own nothing expire."""
 
 
 class WaitStore(Protocol):
@@ -328,13 +346,15 @@ class FlowStore(Protocol):
         """Flows that something is owed to."""
 
 
-class Store(
-    ScheduleStore, PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStore, Protocol
-):
+class Store(PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStore, Protocol):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
     clock: StoreClock
+
+    @property
+    def records(self) -> RecordStore:
+        """Schedules, quotas and the other kinds of `store.rows.record`."""
 
     # -- life of the store itself
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.time import Millis, from_datetime, to_datetime
 from flowfabric.core.execution.schedule import CatchUp, Schedule, begin, fire
+from flowfabric.store.rows.record import SCHEDULES
 from tests.kit.lab import Lab
 
 MINUTE = 60_000
@@ -49,7 +50,7 @@ async def test_a_moment_that_was_submitted_but_not_noted_fires_once(lab: Lab) ->
     lab.clock.advance(MINUTE)
     await lab.engine.schedules.fire_due()
     moved = await lab.engine.schedules.get("tick")
-    assert await lab.engine.store.put_schedule(schedule, moved.version)
+    assert await lab.engine.store.records.put(SCHEDULES, schedule, moved.version)
     await lab.engine.schedules.fire_due()
     assert await waiting(lab) == 1
 
@@ -174,7 +175,7 @@ async def test_a_schedule_that_cannot_fire_holds_nobody_up(lab: Lab) -> None:
     delayed = await lab.submit(delay_until=Millis(lab.clock.now() + MINUTE))
     good = await lab.engine.schedules.put(every_minute())
     bad = replace(good, name="bad", every=None, cron="0 0 * * *", timezone="No/Where")
-    assert await lab.engine.store.put_schedule(bad, None)
+    assert await lab.engine.store.records.put(SCHEDULES, bad, 0)
     await lab.pass_time(MINUTE)
     assert await waiting(lab) == 2
     assert await lab.state(delayed) == "active"
@@ -187,7 +188,7 @@ async def test_a_moment_fires_once_also_without_a_dedup_window(lab: Lab) -> None
     lab.clock.advance(MINUTE)
     await lab.engine.schedules.fire_due()
     moved = await lab.engine.schedules.get("tick")
-    assert await lab.engine.store.put_schedule(schedule, moved.version)
+    assert await lab.engine.store.records.put(SCHEDULES, schedule, moved.version)
     await lab.engine.schedules.fire_due()
     assert await waiting(lab) == 1
 

@@ -6,24 +6,26 @@ So a moment fires once, whatever process dies or fires it twice.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, NotFound, RetryExhausted
+from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.numbers import check_limit
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import schedule as rules
 from flowfabric.core.execution.policy import DEFAULT_POLICY, parse_policy
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.submission import Submission, create
+from flowfabric.engine.commit.records import change
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
+from flowfabric.store.rows.record import SCHEDULES
 
 log = logging.getLogger("flowfabric.schedules")
 
 MAX_PAGE = 1000
-ROUNDS = 10
 
 
 class Schedules(Service):
@@ -39,34 +41,26 @@ class Schedules(Service):
         changes nothing: neither its next time nor whether it is paused."""
         new = rules.check_schedule(schedule)
         create(self._submission(new, Millis(0)), self._fresh(), self._now())
-        for _ in range(ROUNDS):
-            old = await self._context.store.schedule(new.name)
-            wanted = self._wanted(old, new)
-            if wanted == old or await self._write(wanted, old):
-                self._ring(wanted)
-                return wanted
-        raise RetryExhausted("lost against rivals ten times in a row")
+        return await self._change(new.name, lambda old, now: _declared(old, new, now))
 
     async def get(self, name: str) -> Schedule:
-        found = await self._context.store.schedule(name)
-        if found is None:
-            raise NotFound("schedule", name)
-        return found
+        found = await self._context.store.records.get(SCHEDULES, [name])
+        return _known(found.get(name), name)
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
         """Schedules by name, after a cursor."""
         most = check_limit(limit, MAX_PAGE)
-        return await self._context.store.schedules(after, most) if most else []
+        return await self._context.store.records.page(SCHEDULES, after, most) if most else []
 
     async def pause(self, name: str) -> Schedule:
         """No runs until it is resumed; times that pass meanwhile are not made up for."""
-        return await self._change(name, paused=True)
+        return await self._change(name, lambda old, now: replace(_known(old, name), paused=True))
 
     async def resume(self, name: str) -> Schedule:
-        return await self._change(name, paused=False)
+        return await self._change(name, lambda old, now: _resumed(_known(old, name), now))
 
     async def remove(self, name: str) -> None:
-        if not await self._context.store.drop_schedule(name):
+        if not await self._context.store.records.drop(SCHEDULES, name):
             raise NotFound("schedule", name)
 
     async def trigger(self, name: str) -> Any:
@@ -78,7 +72,7 @@ class Schedules(Service):
         """Submits what is due; returns how many runs. The sweep does this by itself. A schedule
         that cannot fire here stays due and holds nobody else up."""
         fired = 0
-        while due := await self._context.store.due_schedules(self._now(), MAX_PAGE):
+        while due := await self._context.store.records.due(SCHEDULES, self._now(), MAX_PAGE):
             firings = (self._fire(schedule) for schedule in due)
             answers = await asyncio.gather(*firings, return_exceptions=True)
             counts = [answer for answer in answers if isinstance(answer, int)]
@@ -90,7 +84,7 @@ class Schedules(Service):
         return fired
 
     async def next_at(self) -> Millis | None:
-        return await self._context.store.next_schedule()
+        return await self._context.store.records.next_due(SCHEDULES)
 
     async def _fire(self, schedule: Schedule) -> int:
         firing = rules.fire(schedule, self._now())
@@ -100,7 +94,7 @@ class Schedules(Service):
         except Invalid as error:  # it cannot fire, now or later; the next time may be better
             log.warning("schedule %s could not fire: %s", schedule.name, error)
         if firing.after != schedule:
-            await self._context.store.put_schedule(firing.after, schedule.version)
+            await self._context.store.records.put(SCHEDULES, firing.after, schedule.version)
         return len(submissions)
 
     def _tell(self, name: str, answer: int | BaseException) -> None:
@@ -111,28 +105,17 @@ class Schedules(Service):
             self._stuck.add(name)
             log.error("schedule %s could not fire and stays due: %s", name, answer)
 
-    async def _change(self, name: str, *, paused: bool) -> Schedule:
-        for _ in range(ROUNDS):
-            old = await self.get(name)
-            new = rules.skip_ahead(old, self._now()) if old.paused and not paused else old
-            wanted = replace(new, paused=paused, version=old.version + 1)
-            if await self._context.store.put_schedule(wanted, old.version):
-                self._ring(wanted)
-                return wanted
-        raise RetryExhausted("lost against rivals ten times in a row")
-
-    def _wanted(self, old: Schedule | None, new: Schedule) -> Schedule:
-        if old is None:
-            return rules.begin(replace(new, version=1), self._now())
-        kept = rules.redefine(old, new, self._now())
-        return kept if kept == old else replace(kept, version=old.version + 1)
-
-    async def _write(self, wanted: Schedule, old: Schedule | None) -> bool:
-        return await self._context.store.put_schedule(wanted, None if old is None else old.version)
-
-    def _ring(self, schedule: Schedule) -> None:
-        if schedule.next_at is not None:
-            self._context.post_commit.due(schedule.next_at)
+    async def _change(
+        self, name: str, rule: Callable[[Schedule | None, Millis], Schedule]
+    ) -> Schedule:
+        """The schedule as the rule wants it."""
+        changed = await change(
+            self._context.store, SCHEDULES, name, lambda old, now: (rule(old, now), None)
+        )
+        wanted = _known(changed.after, name)
+        if wanted.next_at is not None:
+            self._context.post_commit.due(wanted.next_at)
+        return wanted
 
     def _options(self, schedule: Schedule, *, keyed: bool) -> dict[str, Any]:
         """The moment's key lasts long enough to be of use, whatever the policy says."""
@@ -157,3 +140,17 @@ class Schedules(Service):
             )
         except TypeError as error:
             raise Invalid(f"schedule {schedule.name}: {error}") from None
+
+
+def _declared(old: Schedule | None, new: Schedule, now: Millis) -> Schedule:
+    return rules.begin(new, now) if old is None else rules.redefine(old, new, now)
+
+
+def _resumed(old: Schedule, now: Millis) -> Schedule:
+    return replace(rules.skip_ahead(old, now), paused=False) if old.paused else old
+
+
+def _known(found: Schedule | None, name: str) -> Schedule:
+    if found is None:
+        raise NotFound("schedule", name)
+    return found

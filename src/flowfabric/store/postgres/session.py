@@ -13,6 +13,7 @@ from flowfabric.store.postgres.names import NameBook
 from flowfabric.store.postgres.wake import Wakes
 from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
+from flowfabric.store.record_queries import RecordQueries
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class Session:
         self.wires = wires
         self.dialer = wires.dialer
         self.queries = queries
+        self.records = RecordQueries(queries, "$", f"{schema}.")
         self.clock = clock
         self.schema = schema
         self.submit = Link(wires, PINNED)
@@ -38,6 +40,7 @@ class Session:
         self.end = Link(wires, PINNED)
         self.apply = Link(wires, PINNED)
         self.limit = Link(wires, PINNED)
+        self.record = Link(wires, PINNED)
         self.load = Link(wires, PINNED)
         self.sweep = Link(wires, FREE)
         self.report = Link(wires, FREE)
@@ -46,7 +49,10 @@ class Session:
 
     async def fetch(self, link: Link, name: str, *values: Any) -> list[Any]:
         """The rows of one named query."""
-        query = self.queries[name]
+        return await self.ask(link, self.queries[name], *values)
+
+    async def ask(self, link: Link, query: str, *values: Any) -> list[Any]:
+        """The rows of one query."""
 
         async def work(connection: Connection, repeated: bool) -> list[Any]:
             return await connection.fetch(query, *values)

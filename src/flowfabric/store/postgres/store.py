@@ -18,7 +18,7 @@ from flowfabric.store.postgres.lease import Owning
 from flowfabric.store.postgres.limits import Limiting
 from flowfabric.store.postgres.lists import Listing
 from flowfabric.store.postgres.reads import Reading
-from flowfabric.store.postgres.schedules import Scheduling
+from flowfabric.store.postgres.records import PostgresRecords
 from flowfabric.store.postgres.schema import Keeping, check_schema
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.submit import Submitting
@@ -37,6 +37,7 @@ class PostgresStore:
     def __init__(self, session: Session, keeper: ClockKeeper | None) -> None:
         self.session = session
         self.clock = session.clock
+        self.records = PostgresRecords(session)
         self._keeper = keeper
 
         keeping = Keeping(session)
@@ -71,11 +72,6 @@ class PostgresStore:
             registry.drop_lapsed_presences,
         )
         self.held_leases, self.held_counts = registry.held_leases, registry.held_counts
-
-        scheduling = Scheduling(session)
-        self.schedules, self.schedule = scheduling.schedules, scheduling.schedule
-        self.due_schedules, self.next_schedule = scheduling.due_schedules, scheduling.next_schedule
-        self.put_schedule, self.drop_schedule = scheduling.put_schedule, scheduling.drop_schedule
 
         reading = Reading(session)
         self.load, self.detail = reading.load, reading.detail

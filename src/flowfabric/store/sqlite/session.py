@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ from flowfabric.core.execution.model import (
     Waiting,
     Worker,
 )
+from flowfabric.store.record_queries import RecordQueries
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.rows.execution import COLUMNS, Names, StateTable
 from flowfabric.store.sql import load_queries
@@ -76,6 +77,7 @@ class Session:
         self.registry = registry
         self.names = registry.names
         self._queries = load_queries("sqlite")
+        self.records = _record_queries()
 
     def execute(self, name: str, values: Values = ()) -> sqlite3.Cursor:
         return self.connection.execute(self._queries[name], values)
@@ -98,9 +100,13 @@ class Session:
 
     def given(self, name: str, rows: Sequence[Sequence[Any]], *after: object) -> sqlite3.Cursor:
         """Runs a query that reads `values (?, …)` for many rows; `after` are its other values."""
+        return self.given_to(self._queries[name], rows, *after)
+
+    def given_to(self, query: str, rows: Sequence[Sequence[Any]], *after: object) -> sqlite3.Cursor:
+        """As `given`, for the text of a query."""
         filling = [rows[-1]] * (_width(len(rows)) - len(rows))
-        query = _wide_values(self._queries[name], _width(len(rows)))
-        return self.connection.execute(query, [*chain.from_iterable([*rows, *filling]), *after])
+        wide = _wide_values(query, _width(len(rows)))
+        return self.connection.execute(wide, [*chain.from_iterable([*rows, *filling]), *after])
 
     def each(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         self.connection.executemany(self._queries[name], rows)
@@ -162,6 +168,11 @@ class Session:
         number = self.execute("new_worker", values).lastrowid
         assert number is not None  # noqa: S101 - an insert has a row
         self.registry.add_fresh_worker(number, worker)
+
+
+@cache
+def _record_queries() -> RecordQueries:
+    return RecordQueries(load_queries("sqlite"), "?")
 
 
 def read_uuid(data: bytes) -> UUID:

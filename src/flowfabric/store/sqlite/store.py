@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 from flowfabric.core.base.errors import Invalid
@@ -19,11 +19,12 @@ from flowfabric.store.sqlite import events as event_reads
 from flowfabric.store.sqlite import explain as whereabouts
 from flowfabric.store.sqlite import flows as flow_reads
 from flowfabric.store.sqlite import lanes as lane_rows
-from flowfabric.store.sqlite import schedules as schedule_rows
+from flowfabric.store.sqlite import records as record_rows
 from flowfabric.store.sqlite import submit as submissions
 from flowfabric.store.sqlite import waits as wait_rows
 from flowfabric.store.sqlite import workers as presence_rows
 from flowfabric.store.sqlite.connection import MEMORY, check_library, check_path
+from flowfabric.store.sqlite.runner import Runner
 from flowfabric.store.sqlite.runners import Runners, open_runners
 from flowfabric.store.sqlite.session import Session
 
@@ -31,13 +32,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _Operation = Callable[Concatenate[Session, P], T]
-_Method = Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, T]]
+_Method = Callable[Concatenate["_Working", P], Coroutine[Any, Any, T]]
+
+
+class _Working(Protocol):
+    """What has operations: it has somebody to write and somebody to read."""
+
+    writer: Runner
+    reader: Runner
 
 
 def _writing(operation: "_Operation[P, T]", *, urgent: bool = False) -> "_Method[P, T]":
     """The method that has the writer run an operation and waits until it is durable."""
 
-    async def method(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: _Working, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.writer.run(_bound(operation, *args, **kwargs), urgent=urgent)
 
     return method
@@ -48,7 +56,7 @@ def _batched(operation: "_Operation[P, T]", *, urgent: bool = False) -> "_Method
     be stored, the others are, and the error is raised afterwards."""
     together = _writing(operation, urgent=urgent)
 
-    async def method(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: _Working, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await together(self, *args, **kwargs)
         except Invalid:
@@ -68,7 +76,7 @@ def _halves(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def _reading(operation: "_Operation[P, T]") -> "_Method[P, T]":
-    async def method(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: _Working, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.reader.run(_bound(operation, *args, **kwargs))
 
     return method
@@ -80,6 +88,22 @@ def _bound(
     return lambda session: operation(session, *args, **kwargs)
 
 
+class SqliteRecords:
+    """Implements `store.contract.RecordStore`."""
+
+    def __init__(self, runners: Runners) -> None:
+        self.writer = runners.writer
+        self.reader = runners.reader
+
+    get = _reading(record_rows.get)
+    page = _reading(record_rows.page)
+    put = _writing(record_rows.put)
+    drop = _writing(record_rows.drop)
+    due = _reading(record_rows.due)
+    next_due = _reading(record_rows.next_due)
+    expire = _writing(record_rows.expire)
+
+
 class SqliteStore:
     """A store in one file, or in memory. Made by `open_sqlite`; see the contract for methods."""
 
@@ -89,6 +113,7 @@ class SqliteStore:
         self.clock = clock
         self.writer = runners.writer
         self.reader = runners.reader
+        self.records = SqliteRecords(runners)
         self._runners = runners
         self._turn = Turn()
 
@@ -105,13 +130,6 @@ class SqliteStore:
     end = _batched(changes.end)
     note = _batched(claims.note)
     apply = _batched(changes.apply)
-
-    schedules = _reading(schedule_rows.schedules)
-    schedule = _reading(schedule_rows.schedule)
-    due_schedules = _reading(schedule_rows.due_schedules)
-    next_schedule = _reading(schedule_rows.next_schedule)
-    put_schedule = _writing(schedule_rows.put_schedule)
-    drop_schedule = _writing(schedule_rows.drop_schedule)
 
     presence = _reading(presence_rows.presence)
     presences = _reading(presence_rows.presences)

@@ -1,0 +1,50 @@
+"""Changes of versioned records: load, decide, write; again when a rival was faster."""
+
+from collections.abc import Callable
+from typing import Generic, Literal, TypeVar
+
+from msgspec import Struct
+
+from flowfabric.core.base.time import Millis
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
+from flowfabric.store.contract import Store
+from flowfabric.store.rows.record import K, RecordKind, V
+
+T = TypeVar("T")
+
+RecordRule = Callable[[V | None, Millis], tuple[V | None, T]]
+"""Decides on a record (None: there is none) and the moment: how it should be (None: gone), and what
+to answer. The record as it was changes nothing."""
+
+
+class RecordChange(Struct, Generic[V, T], frozen=True):
+    """A record before and after, as it is stored, and what the rule answered."""
+
+    before: V | None
+    after: V | None
+    outcome: T
+
+    @property
+    def written(self) -> bool:
+        return self.before != self.after
+
+
+async def change(
+    store: Store, kind: RecordKind[K, V], key: K, rule: RecordRule[V, T]
+) -> RecordChange[V, T]:
+    """What the rule decided, once it is durable."""
+
+    async def round(_: int) -> RecordChange[V, T] | Literal[RaceLost.RACE_LOST]:
+        before = (await store.records.get(kind, [key])).get(key)
+        after, outcome = rule(before, store.clock.now())
+        if after == before:
+            return RecordChange(before, before, outcome)
+        expected = 0 if before is None else before.version
+        if after is None:
+            written = await store.records.drop(kind, key, expected)
+        else:
+            after = kind.written(after, expected)
+            written = await store.records.put(kind, after, expected)
+        return RecordChange(before, after, outcome) if written else RACE_LOST
+
+    return await retry(round, kind.title(key))

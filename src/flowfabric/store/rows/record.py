@@ -1,0 +1,122 @@
+"""Versioned records: every kind of document that is read and written by its key and version.
+
+A record is one row of its kind's table: key, version, the columns other statements look by, and the
+document. Columns win over the document: a statement may raise a version without rewriting it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from flowfabric.core.base import document
+from flowfabric.core.base.document import Document
+from flowfabric.core.execution.schedule import Schedule
+from flowfabric.store.readable import named, readable
+
+Row = tuple[Any, ...]
+
+
+class Versioned(Protocol):
+    """What a record is: it knows the version it was read with, 0 if it was never stored."""
+
+    @property
+    def version(self) -> int: ...
+
+
+K = TypeVar("K")
+V = TypeVar("V", bound=Versioned)
+D = TypeVar("D", bound=Document)
+
+
+class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
+    """One kind of record and its table.
+
+    `name` is what errors call one. `key` are the key columns with their SQL types; the value has
+    members of the same names. `read` makes a value of (key columns, version, document). `columns`
+    are the columns other statements look by, and what stands in them. `due` is the column with the
+    moment something is to happen to a record. `owned` are tables whose rows go with a record, with
+    the column that holds its key. `first` is the version of a new record.
+    """
+
+    name: str
+    table: str
+    key: Mapping[str, str]
+    read: Callable[[Sequence[Any], int, Any], V]
+    write: Callable[[V], bytes]
+    columns: Mapping[str, Callable[[V], Any]] = field(default_factory=dict)
+    due: str | None = None
+    owned: Mapping[str, str] = field(default_factory=dict)
+    first: Callable[[V], int] = lambda value: 1
+
+    def key_of(self, value: V) -> K:
+        """The key as callers use it: the only member of it, or all as a tuple."""
+        return cast(K, attrgetter(*self.key)(value))
+
+    def title(self, key: K) -> str:
+        """How a record is called in errors and logs."""
+        return f"{self.name} {self.parts(key)[-1]}"
+
+    def parts(self, key: K) -> Row:
+        """The key as it stands in the key columns."""
+        return key if isinstance(key, tuple) else (key,)
+
+    def key_in(self, row: Sequence[Any]) -> K:
+        """The key of a row of its columns."""
+        return cast(K, row[0] if len(self.key) == 1 else tuple(row))
+
+    @property
+    def first_page(self) -> Row:
+        """A key before every other."""
+        return ("",) * len(self.key)
+
+    def written(self, value: V, expected: int) -> V:
+        """The value with the version it is stored with over the expected one (0: there is none)."""
+        version = expected + 1 if expected else self.first(value)
+        return cast(V, replace(cast(Any, value), version=version))
+
+    def row(self, value: V) -> Row:
+        """Key columns, version, columns, document."""
+        columns = (column(value) for column in self.columns.values())
+        return (*self.parts(self.key_of(value)), value.version, *columns, self.write(value))
+
+    def by_key(self, rows: Iterable[Sequence[Any]]) -> dict[K, V]:
+        """The values of rows (key columns, version, document) that were asked for by key: one that
+        cannot be read raises Corruption, which names it."""
+        found = [named(self.name, self._shown(row), partial(self._read, row)) for row in rows]
+        return {self.key_of(value): value for value in found}
+
+    def readable(self, rows: Iterable[Sequence[Any]]) -> list[V]:
+        """The values of such rows, without those that cannot be read."""
+        return readable(rows, self._read, self.name, self._shown)
+
+    def _read(self, row: Sequence[Any]) -> V:
+        *key, version, doc = row
+        return self.read(key, version, doc)
+
+    def _shown(self, row: Sequence[Any]) -> object:
+        return row[len(self.key) - 1]
+
+
+def _reading(cls: type[D], *members: str) -> Callable[[Sequence[Any], int, Any], D]:
+    """Reads documents; `members` are those that the key columns say."""
+
+    def read(key: Sequence[Any], version: int, doc: Any) -> D:
+        found = document.read(cls, bytes(doc))
+        return replace(found, version=version, **dict(zip(members, key, strict=True)))
+
+    return read
+
+
+SCHEDULES: RecordKind[str, Schedule] = RecordKind(
+    name="schedule",
+    table="schedule",
+    key={"name": "text"},
+    columns={"next_at": attrgetter("next_at")},
+    due="next_at",
+    read=_reading(Schedule, "name"),
+    write=document.write,
+)
