@@ -13,7 +13,7 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.direct import statement_for, values_of
 from flowfabric.store.postgres.faults import divide, each_of
 from flowfabric.store.postgres.moves import RowMove, moves_of
-from flowfabric.store.postgres.session import Part, Session, columns
+from flowfabric.store.postgres.session import Session, columns
 from flowfabric.store.postgres.waits import unproven
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
@@ -48,49 +48,60 @@ _ROWS = {
 }
 
 
-class Applying(Part):
-    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
-        kinds: dict[str | None, list[RowMove]] = {}
-        for move in await prepare(self._session, changes):
-            kinds.setdefault(statement_for(move), []).append(move)
-        # Each kind by itself: what is refused of one must not hide that another was written.
-        sends = (partial(divide, moves, partial(self._send, k)) for k, moves in kinds.items())
-        return {uuid for answers in await each_of(sends) for some in answers for uuid in some}
+async def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
+    kinds: dict[str | None, list[RowMove]] = {}
+    for move in await prepare(session, changes):
+        kinds.setdefault(statement_for(move), []).append(move)
+    # Each kind by itself: what is refused of one must not hide that another was written.
+    sends = (partial(divide, moves, partial(_send, session, k)) for k, moves in kinds.items())
+    return {uuid for answers in await each_of(sends) for some in answers for uuid in some}
 
-    async def _send(
-        self, statement: str | None, moves: Sequence[RowMove], patience: float
-    ) -> set[UUID]:
-        if statement is None:
-            work = partial(self._apply, moves)
-        else:
-            work = partial(self._write_directly, statement, moves)
-        return await self._session.apply.run(work, patience=patience)
 
-    async def _write_directly(
-        self, statement: str, moves: Sequence[RowMove], connection: Connection, repeated: bool
-    ) -> set[UUID]:
-        values = values_of(moves, self._session.book.names)
-        rows = await connection.fetch(self._session.queries[statement], *values)
-        return await self._seen(moves, {uuid for (uuid,) in rows}, connection, repeated)
+async def _send(
+    session: Session, statement: str | None, moves: Sequence[RowMove], patience: float
+) -> set[UUID]:
+    if statement is None:
+        work = partial(_apply, session, moves)
+    else:
+        work = partial(_write_directly, session, statement, moves)
+    return await session.apply.run(work, patience=patience)
 
-    async def _apply(
-        self, moves: Sequence[RowMove], connection: Connection, repeated: bool
-    ) -> set[UUID]:
-        async with connection.transaction():
-            stand = await standing(self._session, connection, [move.before for move in moves])
-            written = [move for move, stands in zip(moves, stand, strict=True) if stands]
-            if written:
-                await Writer(self._session, connection).write(written)
-        return await self._seen(moves, {move.uuid for move in written}, connection, repeated)
 
-    async def _seen(
-        self, moves: Sequence[RowMove], applied: set[UUID], connection: Connection, repeated: bool
-    ) -> set[UUID]:
-        """What was written, now or before its reply was lost."""
-        if repeated and len(applied) < len(moves):
-            changes = [move.change for move in moves]
-            applied |= await recognise(self._session, connection, changes, applied)
-        return applied
+async def _write_directly(
+    session: Session,
+    statement: str,
+    moves: Sequence[RowMove],
+    connection: Connection,
+    repeated: bool,
+) -> set[UUID]:
+    values = values_of(moves, session.book.names)
+    rows = await connection.fetch(session.queries[statement], *values)
+    return await _seen(session, moves, {uuid for (uuid,) in rows}, connection, repeated)
+
+
+async def _apply(
+    session: Session, moves: Sequence[RowMove], connection: Connection, repeated: bool
+) -> set[UUID]:
+    async with connection.transaction():
+        stand = await standing(session, connection, [move.before for move in moves])
+        written = [move for move, stands in zip(moves, stand, strict=True) if stands]
+        if written:
+            await Writer(session, connection).write(written)
+    return await _seen(session, moves, {move.uuid for move in written}, connection, repeated)
+
+
+async def _seen(
+    session: Session,
+    moves: Sequence[RowMove],
+    applied: set[UUID],
+    connection: Connection,
+    repeated: bool,
+) -> set[UUID]:
+    """What was written, now or before its reply was lost."""
+    if repeated and len(applied) < len(moves):
+        changes = [move.change for move in moves]
+        applied |= await recognise(session, connection, changes, applied)
+    return applied
 
 
 async def prepare(session: Session, changes: Sequence[Change[object]]) -> list[RowMove]:

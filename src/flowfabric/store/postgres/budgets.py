@@ -12,7 +12,7 @@ from flowfabric.core.limit.budget import Budget, Reservation
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.contract_limits import LedgerNeeds
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Columns, Part, columns
+from flowfabric.store.postgres.session import Columns, Session, columns
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import limit as limit_rows
 from flowfabric.store.rows.limit import (
@@ -41,64 +41,72 @@ class _Moved(Exception):
     """Something is not what it was when the change was decided."""
 
 
-class Budgeting(Part):
-    async def books(self, ask: LedgerNeeds) -> BudgetLedger:
-        values = (
-            list(ask.budgets),
-            *columns(ask.charges, 2),
-            list(ask.executions),
-            list(ask.reservations),
-        )
-        return _books(await self._session.fetch(self._session.limit, "books", *values))
+async def books(session: Session, ask: LedgerNeeds) -> BudgetLedger:
+    values = (
+        list(ask.budgets),
+        *columns(ask.charges, 2),
+        list(ask.executions),
+        list(ask.reservations),
+    )
+    return _books(await session.fetch(session.limit, "books", *values))
 
-    async def post(self, books: BudgetLedger) -> bool:
-        post = _Post(_new_budgets(books), _values(books))
-        return await self._session.limit.run(partial(self._post, post))
 
-    async def budget_page(self, after: str, limit: int) -> list[Budget]:
-        rows = await self._session.fetch(self._session.report, "budget_page", after, limit)
-        return readable(rows, lambda row: read_budget(*row), "budget", itemgetter(0))
+async def post(session: Session, books: BudgetLedger) -> bool:
+    post = _Post(_new_budgets(books), _values(books))
+    return await session.limit.run(partial(_post, session, post))
 
-    async def attached(self) -> list[tuple[str, str, str]]:
-        rows = await self._session.fetch(self._session.load, "attached_budgets")
-        return [(scope, id, name) for scope, id, name in rows]
 
-    async def due_budgets(self, now: Millis, limit: int) -> list[str]:
-        rows = await self._session.fetch(self._session.sweep, "due_budgets", now, limit)
-        return [name for (name,) in rows]
+async def budget_page(session: Session, after: str, limit: int) -> list[Budget]:
+    rows = await session.fetch(session.report, "budget_page", after, limit)
+    return readable(rows, lambda row: read_budget(*row), "budget", itemgetter(0))
 
-    async def next_reset(self) -> Millis | None:
-        ((moment,),) = await self._session.fetch(self._session.sweep, "next_reset")
-        return None if moment is None else Millis(moment)
 
-    async def stale_reservations(self, limit: int) -> list[Reservation]:
-        rows = await self._session.fetch(self._session.sweep, "stale_reservations", limit)
-        return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
+async def attached(session: Session) -> list[tuple[str, str, str]]:
+    rows = await session.fetch(session.load, "attached_budgets")
+    return [(scope, id, name) for scope, id, name in rows]
 
-    async def trim_charges(self, now: Millis, limit: int) -> int:
-        return len(await self._session.fetch(self._session.sweep, "trimmed_charges", now, limit))
 
-    async def _post(self, post: _Post, connection: Connection, repeated: bool) -> bool:
-        queries = self._session.queries
-        try:
-            async with connection.transaction():
-                await self._write(post, connection)
-        except _Moved:
-            # Refused, unless an earlier try was committed and its reply lost. The lock was waited
-            # for, so that one is no longer under way.
-            return bool(post.tried) and await connection.fetchval(queries["committed"], post.tried)
-        return True
+async def due_budgets(session: Session, now: Millis, limit: int) -> list[str]:
+    rows = await session.fetch(session.sweep, "due_budgets", now, limit)
+    return [name for (name,) in rows]
 
-    async def _write(self, post: _Post, connection: Connection) -> None:
-        queries = self._session.queries
-        if post.new:
-            made = await connection.fetch(queries["new_budgets"], *columns(post.new, len(BUDGET)))
-            if len(made) < len(post.new):
-                raise _Moved
-        stands, transaction = (await connection.fetch(queries["posted"], *post.values))[0]
-        if not stands:
+
+async def next_reset(session: Session) -> Millis | None:
+    ((moment,),) = await session.fetch(session.sweep, "next_reset")
+    return None if moment is None else Millis(moment)
+
+
+async def stale_reservations(session: Session, limit: int) -> list[Reservation]:
+    rows = await session.fetch(session.sweep, "stale_reservations", limit)
+    return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
+
+
+async def trim_charges(session: Session, now: Millis, limit: int) -> int:
+    return len(await session.fetch(session.sweep, "trimmed_charges", now, limit))
+
+
+async def _post(session: Session, post: _Post, connection: Connection, repeated: bool) -> bool:
+    queries = session.queries
+    try:
+        async with connection.transaction():
+            await _write(session, post, connection)
+    except _Moved:
+        # Refused, unless an earlier try was committed and its reply lost. The lock was waited
+        # for, so that one is no longer under way.
+        return bool(post.tried) and await connection.fetchval(queries["committed"], post.tried)
+    return True
+
+
+async def _write(session: Session, post: _Post, connection: Connection) -> None:
+    queries = session.queries
+    if post.new:
+        made = await connection.fetch(queries["new_budgets"], *columns(post.new, len(BUDGET)))
+        if len(made) < len(post.new):
             raise _Moved
-        post.tried.append(transaction)
+    stands, transaction = (await connection.fetch(queries["posted"], *post.values))[0]
+    if not stands:
+        raise _Moved
+    post.tried.append(transaction)
 
 
 def _new_budgets(books: BudgetLedger) -> list[Row]:

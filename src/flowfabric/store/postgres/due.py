@@ -10,7 +10,7 @@ from flowfabric.core.execution.registry import FOREVER
 from flowfabric.store.clock import OffsetClock
 from flowfabric.store.contract import Glance
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Part
+from flowfabric.store.postgres.session import Session
 
 GLANCE_SECONDS = 3.0
 """At rest it is the only statement, so the one that notices a connection that fell silent."""
@@ -43,81 +43,86 @@ LARGE = 8 << 20
 """Bytes from which an empty table is given back to the disk."""
 
 
-class Sweeping(Part):
-    async def due(self, now: Millis, limit: int) -> list[UUID]:
-        session = self._session
-        rows = await session.fetch(session.sweep, "due_executions", now, limit)
-        return [uuid for (uuid,) in rows]
+async def due(session: Session, now: Millis, limit: int) -> list[UUID]:
+    rows = await session.fetch(session.sweep, "due_executions", now, limit)
+    return [uuid for (uuid,) in rows]
 
-    async def set_aside(self, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
-        await self._session.fetch(self._session.sweep, "set_aside", list(uuids), now, until)
 
-    async def next_due(self, now: Millis) -> Millis | None:
-        session = self._session
-        ((moment,),) = await session.fetch(session.sweep, "next_due_moment", now)
-        return None if moment is None else Millis(moment)
+async def set_aside(session: Session, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+    await session.fetch(session.sweep, "set_aside", list(uuids), now, until)
 
-    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
-        work = partial(self._trim, ended_before, now, limit)
-        trimmed = await self._session.sweep.run(work)
-        if trimmed < limit:
-            # The last page: what is empty now need not stay large.
-            await self._session.fetch(self._session.sweep, "shrunk_tables", _PASSED, LARGE)
-        return trimmed
 
-    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
-        values = (duty, holder, now, until, FOREVER)
-        work = partial(self._glance, values)
-        return await self._session.sweep.run(work, limit=GLANCE_SECONDS)
+async def next_due(session: Session, now: Millis) -> Millis | None:
+    ((moment,),) = await session.fetch(session.sweep, "next_due_moment", now)
+    return None if moment is None else Millis(moment)
 
-    async def drop_duty(self, duty: str, holder: str) -> None:
-        await self._session.fetch(self._session.sweep, "dropped_duty", duty, holder)
 
-    async def _glance(
-        self, values: tuple[Any, ...], connection: Connection, repeated: bool
-    ) -> Glance:
-        clock = self._session.clock.source
-        sent = OffsetClock.steady()
-        row = await connection.fetchrow(self._session.queries["glance"], *values)
-        if row is None:
-            raise AssertionError("a glance always has an answer")
-        *seen, moment = row
-        if isinstance(clock, OffsetClock):
-            clock.sample(sent, clock.steady(), moment)
-        return Glance(*seen)
+async def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int:
+    work = partial(_trim, session, ended_before, now, limit)
+    trimmed = await session.sweep.run(work)
+    if trimmed < limit:
+        # The last page: what is empty now need not stay large.
+        await session.fetch(session.sweep, "shrunk_tables", _PASSED, LARGE)
+    return trimmed
 
-    async def _trim(
-        self,
-        ended_before: Millis,
-        now: Millis,
-        limit: int,
-        connection: Connection,
-        repeated: bool,
-    ) -> int:
-        queries = self._session.queries
-        async with connection.transaction():
-            query = queries["trimmable_executions"]
-            rows = await connection.fetch(query, ended_before, now, limit)
-            if len(rows) < limit:
-                values = (ended_before, now, limit - len(rows))
-                rows += await self._trim_edges(connection, *values)
-            if rows:
-                ids = sorted((uuid for (uuid,) in rows), key=lambda uuid: int(uuid.int))
-                for name in _TRIMMED:
-                    await connection.execute(queries[name], ids)
-            flows = await connection.fetch(queries["trimmable_flows"], ended_before, limit)
-            if flows:
-                for name in _FLOW_TRIMMED:
-                    await connection.execute(queries[name], [uuid for (uuid,) in flows])
-            await connection.execute(queries["lapsed_keys"], now, limit)
-        return len(rows)
 
-    async def _trim_edges(
-        self, connection: Connection, ended_before: Millis, now: Millis, limit: int
-    ) -> list[Any]:
-        """The members that may go now; the edges into them are gone."""
-        queries = self._session.queries
-        rows = await connection.fetch(queries["trimmable_members"], ended_before, now, limit)
+async def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+    values = (duty, holder, now, until, FOREVER)
+    work = partial(_glance, session, values)
+    return await session.sweep.run(work, limit=GLANCE_SECONDS)
+
+
+async def drop_duty(session: Session, duty: str, holder: str) -> None:
+    await session.fetch(session.sweep, "dropped_duty", duty, holder)
+
+
+async def _glance(
+    session: Session, values: tuple[Any, ...], connection: Connection, repeated: bool
+) -> Glance:
+    clock = session.clock.source
+    sent = OffsetClock.steady()
+    row = await connection.fetchrow(session.queries["glance"], *values)
+    if row is None:
+        raise AssertionError("a glance always has an answer")
+    *seen, moment = row
+    if isinstance(clock, OffsetClock):
+        clock.sample(sent, clock.steady(), moment)
+    return Glance(*seen)
+
+
+async def _trim(
+    session: Session,
+    ended_before: Millis,
+    now: Millis,
+    limit: int,
+    connection: Connection,
+    repeated: bool,
+) -> int:
+    queries = session.queries
+    async with connection.transaction():
+        query = queries["trimmable_executions"]
+        rows = await connection.fetch(query, ended_before, now, limit)
+        if len(rows) < limit:
+            values = (ended_before, now, limit - len(rows))
+            rows += await _trim_edges(session, connection, *values)
         if rows:
-            await connection.execute(queries["trimmed_edges"], [uuid for (uuid,) in rows])
-        return rows
+            ids = sorted((uuid for (uuid,) in rows), key=lambda uuid: int(uuid.int))
+            for name in _TRIMMED:
+                await connection.execute(queries[name], ids)
+        flows = await connection.fetch(queries["trimmable_flows"], ended_before, limit)
+        if flows:
+            for name in _FLOW_TRIMMED:
+                await connection.execute(queries[name], [uuid for (uuid,) in flows])
+        await connection.execute(queries["lapsed_keys"], now, limit)
+    return len(rows)
+
+
+async def _trim_edges(
+    session: Session, connection: Connection, ended_before: Millis, now: Millis, limit: int
+) -> list[Any]:
+    """The members that may go now; the edges into them are gone."""
+    queries = session.queries
+    rows = await connection.fetch(queries["trimmable_members"], ended_before, now, limit)
+    if rows:
+        await connection.execute(queries["trimmed_edges"], [uuid for (uuid,) in rows])
+    return rows

@@ -12,7 +12,7 @@ from typing import Any
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.contract import EventPage, EventQuery
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Part, same
+from flowfabric.store.postgres.session import Session, same
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.execution import read_event
 
@@ -22,60 +22,59 @@ PATIENCE_SECONDS = 1.0
 _ROUTE, _WORKER = 8, 6
 
 
-class Telling(Part):
-    _settled = 0
+async def events(session: Session, query: EventQuery) -> EventPage:
+    last = await _settle(session, query.after)
+    if last is None or last <= query.after:
+        return EventPage((), query.after)
 
-    async def events(self, query: EventQuery) -> EventPage:
-        last = await self._settle(query.after)
-        if last is None or last <= query.after:
-            return EventPage((), query.after)
+    async def work(connection: Connection, repeated: bool) -> EventPage:
+        return await _read(session, connection, query, last)
 
-        async def work(connection: Connection, repeated: bool) -> EventPage:
-            return await self._read(connection, query, last)
+    return await session.load.run(work)
 
-        return await self._session.load.run(work)
 
-    async def last_event(self) -> int:
-        for _ in range(10):
-            last = await self._settle(-1)
-            if last is not None:
-                return last
-        raise Unavailable("a transaction that writes events does not come to an end")
+async def last_event(session: Session) -> int:
+    for _ in range(10):
+        last = await _settle(session, -1)
+        if last is not None:
+            return last
+    raise Unavailable("a transaction that writes events does not come to an end")
 
-    async def _settle(self, after: int) -> int | None:
-        """The number up to which every event is there to be read; None when that takes long."""
-        session = self._session
-        ((last, writers),) = await session.fetch(session.load, "event_writers", self._settled)
-        if last <= after:
+
+async def _settle(session: Session, after: int) -> int | None:
+    """The number up to which every event is there to be read; None when that takes long."""
+    ((last, writers),) = await session.fetch(session.load, "event_writers", session.learned.settled)
+    if last <= after:
+        return int(last)
+    if not writers:
+        session.learned.settled = max(session.learned.settled, last)
+        return int(last)
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + PATIENCE_SECONDS
+    pause = 0.0005
+    while loop.time() < give_up_at:
+        ((open_writers,),) = await session.fetch(session.load, "open_writers", writers)
+        if not open_writers:
+            session.learned.settled = max(session.learned.settled, last)
             return int(last)
-        if not writers:
-            self._settled = max(self._settled, last)
-            return int(last)
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + PATIENCE_SECONDS
-        pause = 0.0005
-        while loop.time() < give_up_at:
-            ((open_writers,),) = await session.fetch(session.load, "open_writers", writers)
-            if not open_writers:
-                self._settled = max(self._settled, last)
-                return int(last)
-            await asyncio.sleep(pause)
-            pause = min(0.02, pause * 2)
-        return None
+        await asyncio.sleep(pause)
+        pause = min(0.02, pause * 2)
+    return None
 
-    async def _read(self, connection: Connection, query: EventQuery, last: int) -> EventPage:
-        tag, value = query.tag or (None, None)
-        kinds = None if query.kinds is None else [int(kind) for kind in query.kinds]
-        values = (query.after, last, kinds, query.namespace, tag, value, query.limit)
-        queries, book = self._session.queries, self._session.book
-        if query.uuid is None:
-            rows: list[Any] = await connection.fetch(queries["events_after"], *values)
-        else:
-            rows = await connection.fetch(queries["events_of"], *values, query.uuid)
-        newest = max((row[_ROUTE] for row in rows), default=0)
-        worker = max((row[_WORKER] or 0 for row in rows), default=0)
-        await book.know(connection, newest, worker)
-        events = readable(
-            rows, lambda row: read_event(row, book.names, same), "event", itemgetter(0)
-        )
-        return EventPage(tuple(events), rows[-1][0] if len(rows) == query.limit else last)
+
+async def _read(
+    session: Session, connection: Connection, query: EventQuery, last: int
+) -> EventPage:
+    tag, value = query.tag or (None, None)
+    kinds = None if query.kinds is None else [int(kind) for kind in query.kinds]
+    values = (query.after, last, kinds, query.namespace, tag, value, query.limit)
+    queries, book = session.queries, session.book
+    if query.uuid is None:
+        rows: list[Any] = await connection.fetch(queries["events_after"], *values)
+    else:
+        rows = await connection.fetch(queries["events_of"], *values, query.uuid)
+    newest = max((row[_ROUTE] for row in rows), default=0)
+    worker = max((row[_WORKER] or 0 for row in rows), default=0)
+    await book.know(connection, newest, worker)
+    events = readable(rows, lambda row: read_event(row, book.names, same), "event", itemgetter(0))
+    return EventPage(tuple(events), rows[-1][0] if len(rows) == query.limit else last)

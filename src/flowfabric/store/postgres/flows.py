@@ -18,12 +18,12 @@ from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.moves import RowMove
-from flowfabric.store.postgres.session import Part, Session, columns, same
+from flowfabric.store.postgres.session import Session, columns, same
 from flowfabric.store.postgres.states import state_of
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
-from flowfabric.store.rows.flow import EDGE, EdgeSearch, Turn, read_chores, read_flow
+from flowfabric.store.rows.flow import EDGE, EdgeSearch, read_chores, read_flow
 
 _WIDTH = len(SNAPSHOT)
 
@@ -31,144 +31,159 @@ _FIRST = UUID(int=0)
 """Before every id that is given to anything."""
 
 
-class Flowing(Part):
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._turn = Turn()
+async def flows(session: Session, ids: Sequence[UUID]) -> dict[UUID, Flow]:
+    rows = await session.fetch(session.load, "flows", list(ids))
+    return {id: read_flow(id, doc) for id, doc in rows}
 
-    async def flows(self, ids: Sequence[UUID]) -> dict[UUID, Flow]:
-        rows = await self._session.fetch(self._session.load, "flows", list(ids))
-        return {id: read_flow(id, doc) for id, doc in rows}
 
-    async def flow_page(self, query: FlowQuery) -> list[Flow]:
-        name = "listed_flows_newest_first" if query.newest_first else "listed_flows"
-        values = (
-            *(query.after or (None, None)),
-            query.namespace,
-            query.kind,
-            [str(state) for state in query.states],
-            *(query.tag or (None, None)),
-            query.limit,
-        )
-        rows = await self._session.fetch(self._session.report, name, *values)
-        return readable(rows, lambda row: read_flow(*row), "flow", itemgetter(0))
+async def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
+    name = "listed_flows_newest_first" if query.newest_first else "listed_flows"
+    values = (
+        *(query.after or (None, None)),
+        query.namespace,
+        query.kind,
+        [str(state) for state in query.states],
+        *(query.tag or (None, None)),
+        query.limit,
+    )
+    rows = await session.fetch(session.report, name, *values)
+    return readable(rows, lambda row: read_flow(*row), "flow", itemgetter(0))
 
-    async def apply_flow(self, change: FlowChange) -> bool:
-        stamp = UUID(bytes=secrets.token_bytes(16))
-        if _is_only_laid(change):
-            return await self._session.apply.run(partial(self._lay, change, stamp))
-        moves = await prepare(self._session, change.changes)
-        return await self._session.apply.run(partial(self._apply, change, moves, stamp))
 
-    async def edges(self, query: EdgeQuery) -> list[EdgeState]:
-        search = EdgeSearch(query)
-        while not search.over:
-            asked = (query.flow, search.after or _FIRST, query.unsettled, query.limit)
-            keys = () if search.keys is None else (search.keys,)
-            search.add(await self._session.fetch(self._session.load, search.name, *asked, *keys))
-        return search.found
+async def apply_flow(session: Session, change: FlowChange) -> bool:
+    stamp = UUID(bytes=secrets.token_bytes(16))
+    if _is_only_laid(change):
+        return await session.apply.run(partial(_lay, session, change, stamp))
+    moves = await prepare(session, change.changes)
+    return await session.apply.run(partial(_apply, session, change, moves, stamp))
 
-    async def members(
-        self, flow: UUID, *, after: UUID | None = None, limit: int = 500, living: bool = False
-    ) -> list[Snapshot]:
-        name = "living_members" if living else "members"
-        session = self._session
-        return await session.snapshots(session.load, name, flow, after or _FIRST, limit)
 
-    async def member_counts(self, flow: UUID) -> dict[PublicState, int]:
-        found: Counter[PublicState] = Counter()
-        rows = await self._session.fetch(self._session.report, "member_counts", flow)
-        for place, cell, blocked, count in rows:
-            found[state_of(place, cell, blocked)] += count
-        return {state: found[state] for state in PublicState}
+async def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
+    search = EdgeSearch(query)
+    while not search.over:
+        asked = (query.flow, search.after or _FIRST, query.unsettled, query.limit)
+        keys = () if search.keys is None else (search.keys,)
+        search.add(await session.fetch(session.load, search.name, *asked, *keys))
+    return search.found
 
-    async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
-        counts = sorted(changes, key=lambda change: change.after.id)
-        return await self._session.apply.run(partial(self._count, counts))
 
-    async def unsettled(
-        self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
-    ) -> list[Unsettled]:
-        flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
-        values = (flows, upstreams, after or _FIRST, limit)
-        return await self._session.load.run(partial(self._unsettled, values))
+async def members(
+    session: Session,
+    flow: UUID,
+    *,
+    after: UUID | None = None,
+    limit: int = 500,
+    living: bool = False,
+) -> list[Snapshot]:
+    name = "living_members" if living else "members"
+    return await session.snapshots(session.load, name, flow, after or _FIRST, limit)
 
-    async def chores(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
-        rows = await self._session.fetch(self._session.load, "chores", list(flows), limit)
-        return read_chores(rows, same)
 
-    async def _unsettled(
-        self, values: tuple[Any, ...], connection: Connection, repeated: bool
-    ) -> list[Unsettled]:
-        session = self._session
-        rows = await connection.fetch(session.queries["unsettled_edges"], *values)
-        await session.learn(connection, rows)
-        seen: dict[UUID, Snapshot | None] = {}
-        found = []
-        for row in rows:
-            downstream, doc = row[_WIDTH:]
-            if downstream not in seen:
-                seen[downstream] = _readable(row, session)
-            found.append(Unsettled(flow_rows.read_edge(doc, None), seen[downstream]))
-        return found
+async def member_counts(session: Session, flow: UUID) -> dict[PublicState, int]:
+    found: Counter[PublicState] = Counter()
+    rows = await session.fetch(session.report, "member_counts", flow)
+    for place, cell, blocked, count in rows:
+        found[state_of(place, cell, blocked)] += count
+    return {state: found[state] for state in PublicState}
 
-    async def _count(
-        self, changes: Sequence[FlowChange], connection: Connection, repeated: bool
-    ) -> set[UUID]:
-        """Whoever moves a flow on has its chores for itself: they go with its version. A repeat
-        after a lost reply finds every version moved, and its chores gone with them."""
-        rows = [
-            (*flow_rows.flow_row(change.after), change.before.version)
-            for change in changes
-            if change.before is not None
-        ]
-        done = [key for change in changes for key in flow_rows.chore_keys(change.done)]
-        owed = [row for change in changes for row in flow_rows.chore_rows(change.owed)]
-        values = (*columns(rows, 9), *columns(done, 4), *columns(owed, 6))
-        found = await connection.fetch(self._session.queries["counted_flows"], *values)
-        return {id for (id,) in found}
 
-    async def owing(self, limit: int) -> list[UUID]:
-        return await self._turn.take(self._owing, limit)
+async def count_flows(session: Session, changes: Sequence[FlowChange]) -> set[UUID]:
+    counts = sorted(changes, key=lambda change: change.after.id)
+    return await session.apply.run(partial(_count, session, counts))
 
-    async def _owing(self, after: UUID | None, limit: int) -> list[UUID]:
-        values = (after or _FIRST, limit)
-        rows = await self._session.fetch(self._session.load, "owing_flows", *values)
-        return [flow for (flow,) in rows]
 
-    async def _apply(
-        self,
-        change: FlowChange,
-        moves: list[RowMove],
-        stamp: UUID,
-        connection: Connection,
-        repeated: bool,
-    ) -> bool:
-        try:
-            async with connection.transaction():
-                await Flush(self._session, connection, change, moves, stamp).write()
-        except _Moved:
-            return repeated and await self._is_mine(change, stamp, connection)
-        return True
+async def unsettled(
+    session: Session, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+) -> list[Unsettled]:
+    flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
+    values = (flows, upstreams, after or _FIRST, limit)
+    return await session.load.run(partial(_unsettled, session, values))
 
-    async def _lay(
-        self, change: FlowChange, stamp: UUID, connection: Connection, repeated: bool
-    ) -> bool:
-        """A new flow and its edges: one statement."""
-        flow = change.after
-        values = (
-            *flow_rows.flow_row(flow),
-            stamp,
-            *columns(sorted(flow.tags.items()), 2),
-            *columns(flow_rows.edge_rows(change.edges), len(EDGE)),
-        )
-        rows = await connection.fetch(self._session.queries["laid_flow"], *values)
-        return bool(rows) or (repeated and await self._is_mine(change, stamp, connection))
 
-    async def _is_mine(self, change: FlowChange, stamp: UUID, connection: Connection) -> bool:
-        """Whether a change that looks refused was written before its reply was lost."""
-        found = await connection.fetchval(self._session.queries["flow_stamp"], change.after.id)
-        return bool(found == stamp)
+async def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+    rows = await session.fetch(session.load, "chores", list(flows), limit)
+    return read_chores(rows, same)
+
+
+async def _unsettled(
+    session: Session, values: tuple[Any, ...], connection: Connection, repeated: bool
+) -> list[Unsettled]:
+    rows = await connection.fetch(session.queries["unsettled_edges"], *values)
+    await session.learn(connection, rows)
+    seen: dict[UUID, Snapshot | None] = {}
+    found = []
+    for row in rows:
+        downstream, doc = row[_WIDTH:]
+        if downstream not in seen:
+            seen[downstream] = _readable(row, session)
+        found.append(Unsettled(flow_rows.read_edge(doc, None), seen[downstream]))
+    return found
+
+
+async def _count(
+    session: Session, changes: Sequence[FlowChange], connection: Connection, repeated: bool
+) -> set[UUID]:
+    """Whoever moves a flow on has its chores for itself: they go with its version. A repeat
+    after a lost reply finds every version moved, and its chores gone with them."""
+    rows = [
+        (*flow_rows.flow_row(change.after), change.before.version)
+        for change in changes
+        if change.before is not None
+    ]
+    done = [key for change in changes for key in flow_rows.chore_keys(change.done)]
+    owed = [row for change in changes for row in flow_rows.chore_rows(change.owed)]
+    values = (*columns(rows, 9), *columns(done, 4), *columns(owed, 6))
+    found = await connection.fetch(session.queries["counted_flows"], *values)
+    return {id for (id,) in found}
+
+
+async def owing(session: Session, limit: int) -> list[UUID]:
+    return await session.learned.turn.take(partial(_owing, session), limit)
+
+
+async def _owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:
+    values = (after or _FIRST, limit)
+    rows = await session.fetch(session.load, "owing_flows", *values)
+    return [flow for (flow,) in rows]
+
+
+async def _apply(
+    session: Session,
+    change: FlowChange,
+    moves: list[RowMove],
+    stamp: UUID,
+    connection: Connection,
+    repeated: bool,
+) -> bool:
+    try:
+        async with connection.transaction():
+            await Flush(session, connection, change, moves, stamp).write()
+    except _Moved:
+        return repeated and await _is_mine(session, change, stamp, connection)
+    return True
+
+
+async def _lay(
+    session: Session, change: FlowChange, stamp: UUID, connection: Connection, repeated: bool
+) -> bool:
+    """A new flow and its edges: one statement."""
+    flow = change.after
+    values = (
+        *flow_rows.flow_row(flow),
+        stamp,
+        *columns(sorted(flow.tags.items()), 2),
+        *columns(flow_rows.edge_rows(change.edges), len(EDGE)),
+    )
+    rows = await connection.fetch(session.queries["laid_flow"], *values)
+    return bool(rows) or (repeated and await _is_mine(session, change, stamp, connection))
+
+
+async def _is_mine(
+    session: Session, change: FlowChange, stamp: UUID, connection: Connection
+) -> bool:
+    """Whether a change that looks refused was written before its reply was lost."""
+    found = await connection.fetchval(session.queries["flow_stamp"], change.after.id)
+    return bool(found == stamp)
 
 
 class _Moved(Exception):

@@ -16,7 +16,7 @@ from flowfabric.store.contract import Progress, Renewal, SideWrite
 from flowfabric.store.postgres.apply import recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
-from flowfabric.store.postgres.session import Part, columns
+from flowfabric.store.postgres.session import Session, columns
 from flowfabric.store.rows.execution import EVENT, Row, event_row, workers_in, write_life
 from flowfabric.store.rows.flow import CHORE, chore_rows
 
@@ -32,72 +32,80 @@ MAX_RENEW_SECONDS = 2.0
 there is time for more than one."""
 
 
-class Owning(Part):
-    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
-        rows = [(r.uuid, r.lease_id, r.epoch, r.ttl) for r in renewals]
-        rows.sort(key=_number)
-        extended: dict[UUID, Millis] = {}
-        for found in await divide(rows, partial(self._renew, now)):
-            extended.update(found)
-        return extended
+async def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+    rows = [(r.uuid, r.lease_id, r.epoch, r.ttl) for r in renewals]
+    rows.sort(key=_number)
+    extended: dict[UUID, Millis] = {}
+    for found in await divide(rows, partial(_renew, session, now)):
+        extended.update(found)
+    return extended
 
-    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
-        workers = {worker for change in changes for worker in workers_in(change)}
-        await self._session.book.need_workers(workers)
-        ordered = sorted(changes, key=_change_number)
-        return set[UUID]().union(*await divide(ordered, partial(self._send_ends, now)))
 
-    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
-        rows = sorted(map(_note_row, _folded(notes)), key=_number)
-        return set[UUID]().union(*await divide(rows, partial(self._note, now)))
+async def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+    workers = {worker for change in changes for worker in workers_in(change)}
+    await session.book.need_workers(workers)
+    ordered = sorted(changes, key=_change_number)
+    return set[UUID]().union(*await divide(ordered, partial(_send_ends, session, now)))
 
-    async def _renew(self, now: Millis, rows: Sequence[Row], patience: float) -> dict[UUID, Millis]:
-        work = partial(self._fetch, "renewed_leases", (*columns(rows, 4), now))
-        limit = min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, min(r[_TTL] for r in rows) / 8000))
-        patience = min(patience, limit)  # a renewal that comes late is none
-        return dict(await self._session.renew.run(work, limit=limit, patience=patience))
 
-    async def _note(self, now: Millis, rows: Sequence[Row], patience: float) -> set[UUID]:
-        work = partial(self._fetch, "noted_leases", (*columns(rows, _NOTE_WIDTH), now))
-        return {uuid for (uuid,) in await self._session.end.run(work, patience=patience)}
+async def note(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+    rows = sorted(map(_note_row, _folded(notes)), key=_number)
+    return set[UUID]().union(*await divide(rows, partial(_note, session, now)))
 
-    async def _fetch(
-        self, name: str, values: Sequence[Any], connection: Connection, repeated: bool
-    ) -> list[Any]:
-        return await connection.fetch(self._session.queries[name], *values)
 
-    async def _send_ends(
-        self, now: Millis, changes: Sequence[Change[object]], patience: float
-    ) -> set[UUID]:
-        return await self._session.end.run(partial(self._end, changes, now), patience=patience)
+async def _renew(
+    session: Session, now: Millis, rows: Sequence[Row], patience: float
+) -> dict[UUID, Millis]:
+    work = partial(_fetch, session, "renewed_leases", (*columns(rows, 4), now))
+    limit = min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, min(r[_TTL] for r in rows) / 8000))
+    patience = min(patience, limit)  # a renewal that comes late is none
+    return dict(await session.renew.run(work, limit=limit, patience=patience))
 
-    async def _end(
-        self,
-        changes: Sequence[Change[object]],
-        now: Millis,
-        connection: Connection,
-        repeated: bool,
-    ) -> set[UUID]:
-        names = self._session.book.names
-        ends: list[Row] = []
-        events: list[Row] = []
-        for change in changes:
-            row = _end_row(change)
-            ends.append(row)
-            if row[_KIND] is None:
-                events += [event_row(event, names) for event in change.events]
-        owed = [row for change in changes for row in chore_rows(change.outbox)]
-        rows = await connection.fetch(
-            self._session.queries["ended_leases"],
-            *columns(ends, _END_WIDTH),
-            now,
-            *columns(events, len(EVENT)),
-            *columns(owed, len(CHORE)),
-        )
-        ended = {uuid for (uuid,) in rows}
-        if repeated and len(ended) < len(changes):
-            ended |= await recognise(self._session, connection, changes, ended)
-        return ended
+
+async def _note(session: Session, now: Millis, rows: Sequence[Row], patience: float) -> set[UUID]:
+    work = partial(_fetch, session, "noted_leases", (*columns(rows, _NOTE_WIDTH), now))
+    return {uuid for (uuid,) in await session.end.run(work, patience=patience)}
+
+
+async def _fetch(
+    session: Session, name: str, values: Sequence[Any], connection: Connection, repeated: bool
+) -> list[Any]:
+    return await connection.fetch(session.queries[name], *values)
+
+
+async def _send_ends(
+    session: Session, now: Millis, changes: Sequence[Change[object]], patience: float
+) -> set[UUID]:
+    return await session.end.run(partial(_end, session, changes, now), patience=patience)
+
+
+async def _end(
+    session: Session,
+    changes: Sequence[Change[object]],
+    now: Millis,
+    connection: Connection,
+    repeated: bool,
+) -> set[UUID]:
+    names = session.book.names
+    ends: list[Row] = []
+    events: list[Row] = []
+    for change in changes:
+        row = _end_row(change)
+        ends.append(row)
+        if row[_KIND] is None:
+            events += [event_row(event, names) for event in change.events]
+    owed = [row for change in changes for row in chore_rows(change.outbox)]
+    rows = await connection.fetch(
+        session.queries["ended_leases"],
+        *columns(ends, _END_WIDTH),
+        now,
+        *columns(events, len(EVENT)),
+        *columns(owed, len(CHORE)),
+    )
+    ended = {uuid for (uuid,) in rows}
+    if repeated and len(ended) < len(changes):
+        ended |= await recognise(session, connection, changes, ended)
+    return ended
 
 
 def _end_row(change: Change[object]) -> Row:

@@ -14,7 +14,7 @@ from flowfabric.core.limit.release import Candidate, Key, Line, QuotaView, Relea
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.contract_limits import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Columns, Part, columns
+from flowfabric.store.postgres.session import Columns, Session, columns
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows.limit import (
     QUEUE,
@@ -35,137 +35,152 @@ FEW_SLOTS = 2000
 """So many slots of all quotas are faster counted together than queue by queue."""
 
 
-class Limiting(Part):
-    async def quotas(self, names: Sequence[str]) -> dict[str, Quota]:
-        rows = await self._session.fetch(self._session.limit, "quotas", list(names))
-        return {row[0]: read_quota(row) for row in rows}
+async def quotas(session: Session, names: Sequence[str]) -> dict[str, Quota]:
+    rows = await session.fetch(session.limit, "quotas", list(names))
+    return {row[0]: read_quota(row) for row in rows}
 
-    async def quota_page(self, after: str, limit: int) -> list[Quota]:
-        rows = await self._session.fetch(self._session.report, "quota_page", after, limit)
-        return readable(rows, read_quota, "quota", itemgetter(0))
 
-    async def put_quota(self, quota: Quota, expected: int) -> bool:
-        row = quota_row(quota, next_version(expected, quota.created_at))
-        return await self._session.limit.run(partial(self._put_quota, row, expected))
+async def quota_page(session: Session, after: str, limit: int) -> list[Quota]:
+    rows = await session.fetch(session.report, "quota_page", after, limit)
+    return readable(rows, read_quota, "quota", itemgetter(0))
 
-    async def drop_quota(self, name: str) -> bool:
-        return bool(await self._session.fetch(self._session.limit, "dropped_quota", name))
 
-    async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
-        keys = {(use.quota, id): use.key for id, uses in queues for use in uses}
-        rows = {row[:2]: row for id, uses in queues for row in queue_rows(id, uses)}
-        values = [(*rows[place], keys[place]) for place in sorted(rows)]
-        if values:
-            values_of = columns(values, len(QUEUE) + 1)
-            await self._session.fetch(self._session.limit, "new_queues", *values_of)
+async def put_quota(session: Session, quota: Quota, expected: int) -> bool:
+    row = quota_row(quota, next_version(expected, quota.created_at))
+    return await session.limit.run(partial(_put_quota, session, row, expected))
 
-    async def standing(self, ask: QuotaViewRequest) -> QuotaView:
-        queues = None if ask.queues is None else list(ask.queues)
-        shut = (self._numbers(ask.closed), self._numbers(ask.draining))
-        values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS, *shut)
-        rows = await self._session.fetch(self._session.limit, "standing", *values)
-        return _standing(ask.quota, rows)
 
-    async def release(self, release: Release) -> Through | None:
-        if len(release.moves) > MAX_BATCH:
-            raise AssertionError(f"a release moves at most {MAX_BATCH}")
-        return await self._session.limit.run(partial(self._release, release))
+async def drop_quota(session: Session, name: str) -> bool:
+    return bool(await session.fetch(session.limit, "dropped_quota", name))
 
-    async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
-        rows = sorted((b.quota, b.key, b.since, b.until, b.count) for b in starts)
-        await self._session.limit.run(partial(self._take_starts_back, columns(rows, 5)))
 
-    async def crowds(self, after: int, limit: int) -> list[Crowd]:
-        rows = await self._session.fetch(self._session.limit, "crowds", after, limit)
-        return [Crowd(queue, Gate(gate), first, known) for queue, gate, first, known in rows]
+async def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
+    keys = {(use.quota, id): use.key for id, uses in queues for use in uses}
+    rows = {row[:2]: row for id, uses in queues for row in queue_rows(id, uses)}
+    values = [(*rows[place], keys[place]) for place in sorted(rows)]
+    if values:
+        values_of = columns(values, len(QUEUE) + 1)
+        await session.fetch(session.limit, "new_queues", *values_of)
 
-    async def waiting_in(self, queue: int, limit: int) -> list[UUID]:
-        rows = await self._session.fetch(self._session.limit, "waiting_in", queue, limit)
-        return [uuid for (uuid,) in rows]
 
-    async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
-        rows = await self._session.fetch(self._session.report, "queue_counts", quota, limit)
-        return readable(
-            rows,
-            lambda row: QueueCount(read_uses(row[0]), *row[1:]),
-            "a line of quota",
-            lambda _: quota,
-        )
+async def standing(session: Session, ask: QuotaViewRequest) -> QuotaView:
+    queues = None if ask.queues is None else list(ask.queues)
+    shut = (_numbers(session, ask.closed), _numbers(session, ask.draining))
+    values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS, *shut)
+    rows = await session.fetch(session.limit, "standing", *values)
+    return _standing(ask.quota, rows)
 
-    async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
-        values = (queue, rank, uuid, limit)
-        ((count,),) = await self._session.fetch(self._session.report, "ahead_of", *values)
-        return int(count)
 
-    async def trim_queues(self, now: Millis, limit: int) -> int:
-        session = self._session
-        queues = await session.fetch(session.sweep, "trimmed_queues", limit)
-        left = max(0, limit - len(queues))
-        admissions = await session.fetch(session.sweep, "trimmed_admissions", now, left)
-        return len(queues) + len(admissions)
+async def release(session: Session, release: Release) -> Through | None:
+    if len(release.moves) > MAX_BATCH:
+        raise AssertionError(f"a release moves at most {MAX_BATCH}")
+    return await session.limit.run(partial(_release, session, release))
 
-    async def wait_counts(self, lane: str, namespace: str | None) -> list[WaitCount]:
-        values = (lane, namespace, COUNTED)
-        rows = await self._session.fetch(self._session.report, "wait_counts", *values)
-        return [
-            WaitCount(None if gate is None else Gate(gate), queue, count)
-            for gate, queue, count in rows
-            if count
-        ]
 
-    def _numbers(self, routes: Sequence[Route]) -> list[int]:
-        """Of the routes this process has seen: the asking one has read all there are."""
-        known = self._session.book.names.route_numbers
-        return [known[route] for route in routes if route in known]
+async def take_starts_back(session: Session, starts: Sequence[StartsBack]) -> None:
+    rows = sorted((b.quota, b.key, b.since, b.until, b.count) for b in starts)
+    await session.limit.run(partial(_take_starts_back, session, columns(rows, 5)))
 
-    async def _take_starts_back(
-        self, values: Columns, connection: Connection, repeated: bool
-    ) -> None:
-        if repeated:
-            return  # it may have been written before the reply was lost, and once is enough
-        queries = self._session.queries
-        async with connection.transaction():
-            await connection.fetch(queries["locked_quotas"], list(values[0]))
-            await connection.execute(queries["taken_back_starts"], *values)
 
-    async def _put_quota(
-        self, row: Row, expected: int, connection: Connection, repeated: bool
-    ) -> bool:
-        queries = self._session.queries
-        if expected:
-            written = await connection.fetch(queries["changed_quota"], *row, expected)
-        else:
-            written = await connection.fetch(queries["new_quota"], *row)
-        if written or not repeated:
-            return bool(written)
-        # Refused, unless it is this very row that was written before the reply was lost.
-        found = await connection.fetch(queries["quotas"], [row[QUOTA.index("name")]])
-        return [tuple(known) for known in found] == [row]
+async def crowds(session: Session, after: int, limit: int) -> list[Crowd]:
+    rows = await session.fetch(session.limit, "crowds", after, limit)
+    return [Crowd(queue, Gate(gate), first, known) for queue, gate, first, known in rows]
 
-    async def _release(
-        self, release: Release, connection: Connection, repeated: bool
-    ) -> Through | None:
-        versions = columns(sorted(release.versions.items()), 2)
-        moves = columns(sorted((move.uuid, move.version, move.at) for move in release.moves), 3)
-        compared = (*versions, *moves[:2])
-        values = (
-            *columns(sorted((*place, turn) for place, turn in release.turns.items()), 3),
-            *columns(sorted((*noted, count) for noted, count in release.admissions.items()), 4),
-            *columns(sorted(release.forget.items()), 2),
-            moves[2],
-        )
-        rows = await connection.fetch(self._session.queries["released"], *compared, *values)
-        if repeated and not rows[0][0]:
-            # Refused, unless it was written before the reply was lost. To say so by mistake would
-            # be harmless: the versions have moved either way.
-            rows = await connection.fetch(self._session.queries["released_before"], *compared)
-        if not rows[0][0]:
-            return None
-        moved = {uuid: route for _, uuid, route in rows if uuid is not None}
-        book = self._session.book
-        await book.know(connection, max(moved.values(), default=0))
-        lanes = {book.names.routes[route].lane for route in moved.values()}
-        return Through(frozenset(moved), frozenset(lanes))
+
+async def waiting_in(session: Session, queue: int, limit: int) -> list[UUID]:
+    rows = await session.fetch(session.limit, "waiting_in", queue, limit)
+    return [uuid for (uuid,) in rows]
+
+
+async def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
+    rows = await session.fetch(session.report, "queue_counts", quota, limit)
+    return readable(
+        rows,
+        lambda row: QueueCount(read_uses(row[0]), *row[1:]),
+        "a line of quota",
+        lambda _: quota,
+    )
+
+
+async def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: int) -> int:
+    values = (queue, rank, uuid, limit)
+    ((count,),) = await session.fetch(session.report, "ahead_of", *values)
+    return int(count)
+
+
+async def trim_queues(session: Session, now: Millis, limit: int) -> int:
+    queues = await session.fetch(session.sweep, "trimmed_queues", limit)
+    left = max(0, limit - len(queues))
+    admissions = await session.fetch(session.sweep, "trimmed_admissions", now, left)
+    return len(queues) + len(admissions)
+
+
+async def wait_counts(session: Session, lane: str, namespace: str | None) -> list[WaitCount]:
+    values = (lane, namespace, COUNTED)
+    rows = await session.fetch(session.report, "wait_counts", *values)
+    return [
+        WaitCount(None if gate is None else Gate(gate), queue, count)
+        for gate, queue, count in rows
+        if count
+    ]
+
+
+def _numbers(session: Session, routes: Sequence[Route]) -> list[int]:
+    """Of the routes this process has seen: the asking one has read all there are."""
+    known = session.book.names.route_numbers
+    return [known[route] for route in routes if route in known]
+
+
+async def _take_starts_back(
+    session: Session, values: Columns, connection: Connection, repeated: bool
+) -> None:
+    if repeated:
+        return  # it may have been written before the reply was lost, and once is enough
+    queries = session.queries
+    async with connection.transaction():
+        await connection.fetch(queries["locked_quotas"], list(values[0]))
+        await connection.execute(queries["taken_back_starts"], *values)
+
+
+async def _put_quota(
+    session: Session, row: Row, expected: int, connection: Connection, repeated: bool
+) -> bool:
+    queries = session.queries
+    if expected:
+        written = await connection.fetch(queries["changed_quota"], *row, expected)
+    else:
+        written = await connection.fetch(queries["new_quota"], *row)
+    if written or not repeated:
+        return bool(written)
+    # Refused, unless it is this very row that was written before the reply was lost.
+    found = await connection.fetch(queries["quotas"], [row[QUOTA.index("name")]])
+    return [tuple(known) for known in found] == [row]
+
+
+async def _release(
+    session: Session, release: Release, connection: Connection, repeated: bool
+) -> Through | None:
+    versions = columns(sorted(release.versions.items()), 2)
+    moves = columns(sorted((move.uuid, move.version, move.at) for move in release.moves), 3)
+    compared = (*versions, *moves[:2])
+    values = (
+        *columns(sorted((*place, turn) for place, turn in release.turns.items()), 3),
+        *columns(sorted((*noted, count) for noted, count in release.admissions.items()), 4),
+        *columns(sorted(release.forget.items()), 2),
+        moves[2],
+    )
+    rows = await connection.fetch(session.queries["released"], *compared, *values)
+    if repeated and not rows[0][0]:
+        # Refused, unless it was written before the reply was lost. To say so by mistake would
+        # be harmless: the versions have moved either way.
+        rows = await connection.fetch(session.queries["released_before"], *compared)
+    if not rows[0][0]:
+        return None
+    moved = {uuid: route for _, uuid, route in rows if uuid is not None}
+    book = session.book
+    await book.know(connection, max(moved.values(), default=0))
+    lanes = {book.names.routes[route].lane for route in moved.values()}
+    return Through(frozenset(moved), frozenset(lanes))
 
 
 def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:

@@ -13,7 +13,7 @@ from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.store.contract import Counts, ExpiredLease, Page, Query
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Part
+from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.states import OUTCOMES, filter_of, state_of
 from flowfabric.store.readable import readable, stands_in
 from flowfabric.store.rows.execution import SNAPSHOT, Names, read_life
@@ -27,89 +27,89 @@ COUNTED = 100_000
 """Counting stops here."""
 
 
-class Listing(Part):
-    async def page(self, query: Query) -> Page:
-        return await self._session.report.run(partial(self._page, query))
+async def page(session: Session, query: Query) -> Page:
+    return await session.report.run(partial(_page, session, query))
 
-    async def candidates(
-        self,
-        lane: str,
-        namespace: str | None,
-        now: Millis,
-        limit: int,
-        capabilities: Capabilities | None = None,
-    ) -> list[Snapshot]:
-        session = self._session
-        offered = None if capabilities is None else list(capabilities)
-        values = (lane, namespace, now, limit, offered)
-        return await session.snapshots(session.report, "candidates", *values)
 
-    async def expired_leases(
-        self,
-        as_of: Millis,
-        after: tuple[Millis, UUID] | None,
-        limit: int,
-        namespace: str | None,
-    ) -> list[ExpiredLease]:
-        moment, uuid = after or (None, None)
-        values = (as_of, moment, uuid, namespace, limit)
-        return await self._session.report.run(partial(self._expired, values))
+async def candidates(
+    session: Session,
+    lane: str,
+    namespace: str | None,
+    now: Millis,
+    limit: int,
+    capabilities: Capabilities | None = None,
+) -> list[Snapshot]:
+    offered = None if capabilities is None else list(capabilities)
+    values = (lane, namespace, now, limit, offered)
+    return await session.snapshots(session.report, "candidates", *values)
 
-    async def leases_of(self, instance: str, limit: int) -> list[Snapshot]:
-        session = self._session
-        return await session.snapshots(session.report, "leases_of_instance", instance, limit)
 
-    async def counts(self, namespace: str | None, lane: str | None) -> Counts:
-        session = self._session
-        others = [outcome for outcome in OUTCOMES if outcome]
-        values = (namespace, lane, COUNTED + 1, others)
-        rows = await session.fetch(session.report, "state_counts", *values)
-        found: Counter[str] = Counter()
-        for place, cell, blocked, count in rows:
-            found[str(state_of(place, cell, blocked))] += count
-        return Counts(
-            by_state={state: min(found[state], COUNTED) for state in PublicState},
-            capped=frozenset(state for state, count in found.items() if count > COUNTED),
-        )
+async def expired_leases(
+    session: Session,
+    as_of: Millis,
+    after: tuple[Millis, UUID] | None,
+    limit: int,
+    namespace: str | None,
+) -> list[ExpiredLease]:
+    moment, uuid = after or (None, None)
+    values = (as_of, moment, uuid, namespace, limit)
+    return await session.report.run(partial(_expired, session, values))
 
-    async def _page(self, query: Query, connection: Connection, repeated: bool) -> Page:
-        queries = self._session.queries
-        way = "window_end_newest_first" if query.newest_first else "window_end"
-        moment, uuid = query.after or (None, None)
-        place = (moment, uuid, query.created_from, query.created_until)
-        end = None
-        if _filters(query):
-            end = await connection.fetchrow(queries[way], *place, EXAMINED - 1)
-        rows = await connection.fetch(
-            queries[
-                "listed_executions_newest_first" if query.newest_first else "listed_executions"
-            ],
-            *place,
-            *(end or (None, None)),
-            query.kind,
-            query.namespace,
-            query.lane,
-            *(query.tag or (None, None)),
-            *filter_of(query.states),
-            query.limit + 1,
-        )
-        shown, damaged = rows[: query.limit], list[UUID]()
-        found = await self._session.readable(connection, shown, lambda row: damaged.append(row[0]))
-        cursor = None if end is None else (Millis(end[0]), end[1])
-        if len(rows) > query.limit:
-            cursor = (Millis(shown[-1][_CREATED_AT]), shown[-1][_ID])
-        wanted = tuple(snapshot for snapshot in found if _is_wanted(snapshot, query))
-        return Page(wanted, cursor, tuple(damaged))
 
-    async def _expired(
-        self, values: tuple[Any, ...], connection: Connection, repeated: bool
-    ) -> list[ExpiredLease]:
-        rows = await connection.fetch(self._session.queries["expired_leases"], *values)
-        newest = max((row[0] for row in rows), default=0)
-        worker = max((row[7] or 0 for row in rows), default=0)
-        await self._session.book.know(connection, newest, worker)
-        names = self._session.book.names
-        return readable(rows, lambda row: _expired_lease(row, names), "the lease of", itemgetter(2))
+async def leases_of(session: Session, instance: str, limit: int) -> list[Snapshot]:
+    return await session.snapshots(session.report, "leases_of_instance", instance, limit)
+
+
+async def counts(session: Session, namespace: str | None, lane: str | None) -> Counts:
+    others = [outcome for outcome in OUTCOMES if outcome]
+    values = (namespace, lane, COUNTED + 1, others)
+    rows = await session.fetch(session.report, "state_counts", *values)
+    found: Counter[str] = Counter()
+    for place, cell, blocked, count in rows:
+        found[str(state_of(place, cell, blocked))] += count
+    return Counts(
+        by_state={state: min(found[state], COUNTED) for state in PublicState},
+        capped=frozenset(state for state, count in found.items() if count > COUNTED),
+    )
+
+
+async def _page(session: Session, query: Query, connection: Connection, repeated: bool) -> Page:
+    queries = session.queries
+    way = "window_end_newest_first" if query.newest_first else "window_end"
+    moment, uuid = query.after or (None, None)
+    place = (moment, uuid, query.created_from, query.created_until)
+    end = None
+    if _filters(query):
+        end = await connection.fetchrow(queries[way], *place, EXAMINED - 1)
+    rows = await connection.fetch(
+        queries["listed_executions_newest_first" if query.newest_first else "listed_executions"],
+        *place,
+        *(end or (None, None)),
+        query.kind,
+        query.namespace,
+        query.lane,
+        *(query.tag or (None, None)),
+        *filter_of(query.states),
+        query.limit + 1,
+    )
+    shown, damaged = rows[: query.limit], list[UUID]()
+    found = await session.readable(connection, shown, lambda row: damaged.append(row[0]))
+    cursor = None if end is None else (Millis(end[0]), end[1])
+    if len(rows) > query.limit:
+        cursor = (Millis(shown[-1][_CREATED_AT]), shown[-1][_ID])
+    wanted = tuple(snapshot for snapshot in found if _is_wanted(snapshot, query))
+    return Page(wanted, cursor, tuple(damaged))
+
+
+async def _expired(
+    session: Session, values: tuple[Any, ...], connection: Connection, repeated: bool
+) -> list[ExpiredLease]:
+    rows = await connection.fetch(session.queries["expired_leases"], *values)
+    newest = max((row[0] for row in rows), default=0)
+    worker = max((row[7] or 0 for row in rows), default=0)
+    await session.book.know(connection, newest, worker)
+    names = session.book.names
+    return readable(rows, lambda row: _expired_lease(row, names), "the lease of", itemgetter(2))
 
 
 def _filters(query: Query) -> bool:

@@ -1,4 +1,4 @@
-"""What all parts of the store share: the connections, the queries, the names, the clock."""
+"""What every operation is given: the connections, the queries, the names, the clock."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
@@ -15,11 +15,26 @@ from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
 from flowfabric.store.record_queries import RecordQueries
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
+from flowfabric.store.rows.flow import Turn
 
 T = TypeVar("T")
 Columns = Sequence[Sequence[Any]]
 
 _ROUTE, _WORKER = SNAPSHOT.index("exec_route"), SNAPSHOT.index("worker")
+
+
+class Learned:
+    """What this process has learned from its own statements, so that it asks for less."""
+
+    def __init__(self) -> None:
+        self.suspects = True
+        """Whether a suspect waited at the last claim."""
+        self.special: set[tuple[str, ...]] = set()
+        """Lanes of claims that met a lane which drains or has a concurrency."""
+        self.settled = 0
+        """The number up to which every event can be read."""
+        self.turn = Turn()
+        """The flow whose outbox is worked on next."""
 
 
 class Session:
@@ -44,6 +59,7 @@ class Session:
         self.load = Link(wires, PINNED)
         self.sweep = Link(wires, FREE)
         self.report = Link(wires, FREE)
+        self.learned = Learned()
         self.book = NameBook(self.apply, queries)
         self.wakes = Wakes(wires.dialer, Link(wires, PINNED), f"{schema}_wake")
 
@@ -93,13 +109,6 @@ class Session:
         newest = max((row[_ROUTE] or 0 for row in rows), default=0)
         worker = max((row[_WORKER] or 0 for row in rows), default=0)
         await self.book.know(connection, newest, worker)
-
-
-class Part:
-    """One side of the store."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
 
 def same(value: UUID) -> UUID:

@@ -1,36 +1,51 @@
-"""The store as a whole: its sides put together, opened and closed."""
+"""The Postgres store: one schema of a database, every operation a function of a session."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.store.clock import Clock, OffsetClock, StoreClock
+from flowfabric.store.postgres import apply as changes
+from flowfabric.store.postgres import budgets, explain, limits, lists, reads, schema
+from flowfabric.store.postgres import claim as claims
+from flowfabric.store.postgres import due as upkeep
+from flowfabric.store.postgres import events as event_reads
+from flowfabric.store.postgres import flows as flow_reads
+from flowfabric.store.postgres import lanes as lane_rows
+from flowfabric.store.postgres import lease as leases
+from flowfabric.store.postgres import submit as submissions
+from flowfabric.store.postgres import waits as wait_rows
+from flowfabric.store.postgres import workers as presence_rows
 from flowfabric.store.postgres.address import read_address
-from flowfabric.store.postgres.apply import Applying
-from flowfabric.store.postgres.budgets import Budgeting
-from flowfabric.store.postgres.claim import Claiming
 from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.dialer import Dialer
-from flowfabric.store.postgres.due import Sweeping
-from flowfabric.store.postgres.events import Telling
-from flowfabric.store.postgres.explain import ExplainReads
 from flowfabric.store.postgres.faults import translate
-from flowfabric.store.postgres.flows import Flowing
-from flowfabric.store.postgres.lanes import LaneRows
-from flowfabric.store.postgres.lease import Owning
-from flowfabric.store.postgres.limits import Limiting
-from flowfabric.store.postgres.lists import Listing
-from flowfabric.store.postgres.reads import Reading
 from flowfabric.store.postgres.records import PostgresRecords
-from flowfabric.store.postgres.schema import Keeping, check_schema
+from flowfabric.store.postgres.schema import check_schema
 from flowfabric.store.postgres.session import Session
-from flowfabric.store.postgres.submit import Submitting
-from flowfabric.store.postgres.waits import Remembering
 from flowfabric.store.postgres.wires import SIZE, Wires
-from flowfabric.store.postgres.workers import WorkerRows
 from flowfabric.store.sql import load_queries
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_Operation = Callable[Concatenate[Session, P], Coroutine[Any, Any, T]]
+_Method = Callable[Concatenate["PostgresStore", P], Coroutine[Any, Any, T]]
+
+
+def _method(operation: "_Operation[P, T]") -> "_Method[P, T]":
+    """The method that gives an operation the session of its store."""
+
+    def method(
+        self: "PostgresStore", /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]:
+        return operation(self.session, *args, **kwargs)
+
+    return method
 
 
 class PostgresStore:
-    """Implements `store.contract.Store`. Each side of it is a class of its own; this one lends
-    them its name."""
+    """A store in one schema of a database. Made by `open_postgres`; methods: the contract."""
 
     name = "postgres"
 
@@ -40,95 +55,110 @@ class PostgresStore:
         self.records = PostgresRecords(session)
         self._keeper = keeper
 
-        keeping = Keeping(session)
-        self.migrate = keeping.migrate
-        self.secret = keeping.secret
-        self.identity = keeping.identity
-        self.keep_time = keeping.keep_time
-        self.schema_text = keeping.schema_text
+    migrate = _method(schema.migrate)
+    secret = _method(schema.secret)
+    identity = _method(schema.identity)
+    keep_time = _method(schema.keep_time)
+    schema_text = _method(schema.schema_text)
 
-        submitting = Submitting(session)
-        self.submit = submitting.submit
-        self.arrivals, self.admit = submitting.arrivals, submitting.admit
-        claiming = Claiming(session)
-        self.claim, self.suspects_seen = claiming.claim, claiming.suspects_seen
-        owning = Owning(session)
-        self.renew, self.end, self.note = owning.renew, owning.end, owning.note
-        self.apply = Applying(session).apply
+    submit = _method(submissions.submit)
+    arrivals = _method(submissions.arrivals)
+    admit = _method(submissions.admit)
+    claim = _method(claims.claim)
+    renew = _method(leases.renew)
+    end = _method(leases.end)
+    note = _method(leases.note)
+    apply = _method(changes.apply)
 
-        sweeping = Sweeping(session)
-        self.due, self.next_due, self.trim = sweeping.due, sweeping.next_due, sweeping.trim
-        self.set_aside = sweeping.set_aside
-        self.glance, self.drop_duty = sweeping.glance, sweeping.drop_duty
-        self._look(session)
-        self._limit(session)
+    presence = _method(presence_rows.presence)
+    presences = _method(presence_rows.presences)
+    marked_presences = _method(presence_rows.marked_presences)
+    held_leases = _method(presence_rows.held_leases)
+    held_counts = _method(presence_rows.held_counts)
+    put_presence = _method(presence_rows.put_presence)
+    drop_presence = _method(presence_rows.drop_presence)
+    drop_lapsed_presences = _method(presence_rows.drop_lapsed_presences)
 
-    def _look(self, session: Session) -> None:
-        registry = WorkerRows(session)
-        self.presence, self.presences = registry.presence, registry.presences
-        self.put_presence, self.drop_presence = registry.put_presence, registry.drop_presence
-        self.marked_presences, self.drop_lapsed_presences = (
-            registry.marked_presences,
-            registry.drop_lapsed_presences,
-        )
-        self.held_leases, self.held_counts = registry.held_leases, registry.held_counts
+    due = _method(upkeep.due)
+    set_aside = _method(upkeep.set_aside)
+    next_due = _method(upkeep.next_due)
+    trim = _method(upkeep.trim)
+    glance = _method(upkeep.glance)
+    drop_duty = _method(upkeep.drop_duty)
 
-        reading = Reading(session)
-        self.load, self.detail = reading.load, reading.detail
-        self.ended = reading.ended
-        self.attempts, self.steps = reading.attempts, reading.steps
-        self.set_tags = reading.set_tags
+    load_needs = _method(wait_rows.load_needs)
+    signals = _method(wait_rows.signals)
+    suspended = _method(wait_rows.suspended)
+    keyring = _method(wait_rows.keyring)
+    put_keyring = _method(wait_rows.put_keyring)
 
-        remembering = Remembering(session)
-        self.load_needs, self.signals = remembering.load_needs, remembering.signals
-        self.suspended = remembering.suspended
-        self.keyring, self.put_keyring = remembering.keyring, remembering.put_keyring
+    flows = _method(flow_reads.flows)
+    flow_page = _method(flow_reads.flow_page)
+    apply_flow = _method(flow_reads.apply_flow)
+    edges = _method(flow_reads.edges)
+    members = _method(flow_reads.members)
+    member_counts = _method(flow_reads.member_counts)
+    chores = _method(flow_reads.chores)
+    unsettled = _method(flow_reads.unsettled)
+    count_flows = _method(flow_reads.count_flows)
+    owing = _method(flow_reads.owing)
 
-        flowing = Flowing(session)
-        self.flows, self.flow_page = flowing.flows, flowing.flow_page
-        self.apply_flow, self.edges = flowing.apply_flow, flowing.edges
-        self.members, self.member_counts = flowing.members, flowing.member_counts
-        self.chores, self.owing = flowing.chores, flowing.owing
-        self.count_flows, self.unsettled = flowing.count_flows, flowing.unsettled
+    quotas = _method(limits.quotas)
+    quota_page = _method(limits.quota_page)
+    put_quota = _method(limits.put_quota)
+    drop_quota = _method(limits.drop_quota)
+    take_starts_back = _method(limits.take_starts_back)
+    put_queues = _method(limits.put_queues)
+    standing = _method(limits.standing)
+    release = _method(limits.release)
+    crowds = _method(limits.crowds)
+    waiting_in = _method(limits.waiting_in)
+    queue_counts = _method(limits.queue_counts)
+    ahead_of = _method(limits.ahead_of)
+    wait_counts = _method(limits.wait_counts)
+    trim_queues = _method(limits.trim_queues)
 
-        listing = Listing(session)
-        self.page, self.counts, self.candidates = listing.page, listing.counts, listing.candidates
-        self.expired_leases, self.leases_of = listing.expired_leases, listing.leases_of
+    books = _method(budgets.books)
+    post = _method(budgets.post)
+    budget_page = _method(budgets.budget_page)
+    attached = _method(budgets.attached)
+    due_budgets = _method(budgets.due_budgets)
+    next_reset = _method(budgets.next_reset)
+    stale_reservations = _method(budgets.stale_reservations)
+    trim_charges = _method(budgets.trim_charges)
 
-        telling = Telling(session)
-        self.events, self.last_event = telling.events, telling.last_event
+    lanes = _method(lane_rows.lanes)
+    lane_settings = _method(lane_rows.lane_settings)
+    put_lane = _method(lane_rows.put_lane)
 
-    def _limit(self, session: Session) -> None:
-        limiting = Limiting(session)
-        self.quotas, self.quota_page = limiting.quotas, limiting.quota_page
-        self.put_quota, self.drop_quota = limiting.put_quota, limiting.drop_quota
-        self.put_queues, self.standing = limiting.put_queues, limiting.standing
-        self.release, self.crowds = limiting.release, limiting.crowds
-        self.waiting_in, self.queue_counts = limiting.waiting_in, limiting.queue_counts
-        self.ahead_of, self.trim_queues = limiting.ahead_of, limiting.trim_queues
-        self.wait_counts, self.take_starts_back = limiting.wait_counts, limiting.take_starts_back
+    holding = _method(explain.holding)
+    running_in = _method(explain.running_in)
+    ready_routes = _method(explain.ready_routes)
+    routes = _method(explain.routes)
+    slots_in = _method(explain.slots_in)
 
-        budgeting = Budgeting(session)
-        self.books, self.post = budgeting.books, budgeting.post
-        self.budget_page, self.attached = budgeting.budget_page, budgeting.attached
-        self.due_budgets = budgeting.due_budgets
-        self.next_reset, self.trim_charges = budgeting.next_reset, budgeting.trim_charges
-        self.stale_reservations = budgeting.stale_reservations
-
-        lanes = LaneRows(session)
-        self.lanes, self.lane_settings = lanes.lanes, lanes.lane_settings
-        self.put_lane = lanes.put_lane
-
-        whereabouts = ExplainReads(session)
-        self.holding, self.running_in = whereabouts.holding, whereabouts.running_in
-        self.ready_routes, self.routes = whereabouts.ready_routes, whereabouts.routes
-        self.slots_in = whereabouts.slots_in
+    load = _method(reads.load)
+    ended = _method(reads.ended)
+    detail = _method(reads.detail)
+    attempts = _method(reads.attempts)
+    steps = _method(reads.steps)
+    page = _method(lists.page)
+    candidates = _method(lists.candidates)
+    expired_leases = _method(lists.expired_leases)
+    leases_of = _method(lists.leases_of)
+    counts = _method(lists.counts)
+    set_tags = _method(reads.set_tags)
+    events = _method(event_reads.events)
+    last_event = _method(event_reads.last_event)
 
     async def close(self) -> None:
         if self._keeper is not None:
             await self._keeper.close()
         await self.session.wakes.close()
         await self.session.wires.close()
+
+    def suspects_seen(self) -> bool:
+        return self.session.learned.suspects
 
     def hint(self, lanes: frozenset[str]) -> None:
         self.session.wakes.hint()

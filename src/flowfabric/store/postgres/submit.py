@@ -13,7 +13,7 @@ from flowfabric.core.execution.submission import Creation
 from flowfabric.store.contract import InboxEntry
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
-from flowfabric.store.postgres.session import Part, columns
+from flowfabric.store.postgres.session import Session, columns
 from flowfabric.store.rows.execution import (
     COLUMNS,
     EXECUTION,
@@ -33,97 +33,110 @@ _FRESH = (1, 0, 0, Start.INITIAL, None)
 _READY_WIDTH = 6
 
 
-class Submitting(Part):
-    async def submit(self, creations: Sequence[Creation], now: Millis) -> list[ExecutionId | None]:
-        book = self._session.book
-        await book.need_routes({creation.snapshot.execution.route for creation in creations})
-        ordered = sorted(creations, key=_number)
-        found: Answers = {}
-        for answers in await divide(ordered, partial(self._send, now)):
-            found.update(answers)
-        return [found[creation.snapshot.execution.uuid] for creation in creations]
+async def submit(
+    session: Session, creations: Sequence[Creation], now: Millis
+) -> list[ExecutionId | None]:
+    book = session.book
+    await book.need_routes({creation.snapshot.execution.route for creation in creations})
+    ordered = sorted(creations, key=_number)
+    found: Answers = {}
+    for answers in await divide(ordered, partial(_send, session, now)):
+        found.update(answers)
+    return [found[creation.snapshot.execution.uuid] for creation in creations]
 
-    async def _send(self, now: Millis, creations: Sequence[Creation], patience: float) -> Answers:
-        work = partial(self._create, creations, now)
-        return await self._session.submit.run(work, patience=patience)
 
-    async def _create(
-        self,
-        creations: Sequence[Creation],
-        now: Millis,
-        connection: Connection,
-        repeated: bool,
-    ) -> Answers:
-        answers: Answers = {}
-        rest = creations
-        for _ in range(MAX_ROUNDS):
-            values = _values(rest, now, self._session.book.names)
-            made = await connection.fetch(self._session.queries["submitted_executions"], *values)
-            for (uuid,) in made:
-                answers[uuid] = None
+async def _send(
+    session: Session, now: Millis, creations: Sequence[Creation], patience: float
+) -> Answers:
+    work = partial(_create, session, creations, now)
+    return await session.submit.run(work, patience=patience)
+
+
+async def _create(
+    session: Session,
+    creations: Sequence[Creation],
+    now: Millis,
+    connection: Connection,
+    repeated: bool,
+) -> Answers:
+    answers: Answers = {}
+    rest = creations
+    for _ in range(MAX_ROUNDS):
+        values = _values(rest, now, session.book.names)
+        made = await connection.fetch(session.queries["submitted_executions"], *values)
+        for (uuid,) in made:
+            answers[uuid] = None
+        rest = [creation for creation in rest if _uuid(creation) not in answers]
+        if rest:
+            answers |= await _known(session, connection, rest, now, repeated)
             rest = [creation for creation in rest if _uuid(creation) not in answers]
-            if rest:
-                answers |= await self._known(connection, rest, now, repeated)
-                rest = [creation for creation in rest if _uuid(creation) not in answers]
-            if not rest:
-                return answers
-        # Each time somebody else's came and went between the two statements.
-        raise Unavailable("submissions kept meeting rivals that vanished")
+        if not rest:
+            return answers
+    # Each time somebody else's came and went between the two statements.
+    raise Unavailable("submissions kept meeting rivals that vanished")
 
-    async def _known(
-        self, connection: Connection, creations: Sequence[Creation], now: Millis, repeated: bool
-    ) -> Answers:
-        """What was there already. After a lost reply that may be what this call created."""
-        asked = [
-            (_uuid(creation), creation.snapshot.execution.route.namespace, creation.key)
-            for creation in creations
-        ]
-        rows = await connection.fetch(
-            self._session.queries["known_executions"], *columns(asked, 3), now
-        )
-        created_at = {
-            _uuid(creation): creation.snapshot.execution.created_at for creation in creations
-        }
-        return {
-            uuid: None
-            if repeated and uuid == found and at == created_at[uuid]
-            else _execution_id(found, lane, flow)
-            for uuid, found, lane, flow, at in rows
-        }
 
-    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
-        session = self._session
-        if uuids is None:
-            rows = await session.fetch(session.load, "arrivals", limit)
-        else:
-            rows = await session.fetch(session.load, "arrivals_among", list(uuids[:limit]))
-        return [InboxEntry(*row) for row in rows]
+async def _known(
+    session: Session,
+    connection: Connection,
+    creations: Sequence[Creation],
+    now: Millis,
+    repeated: bool,
+) -> Answers:
+    """What was there already. After a lost reply that may be what this call created."""
+    asked = [
+        (_uuid(creation), creation.snapshot.execution.route.namespace, creation.key)
+        for creation in creations
+    ]
+    rows = await connection.fetch(session.queries["known_executions"], *columns(asked, 3), now)
+    created_at = {_uuid(creation): creation.snapshot.execution.created_at for creation in creations}
+    return {
+        uuid: None
+        if repeated and uuid == found and at == created_at[uuid]
+        else _execution_id(found, lane, flow)
+        for uuid, found, lane, flow, at in rows
+    }
 
-    async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
-        await self._session.book.need_routes({c.snapshot.execution.route for c in creations})
-        ordered = sorted(creations, key=_number)
-        done = await divide(ordered, partial(self._send_admission, now))
-        return sum(done)
 
-    async def _send_admission(
-        self, now: Millis, creations: Sequence[Creation], patience: float
-    ) -> int:
-        work = partial(self._admit, creations, now)
-        return await self._session.apply.run(work, patience=patience)
+async def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+    if uuids is None:
+        rows = await session.fetch(session.load, "arrivals", limit)
+    else:
+        rows = await session.fetch(session.load, "arrivals_among", list(uuids[:limit]))
+    return [InboxEntry(*row) for row in rows]
 
-    async def _admit(
-        self, creations: Sequence[Creation], now: Millis, connection: Connection, repeated: bool
-    ) -> int:
-        """Whoever comes second finds the arrivals gone, also after a lost reply."""
-        queries = self._session.queries
-        async with connection.transaction():
-            ids = [_uuid(creation) for creation in creations]
-            here = {row[0] for row in await connection.fetch(queries["admitted_arrivals"], ids)}
-            admitted = [creation for creation in creations if _uuid(creation) in here]
-            if admitted:
-                values = _values(admitted, now, self._session.book.names)
-                await connection.fetch(queries["submitted_executions"], *values)
-        return len(admitted)
+
+async def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
+    await session.book.need_routes({c.snapshot.execution.route for c in creations})
+    ordered = sorted(creations, key=_number)
+    done = await divide(ordered, partial(_send_admission, session, now))
+    return sum(done)
+
+
+async def _send_admission(
+    session: Session, now: Millis, creations: Sequence[Creation], patience: float
+) -> int:
+    work = partial(_admit, session, creations, now)
+    return await session.apply.run(work, patience=patience)
+
+
+async def _admit(
+    session: Session,
+    creations: Sequence[Creation],
+    now: Millis,
+    connection: Connection,
+    repeated: bool,
+) -> int:
+    """Whoever comes second finds the arrivals gone, also after a lost reply."""
+    queries = session.queries
+    async with connection.transaction():
+        ids = [_uuid(creation) for creation in creations]
+        here = {row[0] for row in await connection.fetch(queries["admitted_arrivals"], ids)}
+        admitted = [creation for creation in creations if _uuid(creation) in here]
+        if admitted:
+            values = _values(admitted, now, session.book.names)
+            await connection.fetch(queries["submitted_executions"], *values)
+    return len(admitted)
 
 
 def _execution_id(uuid: UUID, lane: str, flow: UUID | None) -> ExecutionId:

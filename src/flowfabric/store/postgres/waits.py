@@ -9,63 +9,69 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Part, Session, columns, same
+from flowfabric.store.postgres.session import Session, columns, same
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.wait import Recollection, leaves_proof, proof_of, proves, read_heard
 
 
-class Remembering(Part):
-    async def load_needs(self, asks: Sequence[Needs]) -> list[Loaded]:
-        recollection = Recollection(asks)
-        if not recollection.wants_nothing:
-            await self._session.load.run(partial(self._load_needs, recollection))
-        return recollection.memories()
+async def load_needs(session: Session, asks: Sequence[Needs]) -> list[Loaded]:
+    recollection = Recollection(asks)
+    if not recollection.wants_nothing:
+        await session.load.run(partial(_load_needs, session, recollection))
+    return recollection.memories()
 
-    async def signals(
-        self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
-    ) -> list[ReceivedSignal]:
-        session = self._session
-        if suspension is None:
-            rows = await session.fetch(session.load, "signals_of", uuid, after, limit)
-        else:
-            values = (uuid, after, limit, suspension)
-            rows = await session.fetch(session.load, "signals_counted", *values)
-        return readable(
-            rows, lambda row: read_heard(*row), "a signal of execution", lambda row: uuid
-        )
 
-    async def suspended(
-        self, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
-    ) -> list[Snapshot]:
-        session = self._session
-        values = (*(after or (None, None)), namespace, limit)
-        return await session.snapshots(session.report, "suspended_executions", *values)
+async def signals(
+    session: Session,
+    uuid: UUID,
+    *,
+    suspension: UUID | None = None,
+    after: int = 0,
+    limit: int = 1000,
+) -> list[ReceivedSignal]:
+    if suspension is None:
+        rows = await session.fetch(session.load, "signals_of", uuid, after, limit)
+    else:
+        values = (uuid, after, limit, suspension)
+        rows = await session.fetch(session.load, "signals_counted", *values)
+    return readable(rows, lambda row: read_heard(*row), "a signal of execution", lambda row: uuid)
 
-    async def keyring(self) -> tuple[int, bytes | None]:
-        rows = await self._session.fetch(self._session.load, "keyring")
-        return (rows[0][0], bytes(rows[0][1])) if rows else (0, None)
 
-    async def put_keyring(self, doc: bytes, expected: int) -> bool:
-        return await self._session.apply.run(partial(self._put_keyring, doc, expected))
+async def suspended(
+    session: Session, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
+) -> list[Snapshot]:
+    values = (*(after or (None, None)), namespace, limit)
+    return await session.snapshots(session.report, "suspended_executions", *values)
 
-    async def _load_needs(
-        self, recollection: Recollection, connection: Connection, repeated: bool
-    ) -> None:
-        await fill(recollection, self._session, connection)
 
-    async def _put_keyring(
-        self, doc: bytes, expected: int, connection: Connection, repeated: bool
-    ) -> bool:
-        queries = self._session.queries
-        if expected:
-            rows = await connection.fetch(queries["changed_keyring"], doc, expected)
-        else:
-            rows = await connection.fetch(queries["new_keyring"], doc)
-        if repeated and not rows:
-            # Refused, unless it is this very document that was written before the reply was lost.
-            found = await connection.fetchrow(queries["keyring"])
-            return found is not None and tuple(found) == (expected + 1, doc)
-        return bool(rows)
+async def keyring(session: Session) -> tuple[int, bytes | None]:
+    rows = await session.fetch(session.load, "keyring")
+    return (rows[0][0], bytes(rows[0][1])) if rows else (0, None)
+
+
+async def put_keyring(session: Session, doc: bytes, expected: int) -> bool:
+    return await session.apply.run(partial(_put_keyring, session, doc, expected))
+
+
+async def _load_needs(
+    session: Session, recollection: Recollection, connection: Connection, repeated: bool
+) -> None:
+    await fill(recollection, session, connection)
+
+
+async def _put_keyring(
+    session: Session, doc: bytes, expected: int, connection: Connection, repeated: bool
+) -> bool:
+    queries = session.queries
+    if expected:
+        rows = await connection.fetch(queries["changed_keyring"], doc, expected)
+    else:
+        rows = await connection.fetch(queries["new_keyring"], doc)
+    if repeated and not rows:
+        # Refused, unless it is this very document that was written before the reply was lost.
+        found = await connection.fetchrow(queries["keyring"])
+        return found is not None and tuple(found) == (expected + 1, doc)
+    return bool(rows)
 
 
 async def fill(recollection: Recollection, session: Session, connection: Connection) -> None:

@@ -12,11 +12,10 @@ from flowfabric.store.clock import Clock, StoreClock, SystemClock, keep_time
 from flowfabric.store.foreign import sqlite_identity
 from flowfabric.store.rows.flow import Turn
 from flowfabric.store.sqlite import apply as changes
-from flowfabric.store.sqlite import budgets, limits, lists, reads, schema
+from flowfabric.store.sqlite import budgets, explain, limits, lists, reads, schema
 from flowfabric.store.sqlite import claim as claims
 from flowfabric.store.sqlite import due as upkeep
 from flowfabric.store.sqlite import events as event_reads
-from flowfabric.store.sqlite import explain as whereabouts
 from flowfabric.store.sqlite import flows as flow_reads
 from flowfabric.store.sqlite import lanes as lane_rows
 from flowfabric.store.sqlite import records as record_rows
@@ -193,11 +192,11 @@ class SqliteStore:
     lane_settings = _reading(lane_rows.lane_settings)
     put_lane = _writing(lane_rows.put_lane)
 
-    holding = _reading(whereabouts.holding)
-    running_in = _reading(whereabouts.running_in)
-    ready_routes = _reading(whereabouts.ready_routes)
-    routes = _reading(whereabouts.routes)
-    slots_in = _reading(whereabouts.slots_in)
+    holding = _reading(explain.holding)
+    running_in = _reading(explain.running_in)
+    ready_routes = _reading(explain.ready_routes)
+    routes = _reading(explain.routes)
+    slots_in = _reading(explain.slots_in)
 
     load = _reading(reads.load)
     ended = _reading(reads.ended)
