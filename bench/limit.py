@@ -9,8 +9,8 @@ from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.lease import DEFAULT_TTL, Owner
 from flowfabric.core.execution.model import Source, Worker
 from flowfabric.core.execution.submission import Submission, create
-from flowfabric.store.contract import ClaimCall
 from flowfabric.store.open import open_store
+from flowfabric.store.queries import ClaimCall
 
 BATCH = 100
 PAYLOAD = b'{"article":"' + b"x" * 436 + b'"}'

@@ -9,7 +9,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.core.execution.model import Worker
-from flowfabric.store.contract import Progress
+from flowfabric.store.queries import Progress
 from tests.cli.terminal import NOBODY
 
 

@@ -32,7 +32,8 @@ from flowfabric.engine.commit.watcher import Waiting
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import InboxEntry, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import InboxEntry
 from tests.kit.lab import TTL, W1
 
 Rival = Callable[[], None]

@@ -9,8 +9,8 @@ import pytest
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract_limits import Crowd
 from flowfabric.store.open import open_store
+from flowfabric.store.queries import Crowd
 from tests.kit.lab import Lab
 
 USING = {"quotas": [{"quota": "q", "key": ""}]}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit.lab import Lab
 
 

@@ -25,7 +25,8 @@ from flowfabric.core.execution.model import (
     Worker,
 )
 from flowfabric.core.execution.status import outcome_word, vector
-from flowfabric.store.contract import EventQuery, Progress, Query, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import EventQuery, Progress, Query
 from tests.machine.answers import words_of
 from tests.machine.book import Book, claim_order
 from tests.machine.model import Life

@@ -21,7 +21,8 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.flow.join import EdgeState, Join
 from flowfabric.core.flow.model import Flow
-from flowfabric.store.contract import EdgeQuery, EventQuery, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import EdgeQuery, EventQuery
 from tests.machine.flow_model import REOPENED, REPLAYED, Book, Member, Wire
 
 MANY = 500

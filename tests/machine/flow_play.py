@@ -36,7 +36,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow import dispatch, flows, resolver
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import EdgeQuery, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import EdgeQuery
 from tests.machine.flow_checks import Checks
 from tests.machine.flow_model import Book, Child, Member, Rule
 from tests.machine.play import Bench

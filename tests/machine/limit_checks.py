@@ -10,7 +10,7 @@ from flowfabric.core.limit.budget import Budget, chain, exhausted
 from flowfabric.core.limit.lane import begins
 from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import Room
-from flowfabric.store.contract_limits import LedgerNeeds, QuotaViewRequest
+from flowfabric.store.queries import LedgerNeeds, QuotaViewRequest
 from tests.machine.limit_deeds import LOOSE, QUOTAS, TREE
 from tests.machine.limit_model import held_by, running_by_lane
 from tests.machine.limit_play import LimitPlay

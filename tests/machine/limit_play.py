@@ -27,8 +27,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.limit import budget_gate, known_budgets, ledger, releases, sweep
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Query, Store
-from flowfabric.store.contract_limits import Through
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import Query, Through
 from tests.machine.flow_play import READS, WRITES, Mortal, Still
 from tests.machine.limit_model import Book, held_by, running_by_lane
 from tests.machine.play import Bench

@@ -25,7 +25,8 @@ from flowfabric.engine.execution.attempts import Held, Owned
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
 from flowfabric.store.clock import Clock, ManualClock
-from flowfabric.store.contract import EventQuery, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import EventQuery
 from tests.machine.answers import answer_of, words_of
 from tests.machine.book import Book, ask, claim_order
 from tests.machine.deeds import Act, Call, Deed, Renew

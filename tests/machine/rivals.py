@@ -20,8 +20,8 @@ from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
-from flowfabric.store.contract import ClaimCall, Renewal, SideWrite, Store, Taken
-from flowfabric.store.contract_limits import Through
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken, Through
 
 Rival = Callable[[UUID], Awaitable[None]]
 Meanwhile = Callable[[], Awaitable[None]]

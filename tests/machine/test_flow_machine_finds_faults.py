@@ -20,7 +20,7 @@ from flowfabric.core.flow.join import EdgeState, Join, On
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.engine.flow import dispatch, resolver
-from flowfabric.store.contract import EdgeQuery, Unsettled
+from flowfabric.store.queries import EdgeQuery, Unsettled
 from tests.machine.flow_machine import FlowMachine
 from tests.machine.test_machine import SqliteBench
 from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench

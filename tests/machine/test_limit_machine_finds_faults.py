@@ -20,7 +20,7 @@ from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import Candidate, Need, QuotaView, Release, Room
 from flowfabric.core.limit.spend import AlreadyApplied, BudgetLedger, Counted, Expense
 from flowfabric.engine.limit import budget_gate
-from flowfabric.store.contract_limits import Crowd, QuotaViewRequest, Through
+from flowfabric.store.queries import Crowd, QuotaViewRequest, Through
 from tests.machine.limit_machine import LimitMachine
 from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench

@@ -30,7 +30,8 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.wait import resume, signal
 from flowfabric.core.wait.model import NO_WAITS, DedupRecord
 from flowfabric.store.clock import Clock
-from flowfabric.store.contract import ClaimCall, Renewal, SideWrite, Store, Taken
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken
 from tests.machine.machine import Machine
 from tests.machine.rivals import Wrapper
 from tests.machine.test_machine import SqliteBench

@@ -21,7 +21,8 @@ from flowfabric.core.flow.model import Flow, FlowChange, changed
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import Needs
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, EdgeQuery, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import ClaimCall, EdgeQuery
 from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)

@@ -25,8 +25,8 @@ from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.core.limit.quota import Quota, Uses, name_uses, queue_of
 from flowfabric.core.limit.release import Candidate, Move, QuotaView, Release
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, Store
-from flowfabric.store.contract_limits import QuotaViewRequest, Through
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import ClaimCall, QuotaViewRequest, Through
 from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)

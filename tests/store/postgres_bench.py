@@ -21,10 +21,10 @@ from flowfabric.core.execution.model import Active, Lease, Snapshot, Worker
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, Progress, Renewal, SideWrite
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
+from flowfabric.store.queries import ClaimCall, Progress, Renewal, SideWrite
 from tests.kit.postgres import Databases
 
 W1 = Worker("w1", "w1-a")

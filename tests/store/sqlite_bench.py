@@ -13,7 +13,7 @@ from flowfabric.core.execution.lease import Owner, fence_of
 from flowfabric.core.execution.model import Active, Lease, Snapshot, Worker
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, Taken
+from flowfabric.store.queries import ClaimCall, Taken
 from flowfabric.store.sqlite import SqliteStore
 
 TTL = Millis(30_000)

@@ -15,7 +15,7 @@ from flowfabric.core.limit.budget import Budget, Ledger, Limit, OnHard, OnSoft, 
 from flowfabric.core.limit.spend import BudgetLedger, Charge, Overrun, Spent
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 from tests.store.limit_bench import FAR, Bench, lease_of, uuid_of
 
 X, Y = UUID(int=1), UUID(int=2)

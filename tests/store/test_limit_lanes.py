@@ -14,7 +14,8 @@ from flowfabric.core.execution.model import Failure, Snapshot, Start
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import ClaimCall
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import RETRY_AT_ONCE, suspension
 from tests.store.limit_bench import Bench, lease_of, owner_of, uuid_of, uuids

@@ -21,7 +21,7 @@ from flowfabric.core.limit.release import Move, Release, StartsBack
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import Crowd, QueueCount, Through, WaitCount
+from flowfabric.store.queries import Crowd, QueueCount, Through, WaitCount
 from tests.kit.situations import RETRY, suspension
 from tests.store.limit_bench import (
     FAR,

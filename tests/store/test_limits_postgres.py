@@ -12,10 +12,10 @@ from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
 from flowfabric.core.limit.release import release
 from flowfabric.core.limit.spend import BudgetLedger, Expense, spend
-from flowfabric.store.contract_limits import LedgerNeeds
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
+from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench

@@ -19,7 +19,7 @@ from flowfabric.core.execution.model import (
     Flags,
     Outcome,
 )
-from flowfabric.store.contract import EventQuery, Progress, SideWrite
+from flowfabric.store.queries import EventQuery, Progress, SideWrite
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,

@@ -25,8 +25,8 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.flow.model import Flow, FlowChange, changed
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
-from flowfabric.store.contract import EventQuery, FlowQuery
 from flowfabric.store.postgres.dialer import PINNED, Connection
+from flowfabric.store.queries import EventQuery, FlowQuery
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
 from tests.store import postgres_bench

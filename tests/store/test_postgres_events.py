@@ -9,8 +9,8 @@ import pytest
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner
-from flowfabric.store.contract import EventQuery
 from flowfabric.store.postgres import events as events_module
+from flowfabric.store.queries import EventQuery
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,

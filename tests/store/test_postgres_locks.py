@@ -13,8 +13,8 @@ from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine.execution.inbox import write_options
 from flowfabric.store import foreign
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import InboxEntry
 from flowfabric.store.open import open_store
+from flowfabric.store.queries import InboxEntry
 from tests.kit.lab import W1, Lab
 
 

@@ -12,9 +12,9 @@ import pytest
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.lease import Owner
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import EventQuery
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import PINNED
+from flowfabric.store.queries import EventQuery
 from tests.kit.postgres import Databases, database_name
 from tests.store.postgres_bench import (
     Bench,

@@ -30,8 +30,8 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, PublicState, vector
 from flowfabric.core.limit.lane import Lane, LaneState
-from flowfabric.store.contract import Counts, EventQuery, Progress, Query
 from flowfabric.store.postgres import lists
+from flowfabric.store.queries import Counts, EventQuery, Progress, Query
 from flowfabric.store.rows.execution import COLUMNS, place_of, state_row
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (

@@ -11,8 +11,8 @@ from flowfabric.core.execution import attempt, lease, operator
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Failure
-from flowfabric.store.contract import EventQuery, SideWrite
 from flowfabric.store.postgres.link import Link
+from flowfabric.store.queries import EventQuery, SideWrite
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,

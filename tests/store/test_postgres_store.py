@@ -21,7 +21,7 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.limit.lane import Lane, LaneState
-from flowfabric.store.contract import EventQuery
+from flowfabric.store.queries import EventQuery
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,

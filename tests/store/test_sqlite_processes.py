@@ -20,7 +20,7 @@ from flowfabric.core.execution.lease import Owner, fence_of
 from flowfabric.core.execution.model import Active, Ended, Worker
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission, create
-from flowfabric.store.contract import ClaimCall, EventQuery, Taken
+from flowfabric.store.queries import ClaimCall, EventQuery, Taken
 from flowfabric.store.sqlite import SqliteStore, open_sqlite
 
 HERE = Path(__file__).resolve()

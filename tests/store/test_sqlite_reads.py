@@ -33,7 +33,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import PublicState, vector_of
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import EventQuery, Page, Progress, Query, SideWrite
+from flowfabric.store.queries import EventQuery, Page, Progress, Query, SideWrite
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import lists, open_sqlite
 from flowfabric.store.sqlite.session import Session

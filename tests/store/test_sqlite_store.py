@@ -26,7 +26,8 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.step import Step
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import MAX_BATCH, EventQuery, Progress, Renewal, SideWrite
+from flowfabric.store.contract import MAX_BATCH
+from flowfabric.store.queries import EventQuery, Progress, Renewal, SideWrite
 from flowfabric.store.sqlite import open_sqlite
 from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
 

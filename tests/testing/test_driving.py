@@ -21,7 +21,7 @@ from flowfabric import (
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.submission import Submission
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from flowfabric.testing import Bench, ManualClock, Stuck, driver
 from tests.worker import handlers
 

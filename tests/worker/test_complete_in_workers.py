@@ -13,7 +13,7 @@ import pytest
 from flowfabric import Context, Fabric
 from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock, SystemClock
-from flowfabric.store.contract import Query, Renewal
+from flowfabric.store.queries import Query, Renewal
 from flowfabric.worker.run.heartbeat import Heartbeat
 from flowfabric.worker.run.lease import Loss, WorkerLease
 from tests.kit.connections import libraries

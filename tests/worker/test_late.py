@@ -10,7 +10,7 @@ from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Worker as Identity
 from flowfabric.engine.engine import Engine
-from flowfabric.store.contract import ClaimCall, Taken
+from flowfabric.store.queries import ClaimCall, Taken
 from flowfabric.worker.api.run import Run
 from tests.worker import handlers
 from tests.worker.bench import TTL, Bench, Log, Wire, until, working

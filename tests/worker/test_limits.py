@@ -9,7 +9,7 @@ from flowfabric import Context, Fabric, Invalid, NotFound, PublicState, Run, Run
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Worker
 from flowfabric.core.limit.quota import Quota, Rate
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit.connections import libraries
 from tests.worker.bench import TTL, Bench, Log
 

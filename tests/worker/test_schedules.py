@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flowfabric import CatchUp, Context, Fabric, Invalid, NotFound, Retry
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.worker.bench import Bench, working
 
 MINUTE = 60_000

@@ -9,7 +9,7 @@ from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.granted import Grant
 from flowfabric.core.execution.model import Attempt
 from flowfabric.engine.execution.views import Description, Info
-from flowfabric.store.contract import Progress
+from flowfabric.store.queries import Progress
 
 SHORT = 300
 RUN_COLUMNS = ("id", "kind", "lane", "state", "tries", "age", "took", "because")

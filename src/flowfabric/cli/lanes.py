@@ -16,7 +16,7 @@ from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.engine.engine import Engine
-from flowfabric.store.contract import Counts
+from flowfabric.store.queries import Counts
 
 app = typer.Typer(help="Look at lanes, pause, drain and resume them.", no_args_is_help=True)
 

@@ -16,7 +16,7 @@ from flowfabric.core.base.time import Millis, from_datetime, parse_span
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Info, Infos
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):

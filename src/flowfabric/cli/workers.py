@@ -16,7 +16,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import HeldLease, NotRegistered, Presence
 from flowfabric.engine.engine import Engine
-from flowfabric.store.contract import ExpiredLease
+from flowfabric.store.queries import ExpiredLease
 
 app = typer.Typer(
     help="Look at the workers and what they hold, and give up those that died.",

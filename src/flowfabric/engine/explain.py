@@ -36,8 +36,8 @@ from flowfabric.core.limit.release import Key, QuotaView, Room, Window
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.unclaimable import live_workers
-from flowfabric.store.contract import EdgeQuery, Store
-from flowfabric.store.contract_limits import QuotaViewRequest
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import EdgeQuery, QuotaViewRequest
 from flowfabric.store.readable import load_readable
 
 MAX_DEPTH = 5

@@ -24,7 +24,7 @@ from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.workers import Workers
-from flowfabric.store.contract import Glance
+from flowfabric.store.queries import Glance
 from flowfabric.store.readable import SET_ASIDE
 
 DUTY = "sweep"

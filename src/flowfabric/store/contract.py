@@ -16,191 +16,59 @@ Obligations that hold for every method:
 """
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Protocol
 from uuid import UUID
-
-from msgspec import Struct
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.event import EventKind, StoredEvent
-from flowfabric.core.execution.model import Attempt, Snapshot, Worker
+from flowfabric.core.execution.model import Attempt, Route, Snapshot
+from flowfabric.core.execution.registry import HeldLease, Presence
 from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.join import EdgeState
-from flowfabric.core.flow.model import Flow, FlowChange, FlowState
+from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
+from flowfabric.core.limit.budget import Budget, Reservation
+from flowfabric.core.limit.lane import Lane
+from flowfabric.core.limit.quota import Quota, Uses
+from flowfabric.core.limit.release import QuotaView, Release, StartsBack
+from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.clock import StoreClock
-from flowfabric.store.contract_limits import BudgetStore, LaneStore, QuotaStore
-from flowfabric.store.contract_workers import PresenceStore
+from flowfabric.store.queries import (
+    ClaimCall,
+    Counts,
+    Crowd,
+    Detail,
+    EdgeQuery,
+    EventPage,
+    EventQuery,
+    ExpiredLease,
+    FlowQuery,
+    Glance,
+    Holding,
+    InboxEntry,
+    LedgerNeeds,
+    Page,
+    Query,
+    QueueCount,
+    QuotaViewRequest,
+    Renewal,
+    SideWrite,
+    Taken,
+    Through,
+    Unsettled,
+    WaitCount,
+)
 from flowfabric.store.rows.record import K, RecordKind, V
 
 NO_FILTER: Mapping[str, object] = {}
 
 MAX_BATCH = 500
 """Most items one call of a writing method is given."""
-
-
-class Suspects(StrEnum):
-    """Which executions a claim takes: as they come, only those that are no suspects, or only
-    suspects (`core/execution/takeover.py`)."""
-
-    ANY = "any"
-    NONE = "none"
-    ONLY = "only"
-
-
-class ClaimCall(Struct, frozen=True, gc=False):
-    """One request for work. `id` becomes the lease id of everything it takes, so repeating a
-    call whose reply was lost returns what it already took."""
-
-    id: UUID
-    worker: Worker
-    capabilities: Capabilities
-    lanes: tuple[str, ...]
-    namespace: str | None
-    limit: int
-    ttl: Millis
-    kinds: frozenset[str] | None = None
-    repeated: bool = False
-    suspects: Suspects = Suspects.ANY
-
-
-class Taken(Struct, frozen=True, gc=False):
-    """One claimed execution; `snapshot.state` is Active."""
-
-    snapshot: Snapshot
-    payload: bytes
-
-
-class Renewal(Struct, frozen=True, gc=False):
-    uuid: UUID
-    lease_id: UUID
-    epoch: int
-    ttl: Millis
-
-
-class Progress(Struct, frozen=True):
-    """What the owner last said about how far it is. None leaves the earlier value."""
-
-    percent: int | None = None
-    message: str | None = None
-
-
-class SideWrite(Struct, frozen=True, gc=False):
-    """A side write under a fence: written only while that very lease stands and has not expired.
-
-    It never bumps the version of the state row.
-    """
-
-    uuid: UUID
-    lease_id: UUID
-    epoch: int
-    progress: Progress | None = None
-    step: Step | None = None
-
-
-class InboxEntry(Struct, frozen=True):
-    """A submission made in somebody else's transaction; `options` is a document with the members
-    of a Submission that are not columns here."""
-
-    uuid: UUID
-    at: Millis
-    kind: str
-    namespace: str
-    lane: str
-    options: bytes
-    payload: bytes
-
-
-class Detail(Struct, frozen=True):
-    """Everything a person may want to see of one execution. `progress_of` is the attempt that
-    reported its progress, which may be an earlier one."""
-
-    snapshot: Snapshot
-    payload: bytes
-    tags: Mapping[str, str]
-    progress: Progress | None
-    touched_at: Millis
-    progress_of: int | None = None
-
-
-class Query(Struct, frozen=True, kw_only=True):
-    """A filter over executions; members that are None do not filter."""
-
-    namespace: str | None = None
-    lane: str | None = None
-    kind: str | None = None
-    states: tuple[PublicState, ...] = ()
-    tag: tuple[str, str] | None = None
-    created_from: Millis | None = None
-    created_until: Millis | None = None
-    after: tuple[Millis, UUID] | None = None
-    limit: int = 100
-    newest_first: bool = False
-
-
-class Page(Struct, frozen=True):
-    """`cursor` is None when there is nothing more. A short page may still have a cursor.
-    `unreadable` are executions of this page that cannot be read."""
-
-    items: tuple[Snapshot, ...]
-    cursor: tuple[Millis, UUID] | None
-    unreadable: tuple[UUID, ...] = ()
-
-
-class EventQuery(Struct, frozen=True, kw_only=True):
-    """Events with `seq` above `after`, oldest first."""
-
-    after: int = 0
-    limit: int = 1000
-    uuid: UUID | None = None
-    namespace: str | None = None
-    kinds: frozenset[EventKind] | None = None
-    tag: tuple[str, str] | None = None
-
-
-class EventPage(Struct, frozen=True):
-    """`cursor` is the `seq` up to which everything was seen, also what the filter left out."""
-
-    events: tuple[StoredEvent, ...]
-    cursor: int
-
-
-class ExpiredLease(Struct, frozen=True):
-    """A lease that ran out or was revoked and was not reclaimed yet."""
-
-    id: ExecutionId
-    lease_id: UUID
-    epoch: int
-    instance: str
-    expires_at: Millis
-    attempt: int
-
-
-class Counts(Struct, frozen=True):
-    """How many executions are in each public state; `capped` names those that are at least that
-    many (counting stops at 100,000)."""
-
-    by_state: Mapping[str, int]
-    capped: frozenset[str]
-
-
-class Glance(Struct, frozen=True):
-    """What there is to do. `arrivals` wait to be let in, `ready` work to be claimed. The rest is
-    told to the holder of the duty only: whether there is anything to sweep now (`busy`), and the
-    next moment after now at which something becomes due."""
-
-    has_duty: bool
-    arrivals: bool
-    ready: bool
-    busy: bool = False
-    next_at: Millis | None = None
 
 
 class RecordStore(Protocol):
@@ -267,38 +135,6 @@ class WaitStore(Protocol):
         """Writes the keys if the stored version is the expected one; the new one is one more."""
 
 
-class EdgeQuery(Struct, frozen=True, kw_only=True):
-    """Edges of a flow by id, with an id above `after`; of the given executions only, if given."""
-
-    flow: UUID
-    upstreams: tuple[UUID, ...] | None = None
-    downstreams: tuple[UUID, ...] | None = None
-    ids: tuple[UUID, ...] | None = None
-    unsettled: bool = False
-    after: UUID | None = None
-    limit: int = 500
-
-
-class Unsettled(Struct, frozen=True):
-    """An edge that is not settled, and its downstream as the same moment saw it; None when that is
-    not there or cannot be read."""
-
-    state: EdgeState
-    downstream: Snapshot | None
-
-
-class FlowQuery(Struct, frozen=True, kw_only=True):
-    """Flows by (created_at, id)."""
-
-    namespace: str | None = None
-    kind: str | None = None
-    states: tuple[FlowState, ...] = ()
-    tag: tuple[str, str] | None = None
-    after: tuple[Millis, UUID] | None = None
-    limit: int = 100
-    newest_first: bool = False
-
-
 class FlowStore(Protocol):
     """Flows, their edges, and what is owed to them."""
 
@@ -344,6 +180,185 @@ class FlowStore(Protocol):
 
     async def owing(self, limit: int) -> list[UUID]:
         """Flows that something is owed to."""
+
+
+class QuotaStore(Protocol):
+    """Quotas and the queues before them.
+
+    The state rows `ready`, `lease` and `parked` carry `queue` (`rows.queue_number`): of an
+    execution with quotas the number of its queue while it is ready, lost, running or waits at the
+    limits gate; of one that waits for a budget the number of that budget's queue; NULL otherwise.
+    A row in `ready` or `lease` with a queue *is* a slot: it is counted, never kept in a counter.
+    Only `release` moves rows with a queue into `ready`, so that while a quota's version stands its
+    slots can only become fewer.
+    """
+
+    async def quotas(self, names: Sequence[str]) -> dict[str, Quota]:
+        """The quotas of these names, with their versions."""
+
+    async def quota_page(self, after: str, limit: int) -> list[Quota]:
+        """Quotas by name."""
+
+    async def put_quota(self, quota: Quota, expected: int) -> bool:
+        """Writes a quota if the stored version is the expected one (0: there is none); the new one
+        is `limit_rows.next_version`."""
+
+    async def drop_quota(self, name: str) -> bool:
+        """Deletes a quota and its admissions; False when there was none. The rows of its queues
+        stay until `trim_queues`, so that whoever waits in them is found."""
+
+    async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
+        """Notes for every quota of the uses that this queue is one of its; what is there stays."""
+
+    async def standing(self, ask: QuotaViewRequest) -> QuotaView:
+        """What a release decides on: the lines asked for; the quota asked for and those the lines
+        use (as far as they exist, with versions); `held`: how many rows of `ready` and `lease` each
+        queue of those quotas has (only if there are lines, and of quotas that limit concurrency; if
+        all their limits are per key, only of queues with a key the lines use); `admitted`: the
+        admissions within the longest window of each quota with a rate, for all of it and for the
+        keys of the lines, oldest first; `served`: the latest turn of each quota,
+        the one asked for also if it does not exist. The
+        versions are never newer than the rest."""
+
+    async def release(self, release: Release) -> Through | None:
+        """Writes a release, if every quota in `versions` still has that version (0: is not there;
+        of the others each becomes one more) and every queue in `turns` has its row; None, and
+        nothing is written, otherwise. Moves the rows of `moves` from `parked` to `ready` (next
+        version, as `core.execution.gate.admit` would with the limits gate open; the rank later by
+        as much as the move is after the creation) that still have their version there at the limits
+        gate; the others have gone elsewhere meanwhile. Writes the turns of queues, adds the
+        admissions, deletes the admissions of quotas in `forget` up to that moment. The third
+        statement that may repeat a core rule."""
+
+    async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
+        """Takes admissions off the log: of each quota and key `count` of those from `since` to
+        `until`, the oldest first, as far as there are so many. A release that was decided before
+        counts them still, which is harmless."""
+
+    async def crowds(self, after: int, limit: int) -> list[Crowd]:
+        """Queues in which somebody waits, by number above `after`. Must not read every row that
+        waits: a hundred thousand may wait in one queue."""
+
+    async def waiting_in(self, queue: int, limit: int) -> list[UUID]:
+        """Who waits in a queue (parked rows), best first by (rank, id)."""
+
+    async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
+        """How full the queues of a quota are, those with somebody waiting or running, by number."""
+
+    async def holding(self, queues: Sequence[int], limit: int) -> list[UUID]:
+        """Some of those who hold a slot of these queues, running ones first."""
+
+    async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
+        """How many parked rows of a queue are before (rank, id), counted up to `limit`."""
+
+    async def trim_queues(self, now: Millis, limit: int) -> int:
+        """Deletes rows of queues nobody waits in and nobody holds a slot of (all rows of a queue
+        together, `limit` queues at most), and admissions that no window which ends at `now`
+        reaches; returns how many rows."""
+
+    async def wait_counts(self, lane: str, namespace: str | None) -> list[WaitCount]:
+        """How many executions of a lane wait at which gate and in which queue, and how many are
+        ready; each counted up to 100,000."""
+
+
+class BudgetStore(Protocol):
+    """Budgets and what was spent of them."""
+
+    async def books(self, ask: LedgerNeeds) -> BudgetLedger:
+        """What exists of what is asked for; budgets with their versions."""
+
+    async def post(self, books: BudgetLedger) -> bool:
+        """Writes everything in `books` that is new, whole or not at all: each budget in `changed`
+        if its stored version is the one noted there (0: there is none; the new one is one more),
+        or deletes it with its ledgers and charges if it is in `removed`; ledgers, charges (the last
+        of a key stays) and reservations (None: it goes). A reservation that goes must still be
+        there, so that it is given back once. False when anything has moved meanwhile."""
+
+    async def budget_page(self, after: str, limit: int) -> list[Budget]:
+        """Budgets by name."""
+
+    async def attached(self) -> list[tuple[str, str, str]]:
+        """The budgets of a namespace, a flow or a run: (scope, its id, name)."""
+
+    async def due_budgets(self, now: Millis, limit: int) -> list[str]:
+        """Budgets whose reset has come, earliest first."""
+
+    async def next_reset(self) -> Millis | None:
+        """The earliest reset of all budgets."""
+
+    async def stale_reservations(self, limit: int) -> list[Reservation]:
+        """Reservations whose lease is gone: there is no row in `lease` of that execution with
+        that epoch."""
+
+    async def trim_charges(self, now: Millis, limit: int) -> int:
+        """Deletes charges whose time has passed; returns how many."""
+
+
+class LaneStore(Protocol):
+    """Lanes. A claim repeats `core.limit.lane.begins` and `is_full`: nothing of a paused lane; of a
+    draining one only what has begun (a start other than INITIAL); of one with a concurrency
+    only so many that no more than that have a row in `lease` (rivals included: the lane's row
+    is locked first)."""
+
+    async def lanes(self, after: str | None, limit: int) -> list[str]:
+        """Names of lanes anything was ever submitted to, or that have settings, ascending."""
+
+    async def lane_settings(self, names: Sequence[str] | None) -> dict[str, Lane]:
+        """What was decided about these lanes (None: about all); only of those with a row."""
+
+    async def put_lane(self, lane: Lane, expected: int) -> bool:
+        """Writes the settings of a lane if the stored version is the expected one (0: nothing was
+        ever decided about it); the new one is one more."""
+
+    async def running_in(self, lane: str, limit: int) -> list[UUID]:
+        """Executions of a lane that have a row in `lease`, at most so many."""
+
+    async def routes(self) -> list[Route]:
+        """Every route anything was ever submitted to."""
+
+    async def slots_in(self, routes: Sequence[Route], limit: int) -> list[UUID]:
+        """Executions of these routes that hold a slot of a quota while they are ready (not lost),
+        those let through first come first."""
+
+    async def ready_routes(self, lane: str, namespace: str | None) -> dict[Route, int]:
+        """How many executions of a lane are ready (not lost), by route, each up to 100,000."""
+
+
+class PresenceStore(Protocol):
+    """The registry of workers, one entry per namespace and instance, and what they hold."""
+
+    async def presence(self, namespace: str, instance: str) -> Presence | None:
+        """A worker's entry in the registry."""
+
+    async def presences(
+        self, namespace: str | None, after: tuple[str, str], limit: int
+    ) -> list[Presence]:
+        """Entries by (namespace, instance), also those that ran out or are marked dead."""
+
+    async def marked_presences(self, limit: int) -> list[Presence]:
+        """Entries of workers that are marked dead."""
+
+    async def put_presence(self, presence: Presence, old: Presence | None) -> bool:
+        """Writes an entry if what is stored has the stamp of `old` (None: there is nothing)."""
+
+    async def drop_presence(self, old: Presence) -> bool:
+        """Deletes an entry if what is stored has the stamp of `old`."""
+
+    async def drop_lapsed_presences(self, now: Millis) -> list[tuple[str, str]]:
+        """Deletes entries that ran out, never marked ones; returns (namespace, instance)."""
+
+    async def held_leases(
+        self,
+        instance: str,
+        worker: str | None,
+        namespace: str | None,
+        after: UUID | None,
+        limit: int,
+    ) -> list[HeldLease]:
+        """The leases of a worker instance by execution, also of executions that cannot be read."""
+
+    async def held_counts(self, instances: Sequence[str]) -> list[Holding]:
+        """How many leases these instances hold, those that hold none left out."""
 
 
 class Store(PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStore, Protocol):

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, Unavailable
 from flowfabric.core.base.time import Millis
-from flowfabric.store.contract import InboxEntry
+from flowfabric.store.queries import InboxEntry
 from flowfabric.store.sql import load_queries
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Info
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from flowfabric.store.sqlite.store import open_sqlite
 from flowfabric.testing.checks import Checks, at_once
 from flowfabric.testing.hand import ManualWorker

@@ -28,7 +28,7 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution.attempts import Held
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit.lab import W1, Lab
 from tests.kit.picture import refuses
 

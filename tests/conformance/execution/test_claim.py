@@ -21,7 +21,7 @@ from flowfabric.core.execution.status import (
     Vector,
 )
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract import ClaimCall
+from flowfabric.store.queries import ClaimCall
 from tests.kit.lab import TTL, W1, W2, Lab
 
 RETRY = {"retry_policy": {"max_retries": 9, "backoff": {"type": "fixed", "delay_ms": 0}}}

@@ -15,7 +15,7 @@ from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.store import readable
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit.damage import repair, run_sql, spoil
 from tests.kit.flow_lab import declare
 from tests.kit.lab import W2, Lab

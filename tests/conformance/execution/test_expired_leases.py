@@ -21,7 +21,7 @@ from flowfabric.engine.execution.attempts import Held, Owned
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import Description, LeaseView
 from flowfabric.engine.flow.flows import FlowCreated
-from flowfabric.store.contract import ExpiredLease
+from flowfabric.store.queries import ExpiredLease
 from tests.kit.flow_lab import settle
 from tests.kit.lab import TTL, W1, W2, Lab
 

@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.schedule import Schedule
-from flowfabric.store.contract import Glance
+from flowfabric.store.queries import Glance
 from tests.kit import limiting
 from tests.kit.lab import TTL, Lab
 

@@ -16,7 +16,7 @@ from flowfabric.core.execution.submission import Duplicate, Submission
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.execution.inbox import write_options
 from flowfabric.store import foreign
-from flowfabric.store.contract import InboxEntry, Query
+from flowfabric.store.queries import InboxEntry, Query
 from tests.kit.connections import libraries, rolled_back
 from tests.kit.lab import Lab
 

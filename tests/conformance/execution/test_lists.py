@@ -14,7 +14,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution.views import Info
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit import situations
 from tests.kit.lab import Lab
 from tests.kit.situations import ALL, LIVING

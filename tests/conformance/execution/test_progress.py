@@ -15,7 +15,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.step import Step
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract import Progress
+from flowfabric.store.queries import Progress
 from tests.kit.lab import Lab
 from tests.kit.owners import (
     RETRYING,

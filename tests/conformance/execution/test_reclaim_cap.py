@@ -18,7 +18,7 @@ from flowfabric.core.execution.model import Failure, Outcome, Start, Worker
 from flowfabric.core.execution.status import Ownership, PublicState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import Description
-from flowfabric.store.contract import ClaimCall
+from flowfabric.store.queries import ClaimCall
 from tests.kit.lab import TTL, W2, Lab
 
 NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))

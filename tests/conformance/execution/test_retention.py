@@ -11,8 +11,8 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Query
 from flowfabric.store.open import open_store
+from flowfabric.store.queries import Query
 from tests.kit import situations
 from tests.kit.lab import Lab
 from tests.kit.situations import ENDED, LIVING, load, take, timeouts

@@ -20,7 +20,7 @@ from flowfabric.core.execution.status import (
     Vector,
 )
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit.lab import Lab
 
 DAY = 86_400_000

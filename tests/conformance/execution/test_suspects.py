@@ -13,7 +13,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.explain.reasons import Code
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract import Suspects
+from flowfabric.store.queries import Suspects
 from tests.kit.lab import W2, Lab
 from tests.kit.situations import RETRY
 

@@ -20,8 +20,8 @@ from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine import sweep as sweep_module
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract import Glance
 from flowfabric.store.open import open_store
+from flowfabric.store.queries import Glance
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.situations import DELAY, RETRY, completions, load, take, timeouts

@@ -30,7 +30,7 @@ from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import Description, ExecutionContext
-from flowfabric.store.contract import Progress, Query
+from flowfabric.store.queries import Progress, Query
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.situations import ALL, DELAY, ENDED, described, is_legal, missing_ids, put, suspend

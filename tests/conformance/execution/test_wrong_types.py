@@ -28,7 +28,7 @@ from flowfabric.core.wait.model import Terms
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCreated
-from flowfabric.store.contract import Query, Suspects
+from flowfabric.store.queries import Query, Suspects
 from tests.kit.fuzzing import JUNK, PLAIN, escaped, public, settled, variants
 from tests.kit.lab import W2, Lab
 from tests.kit.waits import fresh_id, request, suspend

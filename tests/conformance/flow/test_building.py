@@ -31,7 +31,7 @@ from flowfabric.core.flow.join import AllOf, AnyOf, JoinState, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
 from flowfabric.engine.flow import flows
 from flowfabric.engine.flow.flows import FlowCreated
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit.flow_lab import failing
 from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, unknown
 from tests.kit.lab import Lab

@@ -26,7 +26,7 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, Node, member_id
 from flowfabric.core.flow.join import AnyOf, On, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
-from flowfabric.store.contract import Query
+from flowfabric.store.queries import Query
 from tests.kit.flow_lab import Drawn, declare, draw
 from tests.kit.flowing import counters
 from tests.kit.lab import Lab

@@ -19,7 +19,8 @@ from flowfabric.core.flow.model import Flow, FlowChange, FlowState
 from flowfabric.core.flow.outbox import SIBLING, OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import DedupRecord, Loaded, Needs
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import FlowQuery, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import FlowQuery
 from tests.kit.lab import TTL
 from tests.kit.situations import RETRY, suspension, timeouts
 from tests.store.flow_bench import (

@@ -14,7 +14,8 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState, changed
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import EdgeQuery, FlowQuery, Store
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import EdgeQuery, FlowQuery
 from tests.kit.lab import TTL
 from tests.kit.situations import suspension
 from tests.store.flow_bench import (

@@ -22,8 +22,9 @@ from flowfabric.core.flow.model import (
 )
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import FlowQuery, Renewal, Store
+from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
+from flowfabric.store.queries import FlowQuery, Renewal
 from tests.kit.lab import TTL
 from tests.store.flow_bench import (
     A,

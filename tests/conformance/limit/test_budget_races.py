@@ -12,7 +12,7 @@ from flowfabric.core.base.errors import RetryExhausted, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Limit
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, Reserved, Spent
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 from tests.kit.lab import W2, Lab
 from tests.kit.spending import TEAM, claimed, make, report, reserved, settled, spend, tokens, used
 

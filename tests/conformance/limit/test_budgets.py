@@ -19,7 +19,7 @@ from flowfabric.core.limit.spend import (
     SoftBreach,
     Spent,
 )
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 from tests.kit.flow_lab import declare
 from tests.kit.lab import Lab
 from tests.kit.situations import take

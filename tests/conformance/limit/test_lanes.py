@@ -9,7 +9,7 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.limit.lanes import share_out
-from flowfabric.store.contract import ClaimCall, Taken
+from flowfabric.store.queries import ClaimCall, Taken
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
 

@@ -10,7 +10,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Reservation
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, Overrun, Reserved, Spent
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 from tests.kit.lab import W2, Lab
 from tests.kit.situations import RETRY, take
 from tests.kit.spending import TEAM, make, reserved, settled, spend, tokens, used

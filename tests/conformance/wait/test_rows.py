@@ -29,8 +29,9 @@ from flowfabric.core.wait.model import (
     Waits,
 )
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import ClaimCall, Store
+from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
+from flowfabric.store.queries import ClaimCall
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import suspension
 

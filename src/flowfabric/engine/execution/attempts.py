@@ -43,7 +43,7 @@ from flowfabric.core.flow import progress
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, P, Service, T
 from flowfabric.engine.execution.claims import Claim, Claims
-from flowfabric.store.contract import Progress, SideWrite
+from flowfabric.store.queries import Progress, SideWrite
 
 MAX_STEP = 1 << 20
 

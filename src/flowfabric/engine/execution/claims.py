@@ -63,7 +63,7 @@ from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes, share_out
-from flowfabric.store.contract import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
+from flowfabric.store.queries import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
 
 log = logging.getLogger("flowfabric.claims")
 

@@ -12,7 +12,7 @@ from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.execution.event import EventKind, Family, StoredEvent, kinds_of
 from flowfabric.engine.context import Service
-from flowfabric.store.contract import EventPage, EventQuery
+from flowfabric.store.queries import EventPage, EventQuery
 
 POLL_FLOOR = 1.0
 MAX_PAGE = 1000

@@ -39,7 +39,7 @@ from flowfabric.core.flow.replay import ask_to_replay, replay_member
 from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.store.contract import EdgeQuery
+from flowfabric.store.queries import EdgeQuery
 
 _CHUNK = 5_000
 _OPERATOR = Owner(source=Source.OPERATOR)

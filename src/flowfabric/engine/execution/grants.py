@@ -44,7 +44,7 @@ from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
 from flowfabric.engine.limit.budget_gate import BudgetGate
-from flowfabric.store.contract import Taken
+from flowfabric.store.queries import Taken
 
 MAX_GRANT = Millis(60_000)
 DEFAULT_GRANT = Millis(10_000)

@@ -15,7 +15,8 @@ from flowfabric.core.execution.model import RANK_STEP, Snapshot
 from flowfabric.core.execution.policy import parse_policy, write_policy
 from flowfabric.core.execution.submission import Creation, Submission, create, ranked, refuse
 from flowfabric.engine.limit.known import KnownLimits
-from flowfabric.store.contract import MAX_BATCH, InboxEntry, Store
+from flowfabric.store.contract import MAX_BATCH, Store
+from flowfabric.store.queries import InboxEntry
 
 _OPTIONS = frozenset(
     {"priority", "key", "tags", "policy", "delay_until", "deadline_at", "creator", "encoding"}

@@ -32,7 +32,7 @@ from flowfabric.core.execution.status import (
     vector,
 )
 from flowfabric.engine.context import Service
-from flowfabric.store.contract import Counts, Detail, Progress, Query
+from flowfabric.store.queries import Counts, Detail, Progress, Query
 from flowfabric.store.readable import readable
 
 MAX_PAGE = 1000

@@ -70,7 +70,7 @@ from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import PAGE
 from flowfabric.engine.flow.walks import reaches, whole
-from flowfabric.store.contract import EdgeQuery
+from flowfabric.store.queries import EdgeQuery
 
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""

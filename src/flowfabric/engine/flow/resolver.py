@@ -33,7 +33,7 @@ from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.wait.signals import Signals
-from flowfabric.store.contract import EdgeQuery, Unsettled
+from flowfabric.store.queries import EdgeQuery, Unsettled
 
 PAGE = 500
 MAX_FLOWS = 64

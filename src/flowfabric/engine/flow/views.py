@@ -34,7 +34,7 @@ from flowfabric.core.flow.outbox import is_spared
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.watcher import FlowWaiting
-from flowfabric.store.contract import EdgeQuery, FlowQuery
+from flowfabric.store.queries import EdgeQuery, FlowQuery
 
 PAGE = 500
 MAX_ENTRIES = 100_000

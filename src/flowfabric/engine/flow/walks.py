@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.engine.flow.resolver import PAGE
-from flowfabric.store.contract import EdgeQuery, FlowStore
+from flowfabric.store.contract import FlowStore
+from flowfabric.store.queries import EdgeQuery
 
 
 async def whole(store: FlowStore, flow: UUID) -> tuple[dict[UUID, Snapshot], list[EdgeState]]:

@@ -27,8 +27,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_budgets import KnownBudgets
 from flowfabric.engine.limit.ledger import LedgerWriter
 from flowfabric.engine.limit.releases import Releases
-from flowfabric.store.contract import Taken
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds, Taken
 from flowfabric.store.readable import SET_ASIDE, load_readable
 
 T = TypeVar("T")

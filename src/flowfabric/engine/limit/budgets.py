@@ -50,7 +50,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.flow.flows import Flows
 from flowfabric.engine.limit.budget_gate import BudgetGate
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 
 T = TypeVar("T")
 

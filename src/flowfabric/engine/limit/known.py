@@ -10,7 +10,7 @@ from flowfabric.core.base.errors import NotFound
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.limit.quota import OF_TASK
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 
 REMEMBERED = 10_000
 

@@ -5,7 +5,7 @@ import asyncio
 from flowfabric.core.execution.model import Execution
 from flowfabric.core.limit.budget import Budget, Scope, chain, current
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 
 REFRESH = 1.0
 """Seconds until a budget of a namespace, flow or run made by another process is seen."""

@@ -18,7 +18,7 @@ from flowfabric.core.limit.budget_changes import turn_over
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 
 T = TypeVar("T")
 

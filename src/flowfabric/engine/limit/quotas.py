@@ -16,7 +16,7 @@ from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_nam
 from flowfabric.core.limit.release import Release, Room, limits_since
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.releases import Releases
-from flowfabric.store.contract_limits import QueueCount, QuotaViewRequest
+from flowfabric.store.queries import QueueCount, QuotaViewRequest
 
 MAX_PAGE = 1000
 MAX_KEYS = 100_000

@@ -21,7 +21,7 @@ from flowfabric.core.limit.release import QuotaView, Release, release, starts_ba
 from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
-from flowfabric.store.contract_limits import Crowd, QuotaViewRequest, Through
+from flowfabric.store.queries import Crowd, QuotaViewRequest, Through
 
 MAX_MOVES = 500
 LEAST = 32

@@ -10,7 +10,7 @@ from flowfabric.core.limit.release import forgotten_at
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
 from flowfabric.engine.limit.releases import Releases
-from flowfabric.store.contract_limits import Crowd
+from flowfabric.store.queries import Crowd
 from flowfabric.store.readable import load_each, load_readable, tell
 
 PAGE = 500

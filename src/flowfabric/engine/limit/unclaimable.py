@@ -18,7 +18,7 @@ from flowfabric.core.limit.unclaimable import (
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
-from flowfabric.store.contract_limits import QuotaViewRequest
+from flowfabric.store.queries import QuotaViewRequest
 from flowfabric.store.readable import load_readable
 
 REFRESH = 1.0

@@ -10,9 +10,9 @@ from msgspec import Struct, field
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget, Reservation
 from flowfabric.core.limit.spend import BudgetLedger
-from flowfabric.store.contract_limits import LedgerNeeds
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Session, columns
+from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import limit as limit_rows
 from flowfabric.store.rows.limit import (

@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
-from flowfabric.store.contract import ClaimCall, Suspects, Taken
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
+from flowfabric.store.queries import ClaimCall, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE
 from flowfabric.store.rows.execution import SNAPSHOT
 

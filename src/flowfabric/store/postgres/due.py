@@ -8,9 +8,9 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
 from flowfabric.store.clock import OffsetClock
-from flowfabric.store.contract import Glance
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
+from flowfabric.store.queries import Glance
 
 GLANCE_SECONDS = 3.0
 """At rest it is the only statement, so the one that notices a connection that fell silent."""

@@ -10,9 +10,9 @@ from operator import itemgetter
 from typing import Any
 
 from flowfabric.core.base.errors import Unavailable
-from flowfabric.store.contract import EventPage, EventQuery
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session, same
+from flowfabric.store.queries import EventPage, EventQuery
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.execution import read_event
 

@@ -14,12 +14,12 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
-from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import Session, columns, same
 from flowfabric.store.postgres.states import state_of
+from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot

@@ -12,11 +12,11 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Ended, Lease, Snapshot
-from flowfabric.store.contract import Progress, Renewal, SideWrite
 from flowfabric.store.postgres.apply import recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import Session, columns
+from flowfabric.store.queries import Progress, Renewal, SideWrite
 from flowfabric.store.rows.execution import EVENT, Row, event_row, workers_in, write_life
 from flowfabric.store.rows.flow import CHORE, chore_rows
 

@@ -12,9 +12,9 @@ from flowfabric.core.execution.model import Gate, Route, Start
 from flowfabric.core.limit.quota import Quota, Uses
 from flowfabric.core.limit.release import Candidate, Key, Line, QuotaView, Release, StartsBack
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.contract_limits import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Session, columns
+from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows.limit import (
     QUEUE,

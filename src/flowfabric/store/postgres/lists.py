@@ -11,10 +11,10 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
-from flowfabric.store.contract import Counts, ExpiredLease, Page, Query
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.states import OUTCOMES, filter_of, state_of
+from flowfabric.store.queries import Counts, ExpiredLease, Page, Query
 from flowfabric.store.readable import readable, stands_in
 from flowfabric.store.rows.execution import SNAPSHOT, Names, read_life
 

@@ -5,9 +5,9 @@ from functools import partial
 
 from flowfabric.core.execution.model import Route, Worker
 from flowfabric.core.execution.routing import satisfies
-from flowfabric.store.contract import ClaimCall
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
+from flowfabric.store.queries import ClaimCall
 from flowfabric.store.rows.execution import Names
 
 

@@ -7,9 +7,9 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Attempt, Snapshot
 from flowfabric.core.execution.step import Step
-from flowfabric.store.contract import Detail, Progress
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
+from flowfabric.store.queries import Detail, Progress
 from flowfabric.store.readable import named
 from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
 

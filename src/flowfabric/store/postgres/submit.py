@@ -10,10 +10,10 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
 from flowfabric.core.execution.submission import Creation
-from flowfabric.store.contract import InboxEntry
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import Session, columns
+from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows.execution import (
     COLUMNS,
     EXECUTION,

@@ -6,8 +6,8 @@ from uuid import UUID
 from flowfabric.core.base import document
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER, HeldLease, Presence
-from flowfabric.store.contract_workers import Holding
 from flowfabric.store.postgres.session import Session, same
+from flowfabric.store.queries import Holding
 from flowfabric.store.readable import read_document, readable_documents
 from flowfabric.store.rows.worker import read_held, read_holding, stamp_of
 

@@ -19,7 +19,7 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.flow.join import Edge, EdgeState
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
-from flowfabric.store.contract import EdgeQuery
+from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows.execution import Row
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.model import Worker
 from flowfabric.core.execution.registry import HeldLease, Presence
-from flowfabric.store.contract_workers import Holding
+from flowfabric.store.queries import Holding
 
 
 def read_held(row: Sequence[Any], read_uuid: Callable[[Any], UUID]) -> HeldLease:

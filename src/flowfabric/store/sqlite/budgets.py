@@ -7,7 +7,7 @@ from msgspec.json import encode
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget, Ledger, Reservation
 from flowfabric.core.limit.spend import BudgetLedger
-from flowfabric.store.contract_limits import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
     budget_row,

@@ -14,7 +14,7 @@ from msgspec.json import encode
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Flags, Head, Lease, Route, Snapshot, Start
 from flowfabric.core.execution.routing import satisfies
-from flowfabric.store.contract import ClaimCall, Renewal, SideWrite, Suspects, Taken
+from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.lanes import LaneGate, doors

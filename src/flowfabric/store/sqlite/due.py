@@ -6,7 +6,7 @@ from uuid import UUID
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
-from flowfabric.store.contract import Glance
+from flowfabric.store.queries import Glance
 from flowfabric.store.sqlite.session import Session, read_uuid
 
 FREE_PAGES = 1000

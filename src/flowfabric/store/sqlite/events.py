@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any
 
 from flowfabric.core.execution.event import StoredEvent
-from flowfabric.store.contract import EventPage, EventQuery
+from flowfabric.store.queries import EventPage, EventQuery
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for

@@ -12,7 +12,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
-from flowfabric.store.contract import EdgeQuery, FlowQuery, Unsettled
+from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.flow import EdgeSearch, read_chores, read_flow

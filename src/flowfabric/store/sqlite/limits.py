@@ -22,7 +22,7 @@ from flowfabric.core.limit.release import (
     one_key,
 )
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.contract_limits import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
+from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
     QUOTA,

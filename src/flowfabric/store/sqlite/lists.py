@@ -17,7 +17,7 @@ from flowfabric.core.execution.status import (
     PublicState,
     derive_public,
 )
-from flowfabric.store.contract import Counts, Page, Query
+from flowfabric.store.queries import Counts, Page, Query
 from flowfabric.store.readable import stands_in
 from flowfabric.store.rows.execution import SUSPENDED
 from flowfabric.store.sqlite.claim import routes_for

@@ -13,7 +13,8 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
 from flowfabric.core.execution.routing import Capabilities, satisfies
 from flowfabric.core.execution.step import Step
-from flowfabric.store.contract import MAX_BATCH, Detail, ExpiredLease, Progress
+from flowfabric.store.contract import MAX_BATCH
+from flowfabric.store.queries import Detail, ExpiredLease, Progress
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for

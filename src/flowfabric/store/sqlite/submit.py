@@ -8,7 +8,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Ready
 from flowfabric.core.execution.submission import Creation
-from flowfabric.store.contract import InboxEntry
+from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.session import Session, read_uuid, state_row
 

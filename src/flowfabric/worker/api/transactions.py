@@ -18,7 +18,7 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.inbox import write_options
 from flowfabric.store import foreign
 from flowfabric.store.clock import Clock
-from flowfabric.store.contract import InboxEntry
+from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows.execution import trim_at
 from flowfabric.worker.codec import encode
 

@@ -22,7 +22,8 @@ from flowfabric.core.base.errors import Corruption, FlowFabricError, Locked, Una
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Ended, Snapshot
 from flowfabric.store.clock import Clock
-from flowfabric.store.contract import MAX_BATCH, Renewal, Store
+from flowfabric.store.contract import MAX_BATCH, Store
+from flowfabric.store.queries import Renewal
 from flowfabric.store.readable import load_each, load_readable
 from flowfabric.worker.run.lease import Key, Loss, WorkerLease
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.contract import Renewal
+from flowfabric.store.queries import Renewal
 from flowfabric.worker.run.until_available import until_available
 
 Key = tuple[UUID, int]

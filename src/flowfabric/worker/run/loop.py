@@ -26,7 +26,8 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import MAX_CLAIM, Claim, check_lanes, check_ttl
-from flowfabric.store.contract import Store, Suspects
+from flowfabric.store.contract import Store
+from flowfabric.store.queries import Suspects
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.executor import ActiveRun, Executor

@@ -1,0 +1,277 @@
+"""What is asked of a store, and what it answers (`store.contract`)."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+from msgspec import Struct
+
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind, StoredEvent
+from flowfabric.core.execution.model import Gate, Route, Snapshot, Worker
+from flowfabric.core.execution.routing import Capabilities
+from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.step import Step
+from flowfabric.core.flow.join import EdgeState
+from flowfabric.core.flow.model import FlowState
+from flowfabric.core.limit.quota import Uses
+
+
+class Suspects(StrEnum):
+    """Which executions a claim takes: as they come, only those that are no suspects, or only
+    suspects (`core/execution/takeover.py`)."""
+
+    ANY = "any"
+    NONE = "none"
+    ONLY = "only"
+
+
+class ClaimCall(Struct, frozen=True, gc=False):
+    """One request for work. `id` becomes the lease id of everything it takes, so repeating a
+    call whose reply was lost returns what it already took."""
+
+    id: UUID
+    worker: Worker
+    capabilities: Capabilities
+    lanes: tuple[str, ...]
+    namespace: str | None
+    limit: int
+    ttl: Millis
+    kinds: frozenset[str] | None = None
+    repeated: bool = False
+    suspects: Suspects = Suspects.ANY
+
+
+class Taken(Struct, frozen=True, gc=False):
+    """One claimed execution; `snapshot.state` is Active."""
+
+    snapshot: Snapshot
+    payload: bytes
+
+
+class Renewal(Struct, frozen=True, gc=False):
+    uuid: UUID
+    lease_id: UUID
+    epoch: int
+    ttl: Millis
+
+
+class Progress(Struct, frozen=True):
+    """What the owner last said about how far it is. None leaves the earlier value."""
+
+    percent: int | None = None
+    message: str | None = None
+
+
+class SideWrite(Struct, frozen=True, gc=False):
+    """A side write under a fence: written only while that very lease stands and has not expired.
+
+    It never bumps the version of the state row.
+    """
+
+    uuid: UUID
+    lease_id: UUID
+    epoch: int
+    progress: Progress | None = None
+    step: Step | None = None
+
+
+class InboxEntry(Struct, frozen=True):
+    """A submission made in somebody else's transaction; `options` is a document with the members
+    of a Submission that are not columns here."""
+
+    uuid: UUID
+    at: Millis
+    kind: str
+    namespace: str
+    lane: str
+    options: bytes
+    payload: bytes
+
+
+class Detail(Struct, frozen=True):
+    """Everything a person may want to see of one execution. `progress_of` is the attempt that
+    reported its progress, which may be an earlier one."""
+
+    snapshot: Snapshot
+    payload: bytes
+    tags: Mapping[str, str]
+    progress: Progress | None
+    touched_at: Millis
+    progress_of: int | None = None
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """A filter over executions; members that are None do not filter."""
+
+    namespace: str | None = None
+    lane: str | None = None
+    kind: str | None = None
+    states: tuple[PublicState, ...] = ()
+    tag: tuple[str, str] | None = None
+    created_from: Millis | None = None
+    created_until: Millis | None = None
+    after: tuple[Millis, UUID] | None = None
+    limit: int = 100
+    newest_first: bool = False
+
+
+class Page(Struct, frozen=True):
+    """`cursor` is None when there is nothing more. A short page may still have a cursor.
+    `unreadable` are executions of this page that cannot be read."""
+
+    items: tuple[Snapshot, ...]
+    cursor: tuple[Millis, UUID] | None
+    unreadable: tuple[UUID, ...] = ()
+
+
+class Counts(Struct, frozen=True):
+    """How many executions are in each public state; `capped` names those that are at least that
+    many (counting stops at 100,000)."""
+
+    by_state: Mapping[str, int]
+    capped: frozenset[str]
+
+
+class EventQuery(Struct, frozen=True, kw_only=True):
+    """Events with `seq` above `after`, oldest first."""
+
+    after: int = 0
+    limit: int = 1000
+    uuid: UUID | None = None
+    namespace: str | None = None
+    kinds: frozenset[EventKind] | None = None
+    tag: tuple[str, str] | None = None
+
+
+class EventPage(Struct, frozen=True):
+    """`cursor` is the `seq` up to which everything was seen, also what the filter left out."""
+
+    events: tuple[StoredEvent, ...]
+    cursor: int
+
+
+class ExpiredLease(Struct, frozen=True):
+    """A lease that ran out or was revoked and was not reclaimed yet."""
+
+    id: ExecutionId
+    lease_id: UUID
+    epoch: int
+    instance: str
+    expires_at: Millis
+    attempt: int
+
+
+class Glance(Struct, frozen=True):
+    """What there is to do. `arrivals` wait to be let in, `ready` work to be claimed. The rest is
+    told to the holder of the duty only: whether there is anything to sweep now (`busy`), and the
+    next moment after now at which something becomes due."""
+
+    has_duty: bool
+    arrivals: bool
+    ready: bool
+    busy: bool = False
+    next_at: Millis | None = None
+
+
+class EdgeQuery(Struct, frozen=True, kw_only=True):
+    """Edges of a flow by id, with an id above `after`; of the given executions only, if given."""
+
+    flow: UUID
+    upstreams: tuple[UUID, ...] | None = None
+    downstreams: tuple[UUID, ...] | None = None
+    ids: tuple[UUID, ...] | None = None
+    unsettled: bool = False
+    after: UUID | None = None
+    limit: int = 500
+
+
+class Unsettled(Struct, frozen=True):
+    """An edge that is not settled, and its downstream as the same moment saw it; None when that is
+    not there or cannot be read."""
+
+    state: EdgeState
+    downstream: Snapshot | None
+
+
+class FlowQuery(Struct, frozen=True, kw_only=True):
+    """Flows by (created_at, id)."""
+
+    namespace: str | None = None
+    kind: str | None = None
+    states: tuple[FlowState, ...] = ()
+    tag: tuple[str, str] | None = None
+    after: tuple[Millis, UUID] | None = None
+    limit: int = 100
+    newest_first: bool = False
+
+
+class Crowd(Struct, frozen=True):
+    """A queue somebody waits in: at which gate, and who is first. `known`: there is a row that
+    says which quota it is for (only queues before quotas have one)."""
+
+    queue: int
+    gate: Gate
+    first: UUID
+    known: bool
+
+
+class QuotaViewRequest(Struct, frozen=True):
+    """Which lines of a quota a release looks at: those of `queues` (None: of all its queues) in
+    which somebody waits at the limits gate, at most `lines` by (turn, queue), of each the best
+    `depth` by (rank, id). Who has a route of `closed` is passed over, and of `draining` who would
+    begin, as if they were not there."""
+
+    quota: str
+    queues: tuple[int, ...] | None
+    lines: int
+    depth: int
+    now: Millis
+    closed: tuple[Route, ...] = ()
+    draining: tuple[Route, ...] = ()
+
+
+class Through(Struct, frozen=True):
+    """What a release let through, and the lanes that have work now."""
+
+    moved: frozenset[UUID]
+    lanes: frozenset[str]
+
+
+class QueueCount(Struct, frozen=True):
+    """How many wait in a queue and how many hold a slot of it; of those `running` have a lease, the
+    others wait for a worker."""
+
+    uses: Uses
+    waiting: int
+    held: int
+    running: int = 0
+
+
+class WaitCount(Struct, frozen=True):
+    """How many executions of a lane wait at a gate, in which queue (if in any). Without a gate
+    they are ready: nothing but a worker is missing."""
+
+    gate: Gate | None
+    queue: int | None
+    count: int
+
+
+class LedgerNeeds(Struct, frozen=True):
+    """Which budgets, and what was noted of them. Budgets come with all they are part of, ledgers
+    and reservations are those of the executions (and of the given ids)."""
+
+    budgets: tuple[str, ...] = ()
+    charges: tuple[tuple[str, str], ...] = ()
+    executions: tuple[UUID, ...] = ()
+    reservations: tuple[UUID, ...] = ()
+
+
+class Holding(NamedTuple):
+    """How many leases a worker holds in a namespace."""
+
+    worker: Worker
+    namespace: str
+    leases: int
