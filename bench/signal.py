@@ -24,7 +24,7 @@ from flowfabric import Context, Fabric, WorkerOptions
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.execution.model import Worker
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.wait.condition import Count, CountKind
+from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait
 from flowfabric.engine.engine import Engine
 

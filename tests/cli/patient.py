@@ -6,7 +6,7 @@ from typing import Any
 from flowfabric import Context, Fabric
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Worker
-from flowfabric.core.wait.condition import Single
+from flowfabric.core.wait.condition.model import Single
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait
 from flowfabric.worker.api.task import Task
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
-from flowfabric.core.wait.condition import Condition
+from flowfabric.core.wait.condition.model import Condition
 from flowfabric.core.wait.model import Effect, ReceivedSignal
 from flowfabric.core.wait.signal import Accepted, Delivery, DuplicateSignal
 from flowfabric.core.wait.token import Token

@@ -25,7 +25,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.status import Vector
 from flowfabric.core.wait import suspend as rules
-from flowfabric.core.wait.condition import Single
+from flowfabric.core.wait.condition.model import Single
 from flowfabric.core.wait.model import Loaded
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait
 from flowfabric.engine.execution.claims import Claim
@@ -102,7 +102,7 @@ def suspension(
     id = UUID(int=snapshot.head.version)
     wait = Wait(condition=Single("go"), bindings=(Binding(id=id, key="go"),))
     request = Suspend(id=id, waits=(wait,), reason=reason, kid="k1")
-    return rules.suspend(snapshot, owner, now, request, Loaded({}, {}, []))
+    return rules.suspend(snapshot, now, owner, request, Loaded({}, {}, []))
 
 
 async def suspend(lab: Lab, claim: Claim, reason: str = "waiting_for_signal") -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
-from flowfabric.core.wait.condition import (
+from flowfabric.core.wait.condition.model import (
     ByName,
     Condition,
     OperatorOnly,

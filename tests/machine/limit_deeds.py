@@ -27,7 +27,7 @@ from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.core.limit.lane import LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use
 from flowfabric.core.limit.spend import Reserved
-from flowfabric.core.wait.condition import Single
+from flowfabric.core.wait.condition.model import Single
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait
 from flowfabric.engine.execution.claims import Claim

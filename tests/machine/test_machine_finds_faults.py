@@ -195,11 +195,9 @@ def no_growth(snapshot: Snapshot | None, now: Millis) -> Change[object]:
     return replace(change, after=after)
 
 
-def no_marks(
-    deliver: object, row: object, more: tuple[DedupRecord, ...]
-) -> tuple[DedupRecord, ...]:
+def no_records(delivering: object) -> list[DedupRecord]:
     """A signal leaves nothing behind by which its repeat would be recognised."""
-    return more
+    return []
 
 
 def no_second_look(snapshot: Snapshot | None, now: Millis, signal_id: UUID) -> Any:
@@ -223,7 +221,7 @@ RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (attempt, "_failed_by", no_repeat),
     (attempt, "_ended_by", no_repeat),
     (operator, "replay", no_growth),
-    (signal._Deliver, "_marks", no_marks),
+    (signal._Delivering, "_records", no_records),
     (resume, "expire_suspension", no_second_look),
 ]
 

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.wait import condition as core
 from flowfabric.core.wait.channel import waitpoint_id
+from flowfabric.core.wait.condition import model as core
 from flowfabric.core.wait.model import Behaviour, ResumePolicy, StepRef
 from flowfabric.core.wait.signal import Delivery, DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
@@ -362,7 +362,7 @@ def _suspend(request: Request, life: Life) -> Suspend:
 def _condition(condition: Condition) -> core.Condition:
     match condition:
         case Every(members):
-            return core.AllOf(tuple(_condition(member) for member in members))
+            return core.AllTrue(tuple(_condition(member) for member in members))
         case Single(key, name):
             return core.Single(key, _matcher(name) or core.Wildcard())
         case AtLeast(n, kind, keys, name):

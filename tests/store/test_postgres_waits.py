@@ -54,9 +54,9 @@ def signalled(snapshot: Snapshot, id: int, *, number: int = 1, **written: Any) -
 async def test_a_lost_reply_to_a_signal_is_recognised(bench: Bench) -> None:
     one, two = await bench.submit_many(2)
     waitpoint = Waitpoint(HERE, one.execution.uuid, "wp", Millis(5), "k1")
-    marks = (DedupRecord(b"k", None, b"1"), DedupRecord(b"l"), DedupRecord(b"k", Millis(9), b"2"))
+    records = (DedupRecord(b"k", None, b"1"), DedupRecord(b"l"), DedupRecord(b"k", Millis(9), b"2"))
     changes = [
-        signalled(one, 1, waitpoints=(waitpoint,), marks=marks, counted=((1, FIRST),)),
+        signalled(one, 1, waitpoints=(waitpoint,), dedup=records, counted=((1, FIRST),)),
         signalled(two, 2),
     ]
     lose_reply(bench.store.session.apply)
@@ -66,7 +66,7 @@ async def test_a_lost_reply_to_a_signal_is_recognised(bench: Bench) -> None:
     ask = Needs(one.execution.uuid, (HERE,), (b"k", b"l"))
     (memory,) = await bench.store.load_needs([ask])
     assert memory.waitpoints == {HERE: waitpoint}
-    assert list(memory.marks.values()) == [marks[2], marks[1]]
+    assert list(memory.dedup.values()) == [records[2], records[1]]
 
 
 async def test_a_waitpoint_that_was_there_does_not_hide_ones_own_change(bench: Bench) -> None:
@@ -92,8 +92,8 @@ async def test_a_rivals_signal_is_not_taken_for_ones_own(bench: Bench) -> None:
 
 async def test_a_rivals_mark_is_not_taken_for_ones_own(bench: Bench) -> None:
     snapshot = await bench.submit()
-    first = replace(signalled(snapshot, 1, marks=(DedupRecord(b"k", None, b"1"),)), signals=())
-    second = replace(first, marks=(DedupRecord(b"k", None, b"2"),))
+    first = replace(signalled(snapshot, 1, dedup=(DedupRecord(b"k", None, b"1"),)), signals=())
+    second = replace(first, dedup=(DedupRecord(b"k", None, b"2"),))
     await bench.apply(first)
     lose_reply(bench.store.session.apply)
     assert await bench.store.apply([second]) == set()
@@ -145,7 +145,7 @@ async def test_a_change_without_waits_sends_nothing_for_them(bench: Bench) -> No
 
 
 async def test_a_signal_is_one_statement_more_for_each_table(bench: Bench) -> None:
-    change = signalled(await bench.submit(), 1, marks=(DedupRecord(b"k"),))
+    change = signalled(await bench.submit(), 1, dedup=(DedupRecord(b"k"),))
     assert await statements(bench, change) == [
         "state_versions", "gone_ready", "new_ready", "new_signals", "new_marks",
     ]  # fmt: skip

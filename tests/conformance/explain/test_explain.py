@@ -8,7 +8,7 @@ from flowfabric.core.explain.run import Reason
 from flowfabric.core.flow.join import AnyOf, Quorum, Rest
 from flowfabric.core.limit.budget import Budget, Limit, Scope
 from flowfabric.core.limit.quota import Quota, Rate
-from flowfabric.core.wait.condition import ByName, Single
+from flowfabric.core.wait.condition.model import ByName, Single
 from flowfabric.engine import explain as limits_of_explain
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store

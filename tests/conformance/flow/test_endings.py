@@ -275,12 +275,12 @@ async def test_edges_are_recalled_by_id_and_all_into_one(bench: Bench) -> None:
     beside = edge(flow, 9, A, B)
     assert await bench.apply(await bench.load(flow), edges=(beside,))
     stranger, _ = await _joined(bench, other, 1)
-    change = touch(member, settled=((edges[1].id, Outcome.EXPIRED),), marks=(DedupRecord(b"k"),))
+    change = touch(member, settled=((edges[1].id, Outcome.EXPIRED),), dedup=(DedupRecord(b"k"),))
     await bench.write(change)
     one, two, three = EdgeState(edges[0]), EdgeState(edges[1], Outcome.EXPIRED), EdgeState(edges[2])
     child = uuid_of(member)
     asks = [
-        Needs(child, edges=(edges[1].id, beside.id, B), marks=(b"k",)),
+        Needs(child, edges=(edges[1].id, beside.id, B), dedup=(b"k",)),
         Needs(child, incoming=True),
         Needs(child, edges=(beside.id,), incoming=True),
         Needs(uuid_of(stranger), edges=(edges[1].id,)),

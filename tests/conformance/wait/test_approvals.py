@@ -20,7 +20,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import ByName, Condition, Count, CountKind
+from flowfabric.core.wait.condition.model import ByName, Condition, Count, CountKind
 from flowfabric.core.wait.model import Effect, Terms
 from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait

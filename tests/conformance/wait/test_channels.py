@@ -21,7 +21,7 @@ from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.channel import channel_id
-from flowfabric.core.wait.condition import AllOf, Single
+from flowfabric.core.wait.condition.model import AllTrue, Single
 from flowfabric.core.wait.model import Effect, ResumePolicy, Terms
 from flowfabric.core.wait.signal import Accepted, DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
@@ -385,7 +385,7 @@ async def test_a_condition_may_name_several_channels(lab: Lab) -> None:
         Binding(id=channel_id(snapshot, key), key=key, use=WaitpointUse.EITHER, lasting=True)
         for key in ("a", "b")
     )
-    arm = Wait(condition=AllOf((Single("a"), Single("b"))), bindings=bindings, policy=LASTING)
+    arm = Wait(condition=AllTrue((Single("a"), Single("b"))), bindings=bindings, policy=LASTING)
     assert not (await suspend(lab, claim, arm)).satisfied
     assert await sent(lab, claim.id, "b") is Effect.SATISFIED
     assert await heard(lab, await lab.claim_one()) == ["a", "b"]

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid, WaitpointClosed
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import (
-    AllOf,
-    AnyOf,
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
     Condition,
     Count,
@@ -35,7 +35,7 @@ from tests.kit.waits import in_, named, suspend, wait_at, wait_on
 
 pytestmark = pytest.mark.rules
 
-BOTH = AllOf((named("a"), named("b")))
+BOTH = AllTrue((named("a"), named("b")))
 
 
 class Play:
@@ -185,7 +185,7 @@ async def test_a_count_that_can_never_be_reached_waits(lab: Lab) -> None:
 
 
 async def test_a_waitpoint_named_twice_is_one(lab: Lab) -> None:
-    game = await play(lab, AllOf((Count(1, CountKind.WAITPOINTS, ("a", "a")), Single("b"))))
+    game = await play(lab, AllTrue((Count(1, CountKind.WAITPOINTS, ("a", "a")), Single("b"))))
     assert await game.hear("a", "b") == [Effect.APPENDED, Effect.SATISFIED]
 
 
@@ -196,7 +196,7 @@ def nested(depth: int) -> Condition:
     """A tree of that many bodies within one another, a composite at the bottom."""
     inner: Condition = Count(2, CountKind.SIGNALS, ("deep",))
     for level in range(depth - 1):
-        inner = AllOf((named(f"n{level}", "top"), inner))
+        inner = AllTrue((named(f"n{level}", "top"), inner))
     return inner
 
 
@@ -224,7 +224,7 @@ async def test_deeper_trees_are_refused_before_the_store_is_touched(lab: Lab) ->
         (Count(0, CountKind.SIGNALS, ("go",)), "count_n_zero"),
         (Count(1, CountKind.SIGNALS, ()), "count_waitpoints_empty"),
         (Count(2, CountKind.WAITPOINTS, ("a", "a")), "count_exceeds_waitpoint_set"),
-        (AllOf(()), "allof_empty_members"),
+        (AllTrue(()), "allof_empty_members"),
     ],
 )
 async def test_conditions_that_make_no_sense_are_refused(
@@ -232,7 +232,10 @@ async def test_conditions_that_make_no_sense_are_refused(
 ) -> None:
     """E-T290: and the text ends with the place"""
     claim = await lab.running()
-    for wrong, path in ((condition, "<root>"), (AllOf((Single("a"), condition)), "members[1]")):
+    for wrong, path in (
+        (condition, "<root>"),
+        (AllTrue((Single("a"), condition)), "members[1]"),
+    ):
         with pytest.raises(Invalid) as caught:
             await suspend(lab, claim, wait_on(lab, wrong, *wait_on(lab, "a").bindings))
         assert caught.value.detail.startswith(detail)
@@ -241,7 +244,7 @@ async def test_conditions_that_make_no_sense_are_refused(
 
 async def test_two_counts_do_not_share_what_they_count(lab: Lab) -> None:
     """E-X21: two equal kinds in one tree, each with its own waitpoint or name"""
-    tree = AllOf(
+    tree = AllTrue(
         (
             Count(2, CountKind.SIGNALS, ("a",)),
             Count(2, CountKind.SIGNALS, ("b",)),
@@ -256,19 +259,21 @@ async def test_two_counts_do_not_share_what_they_count(lab: Lab) -> None:
 
 
 async def test_a_signal_counts_for_every_member_that_hears_it(lab: Lab) -> None:
-    game = await play(lab, AllOf((Single("go"), named("a"), Count(1, CountKind.SOURCES, ("go",)))))
+    game = await play(
+        lab, AllTrue((Single("go"), named("a"), Count(1, CountKind.SOURCES, ("go",))))
+    )
     assert await game.hear("go:a") == [Effect.SATISFIED]
 
 
 async def test_one_branch_of_several_is_enough(lab: Lab) -> None:
-    game = await play(lab, AnyOf((AllOf((named("a"), named("b"))), Single("stop"))))
+    game = await play(lab, AnyTrue((AllTrue((named("a"), named("b"))), Single("stop"))))
     assert await game.hear("go:a", "stop") == [Effect.APPENDED, Effect.SATISFIED]
 
 
 async def test_members_that_no_signal_ends_wait_for_an_operator(lab: Lab) -> None:
     """§4.2"""
     for never in (OperatorOnly(), TimeoutOnly()):
-        claim, answer = await waiting(lab, AllOf((Single("go"), never)), timeout_at=in_(lab, 99))
+        claim, answer = await waiting(lab, AllTrue((Single("go"), never)), timeout_at=in_(lab, 99))
         game = Play(lab, claim, answer)
         assert await game.hear("go", "go") == [Effect.APPENDED, Effect.REPEATED]
         await lab.engine.executions.resume(claim.id)
@@ -277,7 +282,7 @@ async def test_members_that_no_signal_ends_wait_for_an_operator(lab: Lab) -> Non
 
 async def test_all_signals_that_contributed_are_observed_in_order(lab: Lab) -> None:
     """E-T270, E-T291, D-5: nothing that did not count"""
-    game = await play(lab, AllOf((named("a"), Count(2, CountKind.SOURCES, ("go",), ByName("v")))))
+    game = await play(lab, AllTrue((named("a"), Count(2, CountKind.SOURCES, ("go",), ByName("v")))))
     await game.hear("go:v", source="ann")
     await game.hear("go:noise", "go:a", "go:a", source="eve")
     await game.hear("go:v", source="ann")
@@ -321,7 +326,7 @@ async def test_what_was_buffered_counts_in_a_composite_condition(lab: Lab) -> No
     ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
     assert await effect(lab, claim.id, ticket, "a", source="ann") is Effect.BUFFERED
     await effect(lab, claim.id, ticket, "c", source="ann")
-    tree = AllOf((named("a"), Count(3, CountKind.SOURCES, ("go",))))
+    tree = AllTrue((named("a"), Count(3, CountKind.SOURCES, ("go",))))
     assert not (await suspend(lab, claim, wait_at(ticket, tree))).satisfied
     assert await effect(lab, claim.id, ticket, "a", source="ann") is Effect.REPEATED
     assert await effect(lab, claim.id, ticket, "d", source="bob") is Effect.APPENDED

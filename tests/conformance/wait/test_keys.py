@@ -25,7 +25,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait import keyring
-from flowfabric.core.wait.condition import Count, CountKind
+from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.keyring import AlreadySeeded, Kids, Noop, Rotated, Seeded
 from flowfabric.core.wait.model import Effect
 from flowfabric.engine.context import Options

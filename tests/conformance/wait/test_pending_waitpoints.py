@@ -22,7 +22,13 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.lease import AlreadySatisfied, Owner
 from flowfabric.core.execution.model import Source
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import AllOf, Count, CountKind, Single, all_waitpoints
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    Count,
+    CountKind,
+    Single,
+    all_waitpoints,
+)
 from flowfabric.core.wait.model import Effect, Terms
 from flowfabric.core.wait.signal import Accepted
 from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
@@ -282,7 +288,7 @@ async def test_the_key_of_a_pending_waitpoint_must_fit_the_condition(lab: Lab) -
         await suspend(lab, claim, wait_at(ticket, Single("b")))
     two = (Binding(id=ticket.id, use=WaitpointUse.PENDING), Binding(id=fresh_id(lab), key="b"))
     with pytest.raises(Invalid, match="extra_binding_not_referenced_by_condition: a"):
-        await suspend(lab, claim, Wait(condition=AllOf((Single("b"),)), bindings=two))
+        await suspend(lab, claim, Wait(condition=AllTrue((Single("b"),)), bindings=two))
     assert await open_keys(lab, claim.id) == ["a"]
 
 

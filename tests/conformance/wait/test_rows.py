@@ -1,4 +1,4 @@
-"""What is kept of waiting: waitpoints, signals, marks, the keys of tokens, who is suspended."""
+"""What is kept of waiting: waitpoints, signals, dedup records, keys of tokens, who is suspended."""
 
 import asyncio
 import itertools
@@ -164,15 +164,15 @@ async def test_a_signal_is_remembered_whole(bench: Bench, payload: bytes | None)
 
 async def test_a_mark_is_remembered_whole_also_when_it_ran_out(bench: Bench) -> None:
     (snapshot,) = await bench.submitted()
-    marks = (
+    records = (
         DedupRecord(b"\x00\xff", Millis(1), b"{}"),
         DedupRecord(b"", None, b""),
         DedupRecord(b"a", Millis(0)),
     )
-    await bench.write(change_of(snapshot, marks=marks))
-    keys = tuple(mark.key for mark in marks)
-    memory = await bench.load_needs(Needs(uuid_of(snapshot), marks=(*keys, b"never")))
-    assert memory.marks == {mark.key: mark for mark in marks}
+    await bench.write(change_of(snapshot, dedup=records))
+    keys = tuple(record.key for record in records)
+    memory = await bench.load_needs(Needs(uuid_of(snapshot), dedup=(*keys, b"never")))
+    assert memory.dedup == {record.key: record for record in records}
 
 
 # -- writing
@@ -195,12 +195,12 @@ async def test_the_last_mark_of_a_key_stays(bench: Bench) -> None:
         DedupRecord(b"k", Millis(9), b"2"),
         DedupRecord(b"k", None, b"3"),
     )
-    change = change_of(snapshot, marks=(old, DedupRecord(b"other"), new))
+    change = change_of(snapshot, dedup=(old, DedupRecord(b"other"), new))
     await bench.write(change)
-    ask = Needs(uuid_of(snapshot), marks=(b"k", b"other"))
-    assert (await bench.load_needs(ask)).marks == {b"k": new, b"other": DedupRecord(b"other")}
-    await bench.write(change_of(after(change), marks=(newer,)))
-    assert (await bench.load_needs(ask)).marks[b"k"] == newer
+    ask = Needs(uuid_of(snapshot), dedup=(b"k", b"other"))
+    assert (await bench.load_needs(ask)).dedup == {b"k": new, b"other": DedupRecord(b"other")}
+    await bench.write(change_of(after(change), dedup=(newer,)))
+    assert (await bench.load_needs(ask)).dedup[b"k"] == newer
 
 
 async def test_a_signal_counts_for_a_later_suspension(bench: Bench) -> None:
@@ -216,14 +216,14 @@ async def test_a_signal_counts_for_a_later_suspension(bench: Bench) -> None:
 async def test_a_signal_may_be_accepted_and_counted_in_one_write(bench: Bench) -> None:
     (snapshot,) = await bench.submitted()
     one = heard(1, HERE)
-    accepted = change_of(snapshot, signals=(one,), marks=(DedupRecord(b"k", None, b"1"),))
+    accepted = change_of(snapshot, signals=(one,), dedup=(DedupRecord(b"k", None, b"1"),))
     counted = change_of(
-        after(accepted), counted=((1, FIRST),), marks=(DedupRecord(b"k", None, b"2"),)
+        after(accepted), counted=((1, FIRST),), dedup=(DedupRecord(b"k", None, b"2"),)
     )
     await bench.write(fold(accepted, counted))
     assert await bench.store.signals(uuid_of(snapshot)) == [replace(one, suspension=FIRST)]
-    memory = await bench.load_needs(Needs(uuid_of(snapshot), marks=(b"k",)))
-    assert memory.marks[b"k"].doc == b"2"
+    memory = await bench.load_needs(Needs(uuid_of(snapshot), dedup=(b"k",)))
+    assert memory.dedup[b"k"].doc == b"2"
 
 
 async def test_a_refused_change_leaves_nothing(bench: Bench) -> None:
@@ -233,7 +233,7 @@ async def test_a_refused_change_leaves_nothing(bench: Bench) -> None:
     written: dict[str, Any] = {
         "signals": (heard(2, HERE),),
         "counted": ((1, SECOND),),
-        "marks": (DedupRecord(b"k"),),
+        "dedup": (DedupRecord(b"k"),),
     }
     changes = [
         change_of(moved, waitpoints=(waitpoint(moved),), **written),
@@ -254,11 +254,11 @@ async def test_a_signal_number_is_given_once(bench: Bench) -> None:
     snapshot, other = await bench.submitted(2)
     change = change_of(snapshot, signals=(heard(1, HERE),))
     await bench.write(change)
-    again = change_of(after(change), signals=(heard(1, HERE),), marks=(DedupRecord(b"k"),))
-    beside = change_of(other, signals=(heard(1, HERE),), marks=(DedupRecord(b"k"),))
+    again = change_of(after(change), signals=(heard(1, HERE),), dedup=(DedupRecord(b"k"),))
+    beside = change_of(other, signals=(heard(1, HERE),), dedup=(DedupRecord(b"k"),))
     with pytest.raises(Invalid):
         await bench.store.apply([again, beside])
-    asks = [Needs(uuid_of(s), marks=(b"k",), buffered=((HERE, 0),)) for s in (snapshot, other)]
+    asks = [Needs(uuid_of(s), dedup=(b"k",), buffered=((HERE, 0),)) for s in (snapshot, other)]
     assert await bench.store.load_needs(asks) == [
         Loaded({}, {}, list(change.signals)),
         Loaded({}, {b"k": DedupRecord(b"k")}, list(beside.signals)),
@@ -282,14 +282,14 @@ async def test_each_ask_gets_its_own_answer_in_order(bench: Bench) -> None:
     one, two = await bench.submitted(2)
     signals = [heard(n, (HERE, THERE)[n % 2]) for n in range(1, 7)]
     await bench.write(
-        change_of(one, signals=tuple(reversed(signals)), marks=(DedupRecord(b"k", None, b"1"),)),
-        change_of(two, waitpoints=(waitpoint(two),), marks=(DedupRecord(b"k", None, b"2"),)),
+        change_of(one, signals=tuple(reversed(signals)), dedup=(DedupRecord(b"k", None, b"1"),)),
+        change_of(two, waitpoints=(waitpoint(two),), dedup=(DedupRecord(b"k", None, b"2"),)),
     )
     first, second, third, fourth = await bench.store.load_needs(
         [
-            Needs(uuid_of(two), waitpoints=(HERE, THERE), marks=(b"k",)),
+            Needs(uuid_of(two), waitpoints=(HERE, THERE), dedup=(b"k",)),
             Needs(uuid_of(one), buffered=((HERE, 2), (THERE, 3))),
-            Needs(uuid_of(one), marks=(b"k", b"l"), buffered=((HERE, 4), (HERE, 5))),
+            Needs(uuid_of(one), dedup=(b"k", b"l"), buffered=((HERE, 4), (HERE, 5))),
             Needs(uuid_of(one), waitpoints=(HERE,), buffered=((HERE, 6),)),
         ]
     )
@@ -307,7 +307,7 @@ async def test_five_hundred_asks_are_answered_at_once(bench: Bench) -> None:
             snapshot,
             waitpoints=(waitpoint(snapshot, 1), waitpoint(snapshot, 2)),
             signals=(heard(1, HERE), heard(2, THERE), heard(3, HERE)),
-            marks=(DedupRecord(b"a", None, b"%d" % number), DedupRecord(b"b")),
+            dedup=(DedupRecord(b"a", None, b"%d" % number), DedupRecord(b"b")),
         )
         for number, snapshot in enumerate(snapshots)
     ]
@@ -319,7 +319,7 @@ async def test_five_hundred_asks_are_answered_at_once(bench: Bench) -> None:
     memories = await bench.store.load_needs(asks)
     for memory, change in zip(memories, reversed(changes), strict=True):
         assert list(memory.waitpoints.values()) == list(change.waitpoints)
-        assert list(memory.marks.values()) == list(change.marks)
+        assert list(memory.dedup.values()) == list(change.dedup)
         assert memory.signals == list(change.signals[1:])
 
 
@@ -468,7 +468,7 @@ async def test_trimming_takes_everything_along(bench: Bench) -> None:
     held = await bench.running()
     written: dict[str, Any] = {
         "signals": (heard(1, HERE), heard(2, HERE, FIRST)),
-        "marks": (DedupRecord(b"k"),),
+        "dedup": (DedupRecord(b"k"),),
     }
     changes = [
         change_of(snapshot, waitpoints=(waitpoint(snapshot),), **written)

@@ -22,7 +22,7 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import Count, CountKind, Single, all_waitpoints
+from flowfabric.core.wait.condition.model import Count, CountKind, Single, all_waitpoints
 from flowfabric.core.wait.model import Behaviour, Effect, Terms
 from flowfabric.core.wait.signal import Accepted, DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait

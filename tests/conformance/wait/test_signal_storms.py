@@ -14,7 +14,7 @@ from flowfabric.core.base.document import write
 from flowfabric.core.base.errors import RetryExhausted, SignalLimitExceeded
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import Count, CountKind
+from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.model import MAX_SIGNALS, Effect, Loaded, Needs, Terms
 from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait
@@ -40,7 +40,7 @@ class Scale:
 
     async def apply(self, changes: Sequence[Change[Any]]) -> Any:
         self.written += [
-            (len(c.signals), len(c.events), len(c.marks), len(write(c.after.life)))
+            (len(c.signals), len(c.events), len(c.dedup), len(write(c.after.life)))
             for c in changes
             if c.after is not None
         ]
@@ -48,7 +48,7 @@ class Scale:
 
     async def load_needs(self, asks: Sequence[Needs]) -> list[Loaded]:
         found = await self._load_needs(asks)
-        self.read.append(sum(len(m.waitpoints) + len(m.marks) + len(m.signals) for m in found))
+        self.read.append(sum(len(m.waitpoints) + len(m.dedup) + len(m.signals) for m in found))
         return found
 
 
@@ -71,7 +71,7 @@ async def test_ten_thousand_signals_are_one_resume_and_linear_work(
     assert await lab.state(claim.id) is PublicState.SUSPENDED
     assert await effect(lab, claim.id, answer.primary, source="9999") is Effect.SATISFIED
     assert sum(signals for signals, *_ in scale.written) == MAX_SIGNALS
-    assert sum(marks for _, _, marks, _ in scale.written) <= 2 * MAX_SIGNALS
+    assert sum(records for _, _, records, _ in scale.written) <= 2 * MAX_SIGNALS
     again = await lab.claim_one()
     assert len(await lab.engine.suspensions.observe(again)) == MAX_SIGNALS
     with pytest.raises(SignalLimitExceeded):

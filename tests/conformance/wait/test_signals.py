@@ -14,8 +14,8 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family
 from flowfabric.core.execution.model import AttemptOutcome, Start
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import (
-    AllOf,
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
     ByName,
     Count,
     CountKind,
@@ -31,7 +31,7 @@ from tests.kit.signalling import deliver, effect, fresh, kept, names, waiting
 from tests.kit.situations import completions, described, load
 from tests.kit.waits import in_, named, suspend, wait_at, wait_on
 
-TWO = AllOf((named("a"), named("b")))
+TWO = AllTrue((named("a"), named("b")))
 
 
 # -- what a signal does
@@ -213,7 +213,7 @@ async def test_an_empty_key_is_no_key(lab: Lab) -> None:
 
 async def test_a_key_belongs_to_its_waitpoint(lab: Lab) -> None:
     """§1.9: the same key and the same signal id at another waitpoint are another signal"""
-    claim, answer = await waiting(lab, AllOf((Single("a"), Single("b"))))
+    claim, answer = await waiting(lab, AllTrue((Single("a"), Single("b"))))
     id = fresh()
     one, other = answer.waitpoints
     assert await effect(lab, claim.id, one, id=id, idempotency_key="k") is Effect.APPENDED

@@ -26,7 +26,7 @@ from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Source, Start
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.step import Recorded, Step
-from flowfabric.core.wait.condition import AllOf, ByName, Single, all_waitpoints
+from flowfabric.core.wait.condition.model import AllTrue, ByName, Single, all_waitpoints
 from flowfabric.core.wait.model import Effect, ResumePolicy, StepRef, Waited
 from flowfabric.core.wait.signal import Accepted
 from flowfabric.core.wait.suspend import Binding
@@ -458,7 +458,7 @@ async def test_an_operators_resume_ends_every_wait_that_is_a_step(lab: Lab) -> N
 async def test_a_retry_after_a_suspension_is_a_new_attempt(lab: Lab) -> None:
     """E-X14, E-T213: the worked trace goes on with a retry under a higher epoch."""
     claim = await take(lab, await lab.submit(policy=RETRYING))
-    answer = await suspend(lab, claim, wait_on(lab, AllOf((Single(GO, ByName("a")),))))
+    answer = await suspend(lab, claim, wait_on(lab, AllTrue((Single(GO, ByName("a")),))))
     await signal(lab, claim.id, answer.primary, "a")
     again = await lab.claim_one()
     await lab.fail(again)

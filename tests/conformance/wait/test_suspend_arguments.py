@@ -7,9 +7,9 @@ import pytest
 from flowfabric.core.base.errors import AlreadySuspended, Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import (
-    AllOf,
-    AnyOf,
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
     Condition,
     Count,
@@ -21,8 +21,14 @@ from flowfabric.core.wait.condition import (
     any_waitpoint,
 )
 from flowfabric.core.wait.model import ResumePolicy
-from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
-from flowfabric.core.wait.suspend_check import MAX_BINDINGS, PAST_TOLERANCE
+from flowfabric.core.wait.suspend import (
+    MAX_BINDINGS,
+    PAST_TOLERANCE,
+    Binding,
+    Suspend,
+    Wait,
+    WaitpointUse,
+)
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import Lab
 from tests.kit.owners import everything
@@ -120,7 +126,7 @@ async def test_every_key_of_the_condition_has_a_waitpoint(lab: Lab, keys: tuple[
 async def test_every_waitpoint_is_named_by_the_condition(lab: Lab, keys: tuple[str, ...]) -> None:
     """V6, the primary one included"""
     claim = await lab.running()
-    found = await refusal(lab, claim, wait(lab, AllOf((Single("a"),)), *keys))
+    found = await refusal(lab, claim, wait(lab, AllTrue((Single("a"),)), *keys))
     assert found == "extra_binding_not_referenced_by_condition: x"
 
 
@@ -137,7 +143,7 @@ async def test_conditions_without_keys_have_one_waitpoint(lab: Lab) -> None:
 
 async def test_two_waitpoints_of_one_condition_differ_in_their_keys(lab: Lab) -> None:
     claim = await lab.running()
-    twins = wait(lab, AllOf((Single("a"),)), "a", "a")
+    twins = wait(lab, AllTrue((Single("a"),)), "a", "a")
     assert await refusal(lab, claim, twins) == "duplicate_waitpoint_key"
 
 
@@ -154,7 +160,7 @@ async def test_waiting_for_a_timeout_only_needs_one(lab: Lab) -> None:
     "condition",
     [
         Single(GO, ByName("")),
-        AllOf((Single(GO, ByName("")),)),
+        AllTrue((Single(GO, ByName("")),)),
         Count(1, CountKind.SIGNALS, (GO,), ByName("")),
     ],
 )
@@ -179,12 +185,15 @@ async def test_a_timeout_may_lie_ten_minutes_back_and_no_more(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("condition", "detail"),
     [
-        (AllOf(()), "allof_empty_members"),
-        (AnyOf(()), "anyof_empty_members"),
+        (AllTrue(()), "allof_empty_members"),
+        (AnyTrue(()), "anyof_empty_members"),
         (Count(0, CountKind.SIGNALS, (GO,)), "count_n_zero"),
         (Count(1, CountKind.SIGNALS, ()), "count_waitpoints_empty"),
         (Count(2, CountKind.WAITPOINTS, (GO,)), "count_exceeds_waitpoint_set"),
-        (AllOf((AnyOf((AllOf((AnyOf((AllOf((Single(GO),)),)),)),)),)), "nesting depth 5"),
+        (
+            AllTrue((AnyTrue((AllTrue((AnyTrue((AllTrue((Single(GO),)),)),)),)),)),
+            "nesting depth 5",
+        ),
     ],
 )
 async def test_a_condition_must_be_well_formed(lab: Lab, condition: Condition, detail: str) -> None:
@@ -201,8 +210,11 @@ async def test_the_first_fault_is_told(lab: Lab) -> None:
     keyless = (*bindings(lab, "x"), *pending)
     order = [
         (Wait(condition=Single("y", ByName("")), bindings=keyless), "waitpoint_key_mismatch"),
-        (Wait(condition=AllOf(()), bindings=keyless), "additional_waitpoint_binding_must_be_fresh"),
-        (wait(lab, AllOf((Single("y"), AnyOf(()))), "x"), "anyof_empty_members"),
+        (
+            Wait(condition=AllTrue(()), bindings=keyless),
+            "additional_waitpoint_binding_must_be_fresh",
+        ),
+        (wait(lab, AllTrue((Single("y"), AnyTrue(()))), "x"), "anyof_empty_members"),
         (wait(lab, all_waitpoints("y"), "x"), "referenced_waitpoint_key_missing_binding: y"),
         (wait(lab, all_waitpoints("y"), "y", "x"), "extra_binding_not_referenced_by_condition: x"),
         (wait(lab, TimeoutOnly(), "x"), "timeout_only_without_deadline"),

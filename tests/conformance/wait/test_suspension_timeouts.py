@@ -13,8 +13,8 @@ from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Recorded
-from flowfabric.core.wait.condition import (
-    AllOf,
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
     Count,
     CountKind,
     Single,
@@ -358,7 +358,7 @@ async def test_a_cancel_closes_every_waitpoint_and_forgets_what_was_heard(lab: L
 async def test_a_timeout_forgets_what_was_heard(lab: Lab) -> None:
     """E-T225"""
     claim = await lab.running()
-    wait = wait_on(lab, AllOf((Single("a"), Single("b"))), timeout_at=in_(lab, SECOND))
+    wait = wait_on(lab, AllTrue((Single("a"), Single("b"))), timeout_at=in_(lab, SECOND))
     answer = await suspend(lab, claim, wait)
     await signal(lab, claim.id, answer.primary)
     await lab.pass_time(SECOND)

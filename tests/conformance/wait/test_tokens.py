@@ -23,7 +23,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import Count, CountKind
+from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.model import Effect, Terms
 from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait

@@ -15,8 +15,8 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.handle import HandleKind
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.wait.condition import (
-    AnyOf,
+from flowfabric.core.wait.condition.model import (
+    AnyTrue,
     ByName,
     Condition,
     Count,
@@ -76,8 +76,8 @@ async def test_an_active_waitpoint_shows_everything_but_its_token(lab: Lab) -> N
     [
         (named("yes"), {GO: ("yes",)}),
         (Single(GO), {GO: ()}),
-        (AnyOf((named("no"), named("yes"), named("no"))), {GO: ("no", "yes")}),
-        (AnyOf((named("a1", "a"), named("b1", "b"))), {"a": ("a1",), "b": ("b1",)}),
+        (AnyTrue((named("no"), named("yes"), named("no"))), {GO: ("no", "yes")}),
+        (AnyTrue((named("a1", "a"), named("b1", "b"))), {"a": ("a1",), "b": ("b1",)}),
         (all_waitpoints("a", "b"), {"a": (), "b": ()}),
         (Count(2, CountKind.SIGNALS, ("a", "b"), ByName("n")), {"a": ("n",), "b": ("n",)}),
         (OperatorOnly(), {GO: ("__operator_only__",)}),
@@ -238,7 +238,7 @@ async def test_a_cursor_that_is_none_is_refused(lab: Lab) -> None:
 async def test_an_attempt_observes_what_satisfied_its_last_suspension(lab: Lab, form: str) -> None:
     """All satisfiers in the order they came, and nothing that did not count."""
     claim = await lab.running()
-    both = AnyOf((named("a", GO), named("b", GO)))
+    both = AnyTrue((named("a", GO), named("b", GO)))
     answer = await suspend(lab, claim, wait_on(lab, both))
     await signal(lab, claim.id, answer.primary, "noise")
     members = {"category": "c", "source_type": "user", "source": "ann", "correlation": "7"}

@@ -40,13 +40,13 @@ from flowfabric.core.limit.budget import Budget, Limit, OnHard
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
 from flowfabric.core.limit.release import Line, QuotaView, Room
-from flowfabric.core.wait.condition import (
+from flowfabric.core.wait.condition.codec import write_condition
+from flowfabric.core.wait.condition.model import (
     ByName,
     OperatorOnly,
     Single,
     TimeoutOnly,
     all_waitpoints,
-    write_condition,
 )
 from flowfabric.core.wait.model import Arm, Behaviour, Pending, Suspension, Waits
 from tests.kit.snapshots import ALL, ENDED, LATER, LIVING, NOW, fresh, suspended

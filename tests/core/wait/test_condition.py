@@ -3,59 +3,67 @@
 import json
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from flowfabric.core.base.errors import Corruption, Invalid
-from flowfabric.core.wait.condition import (
-    AllOf,
-    AnyOf,
+from flowfabric.core.base.time import Millis
+from flowfabric.core.wait.condition.check import check_condition
+from flowfabric.core.wait.condition.codec import read_condition, write_condition
+from flowfabric.core.wait.condition.match import blank, match_condition, satisfied
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
     Condition,
     Count,
     CountKind,
     OperatorOnly,
     Single,
-    Sound,
     TimeoutOnly,
     Unknown,
     Wildcard,
     all_waitpoints,
     any_waitpoint,
-    blank,
-    check_condition,
-    hear,
     keys_of,
     names_for,
-    read_condition,
-    satisfied,
-    write_condition,
 )
-from flowfabric.core.wait.model import Effect, Tally
+from flowfabric.core.wait.model import Effect, Signal, Tally
 
 WAITPOINTS, SIGNALS, SOURCES = CountKind.WAITPOINTS, CountKind.SIGNALS, CountKind.SOURCES
 NEWER = Unknown({"kind": "Never", "members": [{"kind": "Single"}]})
 
 
-def effects(condition: Condition, *sounds: Sound) -> list[Effect]:
+def effects(condition: Condition, *signals: Signal) -> list[Effect]:
     """What each of the signals does, as the engine would tell it."""
-    tallies, marks, told = blank(check_condition(condition)), dict[tuple[str, str], int](), []
-    for sound in sounds:
-        source = sound.source_type, sound.source
-        hearing = hear(condition, tallies, sound, marks.get(source, 0))
-        tallies, marks[source] = hearing.tallies, hearing.sourced
-        assert satisfied(condition, tallies) is hearing.satisfied
-        told.append(hearing.effect)
-    return told
+    tallies, sourced, found = blank(check_condition(condition)), dict[tuple[str, str], int](), []
+    for signal in signals:
+        source = signal.source_type, signal.source
+        matched = match_condition(condition, tallies, signal, sourced.get(source, 0))
+        tallies, sourced[source] = matched.tallies, matched.sourced
+        assert satisfied(condition, tallies) is matched.satisfied
+        found.append(matched.effect)
+    return found
 
 
-def at(key: str, name: str = "any", source: str = "", source_type: str = "") -> Sound:
-    return Sound(key, name, source_type, source)
+def at(key: str, name: str = "any", source: str = "", source_type: str = "") -> Signal:
+    """A signal of that name at the waitpoint of that key."""
+    return Signal(
+        number=1,
+        id=UUID(int=1),
+        waitpoint=UUID(int=2),
+        key=key,
+        name=name,
+        accepted_at=Millis(0),
+        source_type=source_type,
+        source=source,
+    )
 
 
 def within(depth: int, inner: Condition) -> Condition:
     """`inner` inside of that many bodies."""
-    return within(depth - 1, AllOf((inner,))) if depth else inner
+    return within(depth - 1, AllTrue((inner,))) if depth else inner
 
 
 # One waitpoint.
@@ -79,7 +87,7 @@ def test_a_signal_elsewhere_is_not_in_the_condition() -> None:
 @pytest.mark.parametrize("condition", [OperatorOnly(), TimeoutOnly()])
 def test_no_signal_satisfies_what_waits_for_somebody_else(condition: Condition) -> None:
     assert effects(condition, at("a"), at("")) == [Effect.NOT_IN_CONDITION] * 2
-    assert effects(AllOf((condition, Single("a"))), at("a"), at("a"))[1] is Effect.REPEATED
+    assert effects(AllTrue((condition, Single("a"))), at("a"), at("a"))[1] is Effect.REPEATED
 
 
 def test_a_condition_that_was_true_before_stays_true() -> None:
@@ -94,13 +102,13 @@ def test_a_condition_that_was_true_before_stays_true() -> None:
 
 def test_all_of_two_matchers_at_one_waitpoint_needs_both() -> None:
     """E-T280: appended, then satisfied."""
-    both = AllOf((Single("a", ByName("x")), Single("a", ByName("y"))))
+    both = AllTrue((Single("a", ByName("x")), Single("a", ByName("y"))))
     assert effects(both, at("a", "x"), at("a", "y")) == [Effect.APPENDED, Effect.SATISFIED]
 
 
 def test_a_member_counts_once() -> None:
     """E-T281: the repetition is told as one, the other member then resumes."""
-    both = AllOf((Single("a", ByName("x")), Single("a", ByName("y"))))
+    both = AllTrue((Single("a", ByName("x")), Single("a", ByName("y"))))
     told = effects(both, at("a", "x"), at("a", "x"), at("a", "y"))
     assert told == [Effect.APPENDED, Effect.REPEATED, Effect.SATISFIED]
 
@@ -162,31 +170,31 @@ def test_a_count_with_a_matcher_counts_what_it_accepts() -> None:
 
 
 def test_one_matcher_that_accepts_is_enough() -> None:
-    mixed = AllOf((Single("a", ByName("x")), Count(9, SIGNALS, ("a",)), Single("b", ByName("x"))))
+    mixed = AllTrue((Single("a", ByName("x")), Count(9, SIGNALS, ("a",)), Single("b", ByName("x"))))
     told = effects(mixed, at("a", "y"), at("b", "y"))
     assert told == [Effect.APPENDED, Effect.MATCHER_FAILED]
 
 
 def test_any_of_is_satisfied_by_one_member() -> None:
-    any_of = AnyOf((all_waitpoints("a", "b"), Single("c"), OperatorOnly()))
+    any_of = AnyTrue((all_waitpoints("a", "b"), Single("c"), OperatorOnly()))
     assert effects(any_of, at("a"), at("c")) == [Effect.APPENDED, Effect.SATISFIED]
     assert effects(any_of, at("a"), at("b")) == [Effect.APPENDED, Effect.SATISFIED]
 
 
-@pytest.mark.parametrize("empty", [AllOf(()), AnyOf(())])
+@pytest.mark.parametrize("empty", [AllTrue(()), AnyTrue(())])
 def test_nothing_is_never_true(empty: Condition) -> None:
     assert not satisfied(empty, blank(empty))
 
 
 def test_a_count_that_reached_its_number_still_tells_new_ones_from_repetitions() -> None:
-    condition = AllOf((Count(1, SOURCES, ("a",)), Single("b")))
+    condition = AllTrue((Count(1, SOURCES, ("a",)), Single("b")))
     told = effects(condition, at("a", source="1"), at("a", source="2"), at("a", source="1"))
     assert told == [Effect.APPENDED, Effect.APPENDED, Effect.REPEATED]
 
 
 def test_the_signals_that_satisfied_can_be_told_from_the_effects() -> None:
     """E-T291: those that appended or satisfied, and no others."""
-    condition = AllOf((Count(2, SOURCES, ("a",), ByName("yes")), Single("b")))
+    condition = AllTrue((Count(2, SOURCES, ("a",), ByName("yes")), Single("b")))
     sounds = [at("a", "yes", "1"), at("a", "no", "2"), at("a", "yes", "1"), at("b"), at("c")]
     told = effects(condition, *sounds, at("a", "yes", "2"))
     counted = {Effect.APPENDED, Effect.SATISFIED}
@@ -201,45 +209,45 @@ def test_the_signals_that_satisfied_can_be_told_from_the_effects() -> None:
 def test_a_composite_at_the_bottom_fires(depth: int, count: Count) -> None:
     """E-X21: trees of three and four bodies."""
     assert effects(within(depth, count), at("a")) == [Effect.SATISFIED]
-    pair = AllOf((within(depth - 1, count), within(depth - 1, Single("b"))))
+    pair = AllTrue((within(depth - 1, count), within(depth - 1, Single("b"))))
     assert effects(pair, at("a"), at("b")) == [Effect.APPENDED, Effect.SATISFIED]
 
 
 @pytest.mark.parametrize("kind", [SIGNALS, SOURCES])
 def test_two_counts_do_not_share_what_they_count(kind: CountKind) -> None:
     """E-X21: neither by kind nor by being equal."""
-    apart = AllOf((Count(2, kind, ("a",)), Count(2, kind, ("b",))))
+    apart = AllTrue((Count(2, kind, ("a",)), Count(2, kind, ("b",))))
     sounds = [at("a", source="1"), at("b", source="1"), at("a", source="2"), at("b", source="2")]
     assert effects(apart, *sounds) == [Effect.APPENDED] * 3 + [Effect.SATISFIED]
 
 
 def test_one_signal_counts_for_every_leaf_that_accepts_it() -> None:
-    shared = AllOf((Single("a"), Count(1, SIGNALS, ("a", "b")), any_waitpoint("a")))
+    shared = AllTrue((Single("a"), Count(1, SIGNALS, ("a", "b")), any_waitpoint("a")))
     assert effects(shared, at("a")) == [Effect.SATISFIED]
 
 
 def test_a_source_is_remembered_leaf_by_leaf() -> None:
     at_a, at_b = (Count(2, SOURCES, (key,)) for key in ("a", "b"))
-    condition = AllOf((at_a, Count(1, SIGNALS, ("a",)), at_b))
-    first = hear(condition, blank(condition), at("a", source="1"))
-    second = hear(condition, first.tallies, at("b", source="1"), first.sourced)
+    condition = AllTrue((at_a, Count(1, SIGNALS, ("a",)), at_b))
+    first = match_condition(condition, blank(condition), at("a", source="1"))
+    second = match_condition(condition, first.tallies, at("b", source="1"), first.sourced)
     assert (first.sourced, second.sourced) == (0b001, 0b101)
     assert [tally.count for tally in second.tallies] == [1, 1, 1]
 
 
 def test_an_unknown_condition_is_never_true() -> None:
-    tallies = blank(AllOf((NEWER, Single("a"))))
-    hearing = hear(AllOf((NEWER, Single("a"))), tallies, at("a"))
-    assert (hearing.effect, hearing.satisfied) == (Effect.APPENDED, False)
-    assert hear(NEWER, blank(NEWER), at("a")).effect is Effect.NOT_IN_CONDITION
-    assert hear(AnyOf((NEWER, Single("a"))), tallies, at("a")).satisfied
+    tallies = blank(AllTrue((NEWER, Single("a"))))
+    matched = match_condition(AllTrue((NEWER, Single("a"))), tallies, at("a"))
+    assert (matched.effect, matched.satisfied) == (Effect.APPENDED, False)
+    assert match_condition(NEWER, blank(NEWER), at("a")).effect is Effect.NOT_IN_CONDITION
+    assert match_condition(AnyTrue((NEWER, Single("a"))), tallies, at("a")).satisfied
 
 
 @pytest.mark.parametrize("tallies", [(), (Tally(),), (Tally(),) * 3])
 def test_tallies_of_another_condition_are_corrupt(tallies: tuple[Tally, ...]) -> None:
     condition = all_waitpoints("a", "b")
     with pytest.raises(Corruption, match="2 leaves"):
-        hear(condition, tallies, at("a"))
+        match_condition(condition, tallies, at("a"))
     with pytest.raises(Corruption, match="2 leaves"):
         satisfied(condition, tallies)
 
@@ -248,14 +256,14 @@ def test_tallies_of_another_condition_are_corrupt(tallies: tuple[Tally, ...]) ->
 
 
 def test_keys_are_told_once_in_the_order_of_mention() -> None:
-    condition = AllOf((Single("b"), Count(1, SIGNALS, ("c", "a", "c")), AnyOf((Single("b"),))))
+    condition = AllTrue((Single("b"), Count(1, SIGNALS, ("c", "a", "c")), AnyTrue((Single("b"),))))
     assert keys_of(condition) == ("b", "c", "a")
     assert keys_of(OperatorOnly()) == keys_of(TimeoutOnly()) == keys_of(NEWER) == ()
 
 
 def test_names_are_told_once_in_the_order_of_mention() -> None:
     count = Count(1, SIGNALS, ("a", "b"), ByName("y"))
-    condition = AllOf((Single("a", ByName("x")), count, Single("a", ByName("x"))))
+    condition = AllTrue((Single("a", ByName("x")), count, Single("a", ByName("x"))))
     assert names_for(condition, "a") == ("x", "y")
     assert names_for(condition, "b") == ("y",)
 
@@ -263,11 +271,11 @@ def test_names_are_told_once_in_the_order_of_mention() -> None:
 @pytest.mark.parametrize("any_name", [Single("a"), Count(1, SIGNALS, ("b", "a"))])
 def test_no_names_mean_any_signal(any_name: Condition) -> None:
     assert names_for(any_name, "a") == ()
-    assert names_for(AllOf((Single("a", ByName("x")), any_name)), "a") == ()
+    assert names_for(AllTrue((Single("a", ByName("x")), any_name)), "a") == ()
 
 
 def test_a_wildcard_elsewhere_does_not_matter() -> None:
-    assert names_for(AllOf((Single("a", ByName("x")), Single("b"))), "a") == ("x",)
+    assert names_for(AllTrue((Single("a", ByName("x")), Single("b"))), "a") == ("x",)
 
 
 def test_whoever_else_must_act_is_told_in_place_of_names() -> None:
@@ -288,7 +296,7 @@ def test_a_leaf_may_be_inside_of_four_bodies(leaf: Condition) -> None:
     assert refused.value.detail == f"nesting depth 5 exceeds cap 4 at {path}"
 
 
-@pytest.mark.parametrize("body", [AnyOf((Single("a"),)), Count(1, SIGNALS, ("a",))])
+@pytest.mark.parametrize("body", [AnyTrue((Single("a"),)), Count(1, SIGNALS, ("a",))])
 def test_every_body_counts_for_the_depth(body: Condition) -> None:
     """E-T289: depth 4 is valid, depth 5 is not."""
     assert check_condition(within(3, body))
@@ -304,8 +312,8 @@ def test_any_depth_is_refused_in_the_same_way() -> None:
 @pytest.mark.parametrize(
     ("faulty", "detail"),
     [
-        (AllOf(()), "allof_empty_members"),
-        (AnyOf(()), "anyof_empty_members"),
+        (AllTrue(()), "allof_empty_members"),
+        (AnyTrue(()), "anyof_empty_members"),
         (Count(0, SIGNALS, ("a",)), "count_n_zero"),
         (Count(0, SIGNALS, ()), "count_n_zero"),
         (Count(1, SIGNALS, ()), "count_waitpoints_empty"),
@@ -317,9 +325,9 @@ def test_a_faulty_structure_is_told_with_its_path(faulty: Condition, detail: str
     """E-T290: n zero, no waitpoints, and the other faults."""
     for condition, path in [
         (faulty, "<root>"),
-        (AllOf((Single("a"), faulty)), "members[1]"),
+        (AllTrue((Single("a"), faulty)), "members[1]"),
         (
-            AnyOf((OperatorOnly(), AllOf((Single("a"), Single("b"), faulty)))),
+            AnyTrue((OperatorOnly(), AllTrue((Single("a"), Single("b"), faulty)))),
             "members[1].members[2]",
         ),
     ]:
@@ -330,7 +338,7 @@ def test_a_faulty_structure_is_told_with_its_path(faulty: Condition, detail: str
 
 
 def test_the_first_fault_in_pre_order_is_told() -> None:
-    faults = AllOf((AllOf((Count(0, SIGNALS, ("a",)),)), AllOf(()), Single("a", ByName(""))))
+    faults = AllTrue((AllTrue((Count(0, SIGNALS, ("a",)),)), AllTrue(()), Single("a", ByName(""))))
     with pytest.raises(
         Invalid, match=r"^invalid_input: count_n_zero.* members\[0\]\.members\[0\]$"
     ):
@@ -344,7 +352,7 @@ def test_a_number_that_may_be_reached_some_day_is_accepted(kind: CountKind) -> N
 
 @pytest.mark.parametrize("faulty", [Single("a", ByName("")), Count(1, SIGNALS, ("a",), ByName(""))])
 def test_an_empty_name_is_refused_anywhere(faulty: Condition) -> None:
-    for condition in (faulty, AllOf((AnyOf((faulty,)),))):
+    for condition in (faulty, AllTrue((AnyTrue((faulty,)),))):
         with pytest.raises(Invalid, match="name is empty, use a wildcard"):
             check_condition(condition)
 
@@ -364,14 +372,14 @@ def counts(**members: object) -> list[object]:
     "condition",
     [
         *(None, 7, "Single", {"kind": "Single", "waitpoint": "a"}, [Single("a")], Single),
-        *(ByName("x"), Wildcard(), NEWER, AllOf((NEWER,))),
+        *(ByName("x"), Wildcard(), NEWER, AllTrue((NEWER,))),
         *each(Single, None, 7, b"a", "", "a\0", "\ud800", "a" * 257),
         *each(partial(Single, "a"), None, "x", Single("a")),
         *each(
             lambda name: Single("a", ByName(name)), None, 7, "a\0", "\udfff", "a" * 257, "é" * 257
         ),
-        *each(AllOf, None, 7, "ab", [Single("a")], {}, (Single("a"), None)),
-        *each(AnyOf, None, Single("a")),
+        *each(AllTrue, None, 7, "ab", [Single("a")], {}, (Single("a"), None)),
+        *each(AnyTrue, None, Single("a")),
         *counts(n="1", kind="DistinctSignals", waitpoints="a", matcher="x"),
         *counts(n=True, kind=None, waitpoints=["a"], matcher=Single("a")),
         *counts(n=-1, waitpoints=(7,)),
@@ -395,7 +403,7 @@ def test_a_condition_has_a_thousand_leaves_at_most() -> None:
     for largest in (all_waitpoints(*keys[:1_000]), Count(1_000, WAITPOINTS, keys[:1_000])):
         assert check_condition(largest) is largest
         with pytest.raises(Invalid, match="1000 leaves"):
-            check_condition(AllOf((largest, OperatorOnly())))
+            check_condition(AllTrue((largest, OperatorOnly())))
 
 
 # As JSON.
@@ -405,7 +413,7 @@ WRITTEN: list[tuple[Condition, dict[str, Any]]] = [
     (TimeoutOnly(), {"kind": "TimeoutOnly"}),
     (Single("a"), {"kind": "Single", "waitpoint": "a", "matcher": {"kind": "Wildcard"}}),
     (
-        AnyOf((Single("a", ByName("x")),)),
+        AnyTrue((Single("a", ByName("x")),)),
         {
             "kind": "AnyOf",
             "members": [
@@ -414,7 +422,7 @@ WRITTEN: list[tuple[Condition, dict[str, Any]]] = [
         },
     ),
     (
-        AllOf((Count(2, SOURCES, ("a", "b")), NEWER)),
+        AllTrue((Count(2, SOURCES, ("a", "b")), NEWER)),
         {
             "kind": "AllOf",
             "members": [
@@ -456,9 +464,9 @@ def test_a_matcher_may_be_left_out() -> None:
 def test_what_a_newer_release_wrote_is_kept_and_never_true(members: dict[str, Any]) -> None:
     """Also a known kind with a new member: it may restrict what this release would accept."""
     outer = read_condition({"kind": "AllOf", "members": [members]})
-    assert outer == AllOf((Unknown(members),))
+    assert outer == AllTrue((Unknown(members),))
     assert write_condition(outer) == {"kind": "AllOf", "members": [members]}
-    assert not hear(outer, blank(outer), at("a")).satisfied
+    assert not match_condition(outer, blank(outer), at("a")).satisfied
 
 
 @pytest.mark.parametrize(

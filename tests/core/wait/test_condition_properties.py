@@ -1,4 +1,4 @@
-"""What is true of every condition, whatever is heard in whatever order."""
+"""What is true of every condition, whatever is received in whatever order."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,100 +13,96 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.wait.condition import (
-    AllOf,
-    AnyOf,
+from flowfabric.core.wait.condition.check import check_condition
+from flowfabric.core.wait.condition.codec import read_condition, write_condition
+from flowfabric.core.wait.condition.match import ConditionMatch, blank, match_condition, satisfied
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
     Condition,
     Count,
     CountKind,
-    Hearing,
     OperatorOnly,
     Single,
-    Sound,
     TimeoutOnly,
     Unknown,
     Wildcard,
-    blank,
-    check_condition,
-    hear,
     keys_of,
     names_for,
-    read_condition,
-    satisfied,
-    write_condition,
 )
-from flowfabric.core.wait.model import Effect
+from flowfabric.core.wait.model import Effect, Signal
+from tests.core.wait.test_condition import at
 
-ReceivedSignal = list[Sound]
+Received = list[Signal]
 """Signals by their identity: equal ones at different places are different signals."""
 
 
-# The specification, word by word: a pure function of the condition and all that was heard.
+# The specification, word by word: a pure function of the condition and all that was received.
 
 
-def is_true(condition: Condition, heard: ReceivedSignal) -> bool:
+def is_true(condition: Condition, received: Received) -> bool:
     match condition:
-        case AllOf(members):
-            return members != () and all(is_true(member, heard) for member in members)
-        case AnyOf(members):
-            return any(is_true(member, heard) for member in members)
+        case AllTrue(members):
+            return members != () and all(is_true(member, received) for member in members)
+        case AnyTrue(members):
+            return any(is_true(member, received) for member in members)
         case Count():
-            return len(satisfiers(condition, heard)) >= condition.n
+            return len(satisfiers(condition, received)) >= condition.n
         case Single():
-            return satisfiers(condition, heard) != set()
+            return satisfiers(condition, received) != set()
         case OperatorOnly() | TimeoutOnly() | Unknown():
             return False
 
 
-def satisfiers(leaf: Condition, heard: ReceivedSignal) -> set[object]:
+def satisfiers(leaf: Condition, received: Received) -> set[object]:
     """The distinct ones among those that the leaf accepts."""
-    accepted = [(number, sound) for number, sound in enumerate(heard) if accepts(leaf, sound)]
+    accepted = [(number, signal) for number, signal in enumerate(received) if accepts(leaf, signal)]
     match leaf:
         case Single():
             return {leaf.waitpoint for _ in accepted}
         case Count(kind=CountKind.WAITPOINTS):
-            return {sound.key for _, sound in accepted}
+            return {signal.key for _, signal in accepted}
         case Count(kind=CountKind.SIGNALS):
             return {number for number, _ in accepted}
         case _:
-            return {(sound.source_type, sound.source) for _, sound in accepted}
+            return {(signal.source_type, signal.source) for _, signal in accepted}
 
 
-def listens(leaf: Condition, sound: Sound) -> bool:
+def is_about(leaf: Condition, signal: Signal) -> bool:
     match leaf:
         case Single(waitpoint):
-            return waitpoint == sound.key
+            return waitpoint == signal.key
         case Count():
-            return sound.key in leaf.waitpoints
+            return signal.key in leaf.waitpoints
         case _:
             return False
 
 
-def accepts(leaf: Condition, sound: Sound) -> bool:
-    if not isinstance(leaf, Single | Count) or not listens(leaf, sound):
+def accepts(leaf: Condition, signal: Signal) -> bool:
+    if not isinstance(leaf, Single | Count) or not is_about(leaf, signal):
         return False
-    return not isinstance(leaf.matcher, ByName) or leaf.matcher.name == sound.name
+    return not isinstance(leaf.matcher, ByName) or leaf.matcher.name == signal.name
 
 
 def leaves(condition: Condition) -> Iterator[Condition]:
-    if not isinstance(condition, AllOf | AnyOf):
+    if not isinstance(condition, AllTrue | AnyTrue):
         yield condition
         return
     for member in condition.members:
         yield from leaves(member)
 
 
-def effect_of(condition: Condition, heard: ReceivedSignal) -> Effect:
+def effect_of(condition: Condition, received: Received) -> Effect:
     """What the last of the signals did."""
-    every, last = list(leaves(condition)), heard[-1]
-    if not any(listens(leaf, last) for leaf in every):
+    every, last = list(leaves(condition)), received[-1]
+    if not any(is_about(leaf, last) for leaf in every):
         return Effect.NOT_IN_CONDITION
     if not any(accepts(leaf, last) for leaf in every):
         return Effect.NO_OP if isinstance(condition, Single) else Effect.MATCHER_FAILED
-    if all(satisfiers(leaf, heard) == satisfiers(leaf, heard[:-1]) for leaf in every):
+    if all(satisfiers(leaf, received) == satisfiers(leaf, received[:-1]) for leaf in every):
         return Effect.REPEATED
-    return Effect.SATISFIED if is_true(condition, heard) else Effect.APPENDED
+    return Effect.SATISFIED if is_true(condition, received) else Effect.APPENDED
 
 
 # Conditions and signals of few words, so that they meet.
@@ -115,7 +111,7 @@ keys = st.sampled_from("abc")
 names = st.sampled_from("xy")
 matchers = st.builds(Wildcard) | st.builds(ByName, names)
 singles = st.builds(Single, keys, matchers)
-sounds = st.builds(Sound, keys, names, st.sampled_from(["", "p", "p:"]), st.sampled_from(["", ":"]))
+signals = st.builds(at, keys, names, st.sampled_from(["", ":"]), st.sampled_from(["", "p", "p:"]))
 never = st.sampled_from([OperatorOnly(), TimeoutOnly()])
 
 
@@ -132,65 +128,65 @@ def trees(depth: int) -> st.SearchStrategy[Condition]:
     if depth == 0:
         return st.one_of(singles, singles, singles, never)
     members = st.lists(trees(depth - 1), min_size=1, max_size=3).map(tuple)
-    bodies = st.one_of(st.builds(AllOf, members), st.builds(AnyOf, members))
+    bodies = st.one_of(st.builds(AllTrue, members), st.builds(AnyTrue, members))
     return st.one_of(bodies, bodies, counts(), singles)
 
 
 conditions = trees(4)
-rounds = st.lists(sounds, max_size=12)
+rounds = st.lists(signals, max_size=12)
 
 unhurried = settings(deadline=None)  # the specification, word by word, takes its time
 
 
-def play(condition: Condition, heard: ReceivedSignal) -> list[Hearing]:
-    """Hears one after the other; sources are remembered as pairs."""
-    hearings: list[Hearing] = []
-    tallies, marks = blank(condition), dict[tuple[str, str], int]()
-    for sound in heard:
-        source = sound.source_type, sound.source
-        hearings.append(hear(condition, tallies, sound, marks.get(source, 0)))
-        tallies, marks[source] = hearings[-1].tallies, hearings[-1].sourced
-    return hearings
+def play(condition: Condition, received: Received) -> list[ConditionMatch]:
+    """Matches one after the other; a source is known by its type and identity."""
+    matches: list[ConditionMatch] = []
+    tallies, sourced = blank(condition), dict[tuple[str, str], int]()
+    for signal in received:
+        source = signal.source_type, signal.source
+        matches.append(match_condition(condition, tallies, signal, sourced.get(source, 0)))
+        tallies, sourced[source] = matches[-1].tallies, matches[-1].sourced
+    return matches
 
 
 @unhurried
 @given(conditions, rounds)
 def test_hearing_one_by_one_is_as_good_as_hearing_all_at_once(
-    condition: Condition, heard: ReceivedSignal
+    condition: Condition, received: Received
 ) -> None:
     """E-X21: the same truth, and the same effect, after every signal."""
     assert check_condition(condition) is condition
-    for number, hearing in enumerate(play(condition, heard), start=1):
-        truth = is_true(condition, heard[:number])
-        assert (hearing.satisfied, satisfied(condition, hearing.tallies)) == (truth, truth)
-        assert hearing.effect is effect_of(condition, heard[:number])
+    for number, matched in enumerate(play(condition, received), start=1):
+        truth = is_true(condition, received[:number])
+        assert (matched.satisfied, satisfied(condition, matched.tallies)) == (truth, truth)
+        assert matched.effect is effect_of(condition, received[:number])
 
 
 @unhurried
 @given(conditions, rounds.filter(bool), st.data())
 def test_the_order_of_signals_plays_no_part(
-    condition: Condition, heard: ReceivedSignal, data: st.DataObject
+    condition: Condition, received: Received, data: st.DataObject
 ) -> None:
-    last = play(condition, heard)[-1]
-    other = play(condition, data.draw(st.permutations(heard)))[-1]
+    last = play(condition, received)[-1]
+    other = play(condition, data.draw(st.permutations(received)))[-1]
     assert other.satisfied is last.satisfied
     assert [tally.count for tally in other.tallies] == [tally.count for tally in last.tallies]
 
 
 @unhurried
 @given(conditions, rounds)
-def test_what_was_true_stays_true(condition: Condition, heard: ReceivedSignal) -> None:
-    truths = [hearing.satisfied for hearing in play(condition, heard)]
+def test_what_was_true_stays_true(condition: Condition, received: Received) -> None:
+    truths = [matched.satisfied for matched in play(condition, received)]
     assert truths == sorted(truths)
 
 
 @unhurried
 @given(conditions, rounds)
-def test_tallies_are_told_apart_by_leaf(condition: Condition, heard: ReceivedSignal) -> None:
+def test_tallies_are_told_apart_by_leaf(condition: Condition, received: Received) -> None:
     """Each leaf counts its own distinct satisfiers, and keeps keys only where those count."""
-    tallies = play(condition, heard)[-1].tallies if heard else blank(condition)
+    tallies = play(condition, received)[-1].tallies if received else blank(condition)
     for leaf, tally in zip(leaves(condition), tallies, strict=True):
-        counted = satisfiers(leaf, heard)
+        counted = satisfiers(leaf, received)
         by_key = isinstance(leaf, Count) and leaf.kind is CountKind.WAITPOINTS
         assert tally.count == len(counted)
         assert set(tally.keys) == (counted if by_key else set())
@@ -200,7 +196,7 @@ def test_tallies_are_told_apart_by_leaf(condition: Condition, heard: ReceivedSig
 @given(conditions, keys)
 def test_names_and_keys_are_those_that_can_be_heard(condition: Condition, key: str) -> None:
     every = [leaf for leaf in leaves(condition) if isinstance(leaf, Single | Count)]
-    at_key = [leaf.matcher for leaf in every if listens(leaf, Sound(key, ""))]
+    at_key = [leaf.matcher for leaf in every if is_about(leaf, at(key, ""))]
     assert (key in keys_of(condition)) is bool(at_key)
     if not isinstance(condition, OperatorOnly | TimeoutOnly):
         named = {matcher.name for matcher in at_key if isinstance(matcher, ByName)}
@@ -211,8 +207,8 @@ def test_names_and_keys_are_those_that_can_be_heard(condition: Condition, key: s
 @given(st.lists(st.tuples(st.text(":\0|a", max_size=3), st.text(":\0|a", max_size=3)), max_size=8))
 def test_sources_never_collide(sources: list[tuple[str, str]]) -> None:
     count = Count(len(set(sources)) or 1, CountKind.SOURCES, ("a",))
-    hearings = play(count, [Sound("a", "x", kind, source) for kind, source in sources])
-    assert [hearing.tallies[0].count for hearing in hearings] == [
+    matches = play(count, [at("a", "x", source, kind) for kind, source in sources])
+    assert [matched.tallies[0].count for matched in matches] == [
         len(set(sources[:number])) for number in range(1, len(sources) + 1)
     ]
 
@@ -240,22 +236,22 @@ def calls_of(function: Callable[[], object]) -> int:
 @pytest.mark.parametrize("kind", [CountKind.SIGNALS, CountKind.SOURCES])
 def test_the_ten_thousandth_signal_costs_what_the_first_did(kind: CountKind) -> None:
     """In calls, and in what is kept."""
-    condition = AllOf((Count(10_000, kind, ("a", "b")), Single("a")))
-    heard = [Sound("a", "x", "", str(number)) for number in range(10_000)]
-    hearings = play(condition, heard)
-    assert [hearing.satisfied for hearing in hearings] == [False] * 9_999 + [True]
-    assert msgspec.json.encode(hearings[-1].tallies) == b"[[10000,[]],[1,[]]]"
+    condition = AllTrue((Count(10_000, kind, ("a", "b")), Single("a")))
+    received = [at("a", "x", str(number)) for number in range(10_000)]
+    matches = play(condition, received)
+    assert [matched.satisfied for matched in matches] == [False] * 9_999 + [True]
+    assert msgspec.json.encode(matches[-1].tallies) == b"[[10000,[]],[1,[]]]"
 
-    second = calls_of(lambda: hear(condition, hearings[0].tallies, heard[1]))
-    last = calls_of(lambda: hear(condition, hearings[-2].tallies, heard[-1]))
+    second = calls_of(lambda: match_condition(condition, matches[0].tallies, received[1]))
+    last = calls_of(lambda: match_condition(condition, matches[-2].tallies, received[-1]))
     assert last == second
 
 
 def test_a_waitpoint_is_kept_once_however_often_it_is_heard() -> None:
     condition = Count(3, CountKind.WAITPOINTS, ("a", "b", "c"))
-    hearings = play(condition, [Sound("ab"[number % 2], "x") for number in range(1_000)])
-    assert hearings[-1].tallies == hearings[1].tallies
-    assert hearings[-1].tallies[0].keys == ("a", "b")
+    matches = play(condition, [at("ab"[number % 2], "x") for number in range(1_000)])
+    assert matches[-1].tallies == matches[1].tallies
+    assert matches[-1].tallies[0].keys == ("a", "b")
 
 
 # Documents from anywhere.
@@ -300,7 +296,9 @@ def read_without_harm(members: object) -> None:
     with suppress(Invalid):
         condition = read_condition(members)
         assert read_condition(write_condition(condition)) == condition
-        assert isinstance(hear(condition, blank(condition), Sound("a", "x")), Hearing)
+        assert isinstance(
+            match_condition(condition, blank(condition), at("a", "x")), ConditionMatch
+        )
         assert check_condition(condition) == condition
 
 

@@ -32,14 +32,8 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import vector
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait import resume
-from flowfabric.core.wait.condition import (
-    ByName,
-    Single,
-    Wildcard,
-    all_waitpoints,
-    read_condition,
-    write_condition,
-)
+from flowfabric.core.wait.condition.codec import read_condition, write_condition
+from flowfabric.core.wait.condition.model import ByName, Single, Wildcard, all_waitpoints
 from flowfabric.core.wait.keyring import EMPTY_RING
 from flowfabric.core.wait.model import (
     Behaviour,
@@ -53,6 +47,7 @@ from flowfabric.core.wait.model import (
     Waits,
 )
 from flowfabric.core.wait.suspend import (
+    PAST_TOLERANCE,
     REPEAT_GRACE,
     REPEAT_WINDOW,
     AlreadyMet,
@@ -61,10 +56,10 @@ from flowfabric.core.wait.suspend import (
     Suspend,
     Wait,
     WaitpointUse,
-    ask_to_suspend,
+    check_suspend,
+    needs_to_suspend,
     suspend,
 )
-from flowfabric.core.wait.suspend_check import PAST_TOLERANCE, check_suspend
 from flowfabric.core.wait.waitpoint import NewWaitpoint, create, describe, expire_pending
 from tests.kit.lab import TTL
 from tests.kit.situations import is_legal
@@ -95,7 +90,7 @@ def request(*waits: Wait, **members: Any) -> Suspend:
 def suspending(
     held: Snapshot, wanted: Suspend, memory: Loaded | None = None, at: Millis = NOW
 ) -> Change[NowSuspended | AlreadyMet]:
-    return suspend(held, owner(held), at, wanted, memory or nothing())
+    return suspend(held, at, owner(held), wanted, memory or nothing())
 
 
 def waits_of(snapshot: Snapshot) -> Waits:
@@ -110,7 +105,7 @@ def asleep(*waits: Wait, **members: Any) -> Snapshot:
 def with_pending(**members: Any) -> tuple[Snapshot, Loaded]:
     held = running()
     new = NewWaitpoint(id=WAITPOINT, key="go", kid="k1", **members)
-    change = create(held, owner(held), NOW, new, nothing())
+    change = create(held, NOW, owner(held), new, nothing())
     return after(change), Loaded({WAITPOINT: change.waitpoints[0]}, {}, [])
 
 
@@ -138,14 +133,14 @@ def test_a_suspend_is_one_change_of_everything() -> None:
 def test_what_must_be_remembered_is_asked_for() -> None:
     held, _ = with_pending()
     wanted = request(wait(use=WaitpointUse.PENDING), idempotency_key="k")
-    ask = ask_to_suspend(held, wanted)
+    ask = needs_to_suspend(held, wanted)
     assert ask is not None
     assert (ask.waitpoints, ask.buffered) == ((WAITPOINT,), ((WAITPOINT, 0),))
-    assert len(ask.marks) == 1
-    assert ask_to_suspend(None, wanted) is None
-    plain = ask_to_suspend(held, replace(wanted, idempotency_key=""))
+    assert len(ask.dedup) == 1
+    assert needs_to_suspend(None, wanted) is None
+    plain = needs_to_suspend(held, replace(wanted, idempotency_key=""))
     assert plain is not None
-    assert plain.marks == ()
+    assert plain.dedup == ()
 
 
 @pytest.mark.parametrize(
@@ -162,19 +157,19 @@ def test_how_long_an_answer_is_remembered(timeout: Millis | None, until: int) ->
     wanted = request(wait(timeout_at=timeout), idempotency_key="k")
     held = running()
     change = suspending(held, wanted)
-    [mark] = change.marks
-    assert mark.until == until
-    assert mark.stands(Millis(until - 1))
-    assert not mark.stands(Millis(until))
-    known = Loaded({}, {mark.key: mark}, [])
-    again = suspend(after(change), owner(held), NOW, wanted, known)
+    [record] = change.dedup
+    assert record.until == until
+    assert record.stands(Millis(until - 1))
+    assert not record.stands(Millis(until))
+    known = Loaded({}, {record.key: record}, [])
+    again = suspend(after(change), NOW, owner(held), wanted, known)
     assert (again.outcome, again.after) == (change.outcome, None)
 
 
 def test_a_mark_that_ran_out_is_as_good_as_none() -> None:
     wanted = request(idempotency_key="k")
-    [mark] = suspending(running(), wanted).marks
-    old = DedupRecord(mark.key, NOW, mark.doc)
+    [record] = suspending(running(), wanted).dedup
+    old = DedupRecord(record.key, NOW, record.doc)
     change = suspending(running(), replace(wanted, id=UUID(int=99)), Loaded({}, {old.key: old}, []))
     assert isinstance(change.outcome, NowSuspended)
     assert change.outcome.suspension == UUID(int=99)
@@ -182,7 +177,7 @@ def test_a_mark_that_ran_out_is_as_good_as_none() -> None:
 
 def test_a_lease_that_ran_out_is_marked_and_refused() -> None:
     held = running()
-    change = suspend(held, owner(held), Millis(NOW + TTL), request(), nothing())
+    change = suspend(held, Millis(NOW + TTL), owner(held), request(), nothing())
     assert isinstance(change.outcome, LeaseExpired)
     assert [event.kind for event in change.events] == [EventKind.LEASE_EXPIRED]
     assert change.waitpoints == ()
@@ -202,7 +197,7 @@ def test_nothing_fresh_without_a_key() -> None:
 def test_nobody_can_be_suspended() -> None:
     held = running()
     with pytest.raises(NotFound):
-        suspend(None, owner(held), NOW, request(), nothing())
+        suspend(None, NOW, owner(held), request(), nothing())
 
 
 @pytest.mark.parametrize("state", [name for name in ALL if name != "running"])
@@ -210,7 +205,7 @@ def test_only_what_runs_can_be_suspended(state: str) -> None:
     """E-T214"""
     held = running()
     with pytest.raises(FlowFabricError):
-        suspend(ALL[state], owner(held), NOW, request(), nothing())
+        suspend(ALL[state], NOW, owner(held), request(), nothing())
 
 
 def test_a_timeout_may_be_a_little_late() -> None:
@@ -268,7 +263,7 @@ def test_signals_an_earlier_wait_took_are_not_heard_again() -> None:
         assert change.counted == ((number, id),)
         held = after(change)
         [left] = waits_of(held).pending
-        assert (left.taken, left.heard) == (number, 0)
+        assert (left.taken, left.counted) == (number, 0)
     assert isinstance(change.outcome, NowSuspended)
 
 

@@ -31,7 +31,7 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     An `outcome` that is an error is raised after the change was applied.
 
     `waitpoints` are new ones, `signals` newly accepted ones; `counted` are signals (by number)
-    accepted earlier that a suspension has used up now; `marks` replace those of the same key.
+    accepted earlier that a suspension has used up now; `dedup` replace records of the same key.
     `settled` are edges into a member of a flow with how their upstream ended (None: not settled
     after all), `owed` what is to be done for the flow besides its ending.
     """
@@ -45,7 +45,7 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     waitpoints: tuple[Waitpoint, ...] = ()
     signals: tuple[ReceivedSignal, ...] = ()
     counted: tuple[tuple[int, UUID], ...] = ()
-    marks: tuple[DedupRecord, ...] = ()
+    dedup: tuple[DedupRecord, ...] = ()
     settled: tuple[tuple[UUID, Outcome | None], ...] = ()
     owed: tuple[OutboxEntry, ...] = ()
 
@@ -105,7 +105,7 @@ def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
         waitpoints=first.waitpoints + second.waitpoints,
         signals=first.signals + second.signals,
         counted=first.counted + second.counted,
-        marks=first.marks + second.marks,
+        dedup=first.dedup + second.dedup,
         settled=first.settled + second.settled,
         owed=first.owed + second.owed + _between(first, second),
     )

@@ -485,7 +485,7 @@ def _still_open(waits: Waits, state: State) -> Waits:
     signal it there, but a replay finds it again."""
     if isinstance(state, Ended):
         known = {p.id: p for p in (*waits.pending, *waits.active) if p.attempt is None}
-        lasting = tuple(replace(p, heard=0) for p in known.values())
+        lasting = tuple(replace(p, counted=0) for p in known.values())
         return Waits(signals=waits.signals, internal=waits.internal, pending=lasting)
     attempt = _attempt_going_on(state)
     pending = tuple(p for p in waits.pending if p.attempt is None or p.attempt == attempt)

@@ -16,14 +16,14 @@ from flowfabric.core.execution.model import (
     Suspended,
 )
 from flowfabric.core.explain.reasons import Code, Reason, listed, number
-from flowfabric.core.wait.condition import (
+from flowfabric.core.wait.condition.codec import read_condition
+from flowfabric.core.wait.condition.model import (
     Condition,
     OperatorOnly,
     TimeoutOnly,
     Unknown,
     keys_of,
     names_for,
-    read_condition,
 )
 from flowfabric.core.wait.model import Arm, Behaviour
 
@@ -184,7 +184,7 @@ def _arm_reason(arm: Arm, state: Suspended, members: Mapping[str, tuple[Reason, 
         "reason": state.reason,
         "waitpoints": keys,
         "signals": {key: list(names_for(condition, key)) for key in keys},
-        "heard": {bound.key: bound.heard > 0 for bound in arm.bound},
+        "heard": {bound.key: bound.counted > 0 for bound in arm.bound},
         "timeout_behaviour": str(arm.behaviour),
     }
     return Reason(

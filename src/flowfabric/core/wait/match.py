@@ -1,18 +1,19 @@
-"""How an open suspension hears a signal: each of its arms in turn, incrementally.
+"""Which waits of a suspension a signal counts for, and which it satisfies.
 
-Work is proportional to the conditions, never to the number of signals heard before: tallies are
-part of the suspension, and which leaves a source has counted for already is kept in a mark.
+Work is proportional to the conditions, never to the number of signals before: tallies are part of
+the suspension, and for which leaves a source has counted is a dedup record of the source.
 """
 
-from hashlib import blake2b
+from collections.abc import Mapping
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.wait.condition import Sound, hear, read_condition
-from flowfabric.core.wait.model import Arm, DedupRecord, Effect, Pending, Signal, Suspension
+from flowfabric.core.wait.condition.codec import read_condition
+from flowfabric.core.wait.condition.match import match_condition
+from flowfabric.core.wait.model import DedupRecord, Effect, Pending, Signal, Suspension, dedup_key
 
 _COUNTS = frozenset({Effect.SATISFIED, Effect.APPENDED})
 _STRENGTH = (
@@ -25,84 +26,69 @@ _STRENGTH = (
 )
 
 
-class Listened(Struct, frozen=True):
+class SignalMatch(Struct, frozen=True):
     """The suspension after a signal. `satisfied` are the numbers of the arms that are true now;
-    `counts` says whether the signal contributed to any."""
+    `counts` says whether the signal counted for any."""
 
     suspension: Suspension
     effect: Effect
     satisfied: tuple[int, ...]
     counts: bool
-    marks: tuple[DedupRecord, ...]
+    dedup: tuple[DedupRecord, ...]
 
 
-class Sourced(Struct, frozen=True, array_like=True):
+class _Sourced(Struct, frozen=True, array_like=True):
     """For which leaves of which suspension a source has counted: a bit mask, in hex."""
 
     suspension: UUID
     leaves: str
 
-    def mask(self, suspension: UUID) -> int:
-        """Nothing when the mark is of an earlier suspension."""
-        return int(self.leaves, 16) if self.suspension == suspension else 0
+
+def source_key(source_type: str, source: str) -> bytes:
+    """The key of the dedup record of a source."""
+    return dedup_key("source", source_type, source)
 
 
-def mark_key(what: str, *parts: str | bytes) -> bytes:
-    """What a mark is found by. Lengths are part of it, so that no two things share one."""
-    digest = blake2b(what.encode(), digest_size=16)
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.encode()
-        digest.update(len(data).to_bytes(4) + data)
-    return digest.digest()
-
-
-def source_key(signal: Signal) -> bytes:
-    return mark_key("source", signal.source_type, signal.source)
-
-
-def listen(suspension: Suspension, signal: Signal, sourced: DedupRecord | None) -> Listened:
-    """Lets every arm that binds the signal's waitpoint hear it; where waitpoints outlast the wait,
-    a signal counts for the first arm only that can use it."""
-    known = 0 if sourced is None else _read(sourced).mask(suspension.id)
+def match_signal(
+    suspension: Suspension, signal: Signal, dedup: Mapping[bytes, DedupRecord]
+) -> SignalMatch:
+    """Offers a signal to every arm that binds its waitpoint; where waitpoints outlast the wait, it
+    counts for the first arm only that can use it."""
+    key = source_key(signal.source_type, signal.source)
+    known = _counted_leaves(suspension, dedup.get(key))
     arms, effects, satisfied = list(suspension.arms), [Effect.NOT_IN_CONDITION], []
+    # Leaves are numbered through all arms: the second leaf of an arm that follows one of three
+    # leaves is bit 4, so the arm's own leaves are the mask shifted by `offset`, here 3.
     offset, mask = 0, known
     for number, arm in enumerate(suspension.arms):
         width = len(arm.tallies)
         if any(bound.id == signal.waitpoint for bound in arm.bound):
-            heard = hear(
-                read_condition(arm.condition),
-                arm.tallies,
-                Sound(signal.key, signal.name, signal.source_type, signal.source),
-                (known >> offset) & ((1 << width) - 1),
-            )
-            effects.append(heard.effect)
-            mask |= heard.sourced << offset
-            if heard.effect in _COUNTS:
-                bound = tuple(_hearing(b, signal) for b in arm.bound)
-                arms[number] = replace(arm, tallies=heard.tallies, bound=bound)
-            if heard.satisfied:
+            sourced = (known >> offset) & ((1 << width) - 1)
+            found = match_condition(read_condition(arm.condition), arm.tallies, signal, sourced)
+            effects.append(found.effect)
+            mask |= found.sourced << offset
+            if found.effect in _COUNTS:
+                bound = tuple(_counting(each, signal) for each in arm.bound)
+                arms[number] = replace(arm, tallies=found.tallies, bound=bound)
+            if found.satisfied:
                 satisfied.append(number)
-            if heard.effect in _COUNTS and not arm.policy.close_waitpoint_on_resume:
+            if found.effect in _COUNTS and not arm.policy.close_waitpoint_on_resume:
                 break
         offset += width
     effect = min(effects, key=_STRENGTH.index)
-    new = () if mask == known else (_sourced(suspension.id, signal, mask),)
+    doc = msgspec.json.encode(_Sourced(suspension.id, f"{mask:x}"))
+    new = () if mask == known else (DedupRecord(key, doc=doc),)
     after = replace(suspension, arms=tuple(arms))
-    return Listened(after, effect, tuple(satisfied), effect in _COUNTS, new)
+    return SignalMatch(after, effect, tuple(satisfied), effect in _COUNTS, new)
 
 
-def closed_after(arm: Arm) -> bool:
-    return arm.policy.close_waitpoint_on_resume
+def _counted_leaves(suspension: Suspension, record: DedupRecord | None) -> int:
+    """The leaves that the source has counted for; none if the record is of another suspension."""
+    if record is None:
+        return 0
+    sourced = msgspec.json.decode(record.doc, type=_Sourced)
+    return int(sourced.leaves, 16) if sourced.suspension == suspension.id else 0
 
 
-def _hearing(bound: Pending, signal: Signal) -> Pending:
-    return replace(bound, heard=signal.number) if bound.id == signal.waitpoint else bound
-
-
-def _sourced(suspension: UUID, signal: Signal, mask: int) -> DedupRecord:
-    doc = msgspec.json.encode(Sourced(suspension, f"{mask:x}"))
-    return DedupRecord(source_key(signal), doc=doc)
-
-
-def _read(mark: DedupRecord) -> Sourced:
-    return msgspec.json.decode(mark.doc, type=Sourced)
+def _counting(bound: Pending, signal: Signal) -> Pending:
+    return replace(bound, counted=signal.number) if bound.id == signal.waitpoint else bound

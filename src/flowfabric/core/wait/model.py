@@ -1,4 +1,4 @@
-"""What an execution waits for from outside, as values: suspension, waitpoints, signals.
+"""What an execution waits for from outside, as values: suspensions, waitpoints, signals.
 
 Everything that changes is part of the execution's life, so that the version of its state row
 guards it: a signal and a suspend, or two signals, can never miss each other. What never changes
@@ -9,6 +9,7 @@ it, and closed otherwise; closed is final.
 """
 
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from flowfabric.core.flow.join import EdgeState
 MAX_SIGNALS = 10_000
 """Signals one execution accepts, unless its policy or the caller says otherwise."""
 FEW_SIGNALS = 32
-"""How many kept signals of a waitpoint are looked at before all of them are."""
+"""How many buffered signals of a waitpoint are read before all of them are."""
 
 
 class Behaviour(StrEnum):
@@ -59,7 +60,7 @@ class Terms(Struct, frozen=True, omit_defaults=True):
     """What a waitpoint of an approval accepts; every token of it is bound to this.
 
     `about` is the digest of the exact thing to be approved, `decisions` are the signal names that
-    count as one, `approvers` who may decide (nobody named: anybody).
+    count as one, `approvers` may decide (if none is named, anybody may).
     """
 
     about: str | None = None
@@ -68,7 +69,7 @@ class Terms(Struct, frozen=True, omit_defaults=True):
 
 
 class Waitpoint(Struct, frozen=True, omit_defaults=True):
-    """A door for signals into one execution. Written once, never updated.
+    """Where an execution receives signals. Written once, never updated.
 
     `kid` names the key that signs its tokens. `attempt` is None for one that belongs to the
     execution: it outlives the attempt that made it.
@@ -112,9 +113,10 @@ class ReceivedSignal(Struct, frozen=True):
 
 
 class DedupRecord(Struct, frozen=True):
-    """Something that was seen: an idempotency key, a signal id, a source that counted already.
+    """Remembers one fact for ever or until a moment: an idempotency key or signal id was seen, a
+    token was used or revoked, an approver has decided, a source has counted.
 
-    `key` is a digest of what was seen; a mark whose `until` has passed is as good as none.
+    `key` is the digest of the fact (`dedup_key`), `doc` what is to be known about it.
     """
 
     key: bytes
@@ -125,31 +127,39 @@ class DedupRecord(Struct, frozen=True):
         return self.until is None or self.until > now
 
 
-class Loaded(Struct):
-    """What a rule about waits may need beside the execution itself: of everything that was asked
-    for, that which exists."""
-
-    waitpoints: dict[UUID, Waitpoint]
-    marks: dict[bytes, DedupRecord]
-    signals: list[ReceivedSignal]
-    edges: dict[UUID, EdgeState] = field(default_factory=dict)
+def dedup_key(what: str, *parts: str | bytes) -> bytes:
+    """The key of a dedup record. Lengths are part of it, so no two facts share one."""
+    digest = blake2b(what.encode(), digest_size=16)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode()
+        digest.update(len(data).to_bytes(4) + data)
+    return digest.digest()
 
 
 class Needs(Struct, frozen=True):
-    """What a rule needs to remember about one execution.
+    """What a rule needs to read of one execution, beside the execution itself.
 
-    `buffered` are waitpoints with the number of the last signal that is not wanted any more; with
-    `few` the first FEW_SIGNALS after it are enough.
+    `dedup` are keys of dedup records. `buffered` are waitpoints with the number of the last signal
+    that is not wanted any more; with `few` the first FEW_SIGNALS after it are enough.
     `edges` are edges of its flow, `incoming` means all edges into it.
     """
 
     execution: UUID
     waitpoints: tuple[UUID, ...] = ()
-    marks: tuple[bytes, ...] = ()
+    dedup: tuple[bytes, ...] = ()
     buffered: tuple[tuple[UUID, int], ...] = ()
     few: bool = False
     edges: tuple[UUID, ...] = ()
     incoming: bool = False
+
+
+class Loaded(Struct):
+    """What was found of what a rule `Needs`."""
+
+    waitpoints: dict[UUID, Waitpoint]
+    dedup: dict[bytes, DedupRecord]
+    signals: list[ReceivedSignal]
+    edges: dict[UUID, EdgeState] = field(default_factory=dict)
 
 
 class Tally(Struct, frozen=True, array_like=True):
@@ -161,13 +171,12 @@ class Tally(Struct, frozen=True, array_like=True):
 
 
 class Pending(Struct, frozen=True, omit_defaults=True):
-    """A waitpoint that is open. While nobody waits at it, signals are kept for the suspension that
-    will bind it; while one does, this is what the suspension remembers of it.
+    """An open waitpoint: pending, or bound by the open suspension.
 
     `attempt` is None for one that outlives attempts. `taken` is the number of the last signal that
-    an earlier wait used up, `heard` of the last that counted for the present one; `kept` are those
-    before `taken` that another wait has heard and not used up. Of waitpoints with the same `slot`
-    only one is open: a later one takes the place of those before.
+    an earlier wait used up, `counted` of the last that counted for the present one; `kept` are
+    those up to `taken` that counted for another wait, which has not used them up. Of waitpoints
+    with the same `slot` only one is open: a later one takes the place of those before.
     """
 
     id: UUID
@@ -175,17 +184,20 @@ class Pending(Struct, frozen=True, omit_defaults=True):
     expires_at: Millis | None = None
     attempt: int | None = None
     taken: int = 0
-    heard: int = 0
+    counted: int = field(default=0, name="heard")
     kept: tuple[int, ...] = ()
     slot: UUID | None = None
 
     @property
     def unwanted(self) -> int:
-        """The number of the last signal before the first that may still be heard."""
+        """The number of the last signal before the first that may still count."""
         return min(self.kept) - 1 if self.kept else self.taken
 
     def wants(self, number: int) -> bool:
         return number > self.taken or number in self.kept
+
+    def has_expired(self, now: Millis) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
 
 
 class StepRef(Struct, frozen=True, omit_defaults=True):
@@ -209,7 +221,7 @@ class ResumePolicy(Struct, frozen=True, omit_defaults=True):
 
 
 class Arm(Struct, frozen=True, omit_defaults=True):
-    """One of the things a suspended execution waits for; any of them wakes it.
+    """One of the things a suspended execution waits for; any of them resumes it.
 
     `condition` is the condition as JSON members: one that a newer release wrote is kept, and
     never satisfied here.
@@ -254,7 +266,7 @@ class Closed(Struct, frozen=True, omit_defaults=True):
 
 class Waits(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The part of an execution's life that waiting writes. `signals` numbers the accepted ones;
-    `internal` of them are the engine's own, which nobody sent."""
+    `internal` of them are the engine's own."""
 
     suspension: Suspension | None = None
     pending: tuple[Pending, ...] = ()
@@ -264,13 +276,18 @@ class Waits(Document, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def sent(self) -> int:
-        """How many signals were accepted from others."""
+        """How many signals were accepted, the engine's own aside."""
         return self.signals - self.internal
 
     @property
     def active(self) -> tuple[Pending, ...]:
         arms = self.suspension.arms if self.suspension is not None else ()
         return tuple(bound for arm in arms for bound in arm.bound)
+
+    @property
+    def open(self) -> tuple[Pending, ...]:
+        """Everything that accepts signals: what is waited at first, then what is pending."""
+        return (*self.active, *self.pending)
 
     @property
     def next_expiry(self) -> Millis | None:

@@ -1,4 +1,8 @@
-"""How a suspension ends: by signals, by an operator, by its timeout."""
+"""How a suspension ends: by signals, by an operator, by its timeout.
+
+Whatever ends it, the execution continues the attempt that suspended it (unless a timeout ends the
+execution), and every wait that is over becomes a recorded step.
+"""
 
 from typing import Never
 from uuid import UUID
@@ -18,14 +22,12 @@ from flowfabric.core.execution.lease import AlreadySatisfied, present
 from flowfabric.core.execution.model import (
     Failure,
     Gate,
-    Life,
     Outcome,
     Snapshot,
     Suspended,
 )
 from flowfabric.core.execution.status import PublicState, vector
 from flowfabric.core.execution.step import Recorded, Step
-from flowfabric.core.wait.match import closed_after
 from flowfabric.core.wait.model import (
     NO_WAITS,
     Arm,
@@ -65,9 +67,9 @@ class SuspensionExpired(Struct, frozen=True):
     state: PublicState
 
 
-class Wake(Struct, frozen=True, kw_only=True):
-    """Why a suspension is over. `done` are the arms (by number) whose wait is, and how; `signal` is
-    the one that ended it, if one did; `note` is what the steps shall say about it."""
+class SuspensionEnd(Struct, frozen=True, kw_only=True):
+    """Why a suspension is over. `done` are the arms (by number) whose wait is over, and how;
+    `signal` is the one that ended it, if one did; `note` is what the steps say about it."""
 
     reason: str
     done: dict[int, Waited]
@@ -76,6 +78,14 @@ class Wake(Struct, frozen=True, kw_only=True):
     signal: Signal | None = None
     note: str = ""
 
+    @classmethod
+    def by_signal(
+        cls, signal: Signal, arms: tuple[int, ...], delay: Millis = NO_TIME
+    ) -> "SuspensionEnd":
+        """`signal` has satisfied these arms."""
+        done = dict.fromkeys(arms, Waited.SIGNALLED)
+        return cls(reason=RESUMED, done=done, closer=signal.id, delay=delay, signal=signal)
+
 
 def suspension_of(snapshot: Snapshot) -> Suspension | None:
     """The open suspension, None when the execution is not suspended."""
@@ -83,59 +93,62 @@ def suspension_of(snapshot: Snapshot) -> Suspension | None:
     return waits.suspension if waits and isinstance(snapshot.state, Suspended) else None
 
 
-def wake(
-    snapshot: Snapshot, suspension: Suspension, now: Millis, wake: Wake
+def end_suspension(
+    snapshot: Snapshot, now: Millis, suspension: Suspension, end: SuspensionEnd
 ) -> tuple[Snapshot, tuple[Step, ...]]:
-    """The execution after its suspension, which continues its attempt, and the steps its waits
-    have become. `suspension` is as the signal that ended it left it."""
+    """The execution after its suspension, which continues its attempt, and the steps that its
+    waits become. `suspension` is as the signal that ended it left it."""
     if not isinstance(snapshot.state, Suspended):
         raise NotSuspended
-    until = Millis(now + wake.delay) if wake.delay else None
     life = replace(
         snapshot.life,
-        not_before=until,
+        not_before=Millis(now + end.delay) if end.delay else None,
         delay=Gate.RESUME_DELAY,
-        waits=close_suspension(snapshot.life.waits or NO_WAITS, suspension, now, wake),
+        waits=close_suspension(snapshot.life.waits or NO_WAITS, now, suspension, end),
     )
     after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
-    return after, steps_of(suspension, wake)
+    return after, steps_of(suspension, end)
 
 
-def close_suspension(waits: Waits, suspension: Suspension, now: Millis, wake: Wake) -> Waits:
+def close_suspension(
+    waits: Waits, now: Millis, suspension: Suspension, end: SuspensionEnd
+) -> Waits:
     """What stays open after a suspension: waitpoints of waits that go on, or that outlast them.
     Only a wait that was satisfied has used its signals up."""
-    pending = {p.id: p for p in waits.pending}
     left: dict[UUID, list[tuple[Pending, bool]]] = {}
     for number, arm in enumerate(suspension.arms):
-        if closed_after(arm) and (arm.step is None or number in wake.done):
+        goes_on = arm.step is not None and number not in end.done
+        if arm.policy.close_waitpoint_on_resume and not goes_on:
             continue
-        used = wake.done.get(number) is Waited.SIGNALLED
+        used = end.done.get(number) is Waited.SIGNALLED
         for bound in arm.bound:
             left.setdefault(bound.id, []).append((bound, used))
+    pending = {p.id: p for p in waits.pending}
     pending |= {id: _left_open(ends) for id, ends in left.items()}
-    last = Closed(suspension.id, suspension.attempt, now, wake.reason, wake.closer)
+    last = Closed(suspension.id, suspension.attempt, now, end.reason, end.closer)
     return replace(waits, suspension=None, pending=tuple(pending.values()), last=last)
 
 
-def steps_of(suspension: Suspension, wake: Wake) -> tuple[Step, ...]:
+def steps_of(suspension: Suspension, end: SuspensionEnd) -> tuple[Step, ...]:
     """The recorded steps of the waits that are over."""
-    arms = [(suspension.arms[number], how) for number, how in wake.done.items()]
+    arms = [(suspension.arms[number], how) for number, how in end.done.items()]
     return tuple(
-        _step(arm.step, suspension.id, arm, how, wake) for arm, how in arms if arm.step is not None
+        _step(arm.step, suspension.id, arm, how, end) for arm, how in arms if arm.step is not None
     )
 
 
 def resume(
     snapshot: Snapshot | None, now: Millis, delay: Millis = NO_TIME, trigger: str = "operator"
 ) -> "Change[Resumed]":
-    """Wakes a suspended execution without a signal; its attempt is continued, and what it waited
+    """Resumes a suspended execution without a signal; its attempt is continued, and what it waited
     for is over for good."""
     snapshot = present(snapshot)
     suspension = suspension_of(snapshot)
     if suspension is None:
         raise NotSuspended("only a suspended execution can be resumed")
     done = dict.fromkeys(range(len(suspension.arms)), Waited.RESUMED)
-    after, steps = wake(snapshot, suspension, now, Wake(reason=RESUMED, done=done, delay=delay))
+    over = SuspensionEnd(reason=RESUMED, done=done, delay=delay)
+    after, steps = end_suspension(snapshot, now, suspension, over)
     event = event_of(snapshot, now, EventKind.WOKEN, {"reason": trigger})
     outcome = Resumed(snapshot.execution.id, vector(after).public)
     return Change(outcome, snapshot, after, (event,), steps=steps)
@@ -144,7 +157,7 @@ def resume(
 def expire_suspension(
     snapshot: Snapshot | None, now: Millis, signal_id: UUID
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
-    """Acts on a suspension whose time is over; the timer is looked at again on what is stored.
+    """Ends a suspension whose time is over; what is stored says whether it is.
 
     `signal_id` is for the signal that tells a resumed execution of the timeout.
     """
@@ -161,9 +174,9 @@ def expire_suspension(
     behaviour = suspension.arms[overdue[0]].behaviour if overdue else Behaviour.AUTO_RESUME
     match behaviour:
         case Behaviour.AUTO_RESUME:
-            return _auto_resume(snapshot, suspension, now, overdue, signal_id)
+            return _auto_resume(snapshot, now, suspension, overdue, signal_id)
         case Behaviour.ESCALATE:
-            return _escalate(snapshot, snapshot.state, suspension, now, overdue)
+            return _escalate(snapshot, now, snapshot.state, suspension, overdue)
         case _:
             return _end(snapshot, now, behaviour)
 
@@ -173,24 +186,21 @@ def _end(
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     outcome, kind = _ENDINGS[behaviour]
     reason = f"suspension_timeout:{behaviour}"
-    change = end(snapshot, now, outcome, kind, _told(snapshot.life, behaviour, reason), reason)
-    return _expired(snapshot, change, behaviour)
-
-
-def _told(life: Life, behaviour: Behaviour, reason: str) -> Life:
     if behaviour is Behaviour.CANCEL:
-        return replace(life, cancel_reason=reason, cancelled_by="system_timeout")
-    return replace(life, failure=Failure(message=reason, category="timeout"))
+        life = replace(snapshot.life, cancel_reason=reason, cancelled_by="system_timeout")
+    else:
+        life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
+    return _expired(snapshot, end(snapshot, now, outcome, kind, life, reason), behaviour)
 
 
 def _auto_resume(
     snapshot: Snapshot,
-    suspension: Suspension,
     now: Millis,
+    suspension: Suspension,
     overdue: list[int],
     signal_id: UUID,
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
-    """Waits whose time is over are; the others go on when the handler asks for them again."""
+    """Ends the waits whose time is over; the others go on when the handler asks for them again."""
     done = {
         number: Waited.TIMED_OUT
         for number in overdue
@@ -208,9 +218,9 @@ def _auto_resume(
         source_type="system",
     )
     numbered = replace(waits, signals=signal.number, internal=waits.internal + 1)
-    counted = replace(snapshot.life, waits=numbered)
-    told = replace(snapshot, head=replace(snapshot.head, life=counted))
-    after, steps = wake(told, suspension, now, Wake(reason=TIMED_OUT, done=done, closer=signal_id))
+    head = replace(snapshot.head, life=replace(snapshot.life, waits=numbered))
+    over = SuspensionEnd(reason=TIMED_OUT, done=done, closer=signal_id)
+    after, steps = end_suspension(replace(snapshot, head=head), now, suspension, over)
     change: Change[Never] = Change(
         NotSuspended(),
         snapshot,
@@ -224,9 +234,9 @@ def _auto_resume(
 
 def _escalate(
     snapshot: Snapshot,
+    now: Millis,
     state: Suspended,
     suspension: Suspension,
-    now: Millis,
     overdue: list[int],
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     """Stays suspended, for an operator to look at; its waitpoints stay open, and what else it
@@ -249,18 +259,10 @@ def _escalate(
 
 
 def _expired(
-    snapshot: Snapshot, change: "Change[object]", behaviour: Behaviour
+    snapshot: Snapshot, change: "Change[Never]", behaviour: Behaviour
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     state = vector(change.after or snapshot).public
-    outcome = SuspensionExpired(snapshot.execution.id, behaviour, state)
-    return Change(
-        outcome,
-        change.before,
-        change.after,
-        change.events,
-        steps=change.steps,
-        signals=change.signals,
-    )
+    return replace(change, outcome=SuspensionExpired(snapshot.execution.id, behaviour, state))
 
 
 def _overdue(suspension: Suspension, now: Millis) -> list[int]:
@@ -274,29 +276,28 @@ def _overdue(suspension: Suspension, now: Millis) -> list[int]:
 
 
 def _left_open(ends: list[tuple[Pending, bool]]) -> Pending:
-    """A waitpoint after the waits at it, each with whether it has used up what it heard. What one
-    has heard and not used stays for it, although another used up what came later."""
-    used = {bound.heard for bound, is_used in ends if is_used}
+    """A waitpoint after the waits at it, each with whether it has used up what counted for it.
+
+    Example: a channel has received signals 1 to 3. Signal 2 counted for a wait that needs another
+    channel as well and goes on; signal 3 satisfied a second wait, which has used it up. Then
+    `taken` is 3, so that no later wait is given 1 to 3 again, but 2 is `kept` for the first wait.
+    """
+    used = {bound.counted for bound, is_used in ends if is_used}
     taken = max([*used, *(bound.taken for bound, _ in ends)])
-    heard = {bound.heard for bound, is_used in ends if not is_used}
-    wanted = heard.union(*(bound.kept for bound, _ in ends)) - used
+    waiting = {bound.counted for bound, is_used in ends if not is_used}
+    wanted = waiting.union(*(bound.kept for bound, _ in ends)) - used
     kept = tuple(sorted(number for number in wanted if 0 < number <= taken))
-    return replace(ends[0][0], taken=taken, kept=kept, heard=0)
+    return replace(ends[0][0], taken=taken, kept=kept, counted=0)
 
 
-def _only_signal(arm: Arm, wake: Wake) -> Signal | None:
-    """The signal, if it alone satisfied the arm: whoever reads the step need not look for it."""
-    alone = sum(tally.count for tally in arm.tallies) == 1
-    return wake.signal if alone else None
-
-
-def _step(ref: StepRef, suspension: UUID, arm: Arm, how: Waited, wake: Wake) -> Step:
-    signal = _only_signal(arm, wake)
+def _step(ref: StepRef, suspension: UUID, arm: Arm, how: Waited, end: SuspensionEnd) -> Step:
+    """A signal that satisfied the arm alone is part of the step: its reader need not look it up."""
+    signal = end.signal if sum(tally.count for tally in arm.tallies) == 1 else None
     alone = arm.bound[0].id if signal is None and len(arm.bound) == 1 else None
     recorded = Recorded(
         branch=ref.branch, waited=how, suspension=suspension, signal=signal, waitpoint=alone
     )
-    if wake.note:
-        recorded = replace(recorded, value=msgspec.Raw(msgspec.json.encode(wake.note)))
+    if end.note:
+        recorded = replace(recorded, value=msgspec.Raw(msgspec.json.encode(end.note)))
     doc = msgspec.json.encode(recorded)
     return Step(ref.generation, ref.position, ref.name, ref.occurrence, doc)

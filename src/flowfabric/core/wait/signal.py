@@ -1,8 +1,9 @@
-"""Signals: how the outside world talks to an execution.
+"""Signals to a waitpoint: by token from outside, or by name (`channel`) from the application.
 
-A signal that carries a token is authenticated before anything else is looked at, so that nobody
-without one can find out what exists or how it stands. Then: was it delivered before, can it be
-delivered at all, do the terms of an approval allow it, and what does the suspension make of it.
+A signal that carries a token is authenticated before anything else is looked at, so that a sender
+without one cannot find out what exists. Then `deliver` asks in this order: was it delivered before,
+can it be delivered at all, do the terms of an approval allow it? Last, `match` says which waits it
+counts for, and `resume` continues an execution that it satisfies.
 """
 
 from uuid import UUID
@@ -27,24 +28,23 @@ from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import present
-from flowfabric.core.execution.model import Ended, Snapshot
+from flowfabric.core.execution.model import Ended, Snapshot, Suspended
 from flowfabric.core.wait.keyring import Keyring
-from flowfabric.core.wait.match import Listened, listen, mark_key, source_key
+from flowfabric.core.wait.match import SignalMatch, match_signal, source_key
 from flowfabric.core.wait.model import (
     NO_WAITS,
     DedupRecord,
     Effect,
     Loaded,
     Needs,
-    Pending,
     ReceivedSignal,
     Signal,
     Terms,
-    Waited,
     Waitpoint,
     Waits,
+    dedup_key,
 )
-from flowfabric.core.wait.resume import RESUMED, Wake, suspension_of, wake
+from flowfabric.core.wait.resume import SuspensionEnd, end_suspension
 from flowfabric.core.wait.token import Token, TokenClaims, verify
 
 DEDUP_TTL = Millis(86_400_000)
@@ -95,24 +95,23 @@ class DuplicateSignal(Struct, frozen=True):
     signal: UUID
 
 
-def ask_to_deliver(
+SignalAnswer = Accepted | DuplicateSignal
+
+
+def needs_to_deliver(
     snapshot: Snapshot | None, delivery: Delivery, claims: TokenClaims | None = None
 ) -> Needs | None:
-    """What must be remembered to deliver a signal. `claims` are what its token says, unverified."""
+    """What `deliver` reads. `claims` are what the token says, unverified."""
     if snapshot is None:
         return None
-    sources = {delivery.source, "", claims.approver or "" if claims else ""}
-    marks = [_signal_key(delivery), _revoked_key(delivery.waitpoint, "")]
-    for source in sorted(sources):
-        marks += [
-            _approver_key(delivery, source),
-            mark_key("source", delivery.source_type, source),
-        ]
+    keys = [_signal_key(delivery), _revoked_key(delivery.waitpoint, "")]
+    for source in sorted({delivery.source, "", claims.approver or "" if claims else ""}):
+        keys += [_approver_key(delivery, source), source_key(delivery.source_type, source)]
     if delivery.idempotency_key:
-        marks.append(_repeat_key(delivery))
+        keys.append(_repeat_key(delivery))
     if claims is not None:
-        marks += [_revoked_key(delivery.waitpoint, claims.id), _used_key(delivery, claims)]
-    return Needs(snapshot.execution.uuid, waitpoints=(delivery.waitpoint,), marks=tuple(marks))
+        keys += [_revoked_key(delivery.waitpoint, claims.id), _used_key(delivery, claims)]
+    return Needs(snapshot.execution.uuid, waitpoints=(delivery.waitpoint,), dedup=tuple(keys))
 
 
 def deliver(
@@ -120,46 +119,25 @@ def deliver(
     now: Millis,
     delivery: Delivery,
     credential: Credential | None,
-    memory: Loaded,
-) -> "Change[Accepted | DuplicateSignal]":
-    """Delivers a signal to a waitpoint. Without a credential the caller is trusted; with one an
-    execution that does not exist is answered as a waitpoint that does not."""
-    waitpoint = memory.waitpoints.get(delivery.waitpoint)
+    loaded: Loaded,
+) -> "Change[SignalAnswer]":
+    """Delivers a signal to a waitpoint. Without a credential the caller is trusted; with one, an
+    unknown execution gets the same answer as an unknown waitpoint."""
+    waitpoint = loaded.waitpoints.get(delivery.waitpoint)
     claims = None
     if credential is not None:
         claims = verify(credential.ring, waitpoint, credential.token, now)
-        _check_revoked(delivery.waitpoint, claims, waitpoint, memory)
+        _check_revoked(delivery.waitpoint, claims, waitpoint, loaded)
     snapshot = present(snapshot)
     if waitpoint is None:
         raise NotFound("waitpoint", delivery.waitpoint)
-    source = _identity(delivery, claims)
-    if credential is not None and waitpoint.terms is not None:
-        source = _approver(claims)
+    source = _source(delivery, waitpoint, claims, trusted=credential is None)
     delivery = replace(delivery, source=source)
-    return _Deliver(snapshot, now, delivery, waitpoint, claims, memory).decide()
+    return _Delivering(snapshot, now, delivery, waitpoint, claims, loaded).decide()
 
 
-def revoke(
-    snapshot: Snapshot | None, now: Millis, waitpoint: UUID, token_id: str, memory: Loaded
-) -> "Change[None]":
-    """Takes a token back (by the id in its claims), or with an empty id every token of the
-    waitpoint that was issued so far."""
-    snapshot = present(snapshot)
-    row = memory.waitpoints.get(waitpoint)
-    if row is None:
-        raise NotFound("waitpoint", waitpoint)
-    if isinstance(snapshot.state, Ended) and row.attempt is not None:
-        return unchanged(None)  # one that outlives attempts is opened again by a replay
-    # After those were taken back, tokens are issued a moment later.
-    before = revoked_at(waitpoint, memory)
-    at = now if before is None else max(now, before + 1)
-    mark = DedupRecord(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(at))
-    # The version moves, so that a delivery decided before is decided again.
-    return Change(None, snapshot, snapshot.to(snapshot.state), marks=(mark,))
-
-
-class _Deliver:
-    """One delivery to a waitpoint that exists, by somebody who may."""
+class _Delivering:
+    """One delivery to a waitpoint that exists, by a sender who may."""
 
     def __init__(
         self,
@@ -168,17 +146,17 @@ class _Deliver:
         delivery: Delivery,
         waitpoint: Waitpoint,
         claims: TokenClaims | None,
-        memory: Loaded,
+        loaded: Loaded,
     ) -> None:
         self._snapshot = snapshot
         self._now = now
         self._delivery = delivery
         self._waitpoint = waitpoint
         self._claims = claims
-        self._memory = memory
+        self._dedup = loaded.dedup
         self._waits = snapshot.life.waits or NO_WAITS
 
-    def decide(self) -> "Change[Accepted | DuplicateSignal]":
+    def decide(self) -> "Change[SignalAnswer]":
         known = self._delivered() or self._decided()
         if known is not None:
             return unchanged(DuplicateSignal(known))
@@ -191,7 +169,7 @@ class _Deliver:
         self._check_terms()
         if (limit := self._limit) and self._waits.sent >= limit:
             raise SignalLimitExceeded(f"{self._waits.sent} signals were accepted")
-        return self._accept() if active else self._buffer()
+        return self._match() if active else self._buffer()
 
     @property
     def _limit(self) -> int:
@@ -203,6 +181,8 @@ class _Deliver:
         rules = self._snapshot.execution.rules
         return rules.max_signals_per_execution if given is None else given
 
+    # -- was it delivered before
+
     def _delivered(self) -> UUID | None:
         """The signal this one repeats, by its id or its idempotency key."""
         known = self._seen(_signal_key(self._delivery))
@@ -211,18 +191,25 @@ class _Deliver:
         return known
 
     def _decided(self) -> UUID | None:
-        """The signal with which this approver decided the same before: whoever never saw the answer
-        asks again, also when that decision was the last one that was needed. What has become
-        outdated is told otherwise."""
+        """The signal with which this approver decided the same before: an approver who never saw
+        the answer asks again, also when that decision was the last one that was needed. What has
+        become outdated is refused instead."""
         delivery, terms = self._delivery, self._waitpoint.terms
-        mark = self._memory.marks.get(_approver_key(delivery, delivery.source))
-        if terms is None or mark is None or mark.doc[16:].decode() != delivery.name:
+        record = self._dedup.get(_approver_key(delivery, delivery.source))
+        if terms is None or record is None or record.doc[16:].decode() != delivery.name:
             return None
         if delivery.about not in (None, terms.about) or self._is_outdated():
             return None
         if self._claims and self._claims.decisions and delivery.name not in self._claims.decisions:
             return None
-        return UUID(bytes=mark.doc[:16])
+        return UUID(bytes=record.doc[:16])
+
+    def _seen(self, key: bytes) -> UUID | None:
+        """The signal that left a dedup record, if the record still stands."""
+        record = self._dedup.get(key)
+        return UUID(bytes=record.doc[:16]) if record and record.stands(self._now) else None
+
+    # -- may it be delivered
 
     def _check_unused(self) -> None:
         claims = self._claims
@@ -231,17 +218,10 @@ class _Deliver:
         if self._seen(_used_key(self._delivery, claims)) is not None:
             raise TokenUsed("the token was for one use, and it was used")
 
-    def _seen(self, key: bytes) -> UUID | None:
-        """The signal that left a mark, if the mark still counts."""
-        mark = self._memory.marks.get(key)
-        if mark is None or not mark.stands(self._now):
-            return None
-        return UUID(bytes=mark.doc[:16])
-
     def _check_pending(self) -> None:
         for pending in self._waits.pending:
             if pending.id == self._waitpoint.id:
-                if pending.expires_at is not None and pending.expires_at <= self._now:
+                if pending.has_expired(self._now):
                     raise WaitpointClosed("the waitpoint ran out before it was used")
                 return
         if self._is_outdated():
@@ -249,13 +229,13 @@ class _Deliver:
         raise WaitpointClosed("the waitpoint accepts no signals any more")
 
     def _is_outdated(self) -> bool:
-        """Whether another waitpoint has taken the place of this one."""
-        if isinstance(self._snapshot.state, Ended):
+        """Whether another waitpoint has taken the place of this approval's."""
+        if isinstance(self._snapshot.state, Ended) or self._waitpoint.terms is None:
             return False
-        open_ones = (*self._waits.active, *self._waits.pending)
+        open_ones = self._waits.open
         if any(other.id == self._waitpoint.id for other in open_ones):
             return False
-        return any(_outdates(other, self._waitpoint) for other in open_ones)
+        return any(other.key == self._waitpoint.key for other in open_ones)
 
     def _check_terms(self) -> None:
         """Whether the terms allow this decision."""
@@ -267,59 +247,54 @@ class _Deliver:
                 raise NotAllowed("nothing that can be approved is bound to this waitpoint")
             return
         _check_allowed(terms, delivery)
-        mark = self._memory.marks.get(_approver_key(delivery, delivery.source))
-        if mark is not None:
-            raise AlreadyDecided(f"decided before: {mark.doc[16:].decode()[:80]}")
+        record = self._dedup.get(_approver_key(delivery, delivery.source))
+        if record is not None:
+            raise AlreadyDecided(f"decided before: {record.doc[16:].decode()[:80]}")
 
-    def _buffer(self) -> "Change[Accepted | DuplicateSignal]":
-        """Nobody waits yet: kept for whoever will. The version moves, so that a suspend that did
-        not see this signal is decided again."""
-        signal = self._signal(Effect.BUFFERED)
-        after = self._snapshot.to(
-            self._snapshot.state,
-            life=replace(self._snapshot.life, waits=self._numbered(signal)),
-        )
-        return self._change(ReceivedSignal(signal), after)
+    # -- what it does
 
-    def _numbered(self, signal: Signal) -> Waits:
-        internal = self._waits.internal + self._delivery.internal
-        return replace(self._waits, signals=signal.number, internal=internal)
+    def _buffer(self) -> "Change[SignalAnswer]":
+        """Keeps the signal for the suspension that will bind the waitpoint. The version moves, so
+        that a suspend that did not see this signal is decided again."""
+        row = ReceivedSignal(self._signal(Effect.BUFFERED))
+        return self._change(row, self._after(self._numbered))
 
-    def _accept(self) -> "Change[Accepted | DuplicateSignal]":
-        suspension = suspension_of(self._snapshot)
-        if suspension is None:
+    def _match(self) -> "Change[SignalAnswer]":
+        """Counts the signal for the waits at the waitpoint, and resumes what it satisfies."""
+        suspension = self._waits.suspension
+        if suspension is None or not isinstance(self._snapshot.state, Suspended):
             raise NotSignalable("the execution is not suspended")
-        signal = self._signal(Effect.APPENDED)
-        heard = listen(suspension, signal, self._memory.marks.get(source_key(signal)))
-        signal = replace(signal, effect=str(heard.effect))
-        row = ReceivedSignal(signal, suspension.id if heard.counts else None)
-        counted = self._numbered(signal)
-        if heard.satisfied:
-            return self._wake(row, heard, counted)
-        life = replace(self._snapshot.life, waits=replace(counted, suspension=heard.suspension))
-        after = self._snapshot.to(self._snapshot.state, life=life)
-        return replace(self._change(row, after), marks=self._marks(row, heard.marks))
+        match = match_signal(suspension, self._signal(Effect.APPENDED), self._dedup)
+        row = ReceivedSignal(self._signal(match.effect), suspension.id if match.counts else None)
+        if match.satisfied:
+            return self._resume(row, match)
+        after = self._after(replace(self._numbered, suspension=match.suspension))
+        return self._change(row, after, dedup=match.dedup)
 
-    def _wake(
-        self, row: ReceivedSignal, heard: Listened, waits: Waits
-    ) -> "Change[Accepted | DuplicateSignal]":
-        arm = heard.suspension.arms[heard.satisfied[0]]
+    def _resume(self, row: ReceivedSignal, match: SignalMatch) -> "Change[SignalAnswer]":
         delay = self._delivery.delay
         if delay is None:
-            delay = arm.policy.resume_delay or NO_TIME
-        head = replace(self._snapshot.head, life=replace(self._snapshot.life, waits=waits))
-        over = Wake(
-            reason=RESUMED,
-            done=dict.fromkeys(heard.satisfied, Waited.SIGNALLED),
-            closer=row.signal.id,
-            delay=delay,
-            signal=row.signal,
-        )
-        after, steps = wake(replace(self._snapshot, head=head), heard.suspension, self._now, over)
-        change = self._change(row, after)
-        return replace(change, steps=steps, marks=self._marks(row, heard.marks))
+            delay = match.suspension.arms[match.satisfied[0]].policy.resume_delay or NO_TIME
+        life = replace(self._snapshot.life, waits=self._numbered)
+        counted = replace(self._snapshot, head=replace(self._snapshot.head, life=life))
+        end = SuspensionEnd.by_signal(row.signal, match.satisfied, delay)
+        after, steps = end_suspension(counted, self._now, match.suspension, end)
+        return replace(self._change(row, after, dedup=match.dedup), steps=steps)
 
-    def _change(self, row: ReceivedSignal, after: Snapshot) -> "Change[Accepted | DuplicateSignal]":
+    @property
+    def _numbered(self) -> Waits:
+        """With one more signal."""
+        internal = self._waits.internal + self._delivery.internal
+        return replace(self._waits, signals=self._waits.signals + 1, internal=internal)
+
+    def _after(self, waits: Waits) -> Snapshot:
+        return self._snapshot.to(
+            self._snapshot.state, life=replace(self._snapshot.life, waits=waits)
+        )
+
+    def _change(
+        self, row: ReceivedSignal, after: Snapshot, dedup: tuple[DedupRecord, ...] = ()
+    ) -> "Change[SignalAnswer]":
         signal = row.signal
         detail = {
             "signal": str(signal.id),
@@ -334,22 +309,22 @@ class _Deliver:
             after,
             (event_of(self._snapshot, self._now, EventKind.SIGNALLED, detail),),
             signals=(row,),
-            marks=self._marks(row, ()),
+            dedup=(*self._records(), *dedup),
         )
 
-    def _marks(self, row: ReceivedSignal, more: tuple[DedupRecord, ...]) -> tuple[DedupRecord, ...]:
+    def _records(self) -> list[DedupRecord]:
         """What makes a repeat of this signal recognisable."""
-        delivery, seen = self._delivery, row.signal.id.bytes
-        marks = [DedupRecord(_signal_key(delivery), doc=seen), *more]
+        delivery, id = self._delivery, self._delivery.id.bytes
+        records = [DedupRecord(_signal_key(delivery), doc=id)]
         if delivery.idempotency_key:
             until = Millis(self._now + delivery.dedup_ttl)
-            marks.append(DedupRecord(_repeat_key(delivery), until, seen))
+            records.append(DedupRecord(_repeat_key(delivery), until, id))
         if self._claims is not None and self._claims.single_use:
-            marks.append(DedupRecord(_used_key(delivery, self._claims), doc=seen))
+            records.append(DedupRecord(_used_key(delivery, self._claims), doc=id))
         if self._waitpoint.terms is not None:
             key = _approver_key(delivery, delivery.source)
-            marks.append(DedupRecord(key, doc=seen + delivery.name.encode()))
-        return tuple(marks)
+            records.append(DedupRecord(key, doc=id + delivery.name.encode()))
+        return records
 
     def _signal(self, effect: Effect) -> Signal:
         delivery = self._delivery
@@ -373,38 +348,16 @@ class _Deliver:
         )
 
 
-def ask_about_tokens(snapshot: Snapshot | None, waitpoint: UUID) -> Needs | None:
-    """What must be remembered to hand a token out, or to take some back."""
-    if snapshot is None:
-        return None
-    marks = (_revoked_key(waitpoint, ""),)
-    return Needs(snapshot.execution.uuid, waitpoints=(waitpoint,), marks=marks)
-
-
-def revoked_at(waitpoint: UUID, memory: Loaded) -> Millis | None:
-    """When every token of a waitpoint issued so far was taken back, the last time."""
-    everything = memory.marks.get(_revoked_key(waitpoint, ""))
-    return None if everything is None else Millis(msgspec.json.decode(everything.doc, type=int))
-
-
-def _check_revoked(
-    waitpoint: UUID, claims: TokenClaims | None, row: Waitpoint | None, memory: Loaded
-) -> None:
-    until = revoked_at(waitpoint, memory)
-    issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME
-    if until is not None and issued <= until:
-        raise TokenRevoked("every token issued before was taken back")
-    if claims is not None and _revoked_key(waitpoint, claims.id) in memory.marks:
-        raise TokenRevoked("the token was taken back")
-
-
-def _identity(delivery: Delivery, claims: TokenClaims | None) -> str:
-    """Who sends it: a token that names its approver speaks for that one and nobody else."""
-    if claims is None or claims.approver is None:
-        return delivery.source
-    if delivery.source and delivery.source != claims.approver:
-        raise NotAllowed("the token is for another approver")
-    return claims.approver
+def _source(
+    delivery: Delivery, waitpoint: Waitpoint, claims: TokenClaims | None, *, trusted: bool
+) -> str:
+    """Who sends it. A token that names its approver speaks for that one alone. Holders of tokens
+    that name none are all one source of an approval, and never one of its approvers."""
+    if claims is not None and claims.approver is not None:
+        if delivery.source not in ("", claims.approver):
+            raise NotAllowed("the token is for another approver")
+        return claims.approver
+    return delivery.source if trusted or waitpoint.terms is None else ""
 
 
 def _check_allowed(terms: Terms, delivery: Delivery) -> None:
@@ -416,32 +369,71 @@ def _check_allowed(terms: Terms, delivery: Delivery) -> None:
         raise NotAllowed("the sender is not one of the approvers")
 
 
-def _approver(claims: TokenClaims | None) -> str:
-    """Who decides by a token: whom it names, never whom its holder claims to be. All holders of
-    tokens that name nobody are one source, and none of those who are named as approvers."""
-    return "" if claims is None or claims.approver is None else claims.approver
+# -- taking tokens back
 
 
-def _outdates(other: Pending, waitpoint: Waitpoint) -> bool:
-    """Whether another waitpoint has taken the place of this one."""
-    return waitpoint.terms is not None and other.key == waitpoint.key
+def needs_of_tokens(snapshot: Snapshot | None, waitpoint: UUID) -> Needs | None:
+    """What must be read to issue a token, or to revoke some."""
+    if snapshot is None:
+        return None
+    dedup = (_revoked_key(waitpoint, ""),)
+    return Needs(snapshot.execution.uuid, waitpoints=(waitpoint,), dedup=dedup)
+
+
+def revoke(
+    snapshot: Snapshot | None, now: Millis, waitpoint: UUID, token_id: str, loaded: Loaded
+) -> "Change[None]":
+    """Revokes a token (by the id in its claims), or with an empty id every token of the waitpoint
+    that was issued so far."""
+    snapshot = present(snapshot)
+    row = loaded.waitpoints.get(waitpoint)
+    if row is None:
+        raise NotFound("waitpoint", waitpoint)
+    if isinstance(snapshot.state, Ended) and row.attempt is not None:
+        return unchanged(None)  # one that outlives attempts is opened again by a replay
+    # After those were revoked, tokens are issued a moment later.
+    before = revoked_at(waitpoint, loaded)
+    at = now if before is None else max(now, before + 1)
+    record = DedupRecord(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(at))
+    # The version moves, so that a delivery decided before is decided again.
+    return Change(None, snapshot, snapshot.to(snapshot.state), dedup=(record,))
+
+
+def revoked_at(waitpoint: UUID, loaded: Loaded) -> Millis | None:
+    """When every token of a waitpoint issued so far was revoked, the last time."""
+    everything = loaded.dedup.get(_revoked_key(waitpoint, ""))
+    return None if everything is None else Millis(msgspec.json.decode(everything.doc, type=int))
+
+
+def _check_revoked(
+    waitpoint: UUID, claims: TokenClaims | None, row: Waitpoint | None, loaded: Loaded
+) -> None:
+    until = revoked_at(waitpoint, loaded)
+    issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME
+    if until is not None and issued <= until:
+        raise TokenRevoked("every token issued before was taken back")
+    if claims is not None and _revoked_key(waitpoint, claims.id) in loaded.dedup:
+        raise TokenRevoked("the token was taken back")
+
+
+# -- the keys of dedup records
 
 
 def _signal_key(delivery: Delivery) -> bytes:
-    return mark_key("signal", delivery.waitpoint.bytes, delivery.id.bytes)
+    return dedup_key("signal", delivery.waitpoint.bytes, delivery.id.bytes)
 
 
 def _repeat_key(delivery: Delivery) -> bytes:
-    return mark_key("repeat", delivery.waitpoint.bytes, delivery.idempotency_key or "")
+    return dedup_key("repeat", delivery.waitpoint.bytes, delivery.idempotency_key or "")
 
 
 def _used_key(delivery: Delivery, claims: TokenClaims) -> bytes:
-    return mark_key("used", delivery.waitpoint.bytes, claims.id)
+    return dedup_key("used", delivery.waitpoint.bytes, claims.id)
 
 
 def _approver_key(delivery: Delivery, approver: str) -> bytes:
-    return mark_key("approver", delivery.waitpoint.bytes, approver)
+    return dedup_key("approver", delivery.waitpoint.bytes, approver)
 
 
 def _revoked_key(waitpoint: UUID, token_id: str) -> bytes:
-    return mark_key("revoked", waitpoint.bytes, token_id)
+    return dedup_key("revoked", waitpoint.bytes, token_id)

@@ -1,7 +1,8 @@
 """Suspending: an owner gives its lease up until the outside world has answered.
 
-A request names what to wait for in one or more arms; any of them wakes the execution. Signals that
-arrived before count as if they came just after; if they satisfy an arm the lease is kept.
+A request names what to wait for in one or more arms; any of them resumes the execution. Signals
+that were received before count as if they came just after; if they satisfy an arm, the lease is
+kept.
 """
 
 from enum import StrEnum
@@ -14,14 +15,17 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
     FenceRequired,
+    Invalid,
     InvalidWaitpoint,
-    NoSigningKey,
     NotFound,
     WaitpointExists,
     WaitpointExpired,
     WaitpointNotPending,
 )
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.numbers import check_kind_of, check_one_of
+from flowfabric.core.base.shape import check_shape
+from flowfabric.core.base.text import MAX_KEY, MAX_REASON, check_signal_name, check_text
+from flowfabric.core.base.time import Millis, check_moment, check_span
 from flowfabric.core.execution.attempt import pause_attempt, released, same_release
 from flowfabric.core.execution.attempts import closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
@@ -30,8 +34,11 @@ from flowfabric.core.execution.lease import Owner, enter, fence_of, lease_event,
 from flowfabric.core.execution.model import Active, Flags, Lease, Snapshot, Suspended
 from flowfabric.core.execution.policy import SuspensionPolicy
 from flowfabric.core.execution.step import Step
-from flowfabric.core.wait.condition import Condition, blank, check_references, write_condition
-from flowfabric.core.wait.match import listen, mark_key, source_key
+from flowfabric.core.wait.condition.check import check_condition, check_references
+from flowfabric.core.wait.condition.codec import write_condition
+from flowfabric.core.wait.condition.match import blank
+from flowfabric.core.wait.condition.model import Condition, Single, TimeoutOnly
+from flowfabric.core.wait.match import match_signal
 from flowfabric.core.wait.model import (
     FEW_SIGNALS,
     NO_WAITS,
@@ -49,18 +56,24 @@ from flowfabric.core.wait.model import (
     Waited,
     Waitpoint,
     Waits,
+    dedup_key,
 )
-from flowfabric.core.wait.resume import CLOSED, RESUMED, Wake, close_suspension, steps_of
-from flowfabric.core.wait.waitpoint import closed_because, closed_key, is_over
+from flowfabric.core.wait.resume import CLOSED, SuspensionEnd, close_suspension, steps_of
+from flowfabric.core.wait.waitpoint import closed_because, closed_key, is_over, new_waitpoint
+
+PAST_TOLERANCE = Millis(600_000)
+REQUESTERS = frozenset({"worker", "operator", "policy", "system_timeout_policy"})
+TARGETS = frozenset({"runnable"})
+MAX_BINDINGS = 1_000
 
 REPEAT_GRACE = Millis(60_000)
 REPEAT_WINDOW = Millis(7 * 86_400_000)
 
 
 class WaitpointUse(StrEnum):
-    """FRESH is a new waitpoint, PENDING one that was made before, EITHER whichever it is. Only
-    EITHER opens a closed one again: a handler asks for the very same thing (the id is made of what
-    it asks for), and what was decided about that still counts. What an operator closed stays so."""
+    """FRESH is a new waitpoint, PENDING one that was made before, EITHER may be both. Only EITHER
+    opens a closed one again: a handler asks for the very same thing (the id is made of what it asks
+    for), and what was decided about that still counts. What an operator closed stays closed."""
 
     FRESH = "fresh"
     PENDING = "pending"
@@ -69,7 +82,7 @@ class WaitpointUse(StrEnum):
 
 class Binding(Struct, frozen=True, kw_only=True):
     """A waitpoint to wait at. A pending one brings its own key. A `lasting` one belongs to the
-    execution and outlives the attempt. Pending ones with the same `slot` are over then."""
+    execution and outlives the attempt. It closes pending ones with the same `slot`."""
 
     id: UUID
     key: str = ""
@@ -96,8 +109,8 @@ class Wait(Struct, frozen=True, kw_only=True):
 
 
 class Suspend(Struct, frozen=True, kw_only=True):
-    """A request to suspend. `until` wakes it as well, whatever it waits for; `steps` are recorded
-    by the change that suspends; `kid` names the key that signs what is fresh."""
+    """A request to suspend. It is resumed at `until` at the latest; `steps` are recorded by the
+    change that suspends; `kid` names the key that signs tokens of fresh waitpoints."""
 
     id: UUID
     waits: tuple[Wait, ...]
@@ -109,6 +122,10 @@ class Suspend(Struct, frozen=True, kw_only=True):
     until: Millis | None = None
     steps: tuple[Step, ...] = ()
 
+    @property
+    def bindings(self) -> list[Binding]:
+        return [binding for wait in self.waits for binding in wait.bindings]
+
 
 class NowSuspended(Struct, frozen=True):
     """The lease was given up. `waitpoints` in the order of the bindings."""
@@ -119,7 +136,7 @@ class NowSuspended(Struct, frozen=True):
 
 class AlreadyMet(Struct, frozen=True):
     """What was to be waited for is here: the lease is kept, the worker goes on. `steps` are those
-    that the waits have become, unknown to a repeat of the request."""
+    that the waits have become; a repeat of the request gets none."""
 
     suspension: UUID
     waitpoints: tuple[Waitpoint, ...]
@@ -127,27 +144,97 @@ class AlreadyMet(Struct, frozen=True):
 
 
 class NotMet(Struct, frozen=True):
-    """What is to be waited for is not here. `partly`: not among the signals that were looked at,
-    but there are more."""
+    """What is to be waited for is not here. `partly`: not among the signals that were read, but
+    there are more."""
 
     partly: bool = False
 
 
-def ask_to_suspend(
+def check_suspend(request: Suspend, now: Millis) -> Suspend:
+    """The request if it makes sense; it is refused before the store is touched otherwise."""
+    if not check_kind_of(request.waits, tuple, "waits"):
+        raise Invalid("waitpoints_empty")
+    check_kind_of(request.id, UUID, "suspension id")
+    check_one_of(request.requested_by, REQUESTERS, "requested_by")
+    check_text(request.reason, "reason", limit=MAX_REASON)
+    if request.continuation is not None:
+        check_text(request.continuation, "continuation", limit=MAX_REASON)
+    if request.idempotency_key is not None:
+        check_text(request.idempotency_key, "idempotency key", limit=MAX_KEY)
+    for wait in request.waits:
+        _check_wait(check_kind_of(wait, Wait, "wait"), now)
+    if request.until is not None:
+        check_moment(request.until, "until")
+    for step in check_kind_of(request.steps, tuple, "steps"):
+        check_shape(step, Step, "step")
+    return request
+
+
+def _check_wait(wait: Wait, now: Millis) -> None:
+    if not check_kind_of(wait.bindings, tuple, "waitpoints"):
+        raise Invalid("waitpoints_empty")
+    if len(wait.bindings) > MAX_BINDINGS:
+        raise Invalid(f"{len(wait.bindings)} waitpoints, the limit is {MAX_BINDINGS}")
+    primary = check_shape(wait.bindings[0], Binding, "waitpoint")
+    _check_bindings(wait)
+    check_condition(wait.condition)
+    if primary.use is not WaitpointUse.PENDING:
+        check_references(wait.condition, [binding.key for binding in wait.bindings])
+    if isinstance(wait.condition, TimeoutOnly) and wait.timeout_at is None:
+        raise Invalid("timeout_only_without_deadline")
+    if wait.timeout_at is not None:
+        check_moment(wait.timeout_at, "timeout_at")
+        if wait.timeout_at + PAST_TOLERANCE < now:
+            raise Invalid("timeout_at_in_past")
+    _check_ending(wait)
+
+
+def _check_ending(wait: Wait) -> None:
+    """Whether what happens after the wait can be stored."""
+    if wait.behaviour is not None:
+        check_kind_of(wait.behaviour, Behaviour, "behaviour")
+    policy = check_shape(wait.policy, ResumePolicy, "resume policy")
+    check_one_of(policy.target, TARGETS, "the target of a resume policy")
+    delay = policy.resume_delay
+    if delay is not None:
+        check_span(delay, "resume_delay")
+    if wait.step is not None:
+        check_shape(wait.step, StepRef, "step")
+
+
+def _check_bindings(wait: Wait) -> None:
+    primary, condition = wait.bindings[0], wait.condition
+    if isinstance(condition, Single) and primary.use is WaitpointUse.FRESH:
+        key = condition.waitpoint
+        if key != primary.key:
+            raise Invalid(f"waitpoint_key_mismatch: {key!r} is not {primary.key!r}")
+    for position, binding in enumerate(wait.bindings):
+        check_shape(binding, Binding, "waitpoint")
+        if binding.use is WaitpointUse.PENDING:
+            if position:
+                raise Invalid(f"additional_waitpoint_binding_must_be_fresh: waitpoints[{position}]")
+            continue
+        check_signal_name(binding.key, "waitpoint key")
+        if not binding.key:
+            if position:
+                raise Invalid(f"additional_waitpoint_binding_empty_key: waitpoints[{position}]")
+            raise Invalid("waitpoint_key_empty")
+
+
+def needs_to_suspend(
     snapshot: Snapshot | None, request: Suspend, *, few: bool = False
 ) -> Needs | None:
-    """What must be remembered to decide the request: of each waitpoint all signals that were kept,
-    or the first few."""
+    """What `suspend` reads: of each waitpoint all signals that were kept, or the first few."""
     if snapshot is None:
         return None
-    bindings = [binding for wait in request.waits for binding in wait.bindings]
+    bindings = request.bindings
     pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
-    key = _repeat_key(request)
-    marks = [closed_key(binding.id) for binding in bindings if binding.use is WaitpointUse.EITHER]
+    repeat = _repeat_key(request)
+    closed = [closed_key(binding.id) for binding in bindings if binding.use is WaitpointUse.EITHER]
     return Needs(
         execution=snapshot.execution.uuid,
         waitpoints=tuple(binding.id for binding in bindings),
-        marks=tuple(marks if key is None else (key, *marks)),
+        dedup=tuple(closed if repeat is None else (repeat, *closed)),
         buffered=tuple(
             (b.id, pending[b.id].unwanted if b.id in pending else 0)
             for b in bindings
@@ -158,11 +245,11 @@ def ask_to_suspend(
 
 
 def suspend(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, request: Suspend, memory: Loaded
+    snapshot: Snapshot | None, now: Millis, owner: Owner, request: Suspend, loaded: Loaded
 ) -> "Change[NowSuspended | AlreadyMet]":
     """Gives the lease up until an arm is satisfied, unless one is already."""
     snapshot = present(snapshot)
-    known = _remembered(request, memory, now) or _repeated(snapshot, owner, request, memory)
+    known = _answered(request, loaded, now) or _repeated(snapshot, owner, request, loaded)
     if known is not None:
         return unchanged(known)
     if owner.fence is None:
@@ -170,47 +257,49 @@ def suspend(
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
-    binder = _Binder(snapshot, lease, now, request, memory)
-    arms = tuple(binder.arm(wait) for wait in request.waits)
+    binder = _Binder(snapshot, now, lease, request, loaded)
     suspension = Suspension(
         id=request.id,
         attempt=lease.attempt,
         created_at=now,
-        arms=arms,
+        arms=tuple(binder.arm(wait) for wait in request.waits),
         requested_by=request.requested_by,
         continuation=request.continuation,
         until=request.until,
     )
-    made = _Made(snapshot, lease, now, request, binder)
-    return made.decide(suspension, memory)
+    return _Suspending(snapshot, now, lease, request, binder).decide(suspension, loaded.signals)
 
 
 def go_on(
     snapshot: Snapshot | None,
-    owner: Owner,
     now: Millis,
+    owner: Owner,
     request: Suspend,
-    memory: Loaded,
+    loaded: Loaded,
     *,
     few: bool = False,
 ) -> "Change[AlreadyMet | NotMet]":
-    """As `suspend` if the request is satisfied already; otherwise nothing changes. `memory` has
+    """As `suspend` if the request is satisfied already; otherwise nothing changes. `loaded` has
     all signals that were kept or the first few of each waitpoint."""
-    last = _last_in_order(memory.signals) if few else None
+    last = _last_in_order(loaded.signals) if few else None
     if last is not None:
-        known = [heard for heard in memory.signals if heard.signal.number <= last]
-        memory = Loaded(memory.waitpoints, memory.marks, known)
-    change = suspend(snapshot, owner, now, request, memory)
+        known = [row for row in loaded.signals if row.signal.number <= last]
+        loaded = Loaded(loaded.waitpoints, loaded.dedup, known)
+    change = suspend(snapshot, now, owner, request, loaded)
     if isinstance(change.outcome, NowSuspended):
         return unchanged(NotMet(partly=last is not None))
     return cast("Change[AlreadyMet | NotMet]", change)
 
 
 def _last_in_order(signals: list[ReceivedSignal]) -> int | None:
-    """The number up to which none is missing among the first few; None when none is at all."""
+    """The number up to which none is missing among the first few; None when none is at all.
+
+    Example: of two waitpoints the first 32 signals were read, up to number 40 of one and up to
+    number 90 of the other. Number 41 may be of the first one, so the signals up to 40 are complete.
+    """
     numbers: dict[UUID, list[int]] = {}
-    for heard in signals:
-        numbers.setdefault(heard.signal.waitpoint, []).append(heard.signal.number)
+    for row in signals:
+        numbers.setdefault(row.signal.waitpoint, []).append(row.signal.number)
     return min((max(each) for each in numbers.values() if len(each) >= FEW_SIGNALS), default=None)
 
 
@@ -218,14 +307,14 @@ class _Binder:
     """Turns bindings into waitpoints: known pending ones, or new ones."""
 
     def __init__(
-        self, snapshot: Snapshot, lease: Lease, now: Millis, request: Suspend, memory: Loaded
+        self, snapshot: Snapshot, now: Millis, lease: Lease, request: Suspend, loaded: Loaded
     ) -> None:
-        self._execution = snapshot.execution.uuid
+        self._snapshot = snapshot
         self._rules = snapshot.execution.rules.suspension_policy or SuspensionPolicy()
         self._lease = lease
         self._now = now
         self._kid = request.kid
-        self._memory = memory
+        self._loaded = loaded
         self.pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
         self.bound: list[Waitpoint] = []
         self.fresh: dict[UUID, Waitpoint] = {}
@@ -252,9 +341,9 @@ class _Binder:
 
     def _is_closed(self, binding: Binding, wait: Wait) -> bool:
         """Whether an operator closed the waitpoint; a wait that is a step can do without."""
-        reason = (
-            closed_because(self._memory, binding.id) if binding.use is WaitpointUse.EITHER else None
-        )
+        if binding.use is not WaitpointUse.EITHER:
+            return False
+        reason = closed_because(self._loaded, binding.id)
         if reason is None:
             return False
         if wait.step is None:
@@ -272,7 +361,7 @@ class _Binder:
         return self._bind_fresh(binding, timeout_at)
 
     def _bind_pending(self, binding: Binding, timeout_at: Millis | None) -> Pending:
-        waitpoint = self.fresh.get(binding.id) or self._memory.waitpoints.get(binding.id)
+        waitpoint = self.fresh.get(binding.id) or self._loaded.waitpoints.get(binding.id)
         if waitpoint is None:
             raise NotFound("waitpoint", binding.id)
         pending = self.pending.get(binding.id)
@@ -282,80 +371,68 @@ class _Binder:
             pending = Pending(waitpoint.id, waitpoint.key, slot=binding.slot)
         if pending.attempt is not None and pending.attempt != self._lease.attempt:
             raise InvalidWaitpoint(f"waitpoint {binding.id} belongs to another attempt")
-        if pending.expires_at is not None and pending.expires_at <= self._now:
+        if pending.has_expired(self._now):
             raise WaitpointExpired(f"waitpoint {binding.id} ran out")
         self.bound.append(waitpoint)
         expires_at = timeout_at if pending.attempt is not None else pending.expires_at
         return replace(pending, expires_at=expires_at)
 
     def _bind_fresh(self, binding: Binding, timeout_at: Millis | None) -> Pending:
-        if self._kid is None:
-            raise NoSigningKey("seed a key before anything waits for signed signals")
-        known = self._memory.waitpoints.get(binding.id)
-        if binding.use is WaitpointUse.FRESH and (known is not None or binding.id in self.fresh):
-            raise WaitpointExists(f"waitpoint {binding.id}")
-        attempt = None if binding.lasting else self._lease.attempt
-        waitpoint = known or Waitpoint(
-            id=binding.id,
-            execution=self._execution,
-            key=binding.key,
-            created_at=self._now,
-            kid=self._kid,
-            attempt=attempt,
-            terms=binding.terms,
+        id, attempt = binding.id, None if binding.lasting else self._lease.attempt
+        new = new_waitpoint(
+            self._snapshot, self._now, id, binding.key, self._kid, attempt, binding.terms
         )
-        self.fresh[binding.id] = waitpoint
+        known = self._loaded.waitpoints.get(id)
+        if binding.use is WaitpointUse.FRESH and (known is not None or id in self.fresh):
+            raise WaitpointExists(f"waitpoint {id}")
+        waitpoint = self.fresh[id] = known or new
         self.bound.append(waitpoint)
         if binding.terms is not None and binding.slot is None:
-            # What is to be approved has changed: what was asked before is over.
+            # What is to be approved has changed: the approval that was asked for before is over.
             self.outdated |= {p.id for p in self.pending.values() if p.key == binding.key}
         expires_at = None if binding.lasting else timeout_at
         return Pending(waitpoint.id, waitpoint.key, expires_at, attempt, slot=binding.slot)
 
 
-class _Made:
-    """The change a request becomes once its waitpoints are bound."""
+class _Suspending:
+    """The change that a request becomes once its waitpoints are bound."""
 
     def __init__(
-        self, snapshot: Snapshot, lease: Lease, now: Millis, request: Suspend, binder: _Binder
+        self, snapshot: Snapshot, now: Millis, lease: Lease, request: Suspend, binder: _Binder
     ) -> None:
         self._snapshot = snapshot
-        self._lease = lease
         self._now = now
+        self._lease = lease
         self._request = request
         self._binder = binder
-        self._marks: dict[bytes, DedupRecord] = {}
+        self._dedup: dict[bytes, DedupRecord] = {}
         self._counted: list[tuple[int, UUID]] = []
 
-    def decide(self, suspension: Suspension, memory: Loaded) -> "Change[NowSuspended | AlreadyMet]":
-        if over := _closed(self._request, suspension, self._binder.closed):
-            return self._go_on(suspension, over)
+    def decide(
+        self, suspension: Suspension, signals: list[ReceivedSignal]
+    ) -> "Change[NowSuspended | AlreadyMet]":
+        """Offers the signals that were kept to the suspension until one satisfies an arm."""
+        if end := _end_by_closing(self._request, suspension, self._binder.closed):
+            return self._go_on(suspension, end)
         bound = {bound.id: bound for arm in suspension.arms for bound in arm.bound}
-        for heard in memory.signals:
-            signal = heard.signal
+        for signal in (row.signal for row in signals):
             if signal.waitpoint not in bound or not bound[signal.waitpoint].wants(signal.number):
                 continue
-            suspension, satisfied = self._hear(suspension, heard)
-            if satisfied:
-                done = dict.fromkeys(satisfied, Waited.SIGNALLED)
-                over = Wake(reason=RESUMED, done=done, closer=signal.id, signal=signal)
-                return self._go_on(suspension, over)
+            match = match_signal(suspension, signal, self._dedup)
+            self._dedup |= {record.key: record for record in match.dedup}
+            suspension = match.suspension
+            if match.counts:
+                self._counted.append((signal.number, suspension.id))
+            if match.satisfied:
+                return self._go_on(suspension, SuspensionEnd.by_signal(signal, match.satisfied))
         return self._park(suspension)
 
-    def _hear(
-        self, suspension: Suspension, heard: ReceivedSignal
-    ) -> tuple[Suspension, tuple[int, ...]]:
-        key = source_key(heard.signal)
-        listened = listen(suspension, heard.signal, self._marks.get(key))
-        self._marks |= {mark.key: mark for mark in listened.marks}
-        if listened.counts:
-            self._counted.append((heard.signal.number, suspension.id))
-        return listened.suspension, listened.satisfied
-
-    def _go_on(self, suspension: Suspension, over: Wake) -> "Change[NowSuspended | AlreadyMet]":
+    def _go_on(
+        self, suspension: Suspension, end: SuspensionEnd
+    ) -> "Change[NowSuspended | AlreadyMet]":
         """Something that was to be waited for is over: the lease is kept."""
-        waits = close_suspension(self._waits(), suspension, self._now, over)
-        done = steps_of(suspension, over)
+        waits = close_suspension(self._waits(), self._now, suspension, end)
+        done = steps_of(suspension, end)
         outcome = AlreadyMet(suspension.id, tuple(self._binder.bound), done)
         steps = (*self._request.steps, *done)
         life = replace(self._snapshot.life, waits=waits)
@@ -396,9 +473,9 @@ class _Made:
         self, outcome: NowSuspended | AlreadyMet, after: Snapshot, steps: tuple[Step, ...]
     ) -> "Change[NowSuspended | AlreadyMet]":
         key = _repeat_key(self._request)
-        marks = list(self._marks.values())
+        dedup = list(self._dedup.values())
         if key is not None:
-            marks.append(_remember(key, outcome, self._request, self._now))
+            dedup.append(_answer_record(key, outcome, self._request, self._now))
         return Change(
             outcome,
             self._snapshot,
@@ -406,7 +483,7 @@ class _Made:
             steps=steps,
             waitpoints=tuple(self._binder.fresh.values()),
             counted=tuple(self._counted),
-            marks=tuple(marks),
+            dedup=tuple(dedup),
         )
 
     def _waits(self) -> Waits:
@@ -416,19 +493,22 @@ class _Made:
         return replace(waits, pending=tuple(p for p in waits.pending if p.id not in gone))
 
 
-def _closed(request: Suspend, suspension: Suspension, closed: dict[UUID, str]) -> Wake | None:
-    """The waits that can never be answered, since an operator closed what they wait at."""
+def _end_by_closing(
+    request: Suspend, suspension: Suspension, closed: dict[UUID, str]
+) -> SuspensionEnd | None:
+    """Ends the waits that can never be answered, since an operator closed what they wait at."""
     arms = enumerate(zip(request.waits, suspension.arms, strict=True))
     done = {
         number: Waited.CLOSED
         for number, (wait, arm) in arms
         if len(arm.bound) < len(wait.bindings) and is_over(arm)
     }
-    return Wake(reason=CLOSED, done=done, note=next(iter(closed.values()))) if done else None
+    note = next(iter(closed.values()), "")
+    return SuspensionEnd(reason=CLOSED, done=done, note=note) if done else None
 
 
-class _Outcome(Struct, frozen=True):
-    """An outcome as it is remembered: without tokens, which are made anew from their key."""
+class _Answer(Struct, frozen=True):
+    """An outcome as it is stored: without tokens, which are minted from their key again."""
 
     met: bool
     suspension: UUID
@@ -436,10 +516,10 @@ class _Outcome(Struct, frozen=True):
 
 
 def _repeat_key(request: Suspend) -> bytes | None:
-    return mark_key("suspend", request.idempotency_key) if request.idempotency_key else None
+    return dedup_key("suspend", request.idempotency_key) if request.idempotency_key else None
 
 
-def _remember(
+def _answer_record(
     key: bytes, outcome: NowSuspended | AlreadyMet, request: Suspend, now: Millis
 ) -> DedupRecord:
     moments = [wait.timeout_at for wait in request.waits if wait.timeout_at is not None]
@@ -447,30 +527,30 @@ def _remember(
     if moments:
         until = min(until, max(now, min(moments)) + REPEAT_GRACE)
     met = isinstance(outcome, AlreadyMet)
-    doc = msgspec.json.encode(_Outcome(met, outcome.suspension, outcome.waitpoints))
+    doc = msgspec.json.encode(_Answer(met, outcome.suspension, outcome.waitpoints))
     return DedupRecord(key, Millis(until), doc)
 
 
-def _remembered(request: Suspend, memory: Loaded, now: Millis) -> NowSuspended | AlreadyMet | None:
+def _answered(request: Suspend, loaded: Loaded, now: Millis) -> NowSuspended | AlreadyMet | None:
     """The outcome of an earlier call with the same key, before anything else is looked at."""
     key = _repeat_key(request)
-    mark = None if key is None else memory.marks.get(key)
-    if mark is None or not mark.stands(now):
+    record = None if key is None else loaded.dedup.get(key)
+    if record is None or not record.stands(now):
         return None
-    stored = msgspec.json.decode(mark.doc, type=_Outcome)
+    stored = msgspec.json.decode(record.doc, type=_Answer)
     made = AlreadyMet if stored.met else NowSuspended
     return made(stored.suspension, stored.waitpoints)
 
 
 def _repeated(
-    snapshot: Snapshot, owner: Owner, request: Suspend, memory: Loaded
+    snapshot: Snapshot, owner: Owner, request: Suspend, loaded: Loaded
 ) -> NowSuspended | AlreadyMet | None:
     """The outcome again for the very request that was decided before (a lost reply)."""
     parked = same_release(snapshot, owner.fence, _operation(request)) is not None
     if not parked and not _met(snapshot, owner, request):
         return None
-    ids = [binding.id for wait in request.waits for binding in wait.bindings]
-    known = tuple(memory.waitpoints[id] for id in ids if id in memory.waitpoints)
+    ids = (binding.id for binding in request.bindings)
+    known = tuple(loaded.waitpoints[id] for id in ids if id in loaded.waitpoints)
     return NowSuspended(request.id, known) if parked else AlreadyMet(request.id, known)
 
 

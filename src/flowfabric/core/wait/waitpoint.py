@@ -1,7 +1,7 @@
-"""Waitpoints on their own: made before anybody waits, closed, expired, listed.
+"""Waitpoints on their own: made, closed, expired, listed.
 
-One that an operator closed has a mark, so that nobody opens it again: a handler that asks for the
-same runs again and again.
+Closing one leaves a dedup record, so that it stays closed: a handler that runs again asks for the
+same waitpoint again.
 """
 
 from uuid import UUID
@@ -18,9 +18,10 @@ from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import AlreadySatisfied, Owner, enter, present
 from flowfabric.core.execution.model import Active, Ended, Flags, Snapshot
-from flowfabric.core.wait.condition import names_for, possible, read_condition
+from flowfabric.core.wait.condition.codec import read_condition
+from flowfabric.core.wait.condition.match import possible
+from flowfabric.core.wait.condition.model import names_for
 from flowfabric.core.wait.keyring import Keyring
-from flowfabric.core.wait.match import mark_key
 from flowfabric.core.wait.model import (
     NO_WAITS,
     Arm,
@@ -32,14 +33,15 @@ from flowfabric.core.wait.model import (
     Waited,
     Waitpoint,
     Waits,
+    dedup_key,
 )
-from flowfabric.core.wait.resume import CLOSED, Wake, suspension_of, wake
+from flowfabric.core.wait.resume import CLOSED, SuspensionEnd, end_suspension, suspension_of
 from flowfabric.core.wait.token import mint
 
 
 class NewWaitpoint(Struct, frozen=True, kw_only=True):
     """A waitpoint to be made. A `lasting` one outlives the attempt, and asking for one that is
-    there already gives that one, open or not. Those with the same `slot` are over then."""
+    there already gives that one, open or not. It closes those with the same `slot`."""
 
     id: UUID
     key: str
@@ -51,7 +53,7 @@ class NewWaitpoint(Struct, frozen=True, kw_only=True):
 
 
 class OpenWaitpoint(Struct, frozen=True):
-    """A waitpoint that accepts signals, as people may see it: never with its token."""
+    """A waitpoint that accepts signals, as people may see it: without its token."""
 
     id: UUID
     execution: ExecutionId
@@ -72,22 +74,46 @@ class WaitpointsClosed(Struct, frozen=True):
     ids: tuple[UUID, ...]
 
 
-def ask_for(snapshot: Snapshot | None, *ids: UUID) -> Needs | None:
+def needs_waitpoints(snapshot: Snapshot | None, *ids: UUID) -> Needs | None:
     return None if snapshot is None else Needs(snapshot.execution.uuid, waitpoints=ids)
 
 
 def closed_key(waitpoint: UUID) -> bytes:
-    return mark_key("closed", waitpoint.bytes)
+    return dedup_key("closed", waitpoint.bytes)
 
 
-def closed_because(memory: Loaded, waitpoint: UUID) -> str | None:
-    """Why an operator closed the waitpoint, None if nobody did."""
-    mark = memory.marks.get(closed_key(waitpoint))
-    return None if mark is None else msgspec.json.decode(mark.doc, type=str)
+def closed_because(loaded: Loaded, waitpoint: UUID) -> str | None:
+    """Why an operator closed the waitpoint, None if no operator did."""
+    record = loaded.dedup.get(closed_key(waitpoint))
+    return None if record is None else msgspec.json.decode(record.doc, type=str)
+
+
+def new_waitpoint(
+    snapshot: Snapshot,
+    now: Millis,
+    id: UUID,
+    key: str,
+    kid: str | None,
+    attempt: int | None = None,
+    terms: Terms | None = None,
+) -> Waitpoint:
+    """A waitpoint of this execution, whose tokens are signed with the key `kid`."""
+    if kid is None:
+        raise NoSigningKey("seed a key before anything waits for signals")
+    return Waitpoint(id, snapshot.execution.uuid, key, now, kid, attempt, terms)
+
+
+def with_pending(snapshot: Snapshot, pending: Pending) -> Snapshot:
+    """The execution with one more pending waitpoint, which closes those in its slot."""
+    waits, slot = snapshot.life.waits or NO_WAITS, pending.slot
+    others = (p for p in waits.pending if slot is None or p.slot != slot)
+    life = replace(snapshot.life, waits=replace(waits, pending=(*others, pending)))
+    head = replace(snapshot.head, life=life, flags=snapshot.head.flags | Flags.WAITPOINTS)
+    return replace(snapshot, head=head)
 
 
 def create(
-    snapshot: Snapshot | None, owner: Owner, now: Millis, new: NewWaitpoint, memory: Loaded
+    snapshot: Snapshot | None, now: Millis, owner: Owner, new: NewWaitpoint, loaded: Loaded
 ) -> "Change[Waitpoint]":
     """Makes a waitpoint while the attempt runs, so that its token can be handed out before the
     execution suspends. Signals are kept for that suspension."""
@@ -97,60 +123,44 @@ def create(
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
-    known = memory.waitpoints.get(new.id)
+    known = loaded.waitpoints.get(new.id)
     if known is not None:
         if new.lasting:
             return unchanged(known)
         raise WaitpointExists(f"waitpoint {new.id}")
-    if new.kid is None:
-        raise NoSigningKey("seed a key before a waitpoint is made")
     attempt = None if new.lasting else lease.attempt
+    waitpoint = new_waitpoint(snapshot, now, new.id, new.key, new.kid, attempt, new.terms)
     expires_at = None if new.expires_in is None else Millis(now + new.expires_in)
-    waitpoint = Waitpoint(
-        id=new.id,
-        execution=snapshot.execution.uuid,
-        key=new.key,
-        created_at=now,
-        kid=new.kid,
-        attempt=attempt,
-        terms=new.terms,
-    )
-    waits = snapshot.life.waits or NO_WAITS
-    made = Pending(new.id, new.key, expires_at, attempt, slot=new.slot)
-    pending = (*(p for p in waits.pending if new.slot is None or p.slot != new.slot), made)
-    after = snapshot.to(
-        Active(lease),
-        life=replace(snapshot.life, waits=replace(waits, pending=pending)),
-        flags=snapshot.head.flags | Flags.WAITPOINTS,
-    )
+    pending = Pending(new.id, new.key, expires_at, attempt, slot=new.slot)
+    after = with_pending(snapshot, pending).to(Active(lease))
     return Change(waitpoint, snapshot, after, waitpoints=(waitpoint,))
 
 
 def close(
-    snapshot: Snapshot | None, now: Millis, id: UUID, reason: str, memory: Loaded
+    snapshot: Snapshot | None, now: Millis, id: UUID, reason: str, loaded: Loaded
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
-    """Closes a waitpoint for good. A handler's wait that cannot be answered any more is over;
-    whoever else waits at it waits for the rest of its condition."""
+    """Closes a waitpoint for good. A handler's wait that can never be answered any more is over;
+    every other wait at it goes on with the rest of its condition."""
     snapshot = present(snapshot)
-    if id not in memory.waitpoints:
+    if id not in loaded.waitpoints:
         raise NotFound("waitpoint", id)
-    if not _is_open(snapshot, id):
+    if not is_open(snapshot, id):
         return unchanged(AlreadySatisfied("already_closed"))
     left = _without(snapshot.life.waits or NO_WAITS, (id,))
     head = replace(snapshot.head, life=replace(snapshot.life, waits=left))
-    detail = {"waitpoint": str(id), "name": memory.waitpoints[id].key, "reason": reason}
+    detail = {"waitpoint": str(id), "name": loaded.waitpoints[id].key, "reason": reason}
     change: Change[WaitpointsClosed | AlreadySatisfied] = Change(
         WaitpointsClosed((id,)),
         snapshot,
         snapshot.to(snapshot.state, life=head.life),
         (event_of(snapshot, now, EventKind.WAITPOINT_CLOSED, detail),),
-        marks=(DedupRecord(closed_key(id), doc=msgspec.json.encode(reason)),),
+        dedup=(DedupRecord(closed_key(id), doc=msgspec.json.encode(reason)),),
     )
     done = _over(snapshot, left, id)
     if not done or left.suspension is None:
         return change
-    why = Wake(reason=CLOSED, done=dict.fromkeys(done, Waited.CLOSED), note=reason)
-    after, steps = wake(replace(snapshot, head=head), left.suspension, now, why)
+    end = SuspensionEnd(reason=CLOSED, done=dict.fromkeys(done, Waited.CLOSED), note=reason)
+    after, steps = end_suspension(replace(snapshot, head=head), now, left.suspension, end)
     woken = event_of(snapshot, now, EventKind.WOKEN, {"reason": CLOSED})
     return replace(change, after=after, events=(*change.events, woken), steps=steps)
 
@@ -177,10 +187,9 @@ def _over(snapshot: Snapshot, left: Waits, id: UUID) -> list[int]:
 def expire_pending(
     snapshot: Snapshot, now: Millis
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
-    """Closes the pending waitpoints that ran out before anybody waited at them."""
+    """Closes the pending waitpoints that expired before a suspension bound them."""
     waits = snapshot.life.waits or NO_WAITS
-    due = (p.id for p in waits.pending if p.expires_at is not None and p.expires_at <= now)
-    gone = tuple(due)
+    gone = tuple(p.id for p in waits.pending if p.has_expired(now))
     if not gone:
         return unchanged(AlreadySatisfied("not_yet_due"))
     life = replace(snapshot.life, waits=_without(waits, gone))
@@ -191,60 +200,43 @@ def describe(snapshot: Snapshot, rows: dict[UUID, Waitpoint], ring: Keyring) -> 
     """The open waitpoints of an execution, by id; one that has ended has none."""
     if isinstance(snapshot.state, Ended):
         return []
+    open_ones = {p.id: p for p in (snapshot.life.waits or NO_WAITS).open}
+    return [
+        _described(snapshot, rows[id], ring, open_ones[id])
+        for id in sorted(open_ones)
+        if id in rows
+    ]
+
+
+def _described(
+    snapshot: Snapshot, row: Waitpoint, ring: Keyring, pending: Pending
+) -> OpenWaitpoint:
+    suspension = (snapshot.life.waits or NO_WAITS).suspension
+    arms = [] if suspension is None else [a for a in suspension.arms if row.id in _bound(a)]
+    names = names_for(read_condition(arms[-1].condition), row.key) if arms else ()
+    return OpenWaitpoint(
+        id=row.id,
+        execution=snapshot.execution.id,
+        key=row.key,
+        state="active" if arms else "pending",
+        required_signal_names=names,
+        created_at=row.created_at,
+        activated_at=suspension.created_at if suspension and arms else None,
+        expires_at=arms[0].timeout_at if arms else pending.expires_at,
+        token_kid=row.kid,
+        token_fingerprint=mint(ring, row).fingerprint if row.kid in ring.keys else "",
+        terms=row.terms,
+    )
+
+
+def _bound(arm: Arm) -> set[UUID]:
+    return {bound.id for bound in arm.bound}
+
+
+def is_open(snapshot: Snapshot, id: UUID) -> bool:
+    """Whether the waitpoint accepts signals."""
     waits = snapshot.life.waits or NO_WAITS
-    names = _names(waits)
-    active = {p.id for p in waits.active}
-    since = None if waits.suspension is None else waits.suspension.created_at
-    found = []
-    for pending in {p.id: p for p in (*waits.pending, *waits.active)}.values():
-        row = rows.get(pending.id)
-        if row is None:
-            continue
-        found.append(
-            OpenWaitpoint(
-                id=row.id,
-                execution=snapshot.execution.id,
-                key=row.key,
-                state="active" if row.id in active else "pending",
-                required_signal_names=names.get(row.id, ()),
-                created_at=row.created_at,
-                activated_at=since if row.id in active else None,
-                expires_at=_expiry(waits, pending),
-                token_kid=row.kid,
-                token_fingerprint=_fingerprint(ring, row),
-                terms=row.terms,
-            )
-        )
-    return sorted(found, key=lambda waitpoint: waitpoint.id)
-
-
-def _fingerprint(ring: Keyring, row: Waitpoint) -> str:
-    return mint(ring, row).fingerprint if row.kid in ring.keys else ""
-
-
-def _names(waits: Waits) -> dict[UUID, tuple[str, ...]]:
-    arms = waits.suspension.arms if waits.suspension is not None else ()
-    return {
-        bound.id: names_for(read_condition(arm.condition), bound.key)
-        for arm in arms
-        for bound in arm.bound
-    }
-
-
-def _expiry(waits: Waits, pending: Pending) -> Millis | None:
-    """An active one is open as long as the arm that binds it."""
-    arms = waits.suspension.arms if waits.suspension is not None else ()
-    for arm in arms:
-        if any(bound.id == pending.id for bound in arm.bound):
-            return arm.timeout_at
-    return pending.expires_at
-
-
-def _is_open(snapshot: Snapshot, id: UUID) -> bool:
-    if isinstance(snapshot.state, Ended):
-        return False
-    waits = snapshot.life.waits or NO_WAITS
-    return any(p.id == id for p in (*waits.active, *waits.pending))
+    return not isinstance(snapshot.state, Ended) and any(p.id == id for p in waits.open)
 
 
 def _without(waits: Waits, ids: tuple[UUID, ...]) -> Waits:

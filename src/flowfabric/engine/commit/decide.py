@@ -194,7 +194,7 @@ def _refused_unseen(group: list[Decision]) -> bool:
 
 def _absorb(memory: Loaded, more: Loaded) -> None:
     memory.waitpoints.update(more.waitpoints)
-    memory.marks.update(more.marks)
+    memory.dedup.update(more.dedup)
     memory.edges.update(more.edges)
     known = {heard.signal.number for heard in memory.signals}
     memory.signals += [heard for heard in more.signals if heard.signal.number not in known]
@@ -228,7 +228,7 @@ def _decide_group(
 def _remember(memory: Loaded, change: Change[Any]) -> None:
     """The next rule of the same execution knows what this one is about to write."""
     memory.waitpoints.update({waitpoint.id: waitpoint for waitpoint in change.waitpoints})
-    memory.marks.update({mark.key: mark for mark in change.marks})
+    memory.dedup.update({record.key: record for record in change.dedup})
     memory.signals += change.signals
     for edge, outcome in change.settled:
         if edge in memory.edges:

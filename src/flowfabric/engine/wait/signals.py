@@ -53,8 +53,8 @@ class Signals(Service):
         claims = peek(token)
         return await self._decide_loaded(
             id,
-            lambda found, now, memory: rules.deliver(found, now, wanted, credential, memory),
-            lambda found: rules.ask_to_deliver(found, wanted, claims),
+            lambda found, now, loaded: rules.deliver(found, now, wanted, credential, loaded),
+            lambda found: rules.needs_to_deliver(found, wanted, claims),
         )
 
     async def approve(
@@ -87,15 +87,15 @@ class Signals(Service):
             )
         )
 
-        def rule(found: Snapshot | None, now: Millis, memory: Loaded) -> Change[Answer]:
+        def rule(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[Answer]:
             if found is None:
                 raise NotFound("execution", id)
             if found.execution.route.lane != lane:
                 raise Invalid(f"lane_mismatch: the execution is in {found.execution.route.lane}")
-            return rules.deliver(found, now, delivery, None, memory)
+            return rules.deliver(found, now, delivery, None, loaded)
 
         return await self._decide_loaded(
-            id, rule, lambda found: rules.ask_to_deliver(found, delivery)
+            id, rule, lambda found: rules.needs_to_deliver(found, delivery)
         )
 
     async def send(self, id: str, name: str, delivery: Delivery) -> Answer:
@@ -105,8 +105,8 @@ class Signals(Service):
         kid = (await self._context.ring.to_sign()).current
         return await self._decide_loaded(
             id,
-            lambda found, now, memory: channel.send(found, now, name, wanted, kid, memory),
-            lambda found: channel.ask_to_send(found, name, wanted),
+            lambda found, now, loaded: channel.send(found, now, name, wanted, kid, loaded),
+            lambda found: channel.needs_to_send(found, name, wanted),
         )
 
     async def decide(self, id: str, name: str, delivery: Delivery) -> Answer:
@@ -115,8 +115,8 @@ class Signals(Service):
         name = check_channel(name)
         return await self._decide_loaded(
             id,
-            lambda found, now, memory: channel.decide(found, now, name, wanted, memory),
-            lambda found: channel.ask_to_send(found, name, wanted),
+            lambda found, now, loaded: channel.decide(found, now, name, wanted, loaded),
+            lambda found: channel.needs_to_send(found, name, wanted),
         )
 
     async def decide_at(self, id: str, delivery: Delivery) -> Answer:
@@ -124,8 +124,8 @@ class Signals(Service):
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         return await self._decide_loaded(
             id,
-            lambda found, now, memory: channel.decide_at(found, now, wanted, memory),
-            lambda found: rules.ask_to_deliver(found, wanted),
+            lambda found, now, loaded: channel.decide_at(found, now, wanted, loaded),
+            lambda found: rules.needs_to_deliver(found, wanted),
         )
 
     async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
@@ -137,8 +137,8 @@ class Signals(Service):
         token_id = "" if claims is None else claims.id
         await self._decide_loaded(
             id,
-            lambda found, now, memory: rules.revoke(found, now, target, token_id, memory),
-            lambda found: rules.ask_about_tokens(found, target),
+            lambda found, now, loaded: rules.revoke(found, now, target, token_id, loaded),
+            lambda found: rules.needs_of_tokens(found, target),
         )
 
     async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[ReceivedSignal]:

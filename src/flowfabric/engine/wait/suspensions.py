@@ -26,9 +26,15 @@ from flowfabric.core.wait import waitpoint as waitpoint_rules
 from flowfabric.core.wait.keyring import Keyring, verifies
 from flowfabric.core.wait.model import NO_WAITS, Loaded, Needs, Signal, Terms, Waitpoint
 from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
-from flowfabric.core.wait.signal import ask_about_tokens, revoked_at
-from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended, Suspend, WaitpointUse
-from flowfabric.core.wait.suspend_check import check_suspend
+from flowfabric.core.wait.signal import needs_of_tokens, revoked_at
+from flowfabric.core.wait.suspend import (
+    AlreadyMet,
+    NotMet,
+    NowSuspended,
+    Suspend,
+    WaitpointUse,
+    check_suspend,
+)
 from flowfabric.core.wait.token import Token, TokenClaims, mint
 from flowfabric.core.wait.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
 from flowfabric.engine.commit.batch import Batcher
@@ -107,15 +113,15 @@ class Suspensions(Service):
         seen: list[Snapshot] = []
 
         def rule(
-            found: Snapshot | None, now: Millis, memory: Loaded
+            found: Snapshot | None, now: Millis, loaded: Loaded
         ) -> Change[NowSuspended | AlreadyMet]:
             seen[:] = [] if found is None else [found]
-            return rules.suspend(found, owner, now, wanted, memory)
+            return rules.suspend(found, now, owner, wanted, loaded)
 
         outcome = await self._decide_loaded(
             id,
             rule,
-            lambda found: rules.ask_to_suspend(found, wanted),
+            lambda found: rules.needs_to_suspend(found, wanted),
             owned.snapshot if isinstance(owned, Claim) else None,
         )
         return self._answer(outcome, seen[0], owner, ring)
@@ -136,8 +142,8 @@ class Suspensions(Service):
     ) -> AlreadyMet | NotMet:
         return await self._decide_loaded(
             id,
-            lambda found, now, memory: rules.go_on(found, owner, now, request, memory, few=few),
-            lambda found: rules.ask_to_suspend(found, request, few=few),
+            lambda found, now, loaded: rules.go_on(found, now, owner, request, loaded, few=few),
+            lambda found: rules.needs_to_suspend(found, request, few=few),
         )
 
     async def create_waitpoint(
@@ -170,8 +176,8 @@ class Suspensions(Service):
         )
         waitpoint = await self._decide_loaded(
             execution,
-            lambda found, now, memory: waitpoint_rules.create(found, owner, now, new, memory),
-            lambda found: waitpoint_rules.ask_for(found, new.id),
+            lambda found, now, loaded: waitpoint_rules.create(found, now, owner, new, loaded),
+            lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
         )
         return _ticket(ring, waitpoint)
 
@@ -184,8 +190,8 @@ class Suspensions(Service):
         target = parse_uuid(waitpoint, "waitpoint")
         return await self._decide_loaded(
             id,
-            lambda found, now, memory: waitpoint_rules.close(found, now, target, reason, memory),
-            lambda found: waitpoint_rules.ask_for(found, target),
+            lambda found, now, loaded: waitpoint_rules.close(found, now, target, reason, loaded),
+            lambda found: waitpoint_rules.needs_waitpoints(found, target),
         )
 
     async def expire(self, id: str) -> SuspensionExpired | AlreadySatisfied:
@@ -265,8 +271,8 @@ class Suspensions(Service):
         tokens were taken back; for an approver one that is bound to them and to one use. Empty
         when its key is gone."""
         key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
-        memory = await self._recalls.put(Needs(key, waitpoints=(target,)))
-        row = memory.waitpoints.get(target)
+        loaded = await self._recalls.put(Needs(key, waitpoints=(target,)))
+        row = loaded.waitpoints.get(target)
         ring = await self._context.ring.read()
         if row is None or ring.current is None:
             return Token("")
@@ -285,8 +291,8 @@ class Suspensions(Service):
     async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:
         """What a waitpoint accepts, open or not; None for one that is no approval or unknown."""
         key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
-        memory = await self._recalls.put(Needs(key, waitpoints=(target,)))
-        row = memory.waitpoints.get(target)
+        loaded = await self._recalls.put(Needs(key, waitpoints=(target,)))
+        row = loaded.waitpoints.get(target)
         return None if row is None else row.terms
 
     async def suspended(
@@ -380,20 +386,20 @@ class Suspensions(Service):
         wanted = tuple({p.id for p in (*waits.active, *waits.pending)})
         if not wanted:
             return {}
-        memory = await self._recalls.put(Needs(snapshot.execution.uuid, waitpoints=wanted))
-        return memory.waitpoints
+        loaded = await self._recalls.put(Needs(snapshot.execution.uuid, waitpoints=wanted))
+        return loaded.waitpoints
 
     async def _open_row(self, id: str, waitpoint: UUID) -> tuple[Waitpoint, Millis | None] | None:
         """An open waitpoint, and from when on tokens are good if some were taken back."""
         snapshot = await self._load(id)
-        ask = ask_about_tokens(snapshot, waitpoint)
+        ask = needs_of_tokens(snapshot, waitpoint)
         if snapshot is None or ask is None or isinstance(snapshot.state, Ended):
             return None
         waits = snapshot.life.waits or NO_WAITS
         if all(p.id != waitpoint for p in (*waits.active, *waits.pending)):
             return None
-        memory = await self._recalls.put(ask)
-        row, revoked = memory.waitpoints.get(waitpoint), revoked_at(waitpoint, memory)
+        loaded = await self._recalls.put(ask)
+        row, revoked = loaded.waitpoints.get(waitpoint), revoked_at(waitpoint, loaded)
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)

@@ -50,7 +50,7 @@ class WaitWrites(Struct):
 
 
 def writes_waits(change: Change[object]) -> bool:
-    return bool(change.waitpoints or change.signals or change.counted or change.marks)
+    return bool(change.waitpoints or change.signals or change.counted or change.dedup)
 
 
 def leaves_proof(change: Change[object]) -> bool:
@@ -65,7 +65,7 @@ def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> WaitWrites:
         rows.waitpoints += [(id, w.id, _encode(w)) for w in change.waitpoints]
         rows.signals += [signal_row(id, heard) for heard in change.signals]
         rows.counted += [(id, *counted) for counted in dict(change.counted).items()]
-        rows.marks += [(id, m.key, m.until, m.doc) for m in _last(change.marks).values()]
+        rows.marks += [(id, m.key, m.until, m.doc) for m in _last(change.dedup).values()]
     return rows
 
 
@@ -84,7 +84,7 @@ class Recollection:
     def __init__(self, asks: Sequence[Needs]) -> None:
         self._asks = asks
         self.waitpoints = _once((ask.execution, key) for ask in asks for key in ask.waitpoints)
-        self.marks = _once((ask.execution, key) for ask in asks for key in ask.marks)
+        self.marks = _once((ask.execution, key) for ask in asks for key in ask.dedup)
         self.buffers = _buffers(asks)
         self.edges = _once((ask.execution, key) for ask in asks for key in ask.edges)
         self.incoming = _once((ask.execution,) for ask in asks if ask.incoming)
@@ -128,7 +128,7 @@ class Recollection:
         return [
             Loaded(
                 _among(self._waitpoints, ask.execution, ask.waitpoints),
-                _among(self._marks, ask.execution, ask.marks),
+                _among(self._marks, ask.execution, ask.dedup),
                 self._buffered(ask),
                 self._joined(ask),
             )
@@ -160,7 +160,7 @@ def proof_of(id: UUID, change: Change[object]) -> Needs:
     return Needs(
         execution=id,
         waitpoints=tuple(waitpoint.id for waitpoint in change.waitpoints),
-        marks=tuple(mark.key for mark in change.marks),
+        dedup=tuple(record.key for record in change.dedup),
         buffered=tuple((signal.waitpoint, signal.number - 1) for signal in signals),
         edges=tuple(dict(change.settled)),
     )
@@ -172,7 +172,7 @@ def proves(memory: Loaded, change: Change[object]) -> bool:
     return (
         all(new.signal in heard for new in change.signals)
         and all(waitpoint.id in memory.waitpoints for waitpoint in change.waitpoints)
-        and memory.marks == _last(change.marks)
+        and memory.dedup == _last(change.dedup)
         and {id: found.outcome for id, found in memory.edges.items()} == dict(change.settled)
     )
 

@@ -18,8 +18,8 @@ from flowfabric.core.base.text import check_signal_name
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.wait.channel import channel_id, waitpoint_id
-from flowfabric.core.wait.condition import (
-    AnyOf,
+from flowfabric.core.wait.condition.model import (
+    AnyTrue,
     ByName,
     Condition,
     Count,
@@ -168,7 +168,7 @@ class _Approving(Struct, frozen=True):
         """Enough approvals, or so many refusals that there cannot be enough any more."""
         approvers = len(self.terms.approvers)
         against = approvers - self.of + 1 if approvers else 1
-        return AnyOf(
+        return AnyTrue(
             (
                 Count(self.of, CountKind.SOURCES, (self.name,), ByName(APPROVED)),
                 Count(against, CountKind.SOURCES, (self.name,), ByName(REJECTED)),

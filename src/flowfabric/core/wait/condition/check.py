@@ -6,9 +6,9 @@ from typing import cast
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_whole
 from flowfabric.core.base.text import check_signal_name
-from flowfabric.core.wait.condition.tree import (
-    AllOf,
-    AnyOf,
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
     Condition,
     Count,
@@ -55,19 +55,19 @@ def check_references(condition: Condition, keys: list[str]) -> None:
 
 
 def _nodes(node: object, depth: int, path: str) -> Iterator[tuple[object, int, str]]:
-    """Lazily, so that the one who checks a node stops the descent into a faulty one."""
+    """Lazily: a fault that is found in a node ends the descent into it."""
     yield node, depth, path
-    if isinstance(node, AllOf | AnyOf):
+    if isinstance(node, AllTrue | AnyTrue):
         for index, member in enumerate(node.members):
             yield from _nodes(member, depth + 1, inside(path, index))
 
 
 def _check_node(node: object, depth: int, path: str) -> int:
     """The weight of an acceptable node, its members aside."""
-    if isinstance(node, AllOf | AnyOf | Count) and depth > MAX_DEPTH:
+    if isinstance(node, AllTrue | AnyTrue | Count) and depth > MAX_DEPTH:
         raise Invalid(f"nesting depth {depth} exceeds cap {MAX_DEPTH} at {path}")
     match node:
-        case AllOf() | AnyOf():
+        case AllTrue() | AnyTrue():
             _check_members(node, path)
             return 0
         case Count():
@@ -85,10 +85,11 @@ def _check_node(node: object, depth: int, path: str) -> int:
             raise Invalid(f"a condition is expected, not {type(node).__name__}, at {path}")
 
 
-def _check_members(node: AllOf | AnyOf, path: str) -> None:
+def _check_members(node: AllTrue | AnyTrue, path: str) -> None:
     _check_tuple(node.members, "members", path)
     if not node.members:
-        raise Invalid(f"{type(node).__name__.lower()}_empty_members: there is nothing in {path}")
+        kind = str(node.__struct_config__.tag).lower()
+        raise Invalid(f"{kind}_empty_members: there is nothing in {path}")
 
 
 def _check_count(node: Count, path: str) -> None:

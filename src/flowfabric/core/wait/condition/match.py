@@ -1,4 +1,4 @@
-"""How a condition hears a signal, and when it is satisfied."""
+"""How a signal counts for a condition, and when a condition is satisfied."""
 
 from collections.abc import Collection, Iterator
 from enum import IntEnum
@@ -6,9 +6,9 @@ from enum import IntEnum
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Corruption
-from flowfabric.core.wait.condition.tree import (
-    AllOf,
-    AnyOf,
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
     Condition,
     Count,
@@ -22,19 +22,10 @@ from flowfabric.core.wait.condition.tree import (
     leaf_matcher,
     leaves,
 )
-from flowfabric.core.wait.model import Effect, Tally
+from flowfabric.core.wait.model import Effect, Signal, Tally
 
 
-class Sound(Struct, frozen=True):
-    """A signal as a condition hears it."""
-
-    key: str
-    name: str
-    source_type: str = ""
-    source: str = ""
-
-
-class Hearing(Struct, frozen=True):
+class ConditionMatch(Struct, frozen=True):
     """What a signal did to a condition.
 
     `sourced` has a bit for every leaf, by its index, that has counted the signal's source.
@@ -46,16 +37,16 @@ class Hearing(Struct, frozen=True):
     sourced: int
 
 
-class _Ear(IntEnum):
-    """How close a signal came to a leaf."""
+class _Match(IntEnum):
+    """How far a signal matches a leaf."""
 
-    ELSEWHERE = 0
-    REFUSES = 1
-    HEARS = 2
+    OTHER_WAITPOINT = 0
+    OTHER_NAME = 1
+    MATCHES = 2
 
 
 def blank(condition: Condition) -> tuple[Tally, ...]:
-    """The tallies of a condition that heard nothing yet."""
+    """The tallies of a condition that no signal has counted for."""
     return tuple(Tally() for _ in leaves(condition))
 
 
@@ -74,9 +65,9 @@ def possible(condition: Condition, tallies: tuple[Tally, ...], keys: Collection[
 
 def _possible(condition: Condition, tallies: Iterator[Tally], keys: Collection[str]) -> bool:
     match condition:
-        case AllOf():
+        case AllTrue():
             return all([_possible(member, tallies, keys) for member in condition.members])
-        case AnyOf():
+        case AnyTrue():
             return any([_possible(member, tallies, keys) for member in condition.members])
         case Single():
             return next(tallies).count > 0 or condition.waitpoint in keys
@@ -91,23 +82,23 @@ def _possible(condition: Condition, tallies: Iterator[Tally], keys: Collection[s
             return True
 
 
-def hear(
-    condition: Condition, tallies: tuple[Tally, ...], sound: Sound, sourced: int = 0
-) -> Hearing:
-    """What one more signal does, which must not have been heard before.
+def match_condition(
+    condition: Condition, tallies: tuple[Tally, ...], signal: Signal, sourced: int = 0
+) -> ConditionMatch:
+    """What one more signal does, which must not have been matched before.
 
-    `sourced` is what the last hearing of the same source returned, 0 for a new source.
+    `sourced` is what the last signal of the same source left, 0 for a new source.
     """
-    closest, after, counted = _Ear.ELSEWHERE, list(tallies), sourced
+    closest, after, counted = _Match.OTHER_WAITPOINT, list(tallies), sourced
     for index, (leaf, tally) in enumerate(_paired(condition, tallies)):
-        ear = _ear(leaf, sound)
-        closest = max(closest, ear)
-        if ear is _Ear.HEARS:
-            after[index] = _add(leaf, tally, sound, known=bool(sourced >> index & 1))
+        found = _match(leaf, signal)
+        closest = max(closest, found)
+        if found is _Match.MATCHES:
+            after[index] = _add(leaf, tally, signal, known=bool(sourced >> index & 1))
             counted |= _counts_sources(leaf) << index
     added = any(new is not old for new, old in zip(after, tallies, strict=True))
     truth = _true(condition, iter(after))
-    return Hearing(_effect(condition, closest, added, truth), truth, tuple(after), counted)
+    return ConditionMatch(_effect(condition, closest, added, truth), truth, tuple(after), counted)
 
 
 def _paired(condition: Condition, tallies: tuple[Tally, ...]) -> list[tuple[Leaf, Tally]]:
@@ -118,12 +109,12 @@ def _paired(condition: Condition, tallies: tuple[Tally, ...]) -> list[tuple[Leaf
 
 
 def _true(condition: Condition, tallies: Iterator[Tally]) -> bool:
-    """Takes as many tallies as the condition has leaves, hence no early way out."""
+    """Takes as many tallies as the condition has leaves, so it never returns early."""
     match condition:
-        case AllOf():
+        case AllTrue():
             truths = [_true(member, tallies) for member in condition.members]
             return bool(truths) and all(truths)
-        case AnyOf():
+        case AnyTrue():
             return any([_true(member, tallies) for member in condition.members])
         case Single():
             return next(tallies).count > 0
@@ -134,15 +125,15 @@ def _true(condition: Condition, tallies: Iterator[Tally]) -> bool:
             return False
 
 
-def _ear(leaf: Leaf, sound: Sound) -> _Ear:
-    if sound.key not in leaf_keys(leaf):
-        return _Ear.ELSEWHERE
+def _match(leaf: Leaf, signal: Signal) -> _Match:
+    if signal.key not in leaf_keys(leaf):
+        return _Match.OTHER_WAITPOINT
     matcher = leaf_matcher(leaf)
-    refuses = isinstance(matcher, ByName) and matcher.name != sound.name
-    return _Ear.REFUSES if refuses else _Ear.HEARS
+    refuses = isinstance(matcher, ByName) and matcher.name != signal.name
+    return _Match.OTHER_NAME if refuses else _Match.MATCHES
 
 
-def _add(leaf: Leaf, tally: Tally, sound: Sound, *, known: bool) -> Tally:
+def _add(leaf: Leaf, tally: Tally, signal: Signal, *, known: bool) -> Tally:
     """The tally with the signal; the very same one if it adds nothing distinct."""
     match leaf:
         case Single() if not tally.count:
@@ -151,8 +142,8 @@ def _add(leaf: Leaf, tally: Tally, sound: Sound, *, known: bool) -> Tally:
             return Tally(tally.count + 1)
         case Count(kind=CountKind.SOURCES) if not known:
             return Tally(tally.count + 1)
-        case Count(kind=CountKind.WAITPOINTS) if sound.key not in tally.keys:
-            return Tally(tally.count + 1, (*tally.keys, sound.key))
+        case Count(kind=CountKind.WAITPOINTS) if signal.key not in tally.keys:
+            return Tally(tally.count + 1, (*tally.keys, signal.key))
         case _:
             return tally
 
@@ -161,10 +152,10 @@ def _counts_sources(leaf: Leaf) -> bool:
     return isinstance(leaf, Count) and leaf.kind is CountKind.SOURCES
 
 
-def _effect(condition: Condition, closest: _Ear, added: bool, truth: bool) -> Effect:
-    if closest is _Ear.ELSEWHERE:
+def _effect(condition: Condition, closest: _Match, added: bool, truth: bool) -> Effect:
+    if closest is _Match.OTHER_WAITPOINT:
         return Effect.NOT_IN_CONDITION
-    if closest is _Ear.REFUSES:
+    if closest is _Match.OTHER_NAME:
         return Effect.NO_OP if isinstance(condition, Single) else Effect.MATCHER_FAILED
     if not added:
         return Effect.REPEATED

@@ -11,7 +11,7 @@ from flowfabric.core.base.numbers import MAX_COUNT
 
 
 class _Tagged(Struct, frozen=True, tag=True, tag_field="kind"):
-    """In JSON, `kind` is the name of the class."""
+    """In JSON, `kind` is the tag, by default the name of the class."""
 
 
 class ByName(_Tagged, frozen=True):
@@ -36,7 +36,7 @@ class CountKind(StrEnum):
 
 
 class Single(_Tagged, frozen=True):
-    """True when the waitpoint heard a signal the matcher accepts."""
+    """True when the waitpoint received a signal that the matcher accepts."""
 
     waitpoint: str
     matcher: Matcher = Wildcard()
@@ -50,20 +50,20 @@ class TimeoutOnly(_Tagged, frozen=True):
     """Never true: only the timeout, or an operator, ends the wait."""
 
 
-class AllOf(_Tagged, frozen=True):
+class AllTrue(_Tagged, frozen=True, tag="AllOf"):
     """True when it has members and all are true."""
 
     members: "tuple[Condition, ...]"
 
 
-class AnyOf(_Tagged, frozen=True):
+class AnyTrue(_Tagged, frozen=True, tag="AnyOf"):
     """True when one of the members is true."""
 
     members: "tuple[Condition, ...]"
 
 
 class Count(_Tagged, frozen=True):
-    """True when `n` distinct ones were heard at these waitpoints; without matcher all count."""
+    """True when these waitpoints received `n` distinct ones; without a matcher all count."""
 
     n: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
     kind: CountKind = msgspec.field(name="count_kind")
@@ -72,18 +72,18 @@ class Count(_Tagged, frozen=True):
 
 
 class Unknown(Struct, frozen=True):
-    """Something a newer release wrote: kept as it came, never true."""
+    """A condition that a newer release wrote: kept as it is, never true."""
 
     members: dict[str, Any]
 
 
 Leaf = Single | Count | OperatorOnly | TimeoutOnly | Unknown
-Condition = Leaf | AllOf | AnyOf
+Condition = Leaf | AllTrue | AnyTrue
 
 
-def all_waitpoints(*keys: str) -> AllOf:
+def all_waitpoints(*keys: str) -> AllTrue:
     """Some signal at each of these waitpoints."""
-    return AllOf(tuple(Single(key) for key in keys))
+    return AllTrue(tuple(Single(key) for key in keys))
 
 
 def any_waitpoint(*keys: str) -> Count:
@@ -109,7 +109,7 @@ def names_for(condition: Condition, key: str) -> tuple[str, ...]:
 
 def leaves(condition: Condition) -> Iterator[Leaf]:
     """In pre-order; a leaf's place in it is the place of its tally."""
-    if isinstance(condition, AllOf | AnyOf):
+    if isinstance(condition, AllTrue | AnyTrue):
         for member in condition.members:
             yield from leaves(member)
     else:
@@ -117,7 +117,7 @@ def leaves(condition: Condition) -> Iterator[Leaf]:
 
 
 def leaf_keys(leaf: Leaf) -> tuple[str, ...]:
-    """The waitpoints the leaf listens at."""
+    """The keys of the waitpoints that the leaf is about."""
     match leaf:
         case Single():
             return (leaf.waitpoint,)

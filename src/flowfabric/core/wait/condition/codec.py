@@ -1,4 +1,4 @@
-"""Conditions as JSON members."""
+"""Conditions as JSON: read and written."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.wait.condition.tree import (
-    AllOf,
-    AnyOf,
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
     Condition,
     Count,
@@ -33,13 +33,16 @@ _LEAVES: dict[str, type[Single | Count | OperatorOnly | TimeoutOnly]] = {
     "OperatorOnly": OperatorOnly,
     "TimeoutOnly": TimeoutOnly,
 }
-_BODIES: dict[str, type[AllOf | AnyOf]] = {"AllOf": AllOf, "AnyOf": AnyOf}
+_BODIES: dict[str, type[AllTrue | AnyTrue]] = {
+    "AllOf": AllTrue,
+    "AnyOf": AnyTrue,
+}
 _MATCHERS: dict[str, type[Matcher]] = {"ByName": ByName, "Wildcard": Wildcard}
 _CONDITIONS: dict[str, type[Struct]] = {**_LEAVES, **_BODIES}
 
 
 def read_condition(members: object) -> Condition:
-    """The condition with these JSON members; `Invalid` when it is none, whatever is wrong.
+    """The condition with these JSON members; `Invalid` when they are none.
 
     Only its form is looked at: whether it makes sense is for `check_condition` to say.
     """
@@ -50,7 +53,7 @@ def read_condition(members: object) -> Condition:
 def write_condition(condition: Condition) -> dict[str, Any]:
     """The JSON members of the condition; `read_condition` makes the same condition of them."""
     match condition:
-        case AllOf() | AnyOf():
+        case AllTrue() | AnyTrue():
             inner = [write_condition(member) for member in condition.members]
             return {**_tag(condition), "members": inner}
         case Unknown():
@@ -70,7 +73,7 @@ def write_condition(condition: Condition) -> dict[str, Any]:
 
 
 def _tag(node: Struct) -> dict[str, Any]:
-    return {"kind": type(node).__name__}
+    return {"kind": node.__struct_config__.tag}
 
 
 def _accepted(leaf: Single | Count) -> dict[str, Any]:
