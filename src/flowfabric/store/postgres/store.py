@@ -36,10 +36,8 @@ _Method = Callable[Concatenate["PostgresStore", P], Coroutine[Any, Any, T]]
 def _method(operation: "_Operation[P, T]") -> "_Method[P, T]":
     """The method that gives an operation the session of its store."""
 
-    def method(
-        self: "PostgresStore", /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, T]:
-        return operation(self.session, *args, **kwargs)
+    async def method(self: "PostgresStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await operation(self.session, *args, **kwargs)
 
     return method
 
