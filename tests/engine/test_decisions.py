@@ -33,6 +33,7 @@ from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
+from flowfabric.store.hints import Hints
 from flowfabric.store.queries import InboxEntry
 from tests.kit.lab import TTL, W1
 
@@ -47,7 +48,7 @@ class Rows:
         self.rows = {snapshot.execution.uuid: snapshot for snapshot in snapshots}
         self.loads: list[list[UUID]] = []
         self.applies: list[list[Change[Any]]] = []
-        self.hints: list[frozenset[str]] = []
+        self.hints = Hints()
         self.unreadable: set[UUID] = set()
         self.rivals: list[Rival] = []
         self.trouble: list[Exception] = []
@@ -72,9 +73,6 @@ class Rows:
     async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         """Nobody waits at the door."""
         return []
-
-    def hint(self, lanes: frozenset[str]) -> None:
-        self.hints.append(lanes)
 
     def move(self, uuid: UUID) -> None:
         """Somebody else writes this execution."""
@@ -182,7 +180,7 @@ async def test_what_changes_nothing_writes_nothing() -> None:
     rows = Rows(row)
     answer = await decisions_on(rows).decide(uuid_of(row), lambda found, now: unchanged(now))
     assert answer == rows.clock.now()
-    assert (rows.applies, rows.hints) == ([], [])
+    assert (rows.applies, rows.hints.count) == ([], 0)
 
 
 async def test_what_does_not_exist_is_told_by_the_rule() -> None:
@@ -354,10 +352,10 @@ async def test_what_became_claimable_or_ended_is_hinted_at_and_nothing_else() ->
     await engine.decide(
         uuid_of(row), lambda found, now: operator.block(found, now, "paused_by_operator")
     )
-    assert rows.hints == []
+    assert rows.hints.count == 0
     await engine.decide(uuid_of(row), operator.unblock)
     await engine.decide(uuid_of(row), cancel)
-    assert rows.hints == [frozenset({"default"}), frozenset()]
+    assert rows.hints.count == 2
 
 
 async def test_a_caller_that_goes_away_is_decided_all_the_same() -> None:

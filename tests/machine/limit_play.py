@@ -28,7 +28,7 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.limit import budget_gate, known_budgets, ledger, releases, sweep
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import Query, Through
+from flowfabric.store.queries import Query
 from tests.machine.flow_play import READS, WRITES, Mortal, Still
 from tests.machine.limit_model import Book, held_by, running_by_lane
 from tests.machine.play import Bench
@@ -69,11 +69,11 @@ class Witness(Wrapper):
         self._book.drop(name)
         return dropped
 
-    async def release(self, release: Release) -> Through | None:
+    async def release(self, release: Release) -> set[UUID] | None:
         before = await self.inner.load([candidate.uuid for candidate in release.moves])
         through = await self.inner.release(release)
         if through is not None:
-            self._book.let_through([before[uuid] for uuid in through.moved], release.at)
+            self._book.let_through([before[uuid] for uuid in through], release.at)
         return through
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:

@@ -21,7 +21,7 @@ from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken, Through
+from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken
 
 Rival = Callable[[UUID], Awaitable[None]]
 Meanwhile = Callable[[], Awaitable[None]]
@@ -67,7 +67,7 @@ class Rivals(Wrapper):
         await self._interfere(_decided_on(changes))
         return await self.inner.apply(changes)
 
-    async def release(self, release: Release) -> Through | None:
+    async def release(self, release: Release) -> set[UUID] | None:
         await self._interfere([candidate.uuid for candidate in release.moves])
         return await self.inner.release(release)
 
@@ -122,7 +122,7 @@ class LostReplies(Wrapper):
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         return self._lose(await self.inner.apply(changes))
 
-    async def release(self, release: Release) -> Through | None:
+    async def release(self, release: Release) -> set[UUID] | None:
         return self._lose(await self.inner.release(release))
 
     async def post(self, books: BudgetLedger) -> bool:

@@ -20,7 +20,7 @@ from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import Candidate, Need, QuotaView, Release, Room
 from flowfabric.core.limit.spend import AlreadyApplied, BudgetLedger, Counted, Expense
 from flowfabric.engine.limit import budget_gate
-from flowfabric.store.queries import Crowd, QuotaViewRequest, Through
+from flowfabric.store.queries import Crowd, QuotaViewRequest
 from tests.machine.limit_machine import LimitMachine
 from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench
@@ -34,7 +34,7 @@ LIMIT_BUDGET = settings(BUDGET, stateful_step_count=16, max_examples=1000)
 class ReleasesUnderAnyVersion(Fault):
     """Writes what was decided on quotas that have moved since."""
 
-    async def release(self, release: Release) -> Through | None:
+    async def release(self, release: Release) -> set[UUID] | None:
         now = await self.inner.quotas(list(release.versions))
         versions = {name: quota.version for name, quota in now.items()}
         return await self.inner.release(replace(release, versions=versions))
@@ -57,7 +57,7 @@ class ForgetsTheLost(Fault):
 class ForgetsAdmissions(Fault):
     """Does not note who was let through a rate."""
 
-    async def release(self, release: Release) -> Through | None:
+    async def release(self, release: Release) -> set[UUID] | None:
         return await self.inner.release(replace(release, admissions={}))
 
 

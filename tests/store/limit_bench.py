@@ -26,7 +26,7 @@ from flowfabric.core.limit.quota import Quota, Uses, name_uses, queue_of
 from flowfabric.core.limit.release import Candidate, Move, QuotaView, Release
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import ClaimCall, QuotaViewRequest, Through
+from flowfabric.store.queries import ClaimCall, QuotaViewRequest
 from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)
@@ -76,7 +76,7 @@ class Bench:
         call = ClaimCall(id=self.fresh(), worker=worker, limit=limit, ttl=TTL, **given)
         return [taken.snapshot for taken in await self.store.claim(call, self.now)]
 
-    async def through(self, *snapshots: Snapshot, **members: Any) -> Through | None:
+    async def through(self, *snapshots: Snapshot, **members: Any) -> set[UUID] | None:
         """Lets these through their limits."""
         moves = [move(snapshot) for snapshot in snapshots]
         noted = {(*key, self.now): n for key, n in members.pop("admissions", {}).items()}

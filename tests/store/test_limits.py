@@ -21,7 +21,7 @@ from flowfabric.core.limit.release import Move, Release, StartsBack
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import Crowd, QueueCount, Through, WaitCount
+from flowfabric.store.queries import Crowd, QueueCount, WaitCount
 from tests.kit.situations import RETRY, suspension
 from tests.store.limit_bench import (
     FAR,
@@ -252,7 +252,7 @@ async def test_whoever_is_let_through_is_as_the_core_would_have_it(bench: Bench)
     await bench.write(resume(await bench.load(retried), bench.now))
     waiting = [*plain, other, await bench.load(retried)]
     through = await bench.through(*waiting)
-    assert through == Through(frozenset(uuids(waiting)), frozenset({"default", "slow"}))
+    assert through == set(uuids(waiting))
     found = await bench.store.load(uuids(waiting))
     assert list(found.values()) == [freed(snapshot) for snapshot in waiting]
     claimed = await bench.claim()
@@ -311,11 +311,11 @@ async def test_who_has_gone_elsewhere_is_not_let_through(bench: Bench) -> None:
     others = [move(s) for s in (ended, changed, gone_on, newer, unlimited, delayed, poor)]
     release = Release(moves=[*others, unknown, move(here), move(here)])
     through = await bench.store.release(release)
-    assert through == Through(frozenset({uuid_of(here)}), frozenset({"default"}))
+    assert through == {uuid_of(here)}
     assert await bench.load(poor) == poor
     assert await bench.load(delayed) == delayed
     assert await bench.load(late) == late
-    assert await bench.store.release(Release()) == Through(frozenset(), frozenset())
+    assert await bench.store.release(Release()) == set()
 
 
 async def test_admissions_add_up_and_are_forgotten(bench: Bench) -> None:

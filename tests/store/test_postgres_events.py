@@ -166,23 +166,23 @@ async def test_readers_of_busy_writers_see_every_event_once(bench: Bench) -> Non
 
 async def test_a_hint_wakes_waiters_here_and_elsewhere(bench: Bench) -> None:
     other = await bench.other_store()
-    assert await other.wait_hint(5.0), "whoever starts to listen looks once"
-    here = asyncio.create_task(bench.store.wait_hint(5.0))
-    there = asyncio.create_task(other.wait_hint(5.0))
+    assert await other.hints.wait(5.0), "whoever starts to listen looks once"
+    here = asyncio.create_task(bench.store.hints.wait(5.0))
+    there = asyncio.create_task(other.hints.wait(5.0))
     await asyncio.wait([here], timeout=0)
-    bench.store.hint(frozenset({"a"}))
+    bench.store.hints.send()
     assert all(await asyncio.gather(here, there))
 
 
 async def test_without_a_hint_a_waiter_comes_back_by_itself(bench: Bench) -> None:
-    assert await bench.store.wait_hint(5.0)
-    assert not await bench.store.wait_hint(0.0)
+    assert await bench.store.hints.wait(5.0)
+    assert not await bench.store.hints.wait(0.0)
 
 
 async def test_a_hint_since_the_last_look_is_not_missed(bench: Bench) -> None:
-    assert await bench.store.wait_hint(5.0)
-    seen = bench.store.hints()
+    assert await bench.store.hints.wait(5.0)
+    seen = bench.store.hints.count
     assert await bench.claim() == []
-    bench.store.hint(frozenset())
-    assert await bench.store.wait_hint(0.0, seen)
-    assert not await bench.store.wait_hint(0.0, bench.store.hints())
+    bench.store.hints.send()
+    assert await bench.store.hints.wait(0.0, seen)
+    assert not await bench.store.hints.wait(0.0, bench.store.hints.count)

@@ -83,9 +83,9 @@ async def test_a_session_terminated_while_it_works_is_replaced(bench: Bench) -> 
 
 async def test_listening_goes_on_after_a_break_and_looks_once(bench: Bench) -> None:
     other = await bench.other_store()
-    assert await bench.store.wait_hint(5.0)
+    assert await bench.store.hints.wait(5.0)
     watcher = await bench.raw()
-    broken = asyncio.create_task(bench.store.wait_hint(30.0))
+    broken = asyncio.create_task(bench.store.hints.wait(30.0))
     await asyncio.wait([broken], timeout=0)
     await watcher.execute(
         """select pg_terminate_backend(pid, 5000) from pg_stat_activity
@@ -93,9 +93,9 @@ async def test_listening_goes_on_after_a_break_and_looks_once(bench: Bench) -> N
             and (query ilike 'listen%' or query ilike '%pg_notify%')"""
     )
     assert await broken, "after a reconnect everybody looks once"
-    waiting = asyncio.create_task(bench.store.wait_hint(30.0))
+    waiting = asyncio.create_task(bench.store.hints.wait(30.0))
     await asyncio.wait([waiting], timeout=0)
-    other.hint(frozenset())
+    other.hints.send()
     assert await waiting
 
 
@@ -144,7 +144,7 @@ async def test_a_closed_store_is_unavailable(bench: Bench) -> None:
 async def test_closing_lets_go_of_every_connection(database: str) -> None:
     async with opened(database) as bench:
         await bench.running()
-        await bench.store.wait_hint(5.0)
+        await bench.store.hints.wait(5.0)
         await bench.store.counts(None, None)
         await bench.store.due(bench.now, 1)
         watcher = await bench.raw()

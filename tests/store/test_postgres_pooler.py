@@ -207,11 +207,11 @@ async def test_a_lost_reply_is_recognised_through_a_pooler_too(database: str) ->
 
 async def test_hints_stay_in_the_process_when_nobody_can_listen(database: str) -> None:
     async with pooled(database, strict=False) as (_, url), opened(url) as bench:
-        waiting = asyncio.create_task(bench.store.wait_hint(30.0))
+        waiting = asyncio.create_task(bench.store.hints.wait(30.0))
         await asyncio.wait([waiting], timeout=0)
-        bench.store.hint(frozenset())
+        bench.store.hints.send()
         assert await waiting
-        assert not await bench.store.wait_hint(0.0)
+        assert not await bench.store.hints.wait(0.0)
 
 
 async def test_the_url_has_the_last_word_about_a_pooler(database: str) -> None:

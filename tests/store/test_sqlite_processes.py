@@ -150,7 +150,7 @@ async def work(store: SqliteStore, number: int, each: int, total: int) -> None:
         counts = await store.counts(None, None)
         if counts.by_state[PublicState.COMPLETED] == total:
             return
-        await store.wait_hint(0.05)
+        await store.hints.wait(0.05)
 
 
 async def until_killed(store: SqliteStore, number: int) -> None:

@@ -158,7 +158,7 @@ class Sweep(Service):
                 if healthy:
                     log.warning("the sweep pauses: %s", error)
                 healthy, pause = False, MAX_PAUSE
-                self._context.store.wake()  # those who rest must see for themselves
+                self._context.store.hints.wake()  # those who rest must see for themselves
             except Exception:
                 log.exception("the sweep stumbled and goes on")
                 pause = MAX_PAUSE
@@ -169,8 +169,8 @@ class Sweep(Service):
         seen = -1  # whatever arrived before this process began
         while True:
             try:
-                await self._context.store.wait_hint(REST, seen)
-                seen = self._context.store.hints()
+                await self._context.store.hints.wait(REST, seen)
+                seen = self._context.store.hints.count
                 await self._context.inbox.admit()
             except FlowFabricError as error:
                 log.debug("the inbox is looked at later: %s", error)
@@ -189,7 +189,7 @@ class Sweep(Service):
         seen = await store.glance(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
         self._has_duty = seen.has_duty
         if seen.arrivals or seen.ready:
-            store.wake()
+            store.hints.wake()
         if not self._has_duty:
             return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
         if not self._must_look(seen, now):

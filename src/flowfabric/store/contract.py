@@ -38,6 +38,7 @@ from flowfabric.core.limit.release import QuotaView, Release, StartsBack
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.clock import StoreClock
+from flowfabric.store.hints import Hints
 from flowfabric.store.queries import (
     ClaimCall,
     Counts,
@@ -59,7 +60,6 @@ from flowfabric.store.queries import (
     Renewal,
     SideWrite,
     Taken,
-    Through,
     Unsettled,
     WaitCount,
 )
@@ -220,15 +220,15 @@ class QuotaStore(Protocol):
         the one asked for also if it does not exist. The
         versions are never newer than the rest."""
 
-    async def release(self, release: Release) -> Through | None:
+    async def release(self, release: Release) -> set[UUID] | None:
         """Writes a release, if every quota in `versions` still has that version (0: is not there;
-        of the others each becomes one more) and every queue in `turns` has its row; None, and
-        nothing is written, otherwise. Moves the rows of `moves` from `parked` to `ready` (next
-        version, as `core.execution.gate.admit` would with the limits gate open; the rank later by
-        as much as the move is after the creation) that still have their version there at the limits
-        gate; the others have gone elsewhere meanwhile. Writes the turns of queues, adds the
-        admissions, deletes the admissions of quotas in `forget` up to that moment. The third
-        statement that may repeat a core rule."""
+        of the others each becomes one more) and every queue in `turns` has its row, and returns
+        what was moved; None, and nothing is written, otherwise. Moves the rows of `moves` from
+        `parked` to `ready` (next version, as `core.execution.gate.admit` would with the limits gate
+        open; the rank later by as much as the move is after the creation) that still have their
+        version there at the limits gate; the others have gone elsewhere meanwhile. Writes the turns
+        of queues, adds the admissions, deletes the admissions of quotas in `forget` up to that
+        moment. The third statement that may repeat a core rule."""
 
     async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
         """Takes admissions off the log: of each quota and key `count` of those from `since` to
@@ -366,6 +366,7 @@ class Store(PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneSt
 
     name: str
     clock: StoreClock
+    hints: Hints
 
     @property
     def records(self) -> RecordStore:
@@ -526,19 +527,3 @@ class Store(PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneSt
 
     async def last_event(self) -> int:
         """The cursor from which only events of the future are seen."""
-
-    # -- wake-ups are hints: losing every one costs at most the poll floor
-
-    def hint(self, lanes: frozenset[str]) -> None:
-        """Tells other processes (and this one) that work arrived in these lanes or ended."""
-
-    def wake(self) -> None:
-        """A hint for those who wait in this process only."""
-
-    def hints(self) -> int:
-        """How many hints there were so far. Ask before looking at the store, and give the answer
-        to `wait_hint`, and no hint in between is missed."""
-
-    async def wait_hint(self, timeout: float, since: int | None = None) -> bool:
-        """Returns when something may have happened (since `since`, if given), or after `timeout`
-        seconds (False)."""

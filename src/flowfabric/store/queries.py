@@ -233,13 +233,6 @@ class QuotaViewRequest(Struct, frozen=True):
     draining: tuple[Route, ...] = ()
 
 
-class Through(Struct, frozen=True):
-    """What a release let through, and the lanes that have work now."""
-
-    moved: frozenset[UUID]
-    lanes: frozenset[str]
-
-
 class QueueCount(Struct, frozen=True):
     """How many wait in a queue and how many hold a slot of it; of those `running` have a lease, the
     others wait for a worker."""

@@ -138,7 +138,7 @@ class Driver(Checks):
         jobs = {active.job for active in hand.active.values() if active.job is not None}
         signs = {
             asyncio.ensure_future(self._watch.moved.wait()),
-            asyncio.ensure_future(store.wait_hint(2 * PATIENCE)),
+            asyncio.ensure_future(store.hints.wait(2 * PATIENCE)),
         }
         try:
             for _ in range(max(1, int(PATIENCE / pause))):

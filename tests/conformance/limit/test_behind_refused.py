@@ -32,13 +32,13 @@ async def test_nobody_waits_for_a_poll_behind_them(
     """C-T85: one who waits for work does not pause while there may be some behind the refused."""
     monkeypatch.setattr("flowfabric.engine.execution.claims.MAX_REFUSED", 2)
     store, pauses = spent.engine.store, list[bool]()
-    wait_hint = store.wait_hint
+    wait = store.hints.wait
 
     async def paused(timeout: float, since: int | None = None) -> bool:
-        pauses.append(since == store.hints())
-        return await wait_hint(timeout, since)
+        pauses.append(since == store.hints.count)
+        return await wait(timeout, since)
 
-    monkeypatch.setattr(store, "wait_hint", paused)
+    monkeypatch.setattr(store.hints, "wait", paused)
     free = await spent.submit("free")
     (claim,) = await spent.engine.claims.claim(W1, max_wait=30)
     assert claim.id == free

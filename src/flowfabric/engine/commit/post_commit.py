@@ -47,9 +47,9 @@ class PostCommit:
         """Told which executions nobody holds a lease of any more."""
 
     def created(self, snapshots: Iterable[Snapshot]) -> None:
-        lanes, limited = set(), list[Execution]()
+        work, limited = False, list[Execution]()
         for snapshot in snapshots:
-            lanes.add(snapshot.execution.route.lane)
+            work = True
             match snapshot.state:
                 case Parked(due_at=int() as at):
                     self.due(at)
@@ -59,13 +59,13 @@ class PostCommit:
                     pass
             if snapshot.deadline_at is not None:
                 self.due(snapshot.deadline_at)
-        if lanes:
-            self._store.hint(frozenset(lanes))
+        if work:
+            self._store.hints.send()
         if limited:
             self.limited(limited)
 
     def applied(self, changes: Sequence[Change[Any]]) -> None:
-        lanes, ended = set(), list[UUID]()
+        work, ended = False, list[UUID]()
         owed = list[OutboxEntry]()
         moves = [
             (change.before, change.after)
@@ -77,7 +77,7 @@ class PostCommit:
         for _, after in moves:
             match after.state:
                 case Ready() | Lost():
-                    lanes.add(after.execution.route.lane)
+                    work = True
                 case Ended():
                     ended.append(after.execution.uuid)
                 case _:
@@ -87,8 +87,8 @@ class PostCommit:
         if owed:
             self.owed(owed)
         self._tell_limits(moves)
-        if lanes or ended:
-            self._store.hint(frozenset(lanes))
+        if work or ended:
+            self._store.hints.send()
 
     def _tell_limits(self, moves: list[tuple[Snapshot, Snapshot]]) -> None:
         limited = [after.execution for before, after in moves if _makes_room(before, after)]

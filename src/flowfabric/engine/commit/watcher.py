@@ -56,7 +56,7 @@ class Waiting:
 
     async def _watch(self) -> None:
         try:
-            seen = self._store.hints()
+            seen = self._store.hints.count
             while self._waiters:
                 if self._nudged:
                     await self._answer(self._take_nudged())
@@ -64,7 +64,7 @@ class Waiting:
                 hinted = await self._pause(POLL_FLOOR, seen)
                 if self._nudged:
                     continue
-                seen = self._store.hints()
+                seen = self._store.hints.count
                 began = time.monotonic()
                 await self._look(everywhere=not hinted)
                 # However many wait and however often others hint: no more than half the time.
@@ -77,7 +77,7 @@ class Waiting:
         self._nudge.clear()
         nudge = asyncio.ensure_future(self._nudge.wait())
         hint = asyncio.ensure_future(
-            asyncio.sleep(seconds, False) if seen is None else self._store.wait_hint(seconds, seen)
+            asyncio.sleep(seconds, False) if seen is None else self._store.hints.wait(seconds, seen)
         )
         try:
             await asyncio.wait({nudge, hint}, return_when=asyncio.FIRST_COMPLETED)

@@ -197,12 +197,12 @@ class Claims(Service):
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
-            seen = self._context.store.hints()
+            seen = self._context.store.hints.count
             taken = await self._take(call, weights)
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
-            await self._context.store.wait_hint(min(remaining, POLL_FLOOR), seen)
+            await self._context.store.hints.wait(min(remaining, POLL_FLOOR), seen)
 
     async def recover(self) -> None:
         """Gives back what was taken by claims whose replies were lost, so that it can be claimed at
@@ -372,7 +372,7 @@ class Claims(Service):
             if admitted or not taken:
                 return admitted
             call = replace(call, id=self._fresh())
-        self._context.store.hint(frozenset(call.lanes))  # whoever waits for work asks again at once
+        self._context.store.hints.send()  # whoever waits for work asks again at once
         return []
 
     async def _ask(self, call: ClaimCall) -> list[Taken]:

@@ -77,13 +77,13 @@ class Events(Service):
     ) -> AsyncGenerator[StoredEvent, None]:
         cursor = query.after if begin is None else await begin
         while True:
-            seen = self._context.store.hints()
+            seen = self._context.store.hints.count
             page = await self._read(replace(query, after=cursor), execution, family)
             for event in page.events:
                 yield event
             if page.cursor == cursor:
                 with suppress(TimeoutError):
-                    await self._context.store.wait_hint(POLL_FLOOR, seen)
+                    await self._context.store.hints.wait(POLL_FLOOR, seen)
             cursor = page.cursor
 
     async def _read(

@@ -67,7 +67,7 @@ class FlowResolver(Service):
         """Tells whoever waits for the flow if it has ended with what was counted."""
         if flow.ended_at is not None:
             self.ended(flow)
-            self._context.store.hint(frozenset())
+            self._context.store.hints.send()
 
     async def settle(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""

@@ -47,7 +47,7 @@ class FlowWaiting:
 
     async def _watch(self) -> None:
         try:
-            seen, rested = self._store.hints(), 0.0
+            seen, rested = self._store.hints.count, 0.0
             while self._waiters:
                 if self._fresh:
                     fresh, self._fresh = self._fresh, set()
@@ -57,7 +57,7 @@ class FlowWaiting:
                 if not self._fresh:
                     await self._pause(POLL_FLOOR, seen)
                 if not self._fresh:
-                    seen = self._store.hints()
+                    seen = self._store.hints.count
                     await self._look(list(self._waiters))
                     rested = time.monotonic() + REST
         finally:
@@ -81,7 +81,7 @@ class FlowWaiting:
         self._came.clear()
         waits: list[asyncio.Future[bool]] = [asyncio.ensure_future(self._came.wait())]
         if seen is not None:
-            waits.append(asyncio.ensure_future(self._store.wait_hint(seconds, seen)))
+            waits.append(asyncio.ensure_future(self._store.hints.wait(seconds, seen)))
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -99,7 +99,7 @@ class Lanes(Service):
                 return old
             if await store.put_lane(new, old.version):
                 self._refreshed_at = None
-                store.hint(frozenset({name}))
+                store.hints.send()
                 if new.state is not old.state:
                     self._context.post_commit.claimable()
                 return replace(new, version=old.version + 1)

@@ -128,10 +128,10 @@ class Quotas(Service):
         decided = admit_one(snapshot, now, quota, standing)
         if not isinstance(decided, Release):
             return decided or False
-        through = await store.release(decided)
-        if through is None or snapshot.execution.uuid not in through.moved:
+        moved = await store.release(decided)
+        if moved is None or snapshot.execution.uuid not in moved:
             return False
-        store.hint(through.lanes)
+        store.hints.send()
         return True
 
     async def _write(self, quota: Quota, *, over: bool) -> bool:

@@ -21,7 +21,7 @@ from flowfabric.core.limit.release import QuotaView, Release, release, starts_ba
 from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
-from flowfabric.store.queries import Crowd, QuotaViewRequest, Through
+from flowfabric.store.queries import Crowd, QuotaViewRequest
 
 MAX_MOVES = 500
 LEAST = 32
@@ -253,14 +253,14 @@ class Releases(Service):
             self._wake_at(quota, decided.next_at)
             if not decided.moves:
                 return len(standing.lines) < lines
-            through = await self._context.store.release(decided)
-            if through is None:
+            moved = await self._context.store.release(decided)
+            if moved is None:
                 lost += 1
                 await asyncio.sleep(random.uniform(0, 0.002) * lost)  # noqa: S311 - only jitter
                 continue
             lost = 0
-            self._moved(quota, through)
-            whole = len(through.moved) == len(decided.moves) < MAX_MOVES
+            self._moved(quota, len(moved))
+            whole = len(moved) == len(decided.moves) < MAX_MOVES
             if whole and not _more(standing, ask, decided):
                 return True
             depth = _depth(len(standing.lines), MAX_MOVES)
@@ -268,11 +268,11 @@ class Releases(Service):
         await self._context.store.put_queues([(line.id, line.uses) for line in standing.lines])
         return True
 
-    def _moved(self, quota: str, through: Through) -> None:
+    def _moved(self, quota: str, count: int) -> None:
         self._moved_at[quota] = next(self._moves)
-        self._paces[quota] = len(through.moved)
-        if through.lanes:
-            self._context.store.hint(through.lanes)
+        self._paces[quota] = count
+        if count:
+            self._context.store.hints.send()
 
     def _learn(self, standing: QuotaView) -> None:
         for name, quota in standing.quotas.items():

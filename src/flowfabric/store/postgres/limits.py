@@ -14,7 +14,7 @@ from flowfabric.core.limit.release import Candidate, Key, Line, QuotaView, Relea
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Session, columns
-from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
+from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, WaitCount
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows.limit import (
     QUEUE,
@@ -71,7 +71,7 @@ async def standing(session: Session, ask: QuotaViewRequest) -> QuotaView:
     return _standing(ask.quota, rows)
 
 
-async def release(session: Session, release: Release) -> Through | None:
+async def release(session: Session, release: Release) -> set[UUID] | None:
     if len(release.moves) > MAX_BATCH:
         raise AssertionError(f"a release moves at most {MAX_BATCH}")
     return await session.limit.run(partial(_release, session, release))
@@ -159,7 +159,7 @@ async def _put_quota(
 
 async def _release(
     session: Session, release: Release, connection: Connection, repeated: bool
-) -> Through | None:
+) -> set[UUID] | None:
     versions = columns(sorted(release.versions.items()), 2)
     moves = columns(sorted((move.uuid, move.version, move.at) for move in release.moves), 3)
     compared = (*versions, *moves[:2])
@@ -176,11 +176,7 @@ async def _release(
         rows = await connection.fetch(session.queries["released_before"], *compared)
     if not rows[0][0]:
         return None
-    moved = {uuid: route for _, uuid, route in rows if uuid is not None}
-    book = session.book
-    await book.know(connection, max(moved.values(), default=0))
-    lanes = {book.names.routes[route].lane for route in moved.values()}
-    return Through(frozenset(moved), frozenset(lanes))
+    return {uuid for _, uuid in rows if uuid is not None}
 
 
 def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:

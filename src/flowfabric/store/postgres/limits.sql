@@ -293,12 +293,12 @@ forgotten as (
         ) f
     ))
 )
-select compared.stands, moved.id, moved.route from compared left join moved on true
+select compared.stands, moved.id from compared left join moved on true
 
 -- name: released_before
 -- Of a release that may have been written before its reply was lost: whether each quota has the
 -- next version, and who is ready that was to be let through.
-select compared.stands, f.id, f.route
+select compared.stands, f.id
 from (
     select count(*) = cardinality($1::text[]) as stands
     from unnest($1::text[], $2::bigint[]) as g (name, version)
@@ -309,10 +309,10 @@ from (
     ) q
 ) compared
 left join lateral (
-    select r.id, r.route
+    select r.id
     from unnest($3::uuid[], $4::integer[]) as m (id, version)
     cross join lateral (
-        select t.id, t.route from {schema}.ready t
+        select t.id from {schema}.ready t
         where t.id = m.id and t.version = m.version + 1 offset 0
     ) r
 ) f on true

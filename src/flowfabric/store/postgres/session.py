@@ -10,7 +10,7 @@ from flowfabric.store.clock import StoreClock
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.postgres.names import NameBook
-from flowfabric.store.postgres.wake import Wakes
+from flowfabric.store.postgres.wake import Notices
 from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
 from flowfabric.store.record_queries import RecordQueries
@@ -61,7 +61,8 @@ class Session:
         self.report = Link(wires, FREE)
         self.learned = Learned()
         self.book = NameBook(self.apply, queries)
-        self.wakes = Wakes(wires.dialer, Link(wires, PINNED), f"{schema}_wake")
+        self.notices = Notices(wires.dialer, Link(wires, PINNED), f"{schema}_wake")
+        self.hints = self.notices.hints
 
     async def fetch(self, link: Link, name: str, *values: Any) -> list[Any]:
         """The rows of one named query."""

@@ -50,6 +50,7 @@ class PostgresStore:
     def __init__(self, session: Session, keeper: ClockKeeper | None) -> None:
         self.session = session
         self.clock = session.clock
+        self.hints = session.hints
         self.records = PostgresRecords(session)
         self._keeper = keeper
 
@@ -152,23 +153,11 @@ class PostgresStore:
     async def close(self) -> None:
         if self._keeper is not None:
             await self._keeper.close()
-        await self.session.wakes.close()
+        await self.session.notices.close()
         await self.session.wires.close()
 
     def suspects_seen(self) -> bool:
         return self.session.learned.suspects
-
-    def hint(self, lanes: frozenset[str]) -> None:
-        self.session.wakes.hint()
-
-    def wake(self) -> None:
-        self.session.wakes.wake()
-
-    def hints(self) -> int:
-        return self.session.wakes.count
-
-    async def wait_hint(self, timeout: float, since: int | None = None) -> bool:
-        return await self.session.wakes.wait(timeout, since)
 
 
 async def open_postgres(

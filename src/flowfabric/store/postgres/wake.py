@@ -1,4 +1,4 @@
-"""Wake-ups: hints that something happened. Losing every one costs at most the poll floor."""
+"""Hints to other processes and from them, by NOTIFY and LISTEN."""
 
 import asyncio
 import secrets
@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 
 from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.store.hints import Hints
 from flowfabric.store.postgres.dialer import Connection, Dialer
 from flowfabric.store.postgres.link import Link
 
@@ -14,47 +15,24 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
 
 
-class Wakes:
-    """Hints go to waiters of this process at once, and to other processes by NOTIFY, at most one
-    per 5 ms. One of the connections for work listens as well: it is in use all the time, so that
-    one which fell silent is noticed."""
+class Notices:
+    """Passes hints on to other processes, at most one per 5 ms. One of the connections for work
+    listens as well: it is in use all the time, so that one which fell silent is noticed."""
 
     def __init__(self, dialer: Dialer, link: Link, channel: str) -> None:
         self._dialer = dialer
         self._link = link
         self._channel = channel
         self._origin = secrets.token_hex(8)
-        self._waiters: set[asyncio.Future[None]] = set()
-        self.count = 0
+        self.hints = Hints(listen=self._start, tell=self._tell)
         self._pending = asyncio.Event()
         self._ear: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def hint(self) -> None:
-        self.wake()
-        if not self._dialer.pooled and not self._closed:
-            self._pending.set()
-            self._start()
-
-    async def wait(self, timeout: float, since: int | None) -> bool:
-        self._start()
-        if since is not None and since != self.count:
-            return True
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            async with asyncio.timeout(timeout):
-                await waiter
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            self._waiters.discard(waiter)
-
     async def close(self) -> None:
         self._closed = True
-        self.wake()
+        self.hints.wake()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -62,23 +40,22 @@ class Wakes:
         if self._ear is not None:
             self._ear.remove_termination_listener(self._ended)
 
-    def wake(self) -> None:
-        self.count += 1
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    def _tell(self) -> None:
+        if not self._dialer.pooled and not self._closed:
+            self._pending.set()
+            self._start()
 
     def _start(self) -> None:
         if self._task is None and not self._dialer.pooled and not self._closed:
-            self._task = asyncio.create_task(self._run(), name="flowfabric-wakes")
+            self._task = asyncio.create_task(self._run(), name="flowfabric-hints")
 
     async def _run(self) -> None:
-        """Keeps listening; whoever may have missed something meanwhile looks once."""
+        """Keeps listening. What was missed before it listens is found by one look: all wake up."""
         pause = FIRST_PAUSE
         while True:
             with suppress(FlowFabricError):
                 ear = await self._link.run(self._listen)
-                self.wake()
+                self.hints.wake()
                 pause = FIRST_PAUSE
                 await self._talk(ear)
             await asyncio.sleep(pause)
@@ -92,12 +69,12 @@ class Wakes:
 
     async def _talk(self, ear: Connection) -> None:
         """Sends what is pending until the connection that listens breaks."""
-        tell = partial(_tell, self._dialer.queries["hint"], self._channel, self._origin)
+        notify = partial(_notify, self._dialer.queries["hint"], self._channel, self._origin)
         while not ear.is_closed():
             await self._pending.wait()
             self._pending.clear()
             if not ear.is_closed():
-                await self._link.run(tell)
+                await self._link.run(notify)
                 await asyncio.sleep(GAP_SECONDS)
 
     def _ended(self, connection: object) -> None:
@@ -105,10 +82,10 @@ class Wakes:
 
     def _heard(self, connection: object, pid: int, channel: str, origin: object) -> None:
         if origin != self._origin:
-            self.wake()
+            self.hints.wake()
 
 
-async def _tell(
+async def _notify(
     query: str, channel: str, origin: str, connection: Connection, repeated: bool
 ) -> None:
     await connection.execute(query, channel, origin)

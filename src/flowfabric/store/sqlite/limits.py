@@ -22,7 +22,7 @@ from flowfabric.core.limit.release import (
     one_key,
 )
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, Through, WaitCount
+from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, WaitCount
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
     QUOTA,
@@ -87,7 +87,7 @@ def standing(session: Session, ask: QuotaViewRequest) -> QuotaView:
     )
 
 
-def release(session: Session, release: Release) -> Through | None:
+def release(session: Session, release: Release) -> set[UUID] | None:
     """The writer is alone, so comparing the versions is enough."""
     versions = list(release.versions.items())
     if versions and session.given("quota_versions", versions).fetchall():
@@ -101,11 +101,7 @@ def release(session: Session, release: Release) -> Through | None:
     session.each("forgotten_admissions", release.forget.items())
     admissions = [(*noted, count) for noted, count in release.admissions.items()]
     session.insert("new_admissions", admissions)
-    routes = session.names.routes
-    if not all(route in routes for route in moved.values()):
-        session.learn_routes()
-    lanes = frozenset(routes[route].lane for route in moved.values())
-    return Through(frozenset(read_uuid(id) for id in moved), lanes)
+    return {read_uuid(id) for id in moved}
 
 
 def take_starts_back(session: Session, starts: Sequence[StartsBack]) -> None:
@@ -265,17 +261,16 @@ def _admitted(
     return found
 
 
-def _move(session: Session, moves: Sequence[Move]) -> dict[bytes, int]:
-    """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open; the
-    routes of what was moved."""
-    moved: dict[bytes, int] = {}
+def _move(session: Session, moves: Sequence[Move]) -> list[bytes]:
+    """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open."""
+    moved: list[bytes] = []
     for start in range(0, len(moves), MAX_BATCH):
         part = moves[start : start + MAX_BATCH]
         given = [(move.uuid.bytes, move.version) for move in part]
-        found: dict[bytes, int] = dict(session.given("released", given))
+        found = [id for (id,) in session.given("released", given)]
         if found:
             moments = {move.uuid.bytes: move.at for move in part}
             session.given("released_ready", [(id, moments[id]) for id in found])
-            session.among("gone_parked", list(found))
-        moved |= found
+            session.among("gone_parked", found)
+        moved += found
     return moved

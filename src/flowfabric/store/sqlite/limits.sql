@@ -144,7 +144,7 @@ update quota set version = version + 1 where name in (select value from json_eac
 -- name: released
 -- Of those given the ones that still wait for their limits.
 with given (id, version) as (values (?, ?))
-select distinct p.id, e.route
+select distinct p.id
 from given as g
 cross join parked as p on p.id = g.id and p.version = g.version and p.gate = 8
 cross join execution as e on e.id = p.id

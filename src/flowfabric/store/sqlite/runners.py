@@ -2,11 +2,12 @@
 
 import sqlite3
 
+from flowfabric.store.hints import Hints
 from flowfabric.store.sqlite.connection import MEMORY, OpenFile, connect, translate
 from flowfabric.store.sqlite.runner import NoWatch, Runner, patiently
 from flowfabric.store.sqlite.schema import check_version
 from flowfabric.store.sqlite.session import NameRegistry, Session
-from flowfabric.store.sqlite.wake import Commits, Wakeups
+from flowfabric.store.sqlite.wake import Commits
 from flowfabric.store.sqlite.wal import Checkpoints
 
 
@@ -18,8 +19,8 @@ class Runners:
         write, *others = (Session(connection, registry) for connection in connections)
         beside = [Runner(session, path, "begin", quiet, file) for session in others]
         checkpoints = Checkpoints(beside[-1]) if beside else None
-        self.wakeups = Wakeups()
-        self._commits = Commits(self.wakeups, checkpoints)
+        self.hints = Hints(self._listen)
+        self._commits = Commits(self.hints, checkpoints)
         self.writer = Runner(write, path, "begin immediate", self._commits, file)
         self.reader = beside[0] if beside else self.writer
         self._all = [self.writer, *beside]
@@ -31,19 +32,21 @@ class Runners:
         names = ("flowfabric-write", "flowfabric-read", "flowfabric-checkpoint")
         for runner, name in zip(self._all, names, strict=False):
             runner.start(name)
-        self.wakeups.nudge = self.writer.nudge
         self._threads = True
 
-    def look(self) -> None:
-        """Without threads nobody watches other processes, so whoever waits looks once."""
+    def _listen(self) -> None:
+        """The writing thread looks at the file while a task waits. Without threads, each task that
+        waits looks once."""
         if not self._threads:
             self._commits.idle(self.writer.session)
+        elif self.hints.waiting == 1:
+            self.writer.nudge()
 
     async def close(self) -> None:
         # The last connection to close copies the log: that is the writer's, when all is done.
         for runner in reversed(self._all):
             await runner.close()
-        self.wakeups.hint()
+        self.hints.wake()
 
 
 def open_runners(path: str, synchronous: str) -> Runners:

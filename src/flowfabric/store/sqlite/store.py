@@ -113,6 +113,7 @@ class SqliteStore:
         self.writer = runners.writer
         self.reader = runners.reader
         self.records = SqliteRecords(runners)
+        self.hints = runners.hints
         self._runners = runners
         self._turn = Turn()
 
@@ -231,23 +232,8 @@ class SqliteStore:
     async def trim_queues(self, now: Millis, limit: int) -> int:
         return await self._trim_queues(await self._idle_queues(limit), now, limit)
 
-    def hint(self, lanes: frozenset[str]) -> None:
-        """Other processes see the commit itself, so this wakes only those of this one."""
-        self._runners.wakeups.hint()
-
-    def wake(self) -> None:
-        self._runners.wakeups.hint()
-
     def suspects_seen(self) -> bool:
         return self.writer.session.registry.suspects_seen
-
-    def hints(self) -> int:
-        return self._runners.wakeups.count
-
-    async def wait_hint(self, timeout: float, since: int | None = None) -> bool:
-        since = self.hints() if since is None else since
-        self._runners.look()
-        return await self._runners.wakeups.wait(timeout, since)
 
     async def close(self) -> None:
         await self._runners.close()

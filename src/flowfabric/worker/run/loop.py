@@ -282,7 +282,7 @@ class Worker:
     async def _listen(self) -> None:
         """Before the claim, so that a hint about work that arrives meanwhile is not lost."""
         if self._hint is None or self._hint.done():
-            self._hint = asyncio.ensure_future(self.engine.store.wait_hint(REST))
+            self._hint = asyncio.ensure_future(self.engine.store.hints.wait(REST))
             self._hint.add_done_callback(_seen)
             await asyncio.sleep(0)
 

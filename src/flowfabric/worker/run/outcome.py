@@ -45,7 +45,7 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
             await otherwise(engine)
             return
         engine.attempts.ended_elsewhere(claim, found)
-        engine.store.hint(frozenset())  # whoever waits for the result
+        engine.store.hints.send()  # whoever waits for the result
         if raised is not None:
             log.warning("%s is completed; afterwards its handler raised", claim.id, exc_info=raised)
 
