@@ -10,29 +10,21 @@ Parameters, overloads and results keep their types, so there is one signature to
 
 import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 W = TypeVar("W")
-M = TypeVar("M", bound="Manager")
+M = TypeVar("M", bound=AbstractAsyncContextManager[Any, Any])
 
 Block = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine in an event loop of another thread and returns its result."""
 
 
-class Manager(Protocol):
-    """An object that `async with` accepts."""
-
-    def __aenter__(self) -> Coroutine[Any, Any, Any]: ...
-
-    def __aexit__(self, *exc: Any) -> Coroutine[Any, Any, Any]: ...
-
-
-class Blocking(Protocol):
+class CanBlock(Protocol):
     """A class that has blocking methods."""
 
     def _blocking(self) -> tuple[Any, Block]:
@@ -45,7 +37,7 @@ def blocking(
     """The method as one that returns when its work is done."""
 
     @wraps(method)
-    def call(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: CanBlock, /, *args: P.args, **kwargs: P.kwargs) -> R:
         awaited, block = self._blocking()
         result: R = block(getattr(awaited, method.__name__)(*args, **kwargs))
         return result
@@ -59,7 +51,7 @@ def blocking_as(
     """The method with `proxy` around the object it gives, whose own methods then block too."""
 
     @wraps(method)
-    def call(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> S:
+    def call(self: CanBlock, /, *args: P.args, **kwargs: P.kwargs) -> S:
         awaited, block = self._blocking()
         made = getattr(awaited, method.__name__)(*args, **kwargs)
         return proxy(block(made) if inspect.iscoroutine(made) else made, block)
@@ -85,10 +77,5 @@ class BlockingManager(BlockingProxy[M]):
         self._block(self._wrapped.__aenter__())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._block(self._wrapped.__aexit__(kind, error, trace))
+    def __exit__(self, *exc: Any) -> None:
+        self._block(self._wrapped.__aexit__(*exc))
