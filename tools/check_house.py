@@ -30,7 +30,7 @@ ONE_DIALECT = {
 one statement, where SQLite uses the code of its neighbours."""
 
 TWO_MEANINGS = {
-    "Code", "Ending", "Held", "Node", "Session", "Waiting", "Worker",
+    "Ending", "Held", "Node", "Session", "Waiting", "Worker",
 }  # fmt: skip
 """Class names that still have two meanings. The list only becomes shorter."""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import Presence
-from flowfabric.core.explain.run import Explanation, Reason
+from flowfabric.core.explain.reasons import Explanation, Reason
 from tests.kit.lab import Lab
 
 GPU = {"routing_requirements": {"required_capabilities": ["cuda", "gpu"]}}

@@ -16,8 +16,7 @@ from flowfabric.cli.options import AsJson, Debug, Url
 from flowfabric.cli.output import Screen, printable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.explain.lane import LaneExplanation, Share, count_words, percent_words
-from flowfabric.core.explain.reasons import Code as ReasonCode
-from flowfabric.core.explain.run import Explanation, Reason
+from flowfabric.core.explain.reasons import Explanation, Reason, ReasonCode
 
 COLUMNS = ("share", "runs", "why")
 

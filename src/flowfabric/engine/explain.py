@@ -25,8 +25,8 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.explain.lane import AroundLane, Counted, LaneExplanation, explain_lane
 from flowfabric.core.explain.limits import key_of, queues_of
-from flowfabric.core.explain.reasons import QueuePlace
-from flowfabric.core.explain.run import NOTHING, Around, Explanation, Upstream, explain, is_limited
+from flowfabric.core.explain.reasons import Explanation, QueuePlace
+from flowfabric.core.explain.run import NOTHING, Around, Upstream, explain, is_limited
 from flowfabric.core.explain.state import flow_at
 from flowfabric.core.explain.workers import NOBODY, Running
 from flowfabric.core.flow.join import JoinState
@@ -218,7 +218,7 @@ class _Look:
             queues = queues_of(full, standing)[:MAX_QUEUES]
             found = await self._store.holding(queues, MAX_HOLDERS)
             holders[key_of(full)] = await _ids(self._store, found)
-        return replace(around, standing=standing, holders=holders, in_queue=place)
+        return replace(around, quotas=standing, holders=holders, in_queue=place)
 
 
 class _LaneLook:

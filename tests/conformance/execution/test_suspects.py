@@ -11,7 +11,7 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import Flags, Probation, Snapshot
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
-from flowfabric.core.explain.reasons import Code
+from flowfabric.core.explain.reasons import ReasonCode
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import Suspects
 from tests.kit.lab import W2, Lab
@@ -229,13 +229,13 @@ async def test_events_tell_of_the_probation(lab: Lab) -> None:
 async def test_explain_tells_of_suspects(lab: Lab) -> None:
     """Waiting, on probation, and about to be given up"""
     claim = await suspect(lab)
-    assert await children(lab, claim) == [(Code.SUSPECT, None, 1)]
+    assert await children(lab, claim) == [(ReasonCode.SUSPECT, None, 1)]
     claim = await tried(lab)
-    assert await children(lab, claim) == [(Code.SUSPECT, Probation.ALONE, 1)]
+    assert await children(lab, claim) == [(ReasonCode.SUSPECT, Probation.ALONE, 1)]
     await lab.engine.claims.clear(claim, "enough")
     assert await children(lab, claim) == []
     spent = await suspect(lab, policy={"max_reclaim_count": 0}, lane="other")
-    assert await children(lab, spent) == [(Code.SPENT, None, 1)]
+    assert await children(lab, spent) == [(ReasonCode.SPENT, None, 1)]
 
 
 async def children(lab: Lab, claim: Claim) -> list[Any]:
@@ -248,4 +248,4 @@ async def test_explain_tells_of_a_suspect_that_was_handed_back(lab: Lab) -> None
     await suspect(lab)
     claim = await tried(lab)
     await lab.engine.attempts.hand_back(claim)
-    assert Code.SUSPECT in (await lab.engine.explain(claim.id)).codes
+    assert ReasonCode.SUSPECT in (await lab.engine.explain(claim.id)).codes

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric.core.base.errors import Invalid, InvalidId, NotFound
 from flowfabric.core.base.time import Millis
-from flowfabric.core.explain.run import Reason
+from flowfabric.core.explain.reasons import Reason
 from flowfabric.core.flow.join import AnyOf, Quorum, Rest
 from flowfabric.core.limit.budget import Budget, Limit, Scope
 from flowfabric.core.limit.quota import Quota, Rate

@@ -22,6 +22,7 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.serving import serving
 from flowfabric.core.explain.lane import (
     AroundLane,
     Counted,
@@ -29,10 +30,9 @@ from flowfabric.core.explain.lane import (
     explain_lane,
     percent_words,
 )
-from flowfabric.core.explain.limits import rate_words
-from flowfabric.core.explain.reasons import Code, listed, number
-from flowfabric.core.explain.run import Around, Explanation, Reason, explain
-from flowfabric.core.explain.serving import serving
+from flowfabric.core.explain.reasons import GATES, Explanation, Reason, ReasonCode
+from flowfabric.core.explain.run import Around, explain
+from flowfabric.core.explain.sentences import MANY, ONE, listed, number, rate_words
 from flowfabric.core.explain.state import suspended_reasons
 from flowfabric.core.explain.workers import Running
 from flowfabric.core.flow.join import Join
@@ -108,7 +108,7 @@ def test_nothing_is_without_a_reason(
     )
     assert found.reasons
     assert len(set(found.codes)) == len(found.codes)
-    assert (found.codes == (Code.ENDED,)) == (name in ENDED)
+    assert (found.codes == (ReasonCode.ENDED,)) == (name in ENDED)
 
 
 @given(unsealed=st.booleans(), blocked=st.booleans(), join=st.booleans(), late=st.booleans())
@@ -130,10 +130,10 @@ def test_every_closed_gate_is_told_in_the_order_they_are_asked(
     assert isinstance(snapshot.state, Ready)
     waiting = snapshot.to(Waiting(gates[0], snapshot.state.next), life=life)
     expected = {
-        Gate.UNSEALED: Code.HELD_UNSEALED,
-        Gate.BLOCKED: Code.BLOCKED_BY_OPERATOR,
-        Gate.DEPENDENCIES: Code.WAITS_FOR_UPSTREAMS,
-        Gate.DELAY: Code.DELAYED,
+        Gate.UNSEALED: ReasonCode.HELD_UNSEALED,
+        Gate.BLOCKED: ReasonCode.BLOCKED_BY_OPERATOR,
+        Gate.DEPENDENCIES: ReasonCode.WAITS_FOR_UPSTREAMS,
+        Gate.DELAY: ReasonCode.DELAYED,
     }
     found = told(waiting, workers=[worker()])
     assert list(found.codes) == [expected[gate] for gate in gates]
@@ -157,11 +157,14 @@ def test_work_that_has_begun_passes_a_draining_lane_and_a_spent_budget() -> None
         "budget_names": ("b",),
         "workers": [worker()],
     }
-    assert told(LIVING["waiting"], **around).codes == (Code.LANE_DRAINING, Code.BUDGET_EXHAUSTED)
-    assert told(LIVING["retry_ready"], **around).codes == (Code.BUDGET_EXHAUSTED,)
-    assert told(LIVING["resumed"], **around).codes == (Code.WAITING_FOR_WORKER,)
+    assert told(LIVING["waiting"], **around).codes == (
+        ReasonCode.LANE_DRAINING,
+        ReasonCode.BUDGET_EXHAUSTED,
+    )
+    assert told(LIVING["retry_ready"], **around).codes == (ReasonCode.BUDGET_EXHAUSTED,)
+    assert told(LIVING["resumed"], **around).codes == (ReasonCode.WAITING_FOR_WORKER,)
     around["budgets"] = {"b": replace(spent, on_hard=OnHard.WARN)}
-    assert told(LIVING["retry_ready"], **around).codes == (Code.WAITING_FOR_WORKER,)
+    assert told(LIVING["retry_ready"], **around).codes == (ReasonCode.WAITING_FOR_WORKER,)
 
 
 def test_a_budget_tells_what_is_set_aside() -> None:
@@ -175,17 +178,20 @@ def test_a_budget_tells_what_is_set_aside() -> None:
 
 
 def test_what_runs_is_kept_by_nothing_around_it() -> None:
-    assert told(LIVING["running"], lane=PAUSED).codes == (Code.LEASED,)
-    assert told(LIVING["suspended"], lane=PAUSED).codes == (Code.WAITING_FOR_SIGNAL,)
+    assert told(LIVING["running"], lane=PAUSED).codes == (ReasonCode.LEASED,)
+    assert told(LIVING["suspended"], lane=PAUSED).codes == (ReasonCode.WAITING_FOR_SIGNAL,)
 
 
 def test_a_hold_that_ran_out_holds_nobody() -> None:
     lost = LIVING["lost"]
     assert isinstance(lost.state, Lost)
-    for until, codes in ((LATER, (Code.LOST, Code.RECLAIM_GRACE)), (NOW, (Code.LOST,))):
+    for until, codes in (
+        (LATER, (ReasonCode.LOST, ReasonCode.RECLAIM_GRACE)),
+        (NOW, (ReasonCode.LOST,)),
+    ):
         held = lost.to(replace(lost.state, hold=Hold(until)))
         assert told(held, workers=[worker()]).codes[: len(codes)] == codes
-    assert Code.RECLAIM_GRACE not in told(lost.to(replace(lost.state, hold=Hold(NOW)))).codes
+    assert ReasonCode.RECLAIM_GRACE not in told(lost.to(replace(lost.state, hold=Hold(NOW)))).codes
 
 
 # -- suspensions
@@ -216,18 +222,18 @@ def test_each_thing_that_would_wake_it_is_a_reason() -> None:
         arm(write_condition(Single("flow:nightly"))),
     )
     assert [(each.code, each.text, each.until) for each in found] == [
-        (Code.WAITING_FOR_SIGNAL, "it waits for a signal at go", None),
-        (Code.WAITING_FOR_SIGNAL, "it waits for signal yes at go; then it fails", LATER),
-        (Code.WAITING_FOR_SIGNAL, "it waits for a signal at a and a signal at b", None),
-        (Code.WAITING_FOR_TIME, "it sleeps", LATER),
-        (Code.WAITING_FOR_OPERATOR, "only an operator resumes it", None),
-        (Code.WAITING_FOR_SIGNAL, "it waits for something a newer release wrote", None),
-        (Code.WAITING_FOR_FLOW, f"it waits for flow {UUID(int=3)} to end", None),
-        (Code.WAITING_FOR_SIGNAL, "it waits for a signal at flow:nightly", None),
+        (ReasonCode.WAITING_FOR_SIGNAL, "it waits for a signal at go", None),
+        (ReasonCode.WAITING_FOR_SIGNAL, "it waits for signal yes at go; then it fails", LATER),
+        (ReasonCode.WAITING_FOR_SIGNAL, "it waits for a signal at a and a signal at b", None),
+        (ReasonCode.WAITING_FOR_TIME, "it sleeps", LATER),
+        (ReasonCode.WAITING_FOR_OPERATOR, "only an operator resumes it", None),
+        (ReasonCode.WAITING_FOR_SIGNAL, "it waits for something a newer release wrote", None),
+        (ReasonCode.WAITING_FOR_FLOW, f"it waits for flow {UUID(int=3)} to end", None),
+        (ReasonCode.WAITING_FOR_SIGNAL, "it waits for a signal at flow:nightly", None),
     ]
     (approval,) = waits_for(arm(write_condition(Single("deploy"))), reason="waiting_for_approval")
     assert (approval.code, approval.text) == (
-        Code.WAITING_FOR_APPROVAL,
+        ReasonCode.WAITING_FOR_APPROVAL,
         "it waits for approval: deploy",
     )
     (bare,) = waits_for()
@@ -292,11 +298,17 @@ def test_a_lane_counts_by_what_has_no_room() -> None:
         ("let through quota a in a moment", 1),
     ]
     assert [share.capped for share in found.shares[:2]] == [True, False]
-    assert (found.capped, found.reasons[0].code) == (True, Code.LANE_PAUSED)
+    assert (found.capped, found.reasons[0].code) == (True, ReasonCode.LANE_PAUSED)
     assert found.shares[0].words == "67 % blocked by quota a"
 
 
 # -- words
+
+
+def test_every_reason_has_a_sentence_and_every_gate_a_reason() -> None:
+    assert set(ONE) == set(ReasonCode)
+    assert set(GATES) == set(Gate)
+    assert set(GATES.values()) <= set(MANY)
 
 
 def test_numbers_and_lists_are_written_for_people() -> None:

@@ -1,14 +1,15 @@
 """Why the work of a lane waits, by reason, in numbers."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.gate import DELAYS
 from flowfabric.core.execution.model import Gate, Next, Route, Start
 from flowfabric.core.execution.registry import Presence
-from flowfabric.core.explain.reasons import Code, Reason, listed
+from flowfabric.core.explain.reasons import GATES, Reason, ReasonCode
+from flowfabric.core.explain.sentences import MANY, shared
 from flowfabric.core.explain.workers import NOBODY, Running, lane_reasons, worker_reason
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Uses
@@ -31,7 +32,7 @@ class Counted(Struct, frozen=True):
 class Share(Struct, frozen=True, kw_only=True):
     """How many wait for one reason. `capped`: they are at least that many."""
 
-    code: Code
+    code: ReasonCode
     text: str
     count: int
     capped: bool
@@ -75,24 +76,16 @@ class AroundLane(Struct, frozen=True, kw_only=True):
     rooms: Mapping[int, Room] = field(default_factory=dict)
 
 
-class _Piece(Struct, frozen=True):
-    code: Code
-    text: str
-    count: int
-    detail: dict[str, object] = field(default_factory=dict)
-
-
 def explain_lane(counts: Sequence[Counted], around: AroundLane) -> LaneExplanation:
     """Everything of the lane that waits, each counted once."""
-    pieces = [*_parked(counts, around), *_ready(around), *_suspended(around)]
-    merged: dict[tuple[Code, str], _Piece] = {}
-    for piece in pieces:
-        key = (piece.code, piece.text)
-        known = merged.get(key)
-        count = piece.count + (known.count if known is not None else 0)
-        merged[key] = _Piece(piece.code, piece.text, count, piece.detail)
-    total = sum(piece.count for piece in merged.values())
-    shares = [_share(piece, total) for piece in merged.values() if piece.count]
+    found: dict[tuple[ReasonCode, str], Reason] = {}
+    numbers = Counter[tuple[ReasonCode, str]]()
+    for reason, count in _waiting(counts, around):
+        key = reason.code, reason.text
+        found[key] = reason
+        numbers[key] += count
+    total = numbers.total()
+    shares = [_share(found[key], count, total) for key, count in numbers.items() if count]
     return LaneExplanation(
         lane=around.lane.name,
         namespace=around.namespace,
@@ -114,77 +107,52 @@ def count_words(count: int, *, capped: bool) -> str:
     return f"{count:,}+" if capped else f"{count:,}"
 
 
-def _share(piece: _Piece, total: int) -> Share:
+def _share(reason: Reason, count: int, total: int) -> Share:
     return Share(
-        code=piece.code,
-        text=piece.text,
-        count=piece.count,
-        capped=piece.count >= MOST,
-        percent=round(100 * piece.count / total, 2),
-        detail=piece.detail,
+        code=reason.code,
+        text=reason.text,
+        count=count,
+        capped=count >= MOST,
+        percent=round(100 * count / total, 2),
+        detail=reason.detail,
     )
 
 
-def _parked(counts: Sequence[Counted], around: AroundLane) -> Iterator[_Piece]:
+def _waiting(counts: Sequence[Counted], around: AroundLane) -> Iterator[tuple[Reason, int]]:
     for counted in counts:
-        code, text, detail = _gate(counted, around)
-        yield _Piece(code, text, counted.count, detail)
+        yield _at_gate(counted, around), counted.count
+    for route, count in around.ready.items():
+        yield _ready(worker_reason(route, around.workers, around.now)), count
+    yield shared(ReasonCode.WAITING_FOR_SIGNAL), around.suspended
 
 
-_GATES = {
-    Gate.ARRIVAL: (Code.ARRIVAL, "let in in a moment"),
-    Gate.UNSEALED: (Code.HELD_UNSEALED, "held until their flow is declared"),
-    Gate.BLOCKED: (Code.BLOCKED_BY_OPERATOR, "held back by an operator"),
-    Gate.DEPENDENCIES: (Code.WAITS_FOR_UPSTREAMS, "wait for upstreams"),
-    Gate.BACKOFF: (Code.RETRY_BACKOFF, "failed and tried again later"),
-}
+def _at_gate(counted: Counted, around: AroundLane) -> Reason:
+    match counted.gate:
+        case Gate.BUDGET:
+            return shared(GATES[Gate.BUDGET], budget=around.budgets.get(counted.queue or 0))
+        case Gate.LIMIT:
+            return _at_quotas(counted.queue or 0, around)
+        case gate:
+            return shared(GATES[gate])
 
 
-def _gate(counted: Counted, around: AroundLane) -> tuple[Code, str, dict[str, object]]:
-    gate, queue = counted.gate, counted.queue or 0
-    if gate is Gate.BUDGET:
-        name = around.budgets.get(queue)
-        text = "blocked by a budget" if name is None else f"blocked by budget {name}"
-        return Code.BUDGET_EXHAUSTED, text, {"budget": name}
-    if gate is Gate.LIMIT:
-        return _limit(queue, around)
-    if gate in DELAYS and gate is not Gate.BACKOFF:
-        return Code.DELAYED, "delayed", {}
-    return *_GATES[gate], {}
-
-
-def _limit(queue: int, around: AroundLane) -> tuple[Code, str, dict[str, object]]:
+def _at_quotas(queue: int, around: AroundLane) -> Reason:
     """By the quotas that have no room, whatever the key."""
     uses = around.queues.get(queue)
     if uses is None:
-        return Code.QUOTA_FULL, "blocked by a quota", {}
+        return shared(GATES[Gate.LIMIT])
     room = around.rooms[queue]
     full = {limit.use.quota for limit in room.full(uses)}
     spent = {limit.use.quota for limit in room.used_up(uses)}
-    names = sorted(full | spent) or [use.quota for use in uses]
-    what = f"quota {names[0]}" if len(names) == 1 else f"quotas {listed(names, most=8)}"
-    detail: dict[str, object] = {"quotas": names}
-    if full or spent:
-        return (Code.QUOTA_FULL if full else Code.RATE_USED_UP), f"blocked by {what}", detail
-    return Code.IN_LINE, f"let through {what} in a moment", detail
+    if not full | spent:
+        return shared(ReasonCode.IN_LINE, quotas=[use.quota for use in uses])
+    code = ReasonCode.QUOTA_FULL if full else ReasonCode.RATE_USED_UP
+    return shared(code, quotas=sorted(full | spent))
 
 
-def _ready(around: AroundLane) -> Iterator[_Piece]:
-    for route, count in around.ready.items():
-        yield _ready_piece(worker_reason(route, around.workers, around.now), count)
-
-
-def _ready_piece(reason: Reason, count: int) -> _Piece:
-    match reason.code:
-        case Code.WAITING_FOR_WORKER:
-            return _Piece(reason.code, "ready, waiting to be taken", count)
-        case Code.WORKER_BUSY:
-            return _Piece(reason.code, "ready, every worker that can run them is busy", count)
-        case code:
-            detail: dict[str, object] = {"missing": reason.detail.get("offered_by_none", [])}
-            return _Piece(code, f"ready, {reason.text}", count, detail)
-
-
-def _suspended(around: AroundLane) -> Iterator[_Piece]:
-    text = "suspended, waiting for a signal, an approval or a time"
-    yield _Piece(Code.WAITING_FOR_SIGNAL, text, around.suspended)
+def _ready(reason: Reason) -> Reason:
+    """What those that are ready wait for: to be taken, or a worker that could."""
+    if reason.code in MANY:
+        return shared(reason.code)
+    missing = reason.detail.get("offered_by_none", [])
+    return Reason(code=reason.code, text=f"ready, {reason.text}", detail={"missing": missing})

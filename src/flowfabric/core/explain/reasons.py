@@ -1,4 +1,7 @@
-"""Reasons why an execution does not run, as values for people and for programs."""
+"""Reasons why an execution does not run, as values for people and for programs.
+
+`GATES` is the one table from a closed gate to its reason, for a run and for a lane.
+"""
 
 from enum import StrEnum
 from typing import Any
@@ -7,13 +10,14 @@ from msgspec import Struct, field
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Gate
 from flowfabric.core.execution.status import PublicState
 
 FEW = 3
 """How many of many are named in a sentence."""
 
 
-class Code(StrEnum):
+class ReasonCode(StrEnum):
     """What keeps an execution, in one word. A word never changes its meaning."""
 
     ENDED = "ended"
@@ -57,10 +61,25 @@ class Code(StrEnum):
     IN_LINE = "in_line"
 
 
+GATES = {
+    Gate.ARRIVAL: ReasonCode.ARRIVAL,
+    Gate.UNSEALED: ReasonCode.HELD_UNSEALED,
+    Gate.BLOCKED: ReasonCode.BLOCKED_BY_OPERATOR,
+    Gate.DEPENDENCIES: ReasonCode.WAITS_FOR_UPSTREAMS,
+    Gate.DELAY: ReasonCode.DELAYED,
+    Gate.RESUME_DELAY: ReasonCode.DELAYED,
+    Gate.WORKER_DELAY: ReasonCode.DELAYED,
+    Gate.BACKOFF: ReasonCode.RETRY_BACKOFF,
+    Gate.BUDGET: ReasonCode.BUDGET_EXHAUSTED,
+    Gate.LIMIT: ReasonCode.QUOTA_FULL,
+}
+"""What a closed gate means. A quota may turn out to be a rate that is used up, or a line."""
+
+
 class Reason(Struct, frozen=True, kw_only=True):
     """One reason. `text` is a sentence without moments; those are `since` and `until`."""
 
-    code: Code
+    code: ReasonCode
     text: str
     since: Millis | None = None
     until: Millis | None = None
@@ -93,27 +112,5 @@ class Explanation(Struct, frozen=True, kw_only=True):
         return self.reasons[0]
 
     @property
-    def codes(self) -> tuple[Code, ...]:
+    def codes(self) -> tuple[ReasonCode, ...]:
         return tuple(reason.code for reason in self.reasons)
-
-
-def listed(names: "list[str] | tuple[str, ...]", most: int = FEW, last: str = "and") -> str:
-    """A few names as people say them: a, b and 3 more."""
-    shown = list(names[:most])
-    if len(names) > most:
-        shown.append(f"{len(names) - most} more")
-    if len(shown) < 2:
-        return "".join(shown)
-    return f"{', '.join(shown[:-1])} {last} {shown[-1]}"
-
-
-def number(count: int, one: str, many: str | None = None) -> str:
-    """A count with its word."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def before_it(count: int, exact: bool, whose: str = "") -> str:
-    """How many are before it: 3 of its kind are, 500 or more of its kind are."""
-    many = f"{count:,}" if exact else f"{count:,} or more"
-    verb = "is" if count == 1 and exact else "are"
-    return " ".join(word for word in (many, whose, verb) if word)

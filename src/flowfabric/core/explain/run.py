@@ -6,6 +6,7 @@ so an explanation cannot differ from what happens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -27,12 +28,11 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.serving import serving
 from flowfabric.core.execution.status import public_state
 from flowfabric.core.explain.limits import budget_reasons, limit_reasons
-from flowfabric.core.explain.reasons import Code, QueuePlace, before_it, listed, number
-from flowfabric.core.explain.reasons import Explanation as Explanation
-from flowfabric.core.explain.reasons import Reason as Reason
-from flowfabric.core.explain.serving import serving
+from flowfabric.core.explain.reasons import GATES, Explanation, QueuePlace, Reason, ReasonCode
+from flowfabric.core.explain.sentences import because
 from flowfabric.core.explain.state import (
     ended_reason,
     hold_reasons,
@@ -42,7 +42,6 @@ from flowfabric.core.explain.state import (
     suspended_reasons,
 )
 from flowfabric.core.explain.workers import NOBODY, Running, lane_reasons, worker_reason
-from flowfabric.core.flow.join import AllOf, AnyOf, Join, JoinState
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.core.limit.lane import Lane, LaneState, begins
@@ -73,7 +72,7 @@ class Around(Struct, frozen=True, kw_only=True):
     workers: Sequence[Presence] = ()
     budgets: dict[str, Budget] = field(default_factory=dict)
     budget_names: tuple[str, ...] = ()
-    standing: QuotaView = NOTHING
+    quotas: QuotaView = NOTHING
     holders: dict[Key, Sequence[ExecutionId]] = field(default_factory=dict)
     in_queue: QueuePlace | None = None
     in_lane: QueuePlace | None = None
@@ -106,7 +105,7 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
             yield running_reason(snapshot, lease, around.now)
         case Suspended():
             members = {
-                key: tuple(_waited(member, Code.MEMBER) for member in few)
+                key: tuple(_waited(member, ReasonCode.MEMBER) for member in few)
                 for key, few in around.members.items()
             }
             yield from suspended_reasons(snapshot, snapshot.state, members)
@@ -121,11 +120,7 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
             yield from _claimable(snapshot, next, hold, around)
             yield from suspect_reasons(snapshot)
     if snapshot.deadline_at is not None:
-        yield Reason(
-            code=Code.DEADLINE,
-            text="it expires unless it ends before its deadline",
-            until=snapshot.deadline_at,
-        )
+        yield because(ReasonCode.DEADLINE, until=snapshot.deadline_at)
 
 
 def _later(snapshot: Snapshot, next: Next, around: Around) -> list[Reason]:
@@ -144,14 +139,14 @@ def _claimable(snapshot: Snapshot, next: Next, hold: Hold | None, around: Around
         *hold_reasons(hold, around.now),
         *_claim_reasons(snapshot, next, around, around.running),
     ]
-    kept = [reason for reason in found if reason.code is not Code.WAITING_FOR_WORKER]
+    kept = [reason for reason in found if reason.code is not ReasonCode.WAITING_FOR_WORKER]
     if all(reason.code in _PASSING for reason in kept):
         line = [] if around.in_lane is None else [_place_in_lane(around.in_lane)]
         return [*(kept or found), *line]
     return kept
 
 
-_PASSING = frozenset({Code.WORKER_BUSY, Code.WAITING_FOR_WORKER, Code.LANE_FULL})
+_PASSING = frozenset({ReasonCode.WORKER_BUSY, ReasonCode.WAITING_FOR_WORKER, ReasonCode.LANE_FULL})
 """What goes by as others end."""
 
 
@@ -165,11 +160,7 @@ def _claim_reasons(
 
 
 def _place_in_lane(place: QueuePlace) -> Reason:
-    text = f"{before_it(place.ahead, place.exact, 'of its kind')} to be taken before it"
-    if not place.ahead:
-        text = "it is the next of its kind to be taken"
-    detail = {"line": "lane", "ahead": place.ahead, "exact": place.exact}
-    return Reason(code=Code.IN_LINE, text=text, detail=detail)
+    return because(ReasonCode.IN_LINE, line="lane", ahead=place.ahead, exact=place.exact)
 
 
 # -- gates
@@ -191,132 +182,74 @@ def _gate_reason(
         return [_delay(gate, snapshot, state, around)]
     match gate:
         case Gate.UNSEALED:
-            return [_unsealed(snapshot)]
+            return [because(GATES[gate], flow=str(snapshot.execution.flow))]
         case Gate.BLOCKED:
             return [_blocked(snapshot)]
         case Gate.DEPENDENCIES:
-            return [_dependencies(snapshot.life.join, around.upstreams)]
+            return [_dependencies(snapshot, around.upstreams)]
         case Gate.BUDGET:
             return _budget(snapshot, around)
         case Gate.LIMIT:
             return _limit(snapshot, state, around)
         case _:
-            return [Reason(code=Code.ARRIVAL, text="it was submitted and is let in in a moment")]
-
-
-def _unsealed(snapshot: Snapshot) -> Reason:
-    flow = snapshot.execution.flow
-    text = "its flow is still being declared: nothing of it starts before it is complete"
-    return Reason(code=Code.HELD_UNSEALED, text=text, detail={"flow": str(flow)})
-
-
-_BLOCKS = {
-    "paused_by_operator": "an operator holds it back",
-    "paused_by_policy": "a policy holds it back",
-    "waiting_for_budget": "it was held back for its budget",
-    "waiting_for_quota": "it was held back for its quota",
-    "waiting_for_capable_worker": "it was held back until there is a worker that can run it",
-}
+            return [because(GATES[gate])]
 
 
 def _blocked(snapshot: Snapshot) -> Reason:
     life = snapshot.life
-    text = _BLOCKS.get(life.blocked or "", "an operator holds it back")
-    if life.detail:
-        text = f"{text}: {life.detail}"
-    detail = {"reason": life.blocked, "detail": life.detail}
-    return Reason(code=Code.BLOCKED_BY_OPERATOR, text=text, detail=detail)
-
-
-_DELAYS = {
-    Gate.DELAY: "it is not to start before its time",
-    Gate.RESUME_DELAY: "it was resumed and goes on later",
-    Gate.WORKER_DELAY: "it sleeps: its worker asked to go on later",
-}
+    return because(GATES[Gate.BLOCKED], reason=life.blocked, detail=life.detail)
 
 
 def _delay(gate: Gate, snapshot: Snapshot, state: Waiting, around: Around) -> Reason:
     until = snapshot.life.not_before or state.due_at
-    detail: dict[str, object] = {"gate": gate.name.lower()}
-    text = _DELAYS.get(gate, "")
-    if gate is Gate.BACKOFF:
-        text = f"attempt {state.next.attempt} failed and is tried again"
-        if around.failure is not None:
-            text = f"{text}; it failed with: {around.failure.message}"
-            detail["failure"] = around.failure.message
-            detail["category"] = around.failure.category
-    if until is not None and until <= around.now:
-        text = f"{text}; that time has come, and it goes on in a moment"
-    code = Code.RETRY_BACKOFF if gate is Gate.BACKOFF else Code.DELAYED
-    return Reason(code=code, text=text, until=until, detail=detail)
+    detail: dict[str, Any] = {"gate": gate.name.lower()}
+    if gate is Gate.BACKOFF and around.failure is not None:
+        detail["failure"] = around.failure.message
+        detail["category"] = around.failure.category
+    over = until is not None and until <= around.now
+    also = {"attempt": state.next.attempt, "over": over}
+    return because(GATES[gate], until=until, also=also, **detail)
 
 
-def _dependencies(join: Join | None, upstreams: Sequence[Upstream]) -> Reason:
+def _dependencies(snapshot: Snapshot, upstreams: Sequence[Upstream]) -> Reason:
+    join = snapshot.life.join
     if join is None:
-        return Reason(code=Code.WAITS_FOR_UPSTREAMS, text="it waits for others to end")
-    children = [_waited(upstream, Code.UPSTREAM) for upstream in upstreams]
+        return because(GATES[Gate.DEPENDENCIES], also={"join": None})
+    children = [_waited(upstream, ReasonCode.UPSTREAM) for upstream in upstreams]
+    names = [child.detail["name"] or child.detail["id"] for child in children]
     if join.running > len(children):
-        rest = number(join.running - len(children), "more upstream")
-        children.append(Reason(code=Code.MORE, text=f"and {rest}"))
-    detail = {
-        "upstreams": join.n,
-        "needed": join.needed,
-        "satisfied": join.succeeded,
-        "failed": join.failed,
-        "skipped": join.skipped,
-        "open": join.running,
-    }
-    return Reason(
-        code=Code.WAITS_FOR_UPSTREAMS,
-        text=_join_text(join, [_called(upstream.snapshot) for upstream in upstreams]),
-        detail=detail,
-        children=tuple(children),
+        children.append(because(ReasonCode.MORE, also={"more": join.running - len(children)}))
+    return because(
+        GATES[Gate.DEPENDENCIES],
+        children=children,
+        also={"join": join, "names": names},
+        upstreams=join.n,
+        needed=join.needed,
+        satisfied=join.succeeded,
+        failed=join.failed,
+        skipped=join.skipped,
+        open=join.running,
     )
 
 
-def _join_text(join: Join, names: list[str]) -> str:
-    if join.state is JoinState.IMPOSSIBLE:
-        return "its upstreams did not end as it needs: it is skipped in a moment"
-    if join.n < join.needed:
-        return f"it waits for {join.needed} upstreams, and only {join.n} were added so far"
-    left, named = join.needed - join.succeeded, f": {listed(names)}" if names else ""
-    match join.policy:
-        case AllOf():
-            return f"it waits for {left} of its {number(join.n, 'upstream')}{named}"
-        case AnyOf():
-            return f"it waits for the first of its {number(join.n, 'upstream')}{named}"
-        case _:
-            return f"it waits for {left} more of its {number(join.n, 'upstream')}{named}"
-
-
-def _waited(upstream: Upstream, code: Code) -> Reason:
+def _waited(upstream: Upstream, code: ReasonCode) -> Reason:
     snapshot, known = upstream.snapshot, upstream.explanation
-    state = public_state(snapshot)
-    text = f"{_called(snapshot)} is {state}"
-    if isinstance(snapshot.state, Ended):
-        text = f"{_called(snapshot)} is {state}, which is counted in a moment"
-    detail = {
-        "id": str(snapshot.execution.id),
-        "name": snapshot.execution.facts.member,
-        "kind": snapshot.execution.kind,
-        "state": str(state),
-    }
-    children = () if known is None else known.reasons
-    return Reason(code=code, text=text, detail=detail, children=children)
-
-
-def _called(snapshot: Snapshot) -> str:
-    return snapshot.execution.facts.member or str(snapshot.execution.id)
+    return because(
+        code,
+        children=() if known is None else known.reasons,
+        also={"ended": isinstance(snapshot.state, Ended)},
+        id=str(snapshot.execution.id),
+        name=snapshot.execution.facts.member,
+        kind=snapshot.execution.kind,
+        state=str(public_state(snapshot)),
+    )
 
 
 def _budget(snapshot: Snapshot, around: Around) -> list[Reason]:
     """It was turned away because of a budget."""
     name = snapshot.life.budget or ""
     found = list(budget_reasons(around.budgets, around.budget_names, name))
-    if found:
-        return found
-    text = f"budget {name} has room again: it is let in in a moment"
-    return [Reason(code=Code.BUDGET_OPEN, text=text, detail={"budget": name})]
+    return found or [because(ReasonCode.BUDGET_OPEN, budget=name)]
 
 
 def _limit(snapshot: Snapshot, state: Waiting, around: Around) -> Iterable[Reason]:
@@ -325,7 +258,7 @@ def _limit(snapshot: Snapshot, state: Waiting, around: Around) -> Iterable[Reaso
     return limit_reasons(
         snapshot.execution.uses,
         state.next,
-        around.standing,
+        around.quotas,
         around.now,
         holders=around.holders,
         place=around.in_queue,

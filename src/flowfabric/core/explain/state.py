@@ -1,21 +1,13 @@
 """Reasons that the state itself tells: it runs, was lost, is suspended, has ended."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import (
-    Ended,
-    Flags,
-    Hold,
-    Lease,
-    Lost,
-    Outcome,
-    Probation,
-    Snapshot,
-    Suspended,
-)
-from flowfabric.core.explain.reasons import Code, Reason, listed, number
+from flowfabric.core.execution.model import Ended, Flags, Hold, Lease, Lost, Snapshot, Suspended
+from flowfabric.core.explain.reasons import Reason, ReasonCode
+from flowfabric.core.explain.sentences import because
 from flowfabric.core.wait.condition.codec import read_condition
 from flowfabric.core.wait.condition.model import (
     Condition,
@@ -25,47 +17,24 @@ from flowfabric.core.wait.condition.model import (
     keys_of,
     names_for,
 )
-from flowfabric.core.wait.model import Arm, Behaviour
-
-_ENDINGS = {
-    Outcome.SUCCESS: "it has completed",
-    Outcome.FAILED: "it has failed",
-    Outcome.CANCELLED: "it was cancelled",
-    Outcome.EXPIRED: "it has expired",
-    Outcome.SKIPPED: "it was skipped: its upstreams did not end as it needs",
-}
-
-_BEHAVIOURS = {
-    Behaviour.FAIL: "then it fails",
-    Behaviour.CANCEL: "then it is cancelled",
-    Behaviour.EXPIRE: "then it expires",
-    Behaviour.AUTO_RESUME: "then it goes on without",
-    Behaviour.ESCALATE: "then an operator has to decide",
-}
+from flowfabric.core.wait.model import Arm
 
 
 def ended_reason(snapshot: Snapshot, ended: Ended) -> Reason:
-    life, text = snapshot.life, _ENDINGS[ended.outcome]
-    if ended.outcome is Outcome.CANCELLED:
-        if life.cancelled_by:
-            text = f"{text} by {life.cancelled_by}"
-        if life.cancel_reason:
-            text = f"{text}: {life.cancel_reason}"
-    elif life.failure is not None and ended.outcome is not Outcome.SUCCESS:
-        text = f"{text}: {life.failure.message}"
-    detail = {
-        "outcome": ended.outcome.name.lower(),
-        "failure": None if life.failure is None else life.failure.message,
-        "cancel_reason": life.cancel_reason,
-        "cancelled_by": life.cancelled_by,
-    }
-    return Reason(code=Code.ENDED, text=text, since=ended.ended_at, detail=detail)
+    life = snapshot.life
+    return because(
+        ReasonCode.ENDED,
+        since=ended.ended_at,
+        outcome=ended.outcome.name.lower(),
+        failure=None if life.failure is None else life.failure.message,
+        cancel_reason=life.cancel_reason,
+        cancelled_by=life.cancelled_by,
+    )
 
 
 def running_reason(snapshot: Snapshot, lease: Lease, now: Millis) -> Reason:
     """It does run: who has it, and for how long."""
-    who = f"{lease.worker.id} ({lease.worker.instance})"
-    detail = {
+    detail: dict[str, Any] = {
         "worker": lease.worker.id,
         "instance": lease.worker.instance,
         "attempt": lease.attempt,
@@ -73,76 +42,49 @@ def running_reason(snapshot: Snapshot, lease: Lease, now: Millis) -> Reason:
         "expires_at": lease.expires_at,
     }
     if lease.expires_at <= now:
-        text = f"the lease of {who} has run out; it is taken from it in a moment"
-        return Reason(code=Code.LOST, text=text, since=lease.expires_at, detail=detail)
-    children = tuple(suspect_reasons(snapshot))
+        return because(ReasonCode.LOST, since=lease.expires_at, **detail)
+    children = [*suspect_reasons(snapshot)]
     if lease.times_out_at is not None:
-        limit = Reason(
-            code=Code.ATTEMPT_TIMEOUT,
-            text="the attempt times out unless it ends before",
-            until=lease.times_out_at,
-        )
-        children = (*children, limit)
-    return Reason(
-        code=Code.LEASED,
-        text=f"it runs: {who} has a lease for attempt {lease.attempt + 1}",
+        children.append(because(ReasonCode.ATTEMPT_TIMEOUT, until=lease.times_out_at))
+    return because(
+        ReasonCode.LEASED,
         since=lease.started_at,
         until=lease.expires_at,
-        detail=detail,
         children=children,
+        also={"number": lease.attempt + 1},
+        **detail,
     )
 
 
 def lost_reason(snapshot: Snapshot, lost: Lost) -> Reason:
     lapsed = snapshot.life.lapsed
-    who = "its worker" if lapsed is None else f"{lapsed.worker.id} ({lapsed.worker.instance})"
-    text = f"the lease of {who} ran out: another worker takes it over"
-    if lost.revoked:
-        why = f": {lapsed.reason}" if lapsed is not None and lapsed.reason else ""
-        text = f"it was taken from {who}{why}; another worker takes it over"
-    detail = {
-        "revoked": lost.revoked,
-        "worker": None if lapsed is None else lapsed.worker.id,
-        "instance": None if lapsed is None else lapsed.worker.instance,
-        "losses": snapshot.life.losses,
-    }
-    since = None if lapsed is None else lapsed.at
-    children = tuple(suspect_reasons(snapshot))
-    return Reason(code=Code.LOST, text=text, since=since, detail=detail, children=children)
+    return because(
+        ReasonCode.LOST,
+        since=None if lapsed is None else lapsed.at,
+        children=suspect_reasons(snapshot),
+        also={"why": None if lapsed is None else lapsed.reason},
+        revoked=lost.revoked,
+        worker=None if lapsed is None else lapsed.worker.id,
+        instance=None if lapsed is None else lapsed.worker.instance,
+        losses=snapshot.life.losses,
+    )
 
 
 def suspect_reasons(snapshot: Snapshot) -> Iterator[Reason]:
     """How a claim treats one that was lost with its worker."""
     life, flags = snapshot.life, snapshot.head.flags
-    detail = {"probation": life.probation, "losses": life.losses}
-    if flags & Flags.SPENT:
-        text = f"it was lost {number(life.losses, 'time')}: the next claim gives it up"
-        yield Reason(code=Code.SPENT, text=text, detail=detail)
-    elif flags & Flags.SUSPECT and life.probation is not None:
-        where = "alone in its process" if life.probation is Probation.ALONE else "with nothing new"
-        text = f"it may have ended its last worker and is on probation: it runs {where}"
-        yield Reason(code=Code.SUSPECT, text=text, detail=detail)
-    elif flags & Flags.SUSPECT:
-        text = "it may have ended its last worker: a worker runs it alone, one such run at a time"
-        yield Reason(code=Code.SUSPECT, text=text, detail=detail)
+    if flags & (Flags.SPENT | Flags.SUSPECT):
+        code = ReasonCode.SPENT if flags & Flags.SPENT else ReasonCode.SUSPECT
+        yield because(code, probation=life.probation, losses=life.losses)
 
 
 def hold_reasons(hold: Hold | None, now: Millis) -> Iterator[Reason]:
     if hold is None or not hold.alive(now):
         return
     if hold.worker is None:
-        yield Reason(
-            code=Code.RECLAIM_GRACE,
-            text="nobody may take it over yet: the worker that lost it may still be finishing",
-            until=hold.until,
-        )
+        yield because(ReasonCode.RECLAIM_GRACE, until=hold.until)
     else:
-        yield Reason(
-            code=Code.HELD_FOR_GRANT,
-            text=f"it is kept for worker {hold.worker}, which was granted it",
-            until=hold.until,
-            detail={"worker": hold.worker},
-        )
+        yield because(ReasonCode.HELD_FOR_GRANT, until=hold.until, worker=hold.worker)
 
 
 def flow_at(key: str) -> UUID | None:
@@ -160,67 +102,49 @@ def suspended_reasons(
     """One reason for each thing that would wake it; any of them is enough. `members` are what keeps
     the flows it waits for, by waitpoint."""
     waits = snapshot.life.waits
-    arms = () if waits is None or waits.suspension is None else waits.suspension.arms
-    for arm in arms:
+    suspension = None if waits is None else waits.suspension
+    for arm in () if suspension is None else suspension.arms:
         yield _arm_reason(arm, state, members)
-    if not arms:
-        until = None if waits is None or waits.suspension is None else waits.suspension.until
-        yield Reason(
-            code=Code.WAITING_FOR_SIGNAL if until is None else Code.WAITING_FOR_TIME,
-            text=f"it is suspended: {state.reason.replace('_', ' ')}",
-            since=state.since,
-            until=state.due_at,
-            detail={"reason": state.reason},
-        )
+    if suspension is None or not suspension.arms:
+        sleeps = suspension is not None and suspension.until is not None
+        code = ReasonCode.WAITING_FOR_TIME if sleeps else ReasonCode.WAITING_FOR_SIGNAL
+        yield because(code, since=state.since, until=state.due_at, reason=state.reason)
 
 
 def _arm_reason(arm: Arm, state: Suspended, members: Mapping[str, tuple[Reason, ...]]) -> Reason:
     condition = read_condition(arm.condition)
-    code, text = _wanted(condition, state.reason)
-    if arm.timeout_at is not None and code is not Code.WAITING_FOR_TIME:
-        text = f"{text}; {_BEHAVIOURS[arm.behaviour]}"
     keys = list(keys_of(condition))
-    detail = {
-        "reason": state.reason,
-        "waitpoints": keys,
-        "signals": {key: list(names_for(condition, key)) for key in keys},
-        "heard": {bound.key: bound.counted > 0 for bound in arm.bound},
-        "timeout_behaviour": str(arm.behaviour),
-    }
-    return Reason(
-        code=code,
-        text=text,
+    flows = [str(flow) for key in keys if (flow := flow_at(key)) is not None]
+    approval = state.reason == "waiting_for_approval"
+    only_flows = flows if len(flows) == len(keys) and not approval else []
+    return because(
+        _wanted(condition, approval=approval, flows=bool(only_flows)),
         since=state.since,
         until=arm.timeout_at,
-        detail=detail,
-        children=tuple(child for key in keys for child in members.get(key, ())),
+        children=(child for key in keys for child in members.get(key, ())),
+        also={
+            "condition": condition,
+            "approval": approval,
+            "flows": only_flows,
+            "then": None if arm.timeout_at is None else arm.behaviour,
+        },
+        reason=state.reason,
+        waitpoints=keys,
+        signals={key: list(names_for(condition, key)) for key in keys},
+        heard={bound.key: bound.counted > 0 for bound in arm.bound},
+        timeout_behaviour=str(arm.behaviour),
     )
 
 
-def _wanted(condition: Condition, reason: str) -> tuple[Code, str]:
-    """What it waits for. Waitpoints are told by name, never by token."""
+def _wanted(condition: Condition, *, approval: bool, flows: bool) -> ReasonCode:
     match condition:
         case OperatorOnly():
-            return Code.WAITING_FOR_OPERATOR, "only an operator resumes it"
+            return ReasonCode.WAITING_FOR_OPERATOR
         case TimeoutOnly():
-            return Code.WAITING_FOR_TIME, "it sleeps"
+            return ReasonCode.WAITING_FOR_TIME
         case Unknown():
-            return Code.WAITING_FOR_SIGNAL, "it waits for something a newer release wrote"
+            return ReasonCode.WAITING_FOR_SIGNAL
+        case _ if approval:
+            return ReasonCode.WAITING_FOR_APPROVAL
         case _:
-            pass
-    keys = list(keys_of(condition))
-    if reason == "waiting_for_approval":
-        return Code.WAITING_FOR_APPROVAL, f"it waits for approval: {listed(keys)}"
-    flows = [str(flow) for key in keys if (flow := flow_at(key)) is not None]
-    if keys and len(flows) == len(keys):
-        return Code.WAITING_FOR_FLOW, f"it waits for flow {listed(flows)} to end"
-    signals = [_signal(key, names_for(condition, key)) for key in keys]
-    if not signals:
-        return Code.WAITING_FOR_SIGNAL, f"it is suspended: {reason.replace('_', ' ')}"
-    return Code.WAITING_FOR_SIGNAL, f"it waits for {listed(signals)}"
-
-
-def _signal(key: str, names: tuple[str, ...]) -> str:
-    if not names or names == (key,):
-        return f"a signal at {key}"
-    return f"signal {listed(names, last='or')} at {key}"
+            return ReasonCode.WAITING_FOR_FLOW if flows else ReasonCode.WAITING_FOR_SIGNAL

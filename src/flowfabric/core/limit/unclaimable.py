@@ -11,7 +11,7 @@ from msgspec import Struct
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Ready, Route, Snapshot, Start
 from flowfabric.core.execution.registry import Presence
-from flowfabric.core.explain.serving import serving
+from flowfabric.core.execution.serving import serving
 from flowfabric.core.limit.lane import BEGINS, Lane, LaneState
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Room
