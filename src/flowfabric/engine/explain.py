@@ -53,7 +53,6 @@ MAX_QUEUES = 100
 MAX_LINES = 100_000
 MAX_LOOKS = 1000
 """How many queues of a lane are asked for their names."""
-PAGE = 1000
 
 
 class Explain(Service):
@@ -64,13 +63,13 @@ class Explain(Service):
         self._budget_gate = budget_gate
 
     async def __call__(self, id: str) -> Explanation:
-        """Everything that keeps an execution from running, what keeps it first comes first. Also
-        for one that runs or has ended: there is always something to say."""
-        await self._let_in()  # they may stand before it
+        """Everything that keeps an execution from running, beginning with what must change first.
+        One that runs or has ended has a reason as well."""
+        await self._let_in()  # entries of the inbox may be ahead of it
         snapshot = await self._load(id)
         if snapshot is None:
             raise NotFound("execution", id)
-        return await _Look(self._context.store, self._budget_gate, self._now()).explain(snapshot)
+        return await _RunLook(self._context.store, self._budget_gate, self._now()).explain(snapshot)
 
     async def lane(self, lane: str, namespace: str | None = None) -> LaneExplanation:
         """What the executions of a lane wait for, by reason; each number is exact up to 100,000."""
@@ -80,12 +79,13 @@ class Explain(Service):
         return await _LaneLook(self._context.store, self._now()).explain(name, place)
 
 
-class _Look:
-    """One explanation: what was looked at, so that nothing is twice and nothing is endless."""
+class _RunLook:
+    """One explanation of a run. It remembers which runs it looked at, so that none is told twice
+    and the tree of reasons ends."""
 
-    def __init__(self, store: Store, door: BudgetGate, now: Millis) -> None:
+    def __init__(self, store: Store, budget_gate: BudgetGate, now: Millis) -> None:
         self._store = store
-        self._budget_gate = door
+        self._budget_gate = budget_gate
         self._now = now
         self._seen: set[UUID] = set()
         self._workers: list[Presence] | None = None
@@ -164,7 +164,7 @@ class _Look:
         return failures[-1] if failures else None
 
     async def _upstreams(self, snapshot: Snapshot, depth: int) -> list[Upstream]:
-        """Those that have not been settled, each with its own reasons as far as we look."""
+        """Upstreams whose edge is not resolved, each with its own reasons up to MAX_DEPTH."""
         execution = snapshot.execution
         if execution.flow is None:
             return []
@@ -206,23 +206,23 @@ class _Look:
     async def _at_limits(self, snapshot: Snapshot, state: Waiting, around: Around) -> Around:
         uses, uuid = snapshot.execution.uses, snapshot.execution.uuid
         queue = queue_of(uses)
-        standing = await standing_of(self._store, uses, self._now)
-        if not standing.lines:  # it does not stand in its line yet, and nobody else does
-            standing = await _without_a_line(self._store, uses, self._now)
+        quotas = await quota_view(self._store, uses, self._now)
+        if not quotas.lines:  # its line is empty: it does not wait at this gate yet
+            quotas = await _view_without_line(self._store, uses, self._now)
         place = None
         if state.gate is Gate.LIMIT:
             ahead = await self._store.ahead_of(queue, snapshot.head.rank, uuid, MAX_AHEAD)
             place = QueuePlace(ahead, ahead < MAX_AHEAD)
         holders: dict[Key, Sequence[ExecutionId]] = {}
-        for full in Room(standing, self._now).full(uses):
-            queues = queues_of(full, standing)[:MAX_QUEUES]
+        for full in Room(quotas, self._now).full(uses):
+            queues = queues_of(full, quotas)[:MAX_QUEUES]
             found = await self._store.holding(queues, MAX_HOLDERS)
             holders[key_of(full)] = await _ids(self._store, found)
-        return replace(around, quotas=standing, holders=holders, in_queue=place)
+        return replace(around, quotas=quotas, holders=holders, in_queue=place)
 
 
 class _LaneLook:
-    """What stands around a lane."""
+    """One explanation of a lane. It remembers what the numbers of queues stand for."""
 
     def __init__(self, store: Store, now: Millis) -> None:
         self._store = store
@@ -257,8 +257,8 @@ class _LaneLook:
         return explain_lane(counts, around)
 
     async def _name_queues(self, counts: Sequence[Counted]) -> None:
-        """What the numbers of queues stand for, the fullest first. One look at a quota tells all of
-        its queues."""
+        """Finds what the numbers of queues stand for, the fullest queue first. One look at a quota
+        names all of its queues."""
         looks = 0
         for counted in sorted(counts, key=lambda each: -each.count):
             queue = counted.queue
@@ -275,29 +275,29 @@ class _LaneLook:
                 self._budgets[queue] = snapshot.life.budget or ""
             case Waiting(gate=Gate.LIMIT):
                 uses = snapshot.execution.uses
-                standing = await standing_of(self._store, uses, self._now, whole=True)
-                room = Room(standing, self._now)
-                for line in standing.lines:
+                quotas = await quota_view(self._store, uses, self._now, whole=True)
+                room = Room(quotas, self._now)
+                for line in quotas.lines:
                     self._queues[line.id] = line.uses
                     self._rooms[line.id] = room
                 self._queues[queue], self._rooms[queue] = uses, room
             case _:
-                pass  # it has gone on meanwhile
+                pass  # it has moved on since
 
 
-async def standing_of(store: Store, uses: Uses, now: Millis, *, whole: bool = False) -> QuotaView:
+async def quota_view(store: Store, uses: Uses, now: Millis, *, whole: bool = False) -> QuotaView:
     """How full the quotas of these uses are (`whole`: with all their lines). A quota that was
     deleted knows no line, so the next one is asked."""
     queues = None if whole else (queue_of(uses),)
     for use in uses:
         ask = QuotaViewRequest(use.quota, queues, MAX_LINES if whole else 1, 1, now)
-        standing = await store.standing(ask)
-        if standing.lines:
-            return standing
+        found = await store.standing(ask)
+        if found.lines:
+            return found
     return NOTHING
 
 
-async def _without_a_line(store: Store, uses: Uses, now: Millis) -> QuotaView:
+async def _view_without_line(store: Store, uses: Uses, now: Millis) -> QuotaView:
     """How full the quotas of these uses are for one that does not wait for them yet."""
     quotas, admitted = dict[str, Quota](), dict[Key, Window]()
     held: dict[int, tuple[Uses, int]] = {}
@@ -311,7 +311,7 @@ async def _without_a_line(store: Store, uses: Uses, now: Millis) -> QuotaView:
 
 
 async def running_of(store: Store, lane: Lane) -> Running:
-    """Who runs in a lane that limits it, counted up to that limit."""
+    """Which executions run in a lane with a limit, counted up to that limit."""
     if lane.concurrency is None:
         return NOBODY
     found = await store.running_in(lane.name, lane.concurrency)
