@@ -8,6 +8,9 @@ INSTALLED := .venv/.installed
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 CHAOS_MINUTES ?= 5
 
+# Tests start many processes; without compiled files each would compile everything it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-deep check chaos bench docs clean
 .DEFAULT_GOAL := help
 

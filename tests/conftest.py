@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -130,14 +131,23 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def sqlite_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths of files in one folder: a folder per test would be searched for the next free name."""
+    folder = tmp_path_factory.mktemp("stores")
+    return (folder / f"{number}.db" for number in itertools.count(1))
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def store_url(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An empty store of each kind. It may be written without waiting for the disk."""
     if request.param == "postgres":
         kept: KeptDatabase = request.getfixturevalue("kept_database")
-        return kept.take()
+        yield kept.take()
+        return
+    path: Path = next(request.getfixturevalue("sqlite_files"))
     monkeypatch.setattr("flowfabric.store.sqlite.runners.connect", connect_hastily)
-    shutil.copyfile(request.getfixturevalue("migrated_file"), path := tmp_path / "store.db")
-    return f"sqlite:///{path}"
+    shutil.copyfile(request.getfixturevalue("migrated_file"), path)
+    yield f"sqlite:///{path}"
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)

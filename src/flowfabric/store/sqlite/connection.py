@@ -23,6 +23,7 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "f
 # Nothing is cached twice: statements are few, but each comes in several widths.
 _STATEMENTS = 512
 
+_INCREMENTAL = 2
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NOT_DATA = (sqlite3.OperationalError, sqlite3.InternalError)
 
@@ -142,8 +143,10 @@ def _primary(error: BaseException) -> int | None:
 
 
 def _configure(connection: sqlite3.Connection, path: str, synchronous: str) -> None:
-    # Before anything is written: it cannot be had later without rewriting the whole file.
-    connection.execute("pragma auto_vacuum = incremental")
+    # Before anything is written: it cannot be had later without rewriting the whole file. Setting
+    # it takes the write lock and waits for the disk, so it is set only where it is not.
+    if connection.execute("pragma auto_vacuum").fetchone()[0] != _INCREMENTAL:
+        connection.execute("pragma auto_vacuum = incremental")
     mode = connection.execute("pragma journal_mode = wal").fetchone()[0]
     if path != MEMORY and mode != "wal":
         raise StoreReadOnly(f"{path} cannot be switched to a write-ahead log")
