@@ -84,7 +84,6 @@ ONLY: dict[str, set[str]] = {
         "completed_event",
         "completed_lease",
         "counted_quotas",
-        "dropped_admissions",
         "duty_holder",
         "fewer_admissions",
         "forgotten_admissions",

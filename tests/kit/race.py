@@ -1,6 +1,7 @@
 """A rival that commits at the worst moment of somebody else's call, and what they fight over."""
 
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -35,8 +36,8 @@ class Race:
         self._begin("load", raced, times)
 
     def before(self, method: str, rival: Rival) -> None:
-        """The rival commits just before a statement of the hot path."""
-        honest = getattr(self._store, method)
+        """The rival commits just before a statement, such as `end` or `records.put`."""
+        honest = attrgetter(method)(self._store)
 
         async def raced(*args: Any) -> Any:
             await self._let(rival)
@@ -45,7 +46,9 @@ class Race:
         self._begin(method, raced, 1)
 
     def _begin(self, method: str, raced: Callable[..., Any], times: int) -> None:
-        self._monkeypatch.setattr(self._store, method, raced)
+        *owner, name = method.split(".")
+        part = attrgetter(*owner)(self._store) if owner else self._store
+        self._monkeypatch.setattr(part, name, raced)
         self.left = times
 
     async def _let(self, rival: Rival) -> None:

@@ -41,13 +41,14 @@ from flowfabric.store.queries import EdgeQuery
 from tests.machine.flow_checks import Checks
 from tests.machine.flow_model import Book, Child, Member, Rule
 from tests.machine.play import Bench
-from tests.machine.rivals import Wrapper
+from tests.machine.rivals import Call, Wrapper
 
 FLOW = UUID(int=0xF10)
 WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "count_flows"})
 READS = frozenset(
     {"load", "flows", "chores", "edges", "unsettled", "members", "load_needs", "owing"}
 )
+RECORD_WRITES = frozenset({"put", "drop", "expire"})
 WORKER = Worker("w", "w-1")
 ALL = AllOf()
 MOST_SWEEPS = 30
@@ -73,6 +74,9 @@ class Mortal(Wrapper):
         if name in self.writes or name in self.reads:
             return partial(self._call, found, name in self.writes)
         return found
+
+    async def on_record(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        return await self._call(call, name in RECORD_WRITES, *args, **named)
 
     async def _call(
         self, call: Callable[..., Awaitable[Any]], writes: bool, *args: Any, **named: Any

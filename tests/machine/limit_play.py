@@ -18,8 +18,6 @@ from uuid import UUID, uuid5
 from flowfabric.core.base.errors import Corruption, FlowFabricError, RetryExhausted, Unavailable
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.limit.lane import Lane
-from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit import retry
@@ -29,21 +27,19 @@ from flowfabric.engine.limit import budget_gate, known_budgets, ledger, releases
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import Query
+from flowfabric.store.rows.record import LANES, QUOTAS
 from tests.machine.flow_play import READS, WRITES, Mortal, Still
 from tests.machine.limit_model import Book, held_by, running_by_lane
 from tests.machine.play import Bench
-from tests.machine.rivals import LostReplies, Rivals, Wrapper
+from tests.machine.rivals import Call, LostReplies, Rivals, Wrapper
 
 NAMES = UUID(int=0x11)
 MANY = 500
-LIMIT_WRITES = frozenset(
-    {"release", "post", "put_lane", "put_quota", "drop_quota", "put_queues", "note", "renew"}
-    | {"take_starts_back"}
-)
-LIMIT_READS = frozenset({"standing", "books", "lane_settings", "quotas", "crowds", "waiting_in"})
+LIMIT_WRITES = frozenset({"release", "post", "put_queues", "note", "renew", "take_starts_back"})
+LIMIT_READS = frozenset({"standing", "books", "crowds", "waiting_in"})
 MOST_TRIES = 50
 
-Call = Callable[[Engine], Coroutine[Any, Any, object]]
+Deed = Callable[[Engine], Coroutine[Any, Any, object]]
 
 
 class MortalStore(Mortal):
@@ -58,16 +54,17 @@ class Witness(Wrapper):
         super().__init__(inner)
         self._book = book
 
-    async def put_quota(self, quota: Quota, expected: int) -> bool:
-        written = await self.inner.put_quota(quota, expected)
-        if written:
-            self._book.define(quota, held_by(await everything(self.inner)))
-        return written
-
-    async def drop_quota(self, name: str) -> bool:
-        dropped = await self.inner.drop_quota(name)
-        self._book.drop(name)
-        return dropped
+    async def on_record(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        answer = await call(*args, **named)
+        match (name, *args):
+            case ("put", kind, quota, _) if kind is QUOTAS and answer:
+                self._book.define(quota, held_by(await everything(self.inner)))
+            case ("drop", kind, quota) if kind is QUOTAS:
+                self._book.drop(quota)
+            case ("put", kind, lane, _) if kind is LANES and answer:
+                running = running_by_lane(await everything(self.inner))
+                self._book.decide(lane, running[lane.name])
+        return answer
 
     async def release(self, release: Release) -> set[UUID] | None:
         before = await self.inner.load([candidate.uuid for candidate in release.moves])
@@ -82,13 +79,6 @@ class Witness(Wrapper):
             if change.before and change.after and change.before.execution.uuid in applied:
                 self._book.go_back(change.before, change.after)
         return applied
-
-    async def put_lane(self, lane: Lane, expected: int) -> bool:
-        written = await self.inner.put_lane(lane, expected)
-        if written:
-            running = running_by_lane(await everything(self.inner))
-            self._book.decide(lane, running[lane.name])
-        return written
 
     async def post(self, books: BudgetLedger) -> bool:
         written = await self.inner.post(books)
@@ -168,7 +158,7 @@ class LimitPlay:
 
     # -- asking
 
-    async def ask(self, call: Call, *, other: bool = False) -> object:
+    async def ask(self, call: Deed, *, other: bool = False) -> object:
         """Repeats a call until it was answered; a refusal is the answer."""
         for _ in range(MOST_TRIES):
             mortal = self.mortal

@@ -6,6 +6,7 @@ not be reached. Both do nothing until they are armed.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -16,14 +17,13 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.lane import Lane
-from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
-from flowfabric.store.contract import Store
+from flowfabric.store.contract import RecordStore, Store
 from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken
 
 Rival = Callable[[UUID], Awaitable[None]]
+Call = Callable[..., Awaitable[Any]]
 Meanwhile = Callable[[], Awaitable[None]]
 T = TypeVar("T")
 
@@ -38,9 +38,28 @@ class Wrapper:
         return getattr(self.inner, name)
 
     @property
+    def records(self) -> RecordStore:
+        return cast(RecordStore, WrappedRecords(self))
+
+    async def on_record(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        """A call of a method of `records`."""
+        return await call(*args, **named)
+
+    @property
     def store(self) -> Store:
         """The wrapper, as what it stands for."""
         return cast(Store, self)
+
+
+class WrappedRecords:
+    """The records of a store behind a wrapper, which is asked about every call."""
+
+    def __init__(self, wrapper: Wrapper) -> None:
+        self._wrapper = wrapper
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._wrapper.inner.records, name)
+        return partial(self._wrapper.on_record, name, call)
 
 
 class Rivals(Wrapper):
@@ -75,13 +94,10 @@ class Rivals(Wrapper):
         await self._interfere([])
         return await self.inner.post(books)
 
-    async def put_lane(self, lane: Lane, expected: int) -> bool:
-        await self._interfere([])
-        return await self.inner.put_lane(lane, expected)
-
-    async def put_quota(self, quota: Quota, expected: int) -> bool:
-        await self._interfere([])
-        return await self.inner.put_quota(quota, expected)
+    async def on_record(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        if name == "put":
+            await self._interfere([])
+        return await call(*args, **named)
 
     async def _interfere(self, uuids: Sequence[UUID]) -> None:
         meanwhile, self.meanwhile = self.meanwhile, None
@@ -128,11 +144,9 @@ class LostReplies(Wrapper):
     async def post(self, books: BudgetLedger) -> bool:
         return self._lose(await self.inner.post(books))
 
-    async def put_lane(self, lane: Lane, expected: int) -> bool:
-        return self._lose(await self.inner.put_lane(lane, expected))
-
-    async def put_quota(self, quota: Quota, expected: int) -> bool:
-        return self._lose(await self.inner.put_quota(quota, expected))
+    async def on_record(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
+        answer = await call(*args, **named)
+        return self._lose(answer) if name == "put" else answer
 
     async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
         return self._lose(await self.inner.trim(ended_before, now, limit))

@@ -21,6 +21,7 @@ from flowfabric.core.limit.release import Candidate, Need, QuotaView, Release, R
 from flowfabric.core.limit.spend import AlreadyApplied, BudgetLedger, Counted, Expense
 from flowfabric.engine.limit import budget_gate
 from flowfabric.store.queries import Crowd, QuotaViewRequest
+from flowfabric.store.rows.record import QUOTAS
 from tests.machine.limit_machine import LimitMachine
 from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench
@@ -35,7 +36,7 @@ class ReleasesUnderAnyVersion(Fault):
     """Writes what was decided on quotas that have moved since."""
 
     async def release(self, release: Release) -> set[UUID] | None:
-        now = await self.inner.quotas(list(release.versions))
+        now = await self.inner.records.get(QUOTAS, list(release.versions))
         versions = {name: quota.version for name, quota in now.items()}
         return await self.inner.release(replace(release, versions=versions))
 

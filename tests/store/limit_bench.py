@@ -27,6 +27,7 @@ from flowfabric.core.limit.release import Candidate, Move, QuotaView, Release
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import ClaimCall, QuotaViewRequest
+from flowfabric.store.rows.record import QUOTAS
 from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)
@@ -48,8 +49,8 @@ class Bench:
         return new_uuid7(self.now, next(numbers))
 
     async def quota(self, name: str, **limits: Any) -> Quota:
-        assert await self.store.put_quota(Quota(name=name, **limits), 0)
-        return (await self.store.quotas([name]))[name]
+        assert await self.store.records.put(QUOTAS, Quota(name=name, **limits), 0)
+        return (await self.store.records.get(QUOTAS, [name]))[name]
 
     def creation(self, uses: Mapping[str, str] | None = None, **members: Any) -> Creation:
         quotas = [{"quota": quota, "key": key} for quota, key in (uses or {}).items()]

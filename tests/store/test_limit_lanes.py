@@ -16,6 +16,7 @@ from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import ClaimCall
+from flowfabric.store.rows.record import LANES
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import RETRY_AT_ONCE, suspension
 from tests.store.limit_bench import Bench, lease_of, owner_of, uuid_of, uuids
@@ -33,8 +34,8 @@ async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
 
 async def settle(bench: Bench, name: str, **members: Any) -> None:
     """Decides something about a lane, whatever was decided before."""
-    old = (await bench.store.lane_settings([name])).get(name, Lane())
-    assert await bench.store.put_lane(Lane(name=name, **members), old.version)
+    old = (await bench.store.records.get(LANES, [name])).get(name, Lane())
+    assert await bench.store.records.put(LANES, Lane(name=name, **members), old.version)
 
 
 async def begun(bench: Bench, **members: Any) -> list[Snapshot]:
@@ -62,26 +63,23 @@ async def test_settings_are_kept_whole_and_changed_only_by_who_knows_them(bench:
         version=77,
         unknown={"later": [1]},
     )
-    assert not await store.put_lane(full, 1)
-    assert await store.put_lane(full, 0)
-    assert not await store.put_lane(Lane(name="slow"), 0)
-    assert not await store.put_lane(Lane(name="slow"), 2)
-    assert await store.lane_settings(["slow", "default"]) == {"slow": replace(full, version=1)}
-    assert await store.put_lane(Lane(name="slow", weight=2), 1)
-    assert await store.put_lane(Lane(name="other"), 0)
-    both = {
-        "slow": Lane(name="slow", weight=2, version=2),
-        "other": Lane(name="other", version=1),
-    }
-    assert await store.lane_settings(None) == both
-    assert await store.lane_settings([]) == {}
+    assert not await store.records.put(LANES, full, 1)
+    assert await store.records.put(LANES, full, 0)
+    assert not await store.records.put(LANES, Lane(name="slow"), 0)
+    assert not await store.records.put(LANES, Lane(name="slow"), 2)
+    assert await store.records.get(LANES, ["slow", "default"]) == {"slow": replace(full, version=1)}
+    assert await store.records.put(LANES, Lane(name="slow", weight=2), 1)
+    assert await store.records.put(LANES, Lane(name="other"), 0)
+    both = [Lane(name="other", version=1), Lane(name="slow", weight=2, version=2)]
+    assert await store.records.page(LANES) == both
+    assert await store.records.get(LANES, []) == {}
 
 
 async def test_lanes_are_those_with_work_or_settings(bench: Bench) -> None:
     """C-T63: sorted pages, an empty registry, a limit of zero."""
     store = bench.store
     assert await store.lanes(None, 9) == []
-    assert await store.lane_settings(None) == {}
+    assert await store.records.page(LANES) == []
     for lane in ("b", "d"):
         await bench.submit(1, lane=lane)
         await bench.submit(1, lane=lane, namespace="ns")

@@ -22,6 +22,7 @@ from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import Crowd, QueueCount, WaitCount
+from flowfabric.store.rows.record import QUOTAS
 from tests.kit.situations import RETRY, suspension
 from tests.store.limit_bench import (
     FAR,
@@ -47,6 +48,11 @@ async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
     await store.close()
 
 
+async def versions_of(bench: Bench, *names: str) -> dict[str, int]:
+    found = await bench.store.records.get(QUOTAS, names)
+    return {name: quota.version for name, quota in found.items()}
+
+
 # -- quotas
 
 
@@ -63,25 +69,27 @@ async def test_a_quota_is_kept_whole_and_changed_only_by_who_knows_it(bench: Ben
         updated_at=Millis(6),
         unknown={"later": [1]},
     )
-    assert not await store.put_quota(full, 1)
-    assert await store.put_quota(full, 0)
-    assert await store.quotas([full.name, "b"]) == {full.name: replace(full, version=5)}
-    assert not await store.put_quota(replace(full, concurrency=9), 0)
-    assert not await store.put_quota(replace(full, concurrency=9), 2)
+    assert not await store.records.put(QUOTAS, full, 1)
+    assert await store.records.put(QUOTAS, full, 0)
+    assert await store.records.get(QUOTAS, [full.name, "b"]) == {
+        full.name: replace(full, version=5)
+    }
+    assert not await store.records.put(QUOTAS, replace(full, concurrency=9), 0)
+    assert not await store.records.put(QUOTAS, replace(full, concurrency=9), 2)
     less = Quota(name=full.name, concurrency=4)
-    assert await store.put_quota(less, 5)
-    assert await store.quotas([full.name]) == {full.name: replace(less, version=6)}
-    assert await store.quotas([]) == {}
+    assert await store.records.put(QUOTAS, less, 5)
+    assert await store.records.get(QUOTAS, [full.name]) == {full.name: replace(less, version=6)}
+    assert await store.records.get(QUOTAS, []) == {}
 
 
 async def test_quotas_are_listed_by_name(bench: Bench) -> None:
     for name in ("b", "a", "é", "c"):
         await bench.quota(name, concurrency=1)
-    names = [quota.name for quota in await bench.store.quota_page("", 9)]
+    names = [quota.name for quota in await bench.store.records.page(QUOTAS, "", 9)]
     assert names == ["a", "b", "c", "é"]
-    assert [quota.name for quota in await bench.store.quota_page("a", 2)] == ["b", "c"]
-    assert await bench.store.quota_page("é", 9) == []
-    assert await bench.store.quota_page("", 0) == []
+    assert [quota.name for quota in await bench.store.records.page(QUOTAS, "a", 2)] == ["b", "c"]
+    assert await bench.store.records.page(QUOTAS, "é", 9) == []
+    assert await bench.store.records.page(QUOTAS, "", 0) == []
 
 
 async def test_a_dropped_quota_takes_its_admissions_along_and_leaves_its_queues(
@@ -93,10 +101,10 @@ async def test_a_dropped_quota_takes_its_admissions_along_and_leaves_its_queues(
         await bench.running({name: "k"})
         await bench.one({name: "k"})
     await bench.through(admissions={("a", ""): 1, ("b", ""): 1})
-    assert await bench.store.drop_quota("a")
-    assert not await bench.store.drop_quota("a")
-    assert not await bench.store.drop_quota("never")
-    assert list(await bench.store.quotas(["a", "b"])) == ["b"]
+    assert await bench.store.records.drop(QUOTAS, "a")
+    assert not await bench.store.records.drop(QUOTAS, "a")
+    assert not await bench.store.records.drop(QUOTAS, "never")
+    assert list(await bench.store.records.get(QUOTAS, ["a", "b"])) == ["b"]
     standing = await bench.standing("a")
     assert [len(line.waiting) for line in standing.lines] == [1]
     assert (standing.quotas, standing.admitted, list(standing.held)) == ({}, {}, [])
@@ -271,13 +279,17 @@ async def test_a_release_that_lost_the_race_writes_nothing(bench: Bench) -> None
     for versions in ({"a": 1, "b": 2}, {"a": 0}, {"b": 1, "c": 1}):
         assert await bench.through(snapshot, versions=versions, **written) is None
     assert await bench.load(snapshot) == snapshot
-    assert {name: q.version for name, q in (await bench.store.quotas(["a", "b"])).items()} == {
+    assert {
+        name: q.version for name, q in (await bench.store.records.get(QUOTAS, ["a", "b"])).items()
+    } == {
         "a": 1,
         "b": 1,
     }
     assert [line.turn for line in (await bench.standing("a")).lines] == [0]
     assert await bench.through(snapshot, versions={"a": 1}, **written) is not None
-    assert {name: q.version for name, q in (await bench.store.quotas(["a", "b"])).items()} == {
+    assert {
+        name: q.version for name, q in (await bench.store.records.get(QUOTAS, ["a", "b"])).items()
+    } == {
         "a": 2,
         "b": 1,
     }

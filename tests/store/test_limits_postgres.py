@@ -16,6 +16,7 @@ from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
 from flowfabric.store.queries import LedgerNeeds
+from flowfabric.store.rows.record import LANES, QUOTAS
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
@@ -201,7 +202,7 @@ async def test_a_draining_lane_does_not_read_what_has_not_begun(crowded: Bench) 
             (id, version, epoch, rank, flags, attempt, start, route, held_until)
         select id, 1, 0, rank, 0, 0, 0, 1, 0 from flowfabric.parked limit 5000"""
     )
-    await crowded.store.put_lane(Lane(name="default", state=LaneState.DRAINING), 0)
+    await crowded.store.records.put(LANES, Lane(name="default", state=LaneState.DRAINING), 0)
     values = ([1], crowded.now, "w1", 26, 10, crowded.fresh(), 1, 30_000)
     steps = await plan(crowded, PINNED, "taken_leases_by_lane", *values, 2**31 - 1)
     assert "using ready_begun on ready" in steps
@@ -275,7 +276,7 @@ async def test_a_cancel_that_comes_second_finds_it_ready(bench: Bench) -> None:
 
 async def test_two_processes_never_run_more_than_a_lane_allows(bench: Bench) -> None:
     """A claim that finds the lane taken from, or in somebody's hands, counts again."""
-    await bench.store.put_lane(Lane(name="slow", concurrency=2), 0)
+    await bench.store.records.put(LANES, Lane(name="slow", concurrency=2), 0)
     await bench.submit(6, lane="slow")
     other = Bench.__new__(Bench)
     limit_bench.Bench.__init__(other, await bench.other_store(), bench.clock)
@@ -296,7 +297,7 @@ async def test_lanes_with_a_concurrency_do_not_wait_for_each_other_in_a_ring(ben
     """Many lanes, many claimers, every order; all is taken and no lane is overfull."""
     lanes = ["a", "b", "c"]
     for lane in lanes:
-        await bench.store.put_lane(Lane(name=lane, concurrency=4), 0)
+        await bench.store.records.put(LANES, Lane(name=lane, concurrency=4), 0)
         for kind in ("x", "y"):
             await bench.submit(4, lane=lane, kind=kind)
     other = Bench.__new__(Bench)
@@ -316,7 +317,7 @@ async def test_lanes_with_a_concurrency_do_not_wait_for_each_other_in_a_ring(ben
 
 async def test_many_routes_of_a_full_lane_hide_nobody(bench: Bench) -> None:
     """More routes than are merged as they are, the best of them in a lane that is full."""
-    await bench.store.put_lane(Lane(name="slow", concurrency=1), 0)
+    await bench.store.records.put(LANES, Lane(name="slow", concurrency=1), 0)
     made = [bench.creation(lane="slow", kind=f"k{i}", priority=9) for i in range(70)]
     assert not any(await bench.store.submit(made, bench.now))
     (plain,) = await bench.submit(1)
@@ -336,7 +337,7 @@ async def test_a_release_whose_reply_was_lost_is_told(bench: Bench) -> None:
     through = await bench.store.release(decided)
     assert through is not None
     assert through == set(uuids(waiting[:2]))
-    assert (await bench.store.quotas(["a"]))["a"].version == 2
+    assert (await bench.store.records.get(QUOTAS, ["a"]))["a"].version == 2
 
 
 async def test_a_refused_release_whose_reply_was_lost_stays_refused(bench: Bench) -> None:
@@ -391,16 +392,16 @@ async def test_an_equal_spending_of_somebody_else_is_not_taken_for_ones_own(benc
 
 async def test_settings_whose_reply_was_lost_are_written(bench: Bench) -> None:
     for value, expected in ((1, 0), (2, 1)):
-        lose_reply(bench.store.session.limit)
-        assert await bench.store.put_quota(Quota(name="a", concurrency=value), expected)
-        lose_reply(bench.store.session.limit)
-        assert await bench.store.put_lane(Lane(name="a", concurrency=value), expected)
-    lose_reply(bench.store.session.limit)
-    assert not await bench.store.put_quota(Quota(name="a", concurrency=9), 1)
-    lose_reply(bench.store.session.limit)
-    assert not await bench.store.put_lane(Lane(name="a", concurrency=9), 1)
-    assert (await bench.store.quotas(["a"]))["a"].concurrency == 2
-    assert (await bench.store.lane_settings(["a"]))["a"].concurrency == 2
+        lose_reply(bench.store.session.record)
+        assert await bench.store.records.put(QUOTAS, Quota(name="a", concurrency=value), expected)
+        lose_reply(bench.store.session.record)
+        assert await bench.store.records.put(LANES, Lane(name="a", concurrency=value), expected)
+    lose_reply(bench.store.session.record)
+    assert not await bench.store.records.put(QUOTAS, Quota(name="a", concurrency=9), 1)
+    lose_reply(bench.store.session.record)
+    assert not await bench.store.records.put(LANES, Lane(name="a", concurrency=9), 1)
+    assert (await bench.store.records.get(QUOTAS, ["a"]))["a"].concurrency == 2
+    assert (await bench.store.records.get(LANES, ["a"]))["a"].concurrency == 2
 
 
 async def test_limits_hold_through_a_pooler_too(database: str) -> None:
@@ -410,7 +411,7 @@ async def test_limits_hold_through_a_pooler_too(database: str) -> None:
         bench = Bench(inner)
         assert bench.store.session.dialer.pooled
         await bench.quota("a", concurrency=3, rate_per_key=Rate(9, MINUTE))
-        await bench.store.put_lane(Lane(name="slow", concurrency=2), 0)
+        await bench.store.records.put(LANES, Lane(name="slow", concurrency=2), 0)
         await bench.submit(5, {"a": "k"}, lane="slow")
         decided = release(await bench.standing("a"), bench.now, 9)
         lose_reply(bench.store.session.limit)
@@ -461,10 +462,10 @@ async def test_a_database_of_the_release_before_is_brought_along(
         )
         assert await inner.store.migrate() == len(load_migrations("postgres"))
         bench = Bench(inner)
-        assert await bench.store.lane_settings(None) == {
-            "slow": Lane(name="slow", state=LaneState.PAUSED, version=1),
-            "other": Lane(name="other"),
-        }
+        assert await bench.store.records.page(LANES) == [
+            Lane(name="other"),
+            Lane(name="slow", state=LaneState.PAUSED, version=1),
+        ]
         rows = await raw.fetch(
             """select l.route = e.route
             from flowfabric.lease l join flowfabric.execution e on e.id = l.id"""
@@ -472,8 +473,8 @@ async def test_a_database_of_the_release_before_is_brought_along(
         assert [right for (right,) in rows] == [True, True]
         (claimed,) = await bench.claim()
         assert claimed.execution.route.lane == "other"
-        assert await bench.store.put_lane(Lane(name="other", concurrency=2), 0)
-        assert await bench.store.put_lane(Lane(name="slow", concurrency=2), 1)
+        assert await bench.store.records.put(LANES, Lane(name="other", concurrency=2), 0)
+        assert await bench.store.records.put(LANES, Lane(name="slow", concurrency=2), 1)
         (claimed,) = await bench.claim()
         assert claimed.execution.route.lane == "slow"
         assert await bench.claim() == []

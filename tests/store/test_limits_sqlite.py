@@ -12,6 +12,7 @@ from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.release import Release
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.rows.execution import COLUMNS, StateTable
+from flowfabric.store.rows.record import LANES, QUOTAS
 from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite import open_sqlite
 from flowfabric.store.sqlite.schema import _statements
@@ -148,7 +149,7 @@ async def test_of_two_releases_and_a_cancel_each_moves_what_it_finds(bench: Benc
     assert len(through) == 1
     assert uuid_of(first) in through[0]
     assert (uuid_of(second) in through[0]) == (answers[2] == set())
-    assert (await bench.store.quotas(["a"]))["a"].version == 2
+    assert (await bench.store.records.get(QUOTAS, ["a"]))["a"].version == 2
     await other.close()
 
 
@@ -186,18 +187,18 @@ async def test_a_database_of_the_release_before_keeps_everything(
     store = await open_sqlite(path, clock=clock)
     assert await store.migrate() == len(load_migrations("sqlite"))
     bench = Bench(store, clock)
-    lanes = await store.lane_settings(None)
+    lanes = {lane.name: lane for lane in await store.records.page(LANES)}
     slow = lanes["slow"]
     assert (slow.state, slow.name) == (LaneState.PAUSED, "slow")
     assert lanes["open"].state is LaneState.OPEN
     assert await bench.claim() == []
     leased = await store.leases_of("w1-a", 9)
     assert [lease_of(snapshot).expires_at for snapshot in leased] == [clock.now() + 9]
-    assert await store.put_lane(Lane(name="slow", concurrency=1), slow.version)
+    assert await store.records.put(LANES, Lane(name="slow", concurrency=1), slow.version)
     assert await bench.claim() == []
-    assert await store.put_lane(Lane(name="slow", concurrency=2), slow.version + 1)
+    assert await store.records.put(LANES, Lane(name="slow", concurrency=2), slow.version + 1)
     assert len(await bench.claim()) == 1
-    assert await store.put_lane(Lane(name="open", concurrency=2), lanes["open"].version)
+    assert await store.records.put(LANES, Lane(name="open", concurrency=2), lanes["open"].version)
     limited = await bench.one({"a": ""}, lane="slow")
     assert await bench.through(limited) is not None
     assert await bench.load(limited) == freed(limited)

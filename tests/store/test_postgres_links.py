@@ -12,6 +12,7 @@ from flowfabric.core.execution.lease import Owner
 from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import link as links
 from flowfabric.store.postgres.wires import SIZE, Wires
+from flowfabric.store.rows.record import LANES
 from tests.kit.postgres import Databases
 from tests.kit.proxy import Proxy, proxied
 from tests.store.postgres_bench import (
@@ -227,7 +228,7 @@ async def test_a_worker_frozen_in_a_claim_stops_nobody(
     async with opened(database) as other, opened(url) as bench:
         await every_kind(bench)
         await other.claim()
-        assert await other.store.put_lane(Lane(name="default", concurrency=50), 0)
+        assert await other.store.records.put(LANES, Lane(name="default", concurrency=50), 0)
         await other.submit_many(8)
         proxy.freeze_after = replies
         claiming = asyncio.create_task(bench.claim(2))

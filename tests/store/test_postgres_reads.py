@@ -33,6 +33,7 @@ from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.postgres import lists
 from flowfabric.store.queries import Counts, EventQuery, Progress, Query
 from flowfabric.store.rows.execution import COLUMNS, place_of, state_row
+from flowfabric.store.rows.record import LANES
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
@@ -282,7 +283,7 @@ async def test_candidates_of_a_worker_are_those_it_could_claim(bench: Bench) -> 
     assert await candidates("default", None, now, 9, frozenset({"gpu"})) == [plain]
     offered = frozenset({"gpu", "x", "y"})
     assert len(await candidates("default", None, now, 9, offered)) == 2
-    await bench.store.put_lane(Lane(name="default", state=LaneState.PAUSED), 0)
+    await bench.store.records.put(LANES, Lane(name="default", state=LaneState.PAUSED), 0)
     assert await candidates("default", None, now, 9, offered) == []
     assert uuids(await candidates("default", None, now, 9)) == uuids([plain, needy])
 
@@ -323,7 +324,7 @@ async def test_lanes_are_those_anything_was_submitted_to_or_decided_about(bench:
     for lane in ("c", "a", "b", "a"):
         await bench.submit(lane=lane)
     await bench.submit(lane="a", namespace="other")
-    await bench.store.put_lane(Lane(name="never used"), 0)
+    await bench.store.records.put(LANES, Lane(name="never used"), 0)
     assert await bench.store.lanes(None, 9) == ["a", "b", "c", "never used"]
     assert await bench.store.lanes("a", 1) == ["b"]
 

@@ -22,6 +22,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.queries import EventQuery
+from flowfabric.store.rows.record import LANES
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,
@@ -226,11 +227,11 @@ async def test_a_claim_takes_only_what_it_asks_for(bench: Bench) -> None:
 
 
 async def test_a_paused_lane_gives_nothing_until_it_is_opened(bench: Bench) -> None:
-    await bench.store.put_lane(Lane(name="a", state=LaneState.PAUSED), 0)
+    await bench.store.records.put(LANES, Lane(name="a", state=LaneState.PAUSED), 0)
     await bench.submit(lane="a")
     open_lane = await bench.submit(lane="b")
     assert uuids(await bench.claim(9)) == uuids([open_lane])
-    await bench.store.put_lane(Lane(name="a"), 1)
+    await bench.store.records.put(LANES, Lane(name="a"), 1)
     assert len(await bench.claim(9)) == 1
 
 

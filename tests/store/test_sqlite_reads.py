@@ -34,6 +34,7 @@ from flowfabric.core.execution.status import PublicState, vector_of
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import EventQuery, Page, Progress, Query, SideWrite
+from flowfabric.store.rows.record import LANES
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import lists, open_sqlite
 from flowfabric.store.sqlite.session import Session
@@ -232,7 +233,7 @@ async def test_candidates_for_a_worker_are_those_it_could_claim(bench: Bench) ->
 
     assert await found() == {plain}
     assert await found("gpu") == {plain, special}
-    assert await bench.store.put_lane(Lane(name="default", state=LaneState.PAUSED), 0)
+    assert await bench.store.records.put(LANES, Lane(name="default", state=LaneState.PAUSED), 0)
     assert await found("gpu") == set()
     assert len(await bench.store.candidates("default", None, bench.now, 9)) == 2
 
@@ -423,18 +424,18 @@ async def test_a_failed_read_does_not_keep_the_reader_in_the_past(tmp_path: Path
     """A cursor in the hands of an error would hold its transaction open."""
     store = await open_sqlite(str(tmp_path / "a.db"))
     await store.migrate()
-    await store.put_lane(Lane(name="a"), 0)
+    await store.records.put(LANES, Lane(name="a"), 0)
     kept: list[object] = []
 
     def stumble(session: Session) -> None:
         for row in session.execute("lane_names", {"after": "", "limit": 10}):
             raise Corruption(str(row))
 
-    await store.put_lane(Lane(name="b"), 0)
+    await store.records.put(LANES, Lane(name="b"), 0)
     for _ in range(2):
         with pytest.raises(Corruption) as raised:
             await store.reader.run(stumble)
         kept.append(raised)
-    await store.put_lane(Lane(name="c"), 0)
-    assert [*await store.lane_settings(None)] == ["a", "b", "c"]
+    await store.records.put(LANES, Lane(name="c"), 0)
+    assert [lane.name for lane in await store.records.page(LANES)] == ["a", "b", "c"]
     await store.close()

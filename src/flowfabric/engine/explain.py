@@ -35,6 +35,7 @@ from flowfabric.core.limit.quota import Quota, Uses, queue_of
 from flowfabric.core.limit.release import Key, QuotaView, Room, Window
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate
+from flowfabric.engine.limit.lanes import lane_of
 from flowfabric.engine.limit.unclaimable import live_workers
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery, QuotaViewRequest
@@ -154,8 +155,7 @@ class _RunLook:
 
     async def _lane(self, name: str) -> Lane:
         if name not in self._lanes:
-            found = await self._store.lane_settings([name])
-            self._lanes[name] = found.get(name) or Lane(name=name)
+            self._lanes[name] = await lane_of(self._store, name)
         return self._lanes[name]
 
     async def _last_failure(self, execution: Execution) -> Failure | None:
@@ -239,7 +239,7 @@ class _LaneLook:
         ]
         ready = await store.ready_routes(name, namespace)
         public = (await store.counts(namespace, name)).by_state
-        lane = (await store.lane_settings([name])).get(name) or Lane(name=name)
+        lane = await lane_of(store, name)
         await self._name_queues(counts)
         around = AroundLane(
             now=self._now,

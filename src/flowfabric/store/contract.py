@@ -32,8 +32,7 @@ from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.core.limit.budget import Budget, Reservation
-from flowfabric.core.limit.lane import Lane
-from flowfabric.core.limit.quota import Quota, Uses
+from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Release, StartsBack
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
@@ -183,7 +182,9 @@ class FlowStore(Protocol):
 
 
 class QuotaStore(Protocol):
-    """Quotas and the queues before them.
+    """The queues before quotas, which are records themselves (`QUOTAS`). The rows of the queues of
+    a quota that is dropped stay until `trim_queues`, so that executions that wait in them are
+    found.
 
     The state rows `ready`, `lease` and `parked` carry `queue` (`rows.queue_number`): of an
     execution with quotas the number of its queue while it is ready, lost, running or waits at the
@@ -192,20 +193,6 @@ class QuotaStore(Protocol):
     Only `release` moves rows with a queue into `ready`, so that while a quota's version stands its
     slots can only become fewer.
     """
-
-    async def quotas(self, names: Sequence[str]) -> dict[str, Quota]:
-        """The quotas of these names, with their versions."""
-
-    async def quota_page(self, after: str, limit: int) -> list[Quota]:
-        """Quotas by name."""
-
-    async def put_quota(self, quota: Quota, expected: int) -> bool:
-        """Writes a quota if the stored version is the expected one (0: there is none); the new one
-        is `limit_rows.next_version`."""
-
-    async def drop_quota(self, name: str) -> bool:
-        """Deletes a quota and its admissions; False when there was none. The rows of its queues
-        stay until `trim_queues`, so that whoever waits in them is found."""
 
     async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
         """Notes for every quota of the uses that this queue is one of its; what is there stays."""
@@ -295,20 +282,13 @@ class BudgetStore(Protocol):
 
 
 class LaneStore(Protocol):
-    """Lanes. A claim repeats `core.limit.lane.begins` and `is_full`: nothing of a paused lane; of a
-    draining one only what has begun (a start other than INITIAL); of one with a concurrency
-    only so many that no more than that have a row in `lease` (rivals included: the lane's row
-    is locked first)."""
+    """Lanes. What was decided about a lane is a record (`LANES`). A claim repeats
+    `core.limit.lane.begins` and `is_full`: nothing of a paused lane; of a draining one only what
+    has begun (a start other than INITIAL); of one with a concurrency only so many that no more
+    than that have a row in `lease` (rivals included: the lane's row is locked first)."""
 
     async def lanes(self, after: str | None, limit: int) -> list[str]:
         """Names of lanes anything was ever submitted to, or that have settings, ascending."""
-
-    async def lane_settings(self, names: Sequence[str] | None) -> dict[str, Lane]:
-        """What was decided about these lanes (None: about all); only of those with a row."""
-
-    async def put_lane(self, lane: Lane, expected: int) -> bool:
-        """Writes the settings of a lane if the stored version is the expected one (0: nothing was
-        ever decided about it); the new one is one more."""
 
     async def running_in(self, lane: str, limit: int) -> list[UUID]:
         """Executions of a lane that have a row in `lease`, at most so many."""

@@ -33,7 +33,8 @@ _named: set[str] = set()
 Row = TypeVar("Row")
 T = TypeVar("T")
 D = TypeVar("D", bound=Document)
-Load = Callable[[Sequence[UUID]], Awaitable[dict[UUID, Snapshot]]]
+K = TypeVar("K")
+Load = Callable[[Sequence[K]], Awaitable[dict[K, T]]]
 
 
 def unreadable(what: str, key: object, error: BaseException) -> Corruption:
@@ -80,28 +81,28 @@ def readable_documents(cls: type[D], what: str, rows: Iterable[Sequence[Any]]) -
     return readable(rows, lambda row: read_document(cls, what, row), what, itemgetter(0))
 
 
-async def load_each(load: Load, uuids: Sequence[UUID]) -> dict[UUID, Snapshot | Corruption]:
-    """The executions `load` finds, and what is wrong with those that cannot be read."""
-    if not uuids:
+async def load_each(load: Load[K, T], keys: Sequence[K]) -> dict[K, T | Corruption]:
+    """What `load` finds, and what is wrong with what cannot be read."""
+    if not keys:
         return {}
     try:
-        return {**await load(uuids)}
+        return {**await load(keys)}
     except Corruption as error:
-        if len(uuids) == 1:
-            return {uuids[0]: error}
-    middle = len(uuids) // 2
-    first = await load_each(load, uuids[:middle])
-    return first | await load_each(load, uuids[middle:])
+        if len(keys) == 1:
+            return {keys[0]: error}
+    middle = len(keys) // 2
+    first = await load_each(load, keys[:middle])
+    return first | await load_each(load, keys[middle:])
 
 
-async def load_readable(load: Load, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
-    """The executions `load` finds, without those that cannot be read."""
-    found: dict[UUID, Snapshot] = {}
-    for uuid, each in (await load_each(load, uuids)).items():
+async def load_readable(load: Load[K, T], keys: Sequence[K]) -> dict[K, T]:
+    """What `load` finds, without what cannot be read."""
+    found: dict[K, T] = {}
+    for key, each in (await load_each(load, keys)).items():
         if isinstance(each, Corruption):
             tell(each)
         else:
-            found[uuid] = each
+            found[key] = each
     return found
 
 

@@ -12,6 +12,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.check_admission import Admitted, ConcurrencyExceeded, RateExceeded
 from flowfabric.core.limit.quota import Rate
+from flowfabric.store.rows.record import QUOTAS
 from tests.kit.lab import TTL, Lab
 from tests.kit.limiting import began, define, finish, one, settled, slots, using
 
@@ -30,7 +31,7 @@ async def asleep(lab: Lab, *uses: tuple[str, str] | str, **members: Any) -> Exec
 async def unseen_room(lab: Lab, **limits: Any) -> None:
     """New limits that no process has acted on yet: the room is there to be asked for."""
     quota = await lab.engine.quotas.get("q")
-    assert await lab.engine.store.put_quota(replace(quota, **limits), quota.version)
+    assert await lab.engine.store.records.put(QUOTAS, replace(quota, **limits), quota.version)
 
 
 async def test_the_asking_execution_takes_the_slot(lab: Lab) -> None:

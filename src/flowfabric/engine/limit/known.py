@@ -11,6 +11,7 @@ from flowfabric.core.execution.policy import Policy
 from flowfabric.core.limit.quota import OF_TASK
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import LedgerNeeds
+from flowfabric.store.rows.record import QUOTAS
 
 REMEMBERED = 10_000
 
@@ -33,7 +34,7 @@ class KnownLimits:
             if use.quota not in self.quotas and (declared or not use.quota.startswith(OF_TASK))
         ]
         if new_quotas:
-            _note(self.quotas, await self._store.quotas(new_quotas))
+            _note(self.quotas, await self._store.records.get(QUOTAS, new_quotas))
             _demand("quota", new_quotas, self.quotas)
         if new_budgets:
             found = await self._store.books(LedgerNeeds(budgets=tuple(new_budgets)))

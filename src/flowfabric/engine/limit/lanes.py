@@ -2,17 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, RetryExhausted
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.text import check_lane, check_text
+from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.lane import Lane, LaneState, check_lane_settings, set_state
+from flowfabric.engine.commit.records import change
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.store.contract import Store
+from flowfabric.store.readable import load_readable
+from flowfabric.store.rows.record import LANES
 
 MAX_PAGE = 1000
-MAX_ROUNDS = 10
 REFRESH = 1.0
 """Seconds until weights that another process set are seen."""
 
@@ -39,13 +44,14 @@ class Lanes(Service):
     async def get(self, lane: str) -> Lane:
         """What was decided about a lane; an open one without limits if nothing ever was."""
         name = check_lane(lane)
-        found = await self._context.store.lane_settings([name])
-        return found.get(name) or Lane(name=name)
+        return await lane_of(self._context.store, name)
 
     async def settings(self, lanes: Sequence[str] | None = None) -> dict[str, Lane]:
         """What was decided about these lanes, or about all."""
-        names = None if lanes is None else _names(lanes)
-        return await self._context.store.lane_settings(names)
+        records = self._context.store.records
+        if lanes is None:
+            return {lane.name: lane for lane in await records.page(LANES)}
+        return await load_readable(partial(records.get, LANES), _names(lanes))
 
     async def pause(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
         """Nothing of this lane is claimed until it is resumed. What runs goes on running."""
@@ -89,33 +95,39 @@ class Lanes(Service):
         now = self._now()
         return await self._write(lane, lambda old: set_state(old, state, by, reason, now))
 
-    async def _write(self, lane: str, change: Callable[[Lane], Lane]) -> Lane:
+    async def _write(self, lane: str, rule: Callable[[Lane], Lane]) -> Lane:
         name = check_lane(lane)
         store = self._context.store
-        for _ in range(MAX_ROUNDS):
-            old = (await store.lane_settings([name])).get(name) or Lane(name=name)
-            new = change(old)
-            if new == old:
-                return old
-            if await store.put_lane(new, old.version):
-                self._refreshed_at = None
-                store.hints.send()
-                if new.state is not old.state:
-                    self._context.post_commit.claimable()
-                return replace(new, version=old.version + 1)
-            await asyncio.sleep(0)
-        raise RetryExhausted("lost against rivals ten times in a row")
+
+        def decide(old: Lane | None, _: Millis) -> tuple[Lane | None, LaneState]:
+            known = old or Lane(name=name)
+            new = rule(known)
+            return (old if new == known else new), known.state
+
+        changed = await change(store, LANES, name, decide)
+        new = changed.after or Lane(name=name)
+        if changed.written:
+            self._refreshed_at = None
+            store.hints.send()
+            if new.state is not changed.outcome:
+                self._context.post_commit.claimable()
+        return new
 
     async def _refresh(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:
             return
         self._refreshed_at = now
-        settings = await self._context.store.lane_settings(None)
+        settings = await self.settings()
         weights = {name: lane.weight for name, lane in settings.items() if lane.weight != 1}
         # Without weights nobody need know the lanes: claims take from all in one order.
         names = await self._context.store.lanes(None, MAX_PAGE) if weights else []
         self._weights, self._names = weights, tuple(names)
+
+
+async def lane_of(store: Store, name: str) -> Lane:
+    """What was decided about a lane; an open one without limits if nothing ever was."""
+    return (await store.records.get(LANES, [name])).get(name) or Lane(name=name)
 
 
 def _names(lanes: object) -> "list[str]":

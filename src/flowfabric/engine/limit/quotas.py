@@ -1,26 +1,27 @@
 """Quotas: defining them, looking at them, and knowing which there are."""
 
-import asyncio
+from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import NotFound, RetryExhausted
+from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.numbers import check_kind_of, check_limit
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.limit.check_admission import Admission, Admitted, Refused, admit_one, has_room
+from flowfabric.core.limit.check_admission import Admission, Admitted, admit_one, has_room
 from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_name, queue_of
 from flowfabric.core.limit.release import Release, Room, limits_since
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.releases import Releases
 from flowfabric.store.queries import QueueCount, QuotaViewRequest
+from flowfabric.store.rows.record import QUOTAS
 
 MAX_PAGE = 1000
 MAX_KEYS = 100_000
-MAX_ROUNDS = 10
 
 
 class QuotaStatus(Struct, frozen=True):
@@ -56,7 +57,7 @@ class Quotas(Service):
 
     async def get(self, name: str) -> Quota:
         asked = check_quota_name(name)
-        found = await self._context.store.quotas([asked])
+        found = await self._context.store.records.get(QUOTAS, [asked])
         if asked not in found:
             raise NotFound("quota", asked)
         return found[asked]
@@ -65,12 +66,12 @@ class Quotas(Service):
         """Quotas by name, after a cursor."""
         wanted = check_limit(limit, MAX_PAGE)
         check_text(after, "cursor")
-        return await self._context.store.quota_page(after, wanted) if wanted else []
+        return await self._context.store.records.page(QUOTAS, after, wanted) if wanted else []
 
     async def delete(self, name: str) -> bool:
         """Deletes a quota; whoever waits for it no longer does. False when there was none."""
         asked = check_quota_name(name)
-        gone = await self._context.store.drop_quota(asked)
+        gone = await self._context.store.records.drop(QUOTAS, asked)
         self._context.known_limits.quotas.discard(asked)
         if gone:
             self._releases.gone(asked)
@@ -106,48 +107,50 @@ class Quotas(Service):
         all quotas it uses or in none, without waiting for its turn; asking again takes no more.
         NotEligible when it waits for something else, Invalid when it does not use the quota."""
         asked = check_quota_name(name)
-        for _ in range(MAX_ROUNDS):
+
+        async def round(_: int) -> Admission | Literal[RaceLost.RACE_LOST]:
             snapshot = present(await self._load(id), id)
             await self.get(asked)
             if has_room(snapshot, asked):
                 return Admitted(snapshot.execution.id, already=True)
-            answer = await self._admit(snapshot, asked)
-            if isinstance(answer, Refused):
-                return answer
-            if answer:
-                return Admitted(snapshot.execution.id)
-        raise RetryExhausted("lost against rivals ten times in a row")
+            return await self._admit(snapshot, asked)
 
-    async def _admit(self, snapshot: Snapshot, quota: str) -> bool | Refused:
-        """Lets one execution through that waits for its limits, or says what has no room. False
-        when it has moved meanwhile or a rival was faster."""
+        return await retry(round, f"run {id}")
+
+    async def _admit(
+        self, snapshot: Snapshot, quota: str
+    ) -> Admission | Literal[RaceLost.RACE_LOST]:
+        """Lets one execution through that waits for its limits, or says what has no room."""
         store, now, uses = self._context.store, self._now(), snapshot.execution.uses
         queue = queue_of(uses)
         await store.put_queues([(queue, uses)])
         standing = await store.standing(QuotaViewRequest(quota, (queue,), 1, 1, now))
         decided = admit_one(snapshot, now, quota, standing)
         if not isinstance(decided, Release):
-            return decided or False
+            return decided or RACE_LOST
         moved = await store.release(decided)
         if moved is None or snapshot.execution.uuid not in moved:
-            return False
+            return RACE_LOST
         store.hints.send()
-        return True
+        return Admitted(snapshot.execution.id)
 
     async def _write(self, quota: Quota, *, over: bool) -> bool:
         checked = check_quota(check_kind_of(quota, Quota, "quota"))
         store, now = self._context.store, self._now()
-        for _ in range(MAX_ROUNDS):
-            old = (await store.quotas([checked.name])).get(checked.name)
+
+        async def round(_: int) -> bool | Literal[RaceLost.RACE_LOST]:
+            old = (await store.records.get(QUOTAS, [checked.name])).get(checked.name)
             if old is not None and (not over or old.limits == checked.limits):
                 return False
-            created_at = now if old is None else old.created_at
+            # Read between the quota and the write, so that its version covers what was served.
             standing = await store.standing(QuotaViewRequest(checked.name, (), 1, 1, now))
+            created_at = now if old is None else old.created_at
             new = limits_since(checked, standing, now)
             new = replace(new, created_at=created_at, updated_at=now)
-            if await store.put_quota(new, 0 if old is None else old.version):
-                self._context.known_limits.quotas.add(checked.name)
-                self._releases.changed(new)
-                return old is None
-            await asyncio.sleep(0)
-        raise RetryExhausted("lost against rivals ten times in a row")
+            if not await store.records.put(QUOTAS, new, 0 if old is None else old.version):
+                return RACE_LOST
+            self._context.known_limits.quotas.add(checked.name)
+            self._releases.changed(new)
+            return old is None
+
+        return await retry(round, QUOTAS.title(checked.name))

@@ -22,6 +22,7 @@ from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.queries import Crowd, QuotaViewRequest
+from flowfabric.store.rows.record import QUOTAS
 
 MAX_MOVES = 500
 LEAST = 32
@@ -135,7 +136,7 @@ class Releases(Service):
             return
         names = {use.quota for snapshot in limited for use in snapshot.execution.uses}
         try:
-            quotas = await self._context.store.quotas(list(names))
+            quotas = await self._context.store.records.get(QUOTAS, list(names))
             back = starts_back([(s.execution.uses, s.admitted_at) for s in limited], quotas)
             if back:
                 await self._context.store.take_starts_back(back)

@@ -20,6 +20,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import QuotaViewRequest
 from flowfabric.store.readable import load_readable
+from flowfabric.store.rows.record import LANES
 
 REFRESH = 1.0
 """Seconds until a lane that another process closed, or a worker that came or went, is seen."""
@@ -48,7 +49,7 @@ class ClosedRoutes(Service):
             return
         self._refreshed_at = at
         store, now = self._context.store, self._now()
-        self._lanes = await store.lane_settings(None)
+        self._lanes = {lane.name: lane for lane in await store.records.page(LANES)}
         self._workers = await live_workers(store, now)
         self._routes = set(await store.routes())
         self.known = unclaimable(self._routes, self._lanes, self._workers, now)

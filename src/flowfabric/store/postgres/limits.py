@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -16,42 +15,14 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Session, columns
 from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, WaitCount
 from flowfabric.store.readable import readable, tell
-from flowfabric.store.rows.limit import (
-    QUEUE,
-    QUOTA,
-    Row,
-    next_version,
-    queue_rows,
-    quota_row,
-    read_quota,
-    read_uses,
-    servable,
-)
+from flowfabric.store.rows.limit import QUEUE, queue_rows, read_uses, servable
+from flowfabric.store.rows.record import QUOTAS
 
 COUNTED = 100_000
 """Counting stops here."""
 
 FEW_SLOTS = 2000
 """So many slots of all quotas are faster counted together than queue by queue."""
-
-
-async def quotas(session: Session, names: Sequence[str]) -> dict[str, Quota]:
-    rows = await session.fetch(session.limit, "quotas", list(names))
-    return {row[0]: read_quota(row) for row in rows}
-
-
-async def quota_page(session: Session, after: str, limit: int) -> list[Quota]:
-    rows = await session.fetch(session.report, "quota_page", after, limit)
-    return readable(rows, read_quota, "quota", itemgetter(0))
-
-
-async def put_quota(session: Session, quota: Quota, expected: int) -> bool:
-    row = quota_row(quota, next_version(expected, quota.created_at))
-    return await session.limit.run(partial(_put_quota, session, row, expected))
-
-
-async def drop_quota(session: Session, name: str) -> bool:
-    return bool(await session.fetch(session.limit, "dropped_quota", name))
 
 
 async def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
@@ -142,21 +113,6 @@ async def _take_starts_back(
         await connection.execute(queries["taken_back_starts"], *values)
 
 
-async def _put_quota(
-    session: Session, row: Row, expected: int, connection: Connection, repeated: bool
-) -> bool:
-    queries = session.queries
-    if expected:
-        written = await connection.fetch(queries["changed_quota"], *row, expected)
-    else:
-        written = await connection.fetch(queries["new_quota"], *row)
-    if written or not repeated:
-        return bool(written)
-    # Refused, unless it is this very row that was written before the reply was lost.
-    found = await connection.fetch(queries["quotas"], [row[QUOTA.index("name")]])
-    return [tuple(known) for known in found] == [row]
-
-
 async def _release(
     session: Session, release: Release, connection: Connection, repeated: bool
 ) -> set[UUID] | None:
@@ -190,7 +146,7 @@ def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:
         try:
             match kind:
                 case 0:
-                    quotas[name] = read_quota((name, a, doc))
+                    quotas[name] = QUOTAS.by_key([(name, a, doc)])[name]
                 case 1:
                     lines[a] = (b, read_uses(doc))
                 case 2:

@@ -1,28 +1,5 @@
 -- Quotas, the queues before them, and letting work through. Gate 8 is the limits gate.
 
--- name: quotas
-select name, version, doc from {schema}.quota where name = any($1::text[])
-
--- name: quota_page
-select name, version, doc from {schema}.quota where name > $1 order by name limit $2
-
--- name: new_quota
-insert into {schema}.quota (name, version, doc) values ($1, $2, $3)
-on conflict (name) do nothing
-returning name
-
--- name: changed_quota
-update {schema}.quota set version = $2, doc = $3 where name = $1 and version = $4 returning name
-
--- name: dropped_quota
--- The rows of its queues stay, so that whoever waits in them is found.
-with gone as (
-    delete from {schema}.quota where name = $1 returning name
-), admissions as (
-    delete from {schema}.admission where quota = $1
-)
-select name from gone
-
 -- name: new_queues
 insert into {schema}.queue (quota, id, uses, key)
 select * from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[])

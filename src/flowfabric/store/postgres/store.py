@@ -1,7 +1,7 @@
 """The Postgres store: one schema of a database, every operation a function of a session."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.store.clock import Clock, OffsetClock, StoreClock
@@ -13,6 +13,7 @@ from flowfabric.store.postgres import events as event_reads
 from flowfabric.store.postgres import flows as flow_reads
 from flowfabric.store.postgres import lanes as lane_rows
 from flowfabric.store.postgres import lease as leases
+from flowfabric.store.postgres import records as record_rows
 from flowfabric.store.postgres import submit as submissions
 from flowfabric.store.postgres import waits as wait_rows
 from flowfabric.store.postgres import workers as presence_rows
@@ -20,7 +21,6 @@ from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.dialer import Dialer
 from flowfabric.store.postgres.faults import translate
-from flowfabric.store.postgres.records import PostgresRecords
 from flowfabric.store.postgres.schema import check_schema
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.wires import SIZE, Wires
@@ -30,16 +30,37 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _Operation = Callable[Concatenate[Session, P], Coroutine[Any, Any, T]]
-_Method = Callable[Concatenate["PostgresStore", P], Coroutine[Any, Any, T]]
+_Method = Callable[Concatenate["_Working", P], Coroutine[Any, Any, T]]
+
+
+class _Working(Protocol):
+    """What has operations: it has a session for them."""
+
+    session: Session
 
 
 def _method(operation: "_Operation[P, T]") -> "_Method[P, T]":
     """The method that gives an operation the session of its store."""
 
-    async def method(self: "PostgresStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: _Working, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await operation(self.session, *args, **kwargs)
 
     return method
+
+
+class PostgresRecords:
+    """Implements `store.contract.RecordStore`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    get = _method(record_rows.get)
+    page = _method(record_rows.page)
+    put = _method(record_rows.put)
+    drop = _method(record_rows.drop)
+    due = _method(record_rows.due)
+    next_due = _method(record_rows.next_due)
+    expire = _method(record_rows.expire)
 
 
 class PostgresStore:
@@ -102,10 +123,6 @@ class PostgresStore:
     count_flows = _method(flow_reads.count_flows)
     owing = _method(flow_reads.owing)
 
-    quotas = _method(limits.quotas)
-    quota_page = _method(limits.quota_page)
-    put_quota = _method(limits.put_quota)
-    drop_quota = _method(limits.drop_quota)
     take_starts_back = _method(limits.take_starts_back)
     put_queues = _method(limits.put_queues)
     standing = _method(limits.standing)
@@ -127,8 +144,6 @@ class PostgresStore:
     trim_charges = _method(budgets.trim_charges)
 
     lanes = _method(lane_rows.lanes)
-    lane_settings = _method(lane_rows.lane_settings)
-    put_lane = _method(lane_rows.put_lane)
 
     holding = _method(explain.holding)
     running_in = _method(explain.running_in)

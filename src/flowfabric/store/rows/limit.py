@@ -1,11 +1,10 @@
-"""Rows of quotas, queues, budgets and lanes, the same for every store.
+"""Rows of queues and budgets, the same for every store.
 
 Columns are in the order of the tuples here. A column exists only if something asks by it; the rest
 is in the document.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -15,38 +14,25 @@ from msgspec.structs import replace
 from flowfabric.core.base import document
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import ATTACHED, Budget, Ledger, Reservation
-from flowfabric.core.limit.lane import Lane, LaneState
-from flowfabric.core.limit.quota import Quota, Use, Uses
+from flowfabric.core.limit.quota import Use, Uses
 from flowfabric.core.limit.release import Line
 from flowfabric.core.limit.spend import Charge
-from flowfabric.store.readable import UNREADABLE, named, readable, unreadable
+from flowfabric.store.readable import UNREADABLE, named, unreadable
 
 Row = tuple[Any, ...]
 
-QUOTA = ("name", "version", "doc")
 QUEUE = ("quota", "id", "uses")
 """And `turn`, 0 at first."""
 BUDGET = ("name", "version", "parent", "scope", "scope_id", "next_reset_at", "doc")
 LEDGER = ("budget", "execution", "doc")
 CHARGE = ("budget", "key", "until", "doc")
 RESERVATION = ("id", "execution", "epoch", "doc")
-LANE = ("name", "version", "state", "concurrency", "doc")
 
 
 def next_version(expected: int, made_at: Millis) -> int:
     """One more than the expected one. What is new begins with the moment it was made: one that is
     made anew must not look like the one before to a decision about that."""
     return expected + 1 if expected else max(1, made_at)
-
-
-def quota_row(quota: Quota, version: int) -> Row:
-    return (quota.name, version, document.write(replace(quota, name="", version=0)))
-
-
-def read_quota(row: Row) -> Quota:
-    name, version, doc = row
-    found = named("quota", name, lambda: document.read(Quota, bytes(doc)))
-    return replace(found, name=name, version=version)
 
 
 def queue_rows(queue: int, uses: Uses) -> list[Row]:
@@ -125,25 +111,3 @@ def reservation_row(reservation: Reservation) -> Row:
 
 def read_reservation(id: object, doc: bytes) -> Reservation:
     return named("reservation", id, lambda: msgspec.json.decode(bytes(doc), type=Reservation))
-
-
-def lane_row(lane: Lane, version: int) -> Row:
-    doc = document.write(replace(lane, name="", version=0))
-    return (lane.name, version, int(lane.state), lane.concurrency, doc)
-
-
-def read_lanes(rows: Iterable[Any], asked: Sequence[str] | None) -> dict[str, Lane]:
-    """The lanes of rows (name, version, doc). One that cannot be read is an error to who asks for
-    it alone, and left out for who asks for many: its state and limit are columns and hold on."""
-    if asked is not None and len(asked) == 1:
-        return {row[0]: read_lane(*row) for row in rows}
-    found = readable(rows, lambda row: read_lane(*row), "lane", itemgetter(0))
-    return {lane.name: lane for lane in found}
-
-
-def read_lane(name: str, version: int, doc: bytes | None) -> Lane:
-    """A lane nothing was ever decided about has no document."""
-    if doc is None:
-        return Lane(name=name, state=LaneState.OPEN)
-    found = named("lane", name, lambda: document.read(Lane, bytes(doc)))
-    return replace(found, name=name, version=version)

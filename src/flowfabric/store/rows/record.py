@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from flowfabric.core.base import document
 from flowfabric.core.base.document import Document
 from flowfabric.core.execution.schedule import Schedule
+from flowfabric.core.limit.lane import Lane
+from flowfabric.core.limit.quota import Quota
 from flowfabric.store.readable import named, readable
 
 Row = tuple[Any, ...]
@@ -86,14 +88,19 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
     def by_key(self, rows: Iterable[Sequence[Any]]) -> dict[K, V]:
         """The values of rows (key columns, version, document) that were asked for by key: one that
         cannot be read raises Corruption, which names it."""
-        found = [named(self.name, self._shown(row), partial(self._read, row)) for row in rows]
+        found = [named(self.name, self._shown(row), partial(self.value, row)) for row in rows]
         return {self.key_of(value): value for value in found}
 
-    def readable(self, rows: Iterable[Sequence[Any]]) -> list[V]:
-        """The values of such rows, without those that cannot be read."""
-        return readable(rows, self._read, self.name, self._shown)
+    def readable(
+        self,
+        rows: Iterable[Sequence[Any]],
+        left_out: Callable[[Sequence[Any]], None] = lambda row: None,
+    ) -> list[V]:
+        """The values of such rows that can be read; `left_out` is called with each other row."""
+        return readable(rows, self.value, self.name, self._shown, left_out)
 
-    def _read(self, row: Sequence[Any]) -> V:
+    def value(self, row: Sequence[Any]) -> V:
+        """The value of a row (key columns, version, document)."""
         *key, version, doc = row
         return self.read(key, version, doc)
 
@@ -111,6 +118,19 @@ def _reading(cls: type[D], *members: str) -> Callable[[Sequence[Any], int, Any],
     return read
 
 
+def _made_at(value: Quota) -> int:
+    """What is new begins with the moment it was made: one that is made again must not look like
+    the one before to a decision about that."""
+    return max(1, value.created_at)
+
+
+def _read_lane(key: Sequence[Any], version: int, doc: Any) -> Lane:
+    """A lane nothing was ever decided about has no document."""
+    return Lane(name=key[0], version=version) if doc is None else _lane_of(key, version, doc)
+
+
+_lane_of = _reading(Lane, "name")
+
 SCHEDULES: RecordKind[str, Schedule] = RecordKind(
     name="schedule",
     table="schedule",
@@ -118,5 +138,24 @@ SCHEDULES: RecordKind[str, Schedule] = RecordKind(
     columns={"next_at": attrgetter("next_at")},
     due="next_at",
     read=_reading(Schedule, "name"),
+    write=document.write,
+)
+
+QUOTAS: RecordKind[str, Quota] = RecordKind(
+    name="quota",
+    table="quota",
+    key={"name": "text"},
+    owned={"admission": "quota"},
+    first=_made_at,
+    read=_reading(Quota, "name"),
+    write=document.write,
+)
+
+LANES: RecordKind[str, Lane] = RecordKind(
+    name="lane",
+    table="lane",
+    key={"name": "text"},
+    columns={"state": lambda lane: int(lane.state), "concurrency": attrgetter("concurrency")},
+    read=_read_lane,
     write=document.write,
 )

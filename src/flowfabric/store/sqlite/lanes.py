@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.json import encode
 
-from flowfabric.core.limit.lane import Lane, LaneState
-from flowfabric.store.rows.limit import LANE, lane_row, read_lanes
+from flowfabric.core.limit.lane import LaneState
 from flowfabric.store.sqlite.session import Session
 
 
@@ -29,16 +28,6 @@ class LaneGate(Struct, frozen=True):
 def lanes(session: Session, after: str | None, limit: int) -> list[str]:
     values = {"after": after or "", "limit": limit}
     return [lane for (lane,) in session.rows("lane_names", values)]
-
-
-def lane_settings(session: Session, names: Sequence[str] | None) -> dict[str, Lane]:
-    values = {"names": None if names is None else encode(list(names)).decode()}
-    return read_lanes(session.rows("lanes", values), names)
-
-
-def put_lane(session: Session, lane: Lane, expected: int) -> bool:
-    values = dict(zip(LANE, lane_row(lane, expected + 1), strict=True))
-    return session.row("put_lane", {**values, "expected": expected}) is not None
 
 
 def doors(session: Session, lanes: Sequence[str] = ()) -> dict[str, LaneGate]:

@@ -25,43 +25,17 @@ from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, WaitCount
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
-    QUOTA,
-    next_version,
     queue_rows,
-    quota_row,
-    read_quota,
     read_uses,
     servable,
 )
+from flowfabric.store.rows.record import QUOTAS
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers, route_numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
 
 MOST = 100_000
 """Where counting stops."""
-
-
-def quotas(session: Session, names: Iterable[str]) -> dict[str, Quota]:
-    rows = session.rows("quotas", {"names": encode(list(names)).decode()})
-    return {quota.name: quota for quota in map(read_quota, rows)}
-
-
-def quota_page(session: Session, after: str, limit: int) -> list[Quota]:
-    rows = session.rows("quota_page", {"after": after, "limit": limit})
-    return readable(rows, read_quota, "quota", itemgetter(0))
-
-
-def put_quota(session: Session, quota: Quota, expected: int) -> bool:
-    version = next_version(expected, quota.created_at)
-    values = dict(zip(QUOTA, quota_row(quota, version), strict=True))
-    if expected:
-        return session.row("changed_quota", {**values, "expected": expected}) is not None
-    return session.row("new_quota", values) is not None
-
-
-def drop_quota(session: Session, name: str) -> bool:
-    session.execute("dropped_admissions", {"name": name})
-    return session.row("dropped_quota", {"name": name}) is not None
 
 
 def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
@@ -74,8 +48,8 @@ def standing(session: Session, ask: QuotaViewRequest) -> QuotaView:
     used = {(use.quota, use.key) for line in lines for use in line.uses}
     names = {ask.quota} | {quota for quota, _ in used}
     damaged: set[str] = set()
-    rows = session.rows("quotas", {"names": encode(list(names)).decode()})
-    found = readable(rows, read_quota, "quota", itemgetter(0), lambda row: damaged.add(row[0]))
+    rows = session.given_to(session.records.fill("records", QUOTAS), [(name,) for name in names])
+    found = QUOTAS.readable(rows, lambda row: damaged.add(row[0]))
     known = {quota.name: quota for quota in found}
     lines = [] if ask.quota in damaged else servable(lines, damaged)
     return QuotaView(
@@ -201,7 +175,7 @@ def _windows(rows: Iterable[tuple[str, int, bytes | None]]) -> list[tuple[str, i
     """Of quotas the longest window; nothing is forgotten of one that cannot be read."""
     return readable(
         rows,
-        lambda row: (row[0], 0 if row[2] is None else read_quota(row).longest_window),
+        lambda row: (row[0], 0 if row[2] is None else QUOTAS.value(row).longest_window),
         "quota",
         itemgetter(0),
     )

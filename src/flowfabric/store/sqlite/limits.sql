@@ -1,27 +1,5 @@
 -- Quotas, the queues before them, and letting work through.
 
--- name: quotas
-select name, version, doc from quota where name in (select value from json_each(:names))
-
--- name: quota_page
-select name, version, doc from quota where name > :after order by name limit :limit
-
--- name: new_quota
-insert into quota (name, version, doc) values (:name, :version, :doc)
-on conflict (name) do nothing
-returning name
-
--- name: changed_quota
-update quota set version = :version, doc = :doc
-where name = :name and version = :expected
-returning name
-
--- name: dropped_quota
-delete from quota where name = :name returning name
-
--- name: dropped_admissions
-delete from admission where quota = :name
-
 -- name: new_queues
 insert into queue (quota, id, uses) values (?, ?, ?)
 on conflict (quota, id) do nothing

@@ -164,10 +164,6 @@ class SqliteStore:
     count_flows = _writing(flow_reads.count_flows)
     _owing_after = _reading(flow_reads.owing)
 
-    quotas = _reading(limits.quotas)
-    quota_page = _reading(limits.quota_page)
-    put_quota = _writing(limits.put_quota)
-    drop_quota = _writing(limits.drop_quota)
     take_starts_back = _writing(limits.take_starts_back)
     put_queues = _writing(limits.put_queues)
     standing = _reading(limits.standing)
@@ -190,8 +186,6 @@ class SqliteStore:
     trim_charges = _writing(budgets.trim_charges)
 
     lanes = _reading(lane_rows.lanes)
-    lane_settings = _reading(lane_rows.lane_settings)
-    put_lane = _writing(lane_rows.put_lane)
 
     holding = _reading(explain.holding)
     running_in = _reading(explain.running_in)
