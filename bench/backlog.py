@@ -14,7 +14,7 @@ import time
 
 from bench import limit, stores
 from flowfabric.core.base.ids import new_uuid7
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.policy import Policy, RoutingRequirements
 from flowfabric.core.execution.submission import Submission, create
 from flowfabric.engine.engine import Engine
@@ -36,7 +36,7 @@ async def fill(store: Store, submission: Submission, rows: int) -> None:
 
 async def median_claim(engine: Engine, lane: str, tries: int = 200) -> float:
     """Milliseconds of a claim of one."""
-    worker, found = Worker("bench", "bench"), []
+    worker, found = WorkerIdentity("bench", "bench"), []
     for _ in range(tries):
         start = time.perf_counter()
         claims = await engine.claims.claim(worker, lanes=[lane], limit=1)

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from bench import limit, stores
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
@@ -67,7 +67,7 @@ class ClosedLoop:
             self.latencies.append(time.perf_counter() - start)
 
     async def _claim(self) -> None:
-        worker = Worker("bench", self._lane)
+        worker = WorkerIdentity("bench", self._lane)
         running: set[asyncio.Task[None]] = set()
         while True:
             room = self._concurrency - len(running)

@@ -7,7 +7,7 @@ import time
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.lease import DEFAULT_TTL, Owner
-from flowfabric.core.execution.model import Source, Worker
+from flowfabric.core.execution.model import Source, WorkerIdentity
 from flowfabric.core.execution.submission import Submission, create
 from flowfabric.store.open import open_store
 from flowfabric.store.queries import ClaimCall
@@ -22,7 +22,7 @@ async def run(url: str, seconds: float) -> float:
     """Executions per second, submitted, claimed and completed."""
     store = await open_store(url)
     await store.migrate()
-    worker = Worker("limit", "limit")
+    worker = WorkerIdentity("limit", "limit")
     submission = Submission(kind="noop", payload=PAYLOAD, lane="limit")
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:

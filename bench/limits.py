@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from bench import limit, stores
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.policy import parse_policy
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.limit.quota import Quota, Rate
@@ -30,7 +30,7 @@ BATCH = 100
 AT_ONCE = 4
 KEYS = 1000
 
-WORKER = Worker("bench", "bench")
+WORKER = WorkerIdentity("bench", "bench")
 
 Make = Callable[[int], Submission]
 

@@ -22,7 +22,7 @@ from bench import limit, stores
 from bench.lifecycle import closed_loop
 from flowfabric import Context, Fabric, WorkerOptions
 from flowfabric.core.base.ids import new_uuid7
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait
@@ -144,7 +144,9 @@ async def very_many(engine: Engine) -> tuple[float, float]:
 async def _counting(engine: Engine) -> tuple[Any, Any]:
     """A suspension that waits for so many sources, and its waitpoint."""
     await engine.executions.submit(Submission(kind="counts", lane="counts"))
-    (claim,) = await engine.claims.claim(Worker("bench", "bench"), lanes=["counts"], limit=1)
+    (claim,) = await engine.claims.claim(
+        WorkerIdentity("bench", "bench"), lanes=["counts"], limit=1
+    )
     now = engine.now()
     binding = Binding(id=new_uuid7(now, secrets.randbits(74)), key="go")
     wait = Wait(condition=Count(SOURCES, CountKind.SOURCES, ("go",)), bindings=(binding,))

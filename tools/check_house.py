@@ -30,7 +30,7 @@ ONE_DIALECT = {
 one statement, where SQLite uses the code of its neighbours."""
 
 TWO_MEANINGS = {
-    "Ending", "Held", "Node", "Session", "Waiting", "Worker",
+    "Held", "Session", "Waiting",
 }  # fmt: skip
 """Class names that still have two meanings. The list only becomes shorter."""
 

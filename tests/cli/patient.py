@@ -5,7 +5,7 @@ from typing import Any
 
 from flowfabric import Context, Fabric
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.wait.condition.model import Single
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait
 from flowfabric.worker.api.task import Task
@@ -70,7 +70,9 @@ class Patient:
             async with patient(self.url) as fabric:
                 engine = await fabric.engine()
                 await fabric.get_task("order").submit()
-                (claim,) = await engine.claims.claim(Worker("w", "w1"), ttl=Millis(30_000), limit=1)
+                (claim,) = await engine.claims.claim(
+                    WorkerIdentity("w", "w1"), ttl=Millis(30_000), limit=1
+                )
                 binding = Binding(id=engine.suspensions.new_id(), key=key)
                 wait = Wait(condition=Single(key), bindings=(binding,))
                 request = Suspend(id=engine.suspensions.new_id(), waits=(wait,))

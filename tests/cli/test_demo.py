@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.demo import __main__ as entry
 from flowfabric.demo import play, tasks
 from flowfabric.demo.board import Board, JsonBoard, choose
@@ -63,10 +63,10 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: int) 
 
 def seen() -> Evidence:
     """What a good performance looks like."""
-    ada, bob = Worker("ada", "ada-1"), Worker("bob", "bob-1")
+    ada, bob = WorkerIdentity("ada", "ada-1"), WorkerIdentity("bob", "bob-1")
     number = iter(range(1, 100))
 
-    def event(kind: EventKind, worker: Worker) -> StoredEvent:
+    def event(kind: EventKind, worker: WorkerIdentity) -> StoredEvent:
         id = ExecutionId(NOBODY)
         return StoredEvent(next(number), id, "default", "default", Millis(0), kind, 1, 0, worker)
 

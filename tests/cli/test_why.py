@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from flowfabric import Fabric
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.limit.quota import Quota, Rate
@@ -59,7 +59,7 @@ def test_moments_are_told_as_local_time_and_as_what_is_left(cli: Cli) -> None:
             made = await engine.executions.submit(Submission(kind="job", policy=policy))
             ids.append(made.id)
             await engine._releases.drain()
-        await engine.claims.claim(Worker("ada", "ada-1"), ttl=Millis(30_000))
+        await engine.claims.claim(WorkerIdentity("ada", "ada-1"), ttl=Millis(30_000))
 
     with_engine(cli.url, fill)
     _, rate, line, _ = cli("why", ids[1]).stdout.splitlines()

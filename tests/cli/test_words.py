@@ -8,7 +8,7 @@ from flowfabric.cli.output import printable, redact
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.store.queries import Progress
 from tests.cli.terminal import NOBODY
 
@@ -52,7 +52,7 @@ def test_an_event_keeps_its_names_and_moments_are_iso() -> None:
         kind=EventKind.RETRY_SCHEDULED,
         epoch=1,
         attempt=0,
-        worker=Worker("ada", "ada-1"),
+        worker=WorkerIdentity("ada", "ada-1"),
         detail={"until": 1000, "message": "no"},
     )
     assert document(event) == {

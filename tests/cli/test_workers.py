@@ -8,13 +8,13 @@ import pytest
 
 from flowfabric import Fabric
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from tests.cli.terminal import Cli
 
-ADA = Worker("ada", "ada-1")
+ADA = WorkerIdentity("ada", "ada-1")
 
 
 def within(url: str, work: Callable[[Engine], Awaitable[Any]]) -> Any:

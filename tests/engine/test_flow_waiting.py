@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import NotFound, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Node
+from flowfabric.core.flow.graph import Graph, GraphNode
 from flowfabric.core.flow.model import Flow
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow.dispatch import MAX_PASSES
 from flowfabric.engine.flow.watcher import FlowWaiting
 from flowfabric.store.sqlite.store import open_sqlite
 
-GRAPH = Graph((Node("only", Submission(kind="noop")),))
+GRAPH = Graph((GraphNode("only", Submission(kind="noop")),))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.join import AllOf, JoinPolicy, On
 from flowfabric.core.flow.model import Flow, FlowState
 from flowfabric.engine.engine import Engine
@@ -109,7 +109,7 @@ def draw(
             key = f"{upstream}>{downstream}"
             links[key] = GraphEdge(upstream, downstream, (on or {}).get(key, On.SUCCESS))
     nodes = [
-        Node(
+        GraphNode(
             name,
             Submission(**{"kind": "job", **(given or {}).get(name, {})}),
             (joins or {}).get(name, AllOf()),

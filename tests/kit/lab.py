@@ -10,7 +10,7 @@ from typing import Any
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import StoredEvent
-from flowfabric.core.execution.model import Failure, Worker
+from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine.context import Options
@@ -20,8 +20,8 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 
 TTL = Millis(30_000)
-W1 = Worker("w1", "w1-a")
-W2 = Worker("w2", "w2-a")
+W1 = WorkerIdentity("w1", "w1-a")
+W2 = WorkerIdentity("w2", "w2-a")
 
 
 class Lab:
@@ -39,16 +39,16 @@ class Lab:
         assert isinstance(outcome, Submitted)
         return outcome.id
 
-    async def claim(self, worker: Worker = W1, **options: Any) -> list[Claim]:
+    async def claim(self, worker: WorkerIdentity = W1, **options: Any) -> list[Claim]:
         return await self.engine.claims.claim(worker, **{"ttl": TTL, **options})
 
-    async def claim_one(self, worker: Worker = W1, **options: Any) -> Claim:
+    async def claim_one(self, worker: WorkerIdentity = W1, **options: Any) -> Claim:
         """The next claim; fails if there is none."""
         claims = await self.claim(worker, limit=1, **options)
         assert len(claims) == 1, "nothing to claim"
         return claims[0]
 
-    async def running(self, worker: Worker = W1, **members: Any) -> Claim:
+    async def running(self, worker: WorkerIdentity = W1, **members: Any) -> Claim:
         """A fresh execution, claimed by `worker` (nothing else may be waiting)."""
         id = await self.submit(**members)
         claim = await self.claim_one(worker)

@@ -21,7 +21,7 @@ from flowfabric.core.execution.model import (
     Snapshot,
     State,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.status import Vector
 from flowfabric.core.wait import suspend as rules
@@ -87,7 +87,7 @@ def timeouts(*, attempt: int | None = None, deadline: int | None = None) -> dict
     return {"timeout_policy": {name: span for name, span in limits.items() if span is not None}}
 
 
-async def take(lab: Lab, id: ExecutionId, worker: Worker = W1) -> Claim:
+async def take(lab: Lab, id: ExecutionId, worker: WorkerIdentity = W1) -> Claim:
     """This very execution, claimed, whatever else waits."""
     await lab.engine.grants.issue(id, worker.id)
     return await lab.engine.grants.claim(id, worker, ttl=TTL)

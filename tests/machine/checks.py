@@ -22,7 +22,7 @@ from flowfabric.core.execution.model import (
     Start,
     Suspended,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.status import outcome_word, vector
 from flowfabric.store.contract import Store
@@ -35,12 +35,12 @@ from tests.machine.wait_checks import WaitChecks, alarms_are_set, step_doc
 from tests.machine.words import LEGAL, Row, Stage
 
 LANES = ("a", "b")
-CLOSER = Worker("closer", "closer-1")
+CLOSER = WorkerIdentity("closer", "closer-1")
 WORKERS = [
-    Worker("w1", "w1-1"),
-    Worker("w2", "w2-1"),
-    Worker("w3", "w3-1"),
-    Worker("operator", "operator"),
+    WorkerIdentity("w1", "w1-1"),
+    WorkerIdentity("w2", "w2-1"),
+    WorkerIdentity("w3", "w3-1"),
+    WorkerIdentity("operator", "operator"),
     CLOSER,
 ]
 MANY = 1000

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Failure, Worker
+from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.step import Step
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Owned
@@ -212,7 +212,7 @@ class MarkExpired:
 
 @dataclass(frozen=True)
 class Grant:
-    worker: Worker
+    worker: WorkerIdentity
     offers: frozenset[str]
     ttl: int
 
@@ -227,7 +227,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class GrantReclaim:
-    worker: Worker
+    worker: WorkerIdentity
     offers: frozenset[str]
     ttl: int
 
@@ -242,7 +242,7 @@ class GrantReclaim:
 
 @dataclass(frozen=True)
 class ClaimGranted:
-    worker: Worker
+    worker: WorkerIdentity
     ttl: int
 
     def call(self, engine: Engine, life: Life, lease_id: UUID) -> Call:
@@ -254,7 +254,7 @@ class ClaimGranted:
 
 @dataclass(frozen=True)
 class ClaimResumed:
-    worker: Worker
+    worker: WorkerIdentity
     ttl: int
 
     def call(self, engine: Engine, life: Life, lease_id: UUID) -> Call:
@@ -268,7 +268,7 @@ class ClaimResumed:
 
 @dataclass(frozen=True)
 class Reclaim:
-    worker: Worker
+    worker: WorkerIdentity
     ttl: int
     most: int | None = None
 

@@ -26,9 +26,9 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Ended, Failure, Worker
+from flowfabric.core.execution.model import Ended, Failure, WorkerIdentity
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node, member_id
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode, member_id
 from flowfabric.core.flow.join import AllOf, AnyOf, Edge, JoinPolicy, On, Quorum, Rest
 from flowfabric.core.flow.model import CancelPolicy, Parent
 from flowfabric.engine.commit import retry
@@ -49,7 +49,7 @@ READS = frozenset(
     {"load", "flows", "chores", "edges", "unsettled", "members", "load_needs", "owing"}
 )
 RECORD_WRITES = frozenset({"put", "drop", "expire"})
-WORKER = Worker("w", "w-1")
+WORKER = WorkerIdentity("w", "w-1")
 ALL = AllOf()
 MOST_SWEEPS = 30
 PER_PAGE = 3
@@ -228,7 +228,9 @@ class FlowPlay:
 
     async def declare(self, wishes: list[Wish], links: list[Wanted]) -> None:
         now = int(self.clock.now())
-        nodes = tuple(Node(one.key, one.submission(now, alone=False), one.join) for one in wishes)
+        nodes = tuple(
+            GraphNode(one.key, one.submission(now, alone=False), one.join) for one in wishes
+        )
         wires = tuple(GraphEdge(one.up.key, one.down.key, one.on) for one in links)
         self.book.sealed = True
         self.book.members.update({one.uuid: Member(one.uuid, one.rule) for one in wishes})
@@ -341,7 +343,7 @@ class FlowPlay:
         await self.checks.hear()
         flow, since = uuid5(claim.uuid, f"flow {len(self.book.children)}"), len(member.tale)
         later = Submission(kind="part", delay_until=Millis(self.clock.now() + NEVER))
-        graph, parent = Graph((Node("part", later),)), Parent(str(claim.id), "flow")
+        graph, parent = Graph((GraphNode("part", later),)), Parent(str(claim.id), "flow")
         answer = await self.insist(
             lambda engine: engine.flows.declare("child", graph, id=flow, parent=parent)
         )

@@ -19,7 +19,7 @@ from flowfabric.core.execution.model import (
     Start,
     Suspended,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.limit.budget import Budget, Limit, OnHard, Scope, chain, exhausted
@@ -38,7 +38,7 @@ T = TypeVar("T")
 Deed = Callable[[LimitPlay, int, int, bool], Awaitable[None]]
 
 MOST_EXECUTIONS = 14
-WORKER = Worker("w", "w-1")
+WORKER = WorkerIdentity("w", "w-1")
 LANES = ("a", "b")
 QUOTAS = ("q", "r")
 TREE = (("top", None), ("mid", "top"), ("low", "mid"))

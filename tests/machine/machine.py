@@ -13,7 +13,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from tests.machine.checks import CLOSER, LANES, WORKERS, Checks
 from tests.machine.deeds import (
     ACTS,
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(pick=picks, worker=workers, ttl=ttls, wait=grant_waits, trouble=troubles)
     def grant_and_redeem(
-        self, pick: int, worker: Worker, ttl: int, wait: int, trouble: object
+        self, pick: int, worker: WorkerIdentity, ttl: int, wait: int, trouble: object
     ) -> None:
         """The right grant for how the execution stands, redeemed in the right way."""
         grants = (Grant(worker, ALL, 1000), GrantReclaim(worker, ALL, 1000))
@@ -184,7 +184,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(pick=picks, thief=workers, revoked=st.booleans(), deed=deeds, form=forms)
     def robbed_owner_acts(
-        self, pick: int, thief: Worker, revoked: bool, deed: Deed, form: str
+        self, pick: int, thief: WorkerIdentity, revoked: bool, deed: Deed, form: str
     ) -> None:
         """The same while somebody else runs what it lost."""
         holding = self._owner(pick)

@@ -18,7 +18,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import lease as core
 from flowfabric.core.execution.lease import Taking
-from flowfabric.core.execution.model import Ended, Lost, Ready, Snapshot, Worker
+from flowfabric.core.execution.model import Ended, Lost, Ready, Snapshot, WorkerIdentity
 from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Held, Owned
@@ -73,7 +73,7 @@ class Holding:
 class Demand:
     """One request for work."""
 
-    worker: Worker
+    worker: WorkerIdentity
     offers: frozenset[str]
     lanes: tuple[str, ...] = ()
     namespace: str | None = None

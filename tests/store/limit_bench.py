@@ -18,7 +18,7 @@ from flowfabric.core.execution.model import (
     Snapshot,
     Source,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.operator import cancel
 from flowfabric.core.execution.submission import Creation, Submission, create
@@ -72,7 +72,9 @@ class Bench:
         (snapshot,) = await self.submit(1, uses, **members)
         return snapshot
 
-    async def claim(self, limit: int = 9, worker: Worker = W1, **members: Any) -> list[Snapshot]:
+    async def claim(
+        self, limit: int = 9, worker: WorkerIdentity = W1, **members: Any
+    ) -> list[Snapshot]:
         given = {"capabilities": frozenset(), "lanes": (), "namespace": None, **members}
         call = ClaimCall(id=self.fresh(), worker=worker, limit=limit, ttl=TTL, **given)
         return [taken.snapshot for taken in await self.store.claim(call, self.now)]

@@ -17,7 +17,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt as attempts
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.lease import Owner, fence_of
-from flowfabric.core.execution.model import Active, Lease, Snapshot, Worker
+from flowfabric.core.execution.model import Active, Lease, Snapshot, WorkerIdentity
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
@@ -27,8 +27,8 @@ from flowfabric.store.postgres.link import Link
 from flowfabric.store.queries import ClaimCall, Progress, Renewal, SideWrite
 from tests.kit.postgres import Databases
 
-W1 = Worker("w1", "w1-a")
-W2 = Worker("w2", "w2-a")
+W1 = WorkerIdentity("w1", "w1-a")
+W2 = WorkerIdentity("w2", "w2-a")
 TTL = Millis(30_000)
 
 _numbers = itertools.count(1)
@@ -64,7 +64,7 @@ class Bench:
         assert await self.store.submit(creations, self.now) == [None] * count
         return [creation.snapshot for creation in creations]
 
-    def call(self, limit: int = 1, worker: Worker = W1, **members: Any) -> ClaimCall:
+    def call(self, limit: int = 1, worker: WorkerIdentity = W1, **members: Any) -> ClaimCall:
         given = {
             "id": self.fresh(),
             "capabilities": frozenset(),
@@ -75,7 +75,9 @@ class Bench:
         }
         return ClaimCall(worker=worker, limit=limit, **given)
 
-    async def claim(self, limit: int = 1, worker: Worker = W1, **members: Any) -> list[Snapshot]:
+    async def claim(
+        self, limit: int = 1, worker: WorkerIdentity = W1, **members: Any
+    ) -> list[Snapshot]:
         taken = await self.store.claim(self.call(limit, worker, **members), self.now)
         return [item.snapshot for item in taken]
 

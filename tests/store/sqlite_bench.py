@@ -10,15 +10,15 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.lease import Owner, fence_of
-from flowfabric.core.execution.model import Active, Lease, Snapshot, Worker
+from flowfabric.core.execution.model import Active, Lease, Snapshot, WorkerIdentity
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import ClaimCall, Taken
 from flowfabric.store.sqlite import SqliteStore
 
 TTL = Millis(30_000)
-W1 = Worker("w1", "w1-a")
-W2 = Worker("w2", "w2-a")
+W1 = WorkerIdentity("w1", "w1-a")
+W2 = WorkerIdentity("w2", "w2-a")
 
 
 class Bench:
@@ -53,14 +53,16 @@ class Bench:
             uuids += [creation.snapshot.execution.uuid for creation in batch]
         return uuids
 
-    def call(self, worker: Worker = W1, limit: int = 1, **members: Any) -> ClaimCall:
+    def call(self, worker: WorkerIdentity = W1, limit: int = 1, **members: Any) -> ClaimCall:
         given = {"capabilities": frozenset(), "lanes": (), "namespace": None, "ttl": TTL, **members}
         return ClaimCall(id=self.uuid(), worker=worker, limit=limit, **given)
 
-    async def claim(self, worker: Worker = W1, limit: int = 1, **members: Any) -> list[Taken]:
+    async def claim(
+        self, worker: WorkerIdentity = W1, limit: int = 1, **members: Any
+    ) -> list[Taken]:
         return await self.store.claim(self.call(worker, limit, **members), self.now)
 
-    async def claim_one(self, worker: Worker = W1, **members: Any) -> Snapshot:
+    async def claim_one(self, worker: WorkerIdentity = W1, **members: Any) -> Snapshot:
         (taken,) = await self.claim(worker, **members)
         return taken.snapshot
 

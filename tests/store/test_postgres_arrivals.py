@@ -11,7 +11,7 @@ import pytest
 
 from flowfabric import ExecutionId, Fabric, RunFailed
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.run.loop import WorkerOptions
@@ -239,7 +239,7 @@ async def test_a_run_ended_in_an_open_transaction_does_not_stop_the_sweep(
     engine = await fabric.engine()
     await engine.executions.submit(Submission(kind="a"))
     await engine.executions.submit(Submission(kind="b"))
-    ending, other = await engine.claims.claim(Worker("w", "w-1"), limit=2, ttl=Millis(1))
+    ending, other = await engine.claims.claim(WorkerIdentity("w", "w-1"), limit=2, ttl=Millis(1))
     async with psql.transaction():
         await psql.execute("delete from flowfabric.lease where id = $1", ending.uuid)
         due = await engine.store.due(Millis(engine.now() + 1000), 10)

@@ -108,7 +108,7 @@ async def test_an_ending_in_an_open_transaction_holds_up_only_that_run(
     await lab.submit()
     await lab.submit()
     ending, other = await lab.claim(W1, limit=2)
-    written = foreign.Ending(
+    written = foreign.TransactionEnding(
         ending.uuid,
         ending.lease.id,
         ending.epoch,

@@ -17,7 +17,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner, fence_of
-from flowfabric.core.execution.model import Active, Ended, Worker
+from flowfabric.core.execution.model import Active, Ended, WorkerIdentity
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission, create
 from flowfabric.store.queries import ClaimCall, EventQuery, Taken
@@ -107,7 +107,7 @@ class Process:
 
     def __init__(self, store: SqliteStore, number: int) -> None:
         self.store = store
-        self.worker = Worker(f"w{number}", f"w{number}-{os.getpid()}")
+        self.worker = WorkerIdentity(f"w{number}", f"w{number}-{os.getpid()}")
         self.jitter = random.Random(os.getpid())
 
     def uuid(self) -> UUID:

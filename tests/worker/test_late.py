@@ -8,14 +8,14 @@ import pytest
 from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker as Identity
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
 from flowfabric.store.queries import ClaimCall, Taken
 from flowfabric.worker.api.run import Run
 from tests.worker import handlers
 from tests.worker.bench import TTL, Bench, Log, Wire, until, working
 
-OTHER = Identity("other", "other-1")
+OTHER = WorkerIdentity("other", "other-1")
 
 
 async def other_completes(bench: Bench, run: Run[Any]) -> None:
@@ -210,7 +210,7 @@ async def test_a_lost_reply_costs_other_workers_no_lease_either(
     with pytest.raises(Unavailable):
         await bench.engine.claims.claim(OTHER)
     assert await bench.engine.claims.claim(OTHER, kinds=["another"]) == []
-    (found,) = await bench.engine.claims.claim(Identity("third", "third-1"))
+    (found,) = await bench.engine.claims.claim(WorkerIdentity("third", "third-1"))
     assert found.id == run.id
 
 

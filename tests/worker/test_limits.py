@@ -7,14 +7,14 @@ import pytest
 
 from flowfabric import Context, Fabric, Invalid, NotFound, PublicState, Run, RunFailed
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.store.queries import Query
 from tests.kit.connections import libraries
 from tests.worker.bench import TTL, Bench, Log
 
 MINUTE = 60_000
-SOMEBODY = Worker("somebody", "somebody-1")
+SOMEBODY = WorkerIdentity("somebody", "somebody-1")
 
 
 async def uses(bench: Bench, run: Run[Any]) -> dict[str, str]:

@@ -14,12 +14,12 @@ import pytest
 from flowfabric import Context, Fabric, Run, RunFailed
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.worker.run import probation
 from tests.worker.bench import until, working
 
 ROOT = Path(__file__).parents[2]
-DEAD = Worker("dead", "dead-1")
+DEAD = WorkerIdentity("dead", "dead-1")
 
 APP = """
     import asyncio, os, sys

@@ -16,12 +16,12 @@ from flowfabric import (
     WaitTimeout,
 )
 from flowfabric.core.base.errors import Unavailable
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.store.clock import ManualClock
 from flowfabric.worker.run.loop import HandlerRuntime
 from tests.worker.bench import AGAIN, TTL, Bench, Log, Wire, until, working
 
-DOOMED = Worker("doomed", "doomed")
+DOOMED = WorkerIdentity("doomed", "doomed")
 
 
 async def kinds(run: Any) -> list[str]:

@@ -22,7 +22,7 @@ from flowfabric.core.execution.grant import (
     ReclaimCapExceeded,
 )
 from flowfabric.core.execution.granted import Grant, GrantKind, GrantNotes, NewAttempt
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 
@@ -65,8 +65,8 @@ class GrantOptions(Struct, frozen=True, kw_only=True):
     notes: GrantNotes = GrantNotes()
 
     @property
-    def who(self) -> str | Worker:
-        return self.worker if self.instance is None else Worker(self.worker, self.instance)
+    def who(self) -> str | WorkerIdentity:
+        return self.worker if self.instance is None else WorkerIdentity(self.worker, self.instance)
 
     @property
     def span(self) -> Millis:
@@ -170,7 +170,7 @@ def redeem(  # noqa: PLR0913 - the options are the interface
     Prints the handle for `flowfabric lease`. A repeat with the same --lease-id gets the same lease.
     """
     wanted = Redeeming(
-        worker=Worker(worker, instance),
+        worker=WorkerIdentity(worker, instance),
         ttl=parse_span(ttl, "--ttl"),
         lease=None if lease_id is None else parse_uuid(lease_id, "--lease-id"),
         key=key,
@@ -198,7 +198,7 @@ def take(
 class Redeeming(Struct, frozen=True, kw_only=True):
     """Who redeems a grant, and what is said about the attempt."""
 
-    worker: Worker
+    worker: WorkerIdentity
     ttl: Millis
     lease: UUID | None
     key: str | None

@@ -39,7 +39,7 @@ MEMORY = ":memory:"
 _NUMBERED = re.compile(r"\$(\d+)")
 
 
-class Ending(Struct, frozen=True):
+class TransactionEnding(Struct, frozen=True):
     """What ends an execution in somebody else's transaction, under its fence. Its `flow` is owed
     the ending."""
 
@@ -139,7 +139,7 @@ async def arrive(
     return UUID(str(id)), lane
 
 
-async def complete(connection: Any, ending: Ending) -> bool:
+async def complete(connection: Any, ending: TransactionEnding) -> bool:
     """Ends an execution in success if its fence stands; False when it does not."""
     foreign = Foreign(connection)
     if foreign.dialect == "sqlite":
@@ -201,7 +201,7 @@ async def _arrive_sqlite(
     return arrival.uuid, arrival.lane
 
 
-async def _complete_sqlite(foreign: Foreign, ending: Ending) -> bool:
+async def _complete_sqlite(foreign: Foreign, ending: TransactionEnding) -> bool:
     values = {
         "id": ending.uuid.bytes,
         "epoch": ending.epoch,

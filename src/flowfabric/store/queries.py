@@ -10,7 +10,7 @@ from msgspec import Struct
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
-from flowfabric.core.execution.model import Gate, Route, Snapshot, Worker
+from flowfabric.core.execution.model import Gate, Route, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
@@ -33,7 +33,7 @@ class ClaimCall(Struct, frozen=True, gc=False):
     call whose reply was lost returns what it already took."""
 
     id: UUID
-    worker: Worker
+    worker: WorkerIdentity
     capabilities: Capabilities
     lanes: tuple[str, ...]
     namespace: str | None
@@ -265,6 +265,6 @@ class LedgerNeeds(Struct, frozen=True):
 class Holding(NamedTuple):
     """How many leases a worker holds in a namespace."""
 
-    worker: Worker
+    worker: WorkerIdentity
     namespace: str
     leases: int

@@ -23,7 +23,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.time import MAX_MILLIS, MAX_SPAN
 from flowfabric.core.execution.lease import Owner
-from flowfabric.core.execution.model import Failure, Worker
+from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution.attempts import Held
@@ -217,8 +217,8 @@ TEXTS: dict[str, Use] = {
     "step of a delay": lambda lab, c, v: lab.engine.attempts.delay(
         c, MAX_MILLIS, step=step(name=v)
     ),
-    "claim worker": lambda lab, c, v: lab.claim(Worker(v, "a")),
-    "claim instance": lambda lab, c, v: lab.claim(Worker("a", v)),
+    "claim worker": lambda lab, c, v: lab.claim(WorkerIdentity(v, "a")),
+    "claim instance": lambda lab, c, v: lab.claim(WorkerIdentity("a", v)),
     "claim lane": lambda lab, c, v: lab.claim(lanes=["default", v]),
     "claim kind": lambda lab, c, v: lab.claim(kinds=["job", v]),
     "claim capability": lambda lab, c, v: lab.claim(capabilities=["gpu", v]),
@@ -235,10 +235,10 @@ TEXTS: dict[str, Use] = {
     ),
     "eligible": lambda lab, c, v: lab.engine.grants.eligible(v),
     "eligible namespace": lambda lab, c, v: lab.engine.grants.eligible("default", namespace=v),
-    "redeem": lambda lab, c, v: lab.engine.grants.claim(c.id, Worker(v, "a")),
-    "redeem instance": lambda lab, c, v: lab.engine.grants.claim(c.id, Worker("w1", v)),
-    "resume": lambda lab, c, v: lab.engine.grants.claim_resumed(c.id, Worker(v, "a")),
-    "reclaim": lambda lab, c, v: lab.engine.grants.reclaim(c.id, Worker(v, "a")),
+    "redeem": lambda lab, c, v: lab.engine.grants.claim(c.id, WorkerIdentity(v, "a")),
+    "redeem instance": lambda lab, c, v: lab.engine.grants.claim(c.id, WorkerIdentity("w1", v)),
+    "resume": lambda lab, c, v: lab.engine.grants.claim_resumed(c.id, WorkerIdentity(v, "a")),
+    "reclaim": lambda lab, c, v: lab.engine.grants.reclaim(c.id, WorkerIdentity(v, "a")),
     "pause": lambda lab, c, v: lab.engine.lanes.pause(v),
     "resume lane": lambda lab, c, v: lab.engine.lanes.resume(v),
     "lanes after": lambda lab, c, v: lab.engine.lanes.list(after=v),
@@ -297,7 +297,7 @@ TOO_LONG: dict[str, tuple[Use, int, type[FlowFabricError]]] = {
     "key": (lambda lab, c, v: submit(lab, key=v), 1024, Invalid),
     "creator": (lambda lab, c, v: submit(lab, creator=v), 256, Invalid),
     "tag": (lambda lab, c, v: submit(lab, tags={"app.a": v}), 4096, Invalid),
-    "worker": (lambda lab, c, v: lab.claim(Worker(v, "a")), 256, Invalid),
+    "worker": (lambda lab, c, v: lab.claim(WorkerIdentity(v, "a")), 256, Invalid),
     "reason": (lambda lab, c, v: lab.engine.executions.cancel(c.id, reason=v), 4096, Invalid),
     "progress": (lambda lab, c, v: lab.engine.attempts.progress(c, 1, v), 4096, Invalid),
     "step": (lambda lab, c, v: lab.engine.attempts.record_step(c, step(name=v)), 2048, Invalid),
@@ -356,12 +356,20 @@ SHAPES: dict[str, tuple[Use, list[Any], type[FlowFabricError]]] = {
     "lane": (lambda lab, c, v: submit(lab, lane=v), [None, "é", "\x1f", "\x7f", "a\n"], Invalid),
     "worker": (
         lambda lab, c, v: lab.claim(v),
-        [None, "w1", 7, Worker("", "a"), Worker("a", ""), Worker("a b", "a"), Worker("a", "\x7f")],
+        [
+            None,
+            "w1",
+            7,
+            WorkerIdentity("", "a"),
+            WorkerIdentity("a", ""),
+            WorkerIdentity("a b", "a"),
+            WorkerIdentity("a", "\x7f"),
+        ],
         Invalid,
     ),
     "redeeming worker": (
         lambda lab, c, v: lab.engine.grants.claim(c.id, v),
-        [None, "w1", Worker("", "a")],
+        [None, "w1", WorkerIdentity("", "a")],
         Invalid,
     ),
     "lanes": (

@@ -7,7 +7,7 @@ import pytest
 from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.status import (
     AttemptState,
     Blocking,
@@ -277,7 +277,7 @@ async def test_a_worker_instance_holds_what_it_claimed(lab: Lab) -> None:
     for _ in range(3):
         await lab.submit()
     mine = {claim.id for claim in await lab.claim(W1, limit=2)}
-    [theirs] = await lab.claim(Worker(W1.id, "w1-b"))
+    [theirs] = await lab.claim(WorkerIdentity(W1.id, "w1-b"))
     assert set(await lab.engine.claims.held_by(W1.instance)) == mine
     assert await lab.engine.claims.held_by("w1-b") == [theirs.id]
     assert await lab.engine.claims.held_by("w9") == []

@@ -21,7 +21,7 @@ from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.handle import HandleKind, seal
 from flowfabric.core.execution.lease import Owner
-from flowfabric.core.execution.model import Fence, Snapshot, Source, Worker
+from flowfabric.core.execution.model import Fence, Snapshot, Source, WorkerIdentity
 from flowfabric.engine.execution.attempts import Held
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.contract import Store
@@ -307,7 +307,7 @@ async def test_a_refusal_is_told_at_once(
 
 
 async def test_a_handle_says_what_the_claim_says(lab: Lab) -> None:
-    claim = await lab.running(lane="blue", worker=Worker("w7", "w7-b"))
+    claim = await lab.running(lane="blue", worker=WorkerIdentity("w7", "w7-b"))
     body = lab.engine.attempts.open(lab.engine.attempts.seal(claim))
     assert body.execution_id == claim.id
     assert Fence(body.lease_id, body.epoch, body.attempt_id) == claim.fence

@@ -26,7 +26,7 @@ from flowfabric.core.execution.granted import (
     hash_capabilities,
 )
 from flowfabric.core.execution.lease import Owner
-from flowfabric.core.execution.model import Failure, Worker
+from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.policy import parse_policy
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.execution.attempts import Held
@@ -165,7 +165,7 @@ async def test_a_call_that_is_repeated_with_its_key_is_granted_once(lab: Lab) ->
     first = await lab.engine.grants.issue(id, W1, ttl=GRANT, key="k")
     lab.clock.advance(1000)
     assert await lab.engine.grants.issue(id, W1, ttl=GRANT, key="k") == first
-    for worker, key in ((W2, "k"), (Worker("w1", "w1-b"), "k"), (W1, "other")):
+    for worker, key in ((W2, "k"), (WorkerIdentity("w1", "w1-b"), "k"), (W1, "other")):
         with pytest.raises(GrantExists):
             await lab.engine.grants.issue(id, worker, key=key)
     rescue = await lab.engine.grants.issue_reclaim(gone.id, W2, key="r")
@@ -202,7 +202,7 @@ async def test_a_key_redeems_its_own_grant_only(lab: Lab) -> None:
         {"notes": None},
         {"notes": GrantNotes(route_snapshot=7)},  # type: ignore[arg-type]
         {"notes": GrantNotes(admission_summary="x" * 20_000)},
-        {"worker": Worker("", "")},
+        {"worker": WorkerIdentity("", "")},
         {"worker": 7},
     ],
 )

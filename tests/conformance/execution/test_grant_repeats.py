@@ -10,7 +10,7 @@ from flowfabric.core.base.errors import LeaseConflict, NotLeaseable, StaleLease
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.grant import Granted, GrantNotFound
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import TTL, W1, W2, Lab
 
@@ -47,7 +47,9 @@ WAYS = {
 }
 
 
-async def redeem(lab: Lab, way: str, id: str, worker: Worker = W1, lease: UUID = MINE) -> Any:
+async def redeem(
+    lab: Lab, way: str, id: str, worker: WorkerIdentity = W1, lease: UUID = MINE
+) -> Any:
     return await getattr(lab.engine.grants, way)(id, worker, ttl=TTL, lease_id=lease)
 
 
@@ -93,7 +95,7 @@ async def test_nobody_else_gets_it(lab: Lab, way: str) -> None:
     """Another lease id, another worker or another instance is another caller."""
     id = await WAYS[way](lab)
     first = await redeem(lab, way, id)
-    others = [(W1, OTHER), (W2, MINE), (Worker("w1", "w1-b"), MINE)]
+    others = [(W1, OTHER), (W2, MINE), (WorkerIdentity("w1", "w1-b"), MINE)]
     for worker, lease in others:
         try:
             answer = await redeem(lab, way, id, worker, lease)

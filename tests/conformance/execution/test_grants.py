@@ -24,7 +24,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.grant import Granted
 from flowfabric.core.execution.handle import HandleKind
-from flowfabric.core.execution.model import Hold, Ready, Start, Worker
+from flowfabric.core.execution.model import Hold, Ready, Start, WorkerIdentity
 from flowfabric.core.execution.status import AttemptState, Ownership, Phase, PublicState
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import TTL, W1, W2, Lab
@@ -142,7 +142,7 @@ async def test_a_granted_execution_is_hidden_from_everybody_but_its_worker(lab: 
     assert await lab.engine.grants.find_and_issue("w2", lane="default") is None
     with pytest.raises(GrantExists):
         await lab.engine.grants.take(id)
-    assert (await lab.claim_one(Worker("w1", "w1-b"))).id == id
+    assert (await lab.claim_one(WorkerIdentity("w1", "w1-b"))).id == id
 
 
 async def test_a_grant_that_lapsed_needs_nobody(lab: Lab) -> None:
@@ -196,8 +196,8 @@ async def test_another_instance_of_the_granted_worker_may_redeem(lab: Lab) -> No
     """§1.2: the worker id authorises, the instance is for the record."""
     id = await lab.submit()
     await lab.engine.grants.issue(id, "w1")
-    claim = await lab.engine.grants.claim(id, Worker("w1", "restarted"))
-    assert claim.lease.worker == Worker("w1", "restarted")
+    claim = await lab.engine.grants.claim(id, WorkerIdentity("w1", "restarted"))
+    assert claim.lease.worker == WorkerIdentity("w1", "restarted")
 
 
 async def test_an_expired_grant_is_not_redeemed(lab: Lab) -> None:
@@ -423,7 +423,7 @@ async def test_an_operator_takes_a_waiting_execution_whatever_it_requires(lab: L
     id = await lab.submit(policy=needs("gpu"))
     claim = await lab.engine.grants.take(id, ttl=TTL)
     assert (claim.epoch, claim.attempt) == (1, 0)
-    assert claim.lease.worker == Worker("operator", "operator")
+    assert claim.lease.worker == WorkerIdentity("operator", "operator")
     shape = await lab.vector(id)
     assert (shape.phase, shape.ownership, shape.attempt) == (
         Phase.ACTIVE,

@@ -134,7 +134,7 @@ async def test_an_ending_in_the_applications_transaction_counts_if_it_commits(
 ) -> None:
     for connect in libraries(store_url):
         claim = await lab.running(deadline_at=Millis(lab.clock.now() + 60_000))
-        ending = foreign.Ending(
+        ending = foreign.TransactionEnding(
             claim.uuid,
             claim.lease.id,
             claim.epoch,
@@ -166,7 +166,7 @@ async def test_a_stale_worker_cannot_end_anything_in_a_transaction(
         stale = await lab.running()
         await lab.lose(stale)
         fresh = await lab.claim_one()
-        ending = foreign.Ending(
+        ending = foreign.TransactionEnding(
             stale.uuid,
             stale.lease.id,
             stale.epoch,

@@ -24,7 +24,7 @@ from flowfabric.core.execution.grant import (
 )
 from flowfabric.core.execution.handle import HandleKind
 from flowfabric.core.execution.lease import AlreadySatisfied
-from flowfabric.core.execution.model import Outcome, Start, Worker
+from flowfabric.core.execution.model import Outcome, Start, WorkerIdentity
 from flowfabric.core.execution.status import AttemptState, Ownership, Phase, PublicState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import Description
@@ -53,7 +53,7 @@ async def lost_after(lab: Lab, reclaims: int, **members: Any) -> Claim:
     return claim
 
 
-async def reclaim(lab: Lab, id: str, worker: Worker = W2, **options: Any) -> Claim:
+async def reclaim(lab: Lab, id: str, worker: WorkerIdentity = W2, **options: Any) -> Claim:
     """Granted and redeemed."""
     assert isinstance(await lab.engine.grants.issue_reclaim(id, worker.id), Granted)
     claim = await lab.engine.grants.reclaim(id, worker, ttl=TTL, **options)
@@ -272,7 +272,7 @@ async def test_another_instance_of_the_worker_can_redeem_the_grant(lab: Lab) -> 
     """E-X17"""
     old = await lost(lab)
     await lab.engine.grants.issue_reclaim(old.id, W2.id)
-    claim = await lab.engine.grants.reclaim(old.id, Worker(W2.id, "w2-b"))
+    claim = await lab.engine.grants.reclaim(old.id, WorkerIdentity(W2.id, "w2-b"))
     assert isinstance(claim, Claim)
     assert claim.lease.worker.instance == "w2-b"
 
@@ -320,7 +320,9 @@ async def test_a_reclaim_moves_the_execution_to_the_new_worker(lab: Lab) -> None
 
 
 @pytest.mark.parametrize("worker", [W1, W2])
-async def test_a_pull_takes_a_lost_execution_without_any_grant(lab: Lab, worker: Worker) -> None:
+async def test_a_pull_takes_a_lost_execution_without_any_grant(
+    lab: Lab, worker: WorkerIdentity
+) -> None:
     """D-1, D-2, INV-19"""
     old = await lost(lab)
     claim = await lab.claim_one(worker)

@@ -14,7 +14,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family
 from flowfabric.core.execution.grant import Granted, GrantNotFound, ReclaimCapExceeded
 from flowfabric.core.execution.lease import MarkedExpired, Revoked
-from flowfabric.core.execution.model import Failure, Outcome, Start, Worker
+from flowfabric.core.execution.model import Failure, Outcome, Start, WorkerIdentity
 from flowfabric.core.execution.status import Ownership, PublicState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import Description
@@ -41,7 +41,7 @@ async def lost_after(lab: Lab, reclaims: int, **members: Any) -> Claim:
     return claim
 
 
-async def reclaim(lab: Lab, id: str, worker: Worker = W2, **options: Any) -> Claim:
+async def reclaim(lab: Lab, id: str, worker: WorkerIdentity = W2, **options: Any) -> Claim:
     """Granted and redeemed."""
     assert isinstance(await lab.engine.grants.issue_reclaim(id, worker.id), Granted)
     claim = await lab.engine.grants.reclaim(id, worker, ttl=TTL, **options)

@@ -8,7 +8,7 @@ import pytest
 from flowfabric.core.base.errors import NotActive, StaleLease
 from flowfabric.core.execution.handle import HandleKind
 from flowfabric.core.execution.lease import Revoked
-from flowfabric.core.execution.model import AttemptOutcome, Worker
+from flowfabric.core.execution.model import AttemptOutcome, WorkerIdentity
 from flowfabric.core.execution.operator import Cancelled
 from flowfabric.core.execution.status import Ownership
 from flowfabric.engine.execution.claims import Claim
@@ -129,7 +129,7 @@ async def test_the_epoch_grows_with_every_lease_and_never_falls(lab: Lab) -> Non
     ]
     for step in steps:
         await step(claim)
-        claim = await lab.claim_one(Worker("w1", f"w1-{claim.epoch}"))
+        claim = await lab.claim_one(WorkerIdentity("w1", f"w1-{claim.epoch}"))
         seen.append((claim.epoch, claim.attempt, claim.handle_kind))
     assert seen == [
         (1, 0, HandleKind.FRESH),

@@ -19,7 +19,7 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.join import AnyOf, Edge
 from flowfabric.core.flow.model import CancelPolicy, FlowState, Parent
 from flowfabric.core.limit.budget import Budget, Limit
@@ -108,7 +108,7 @@ PRESENCE = Presence(worker="w1", instance="w1-a")
 
 def arguments(lab: Lab, world: World) -> dict[str, Any]:
     """A good value for every parameter, by its name."""
-    node = Node("a", Submission(kind="job"))
+    node = GraphNode("a", Submission(kind="job"))
     return {
         "id": world.waiting, "submission": Submission(kind="job", tags={"app.a": "1"}),
         "submissions": (Submission(kind="job"),), "reason": "paused_by_operator", "detail": "why",
@@ -144,8 +144,8 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
 
 def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
     """What some operations take under the same name."""
-    two = Node("b", Submission(kind="job"), AnyOf())
-    graph = Graph((Node("a", Submission(kind="job")), two), (GraphEdge("a", "b", input="x"),))
+    two = GraphNode("b", Submission(kind="job"), AnyOf())
+    graph = Graph((GraphNode("a", Submission(kind="job")), two), (GraphEdge("a", "b", input="x"),))
     by_name = {
         "budgets": {"name": "team"},
         "quotas": {"name": "api"},

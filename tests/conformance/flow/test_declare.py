@@ -23,7 +23,7 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node, member_id
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode, member_id
 from flowfabric.core.flow.join import AnyOf, On, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
 from flowfabric.store.queries import Query
@@ -43,10 +43,10 @@ def of(*nodes: Any, links: tuple[Any, ...] = ()) -> Graph:
 
 
 def with_submission(**members: Any) -> Graph:
-    return of(Node("good", JOB), Node("bad", Submission(**{"kind": "job", **members})))
+    return of(GraphNode("good", JOB), GraphNode("bad", Submission(**{"kind": "job", **members})))
 
 
-A, B = Node("a", JOB), Node("b", JOB)
+A, B = GraphNode("a", JOB), GraphNode("b", JOB)
 REFUSED: dict[str, tuple[Any, type[FlowFabricError], str]] = {
     "empty": (of(), InvalidGraph, "at least one"),
     "cycle": (draw("root>a>b>c>a", "c>after"), CycleDetected, "a → b → c → a|b → c → a|c → a"),
@@ -62,8 +62,8 @@ REFUSED: dict[str, tuple[Any, type[FlowFabricError], str]] = {
     "bad kind of edge": (draw("a>b", on={"a>b": NO_WORD}), InvalidGraph, "sometimes"),
     "bad input": (of(A, B, links=(GraphEdge("a", "b", input="\ud800"),)), Invalid, "."),
     "two of one name": (of(A, B, A), InvalidGraph, "two members are called 'a'"),
-    "no name": (of(Node("", JOB)), Invalid, "."),
-    "a name that is none": (of(Node(ANYTHING, JOB)), Invalid, "."),
+    "no name": (of(GraphNode("", JOB)), Invalid, "."),
+    "a name that is none": (of(GraphNode(ANYTHING, JOB)), Invalid, "."),
     "bad kind": (with_submission(kind=""), InvalidGraph, "'bad'"),
     "bad payload": (with_submission(payload="text"), InvalidGraph, "'bad'"),
     "bad priority": (with_submission(priority="high"), InvalidGraph, "'bad'"),
@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Any, type[FlowFabricError], str]] = {
     "bad tag": (with_submission(tags={"Bad": "x"}), InvalidGraph, "'bad'"),
     "bad lane": (with_submission(lane="x" * 65), InvalidGraph, "'bad'"),
     "an idempotency key": (with_submission(key="k"), InvalidGraph, "'bad'.*idempotency key"),
-    "no submission": (of(Node("a", ANYTHING)), Invalid, "submission"),
+    "no submission": (of(GraphNode("a", ANYTHING)), Invalid, "submission"),
     "no node": (of(A, ANYTHING), Invalid, "node"),
     "no link": (of(A, links=(ANYTHING,)), Invalid, "link"),
     "a link of no names": (of(A, B, links=(GraphEdge(ANYTHING, "a"),)), Invalid, "."),

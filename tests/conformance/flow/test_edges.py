@@ -32,7 +32,7 @@ from flowfabric.core.execution.model import Ready, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.grow import AlreadyStaged, Staged
 from flowfabric.core.flow.join import AnyOf, Edge, JoinState, On, Quorum
 from flowfabric.store.rows.flow import read_edge
@@ -220,7 +220,7 @@ async def test_members_of_two_flows_are_not_linked(lab: Lab) -> None:
 async def test_a_cycle_is_found_through_thousands_of_members(lab: Lab) -> None:
     """C-T13, F-18: no cap, and what is no cycle is staged"""
     names = [f"n{number}" for number in range(2200)]
-    nodes = tuple(Node(name, Submission(kind="job")) for name in names)
+    nodes = tuple(GraphNode(name, Submission(kind="job")) for name in names)
     links = tuple(GraphEdge(*pair) for pair in pairwise(names))
     declared = await lab.engine.flows.declare("nightly", Graph(nodes, links))
     flow = Growing(lab, declared.id, dict(declared.members))

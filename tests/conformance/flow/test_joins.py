@@ -14,7 +14,7 @@ from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.join import (
     AllOf,
     AnyOf,
@@ -348,7 +348,8 @@ def passing(*links: tuple[str, str, str | None], **joins: JoinPolicy) -> Graph:
     """A graph of edges (upstream, downstream, input)."""
     plain = draw(*(f"{upstream}>{downstream}" for upstream, downstream, _ in links), joins=joins)
     nodes = tuple(
-        Node(node.key, Submission(kind="job", payload=b"own"), node.join) for node in plain.nodes
+        GraphNode(node.key, Submission(kind="job", payload=b"own"), node.join)
+        for node in plain.nodes
     )
     return Graph(nodes, tuple(GraphEdge(up, down, input=name) for up, down, name in links))
 

@@ -17,7 +17,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.join import AllOf, AnyOf, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.wait.model import Behaviour
@@ -440,7 +440,7 @@ async def test_an_upstream_that_ends_while_it_is_cancelled_keeps_its_ending(
 
 def wide(number: int) -> Graph:
     names = [f"u{each}" for each in range(number)]
-    nodes = [Node(name, Submission(kind="job")) for name in (*names, "z")]
+    nodes = [GraphNode(name, Submission(kind="job")) for name in (*names, "z")]
     return Graph(tuple(nodes), tuple(GraphEdge(name, "z") for name in names))
 
 

@@ -10,7 +10,7 @@ from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, Node
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.join import AllOf, AnyOf, Join, JoinState, On, Quorum, Rest
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState
 from tests.kit import situations
@@ -169,7 +169,7 @@ async def test_edges_leave_and_enter(lab: Lab) -> None:
 async def test_an_edge_belongs_to_one_flow(lab: Lab) -> None:
     """§1.10: describe_edge"""
     graph = Graph(
-        (Node("a", Submission(kind="job")), Node("b", Submission(kind="job"))),
+        (GraphNode("a", Submission(kind="job")), GraphNode("b", Submission(kind="job"))),
         (GraphEdge("a", "b", On.ANY_END, "rows"),),
     )
     declared = await lab.engine.flows.declare("nightly", graph)
@@ -381,8 +381,8 @@ async def test_nobody_waits_longer_than_they_want(lab: Lab) -> None:
 
 
 async def test_inputs_are_the_results_of_upstreams(lab: Lab) -> None:
-    nodes = tuple(Node(key, Submission(kind="job")) for key in "abc")
-    z = Node("z", Submission(kind="job"), Quorum(1, Rest.LET_RUN))
+    nodes = tuple(GraphNode(key, Submission(kind="job")) for key in "abc")
+    z = GraphNode("z", Submission(kind="job"), Quorum(1, Rest.LET_RUN))
     links = tuple(GraphEdge(key, "z", On.ANY_END, f"in_{key}") for key in "ab")
     graph = Graph((*nodes, z), (*links, GraphEdge("c", "z", On.ANY_END)))
     declared = await lab.engine.flows.declare("nightly", graph)

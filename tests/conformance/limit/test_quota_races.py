@@ -9,13 +9,13 @@ import pytest
 
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.limit.quota import Quota, Rate
 from tests.kit.lab import TTL, Lab
 from tests.kit.limiting import began, crowd, define, finish, one, settled, slots, waits
 from tests.kit.race import Race
 
-WORKERS = [Worker(f"w{number}", f"w{number}-a") for number in range(10)]
+WORKERS = [WorkerIdentity(f"w{number}", f"w{number}-a") for number in range(10)]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from flowfabric.core.base.errors import FlowFabricError, Invalid, InvalidPolicy,
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, Node
+from flowfabric.core.flow.graph import Graph, GraphNode
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.limit.quota import Quota, Rate, name_uses, queue_of
 from flowfabric.core.limit.release import Release
@@ -411,7 +411,7 @@ async def test_members_of_flows_use_quotas_as_everybody(lab: Lab) -> None:
 async def test_a_flow_is_declared_again_although_its_quota_is_gone(lab: Lab) -> None:
     """What would be refused as new was accepted then; another one is refused."""
     await define(lab, concurrency=1)
-    graph = Graph((Node("a", Submission(kind="job", policy=using("q"))),))
+    graph = Graph((GraphNode("a", Submission(kind="job", policy=using("q"))),))
     made = await lab.engine.flows.declare("nightly", graph)
     await lab.engine.quotas.delete("q")
     again = await lab.engine.flows.declare("nightly", graph, id=made.id)

@@ -8,7 +8,7 @@ import pytest
 from flowfabric.core.base.errors import Contention, Invalid, LeaseRevoked, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import Marked, NotRegistered, Presence, Registered
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.workers import ABANDONED_AFTER, LOOK_EVERY
@@ -73,7 +73,7 @@ async def test_only_its_own_leases_fall_with_a_worker(lab: Lab) -> None:
     """F-61: by worker id, by instance, and by namespace unless it claims from every one"""
     (mine,) = await holding(lab, 1)
     elsewhere = await lab.running(namespace="b")
-    stranger = await lab.running(Worker("stranger", W1.instance))
+    stranger = await lab.running(WorkerIdentity("stranger", W1.instance))
     assert await mark(lab) == Marked(1)
     assert (await lab.claim_one(W2)).id == mine.id
     await lab.engine.workers.register(w1(everywhere=True))

@@ -7,7 +7,7 @@ import pytest
 
 from flowfabric.core.base.errors import Invalid, RetryExhausted
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import (
     Marked,
     NotRegistered,
@@ -256,7 +256,7 @@ async def test_a_worker_that_lies_is_found_out(lab: Lab) -> None:
     await workers.register(ada(worker=W1.id, instance=W1.instance, namespace="b", everywhere=True))
     await workers.heartbeat(W1.instance, running=1)
     claims = [await lab.running(namespace=name) for name in ("default", "default", "b", "c")]
-    await lab.running(Worker("other", W1.instance))
+    await lab.running(WorkerIdentity("other", W1.instance))
     entries = await workers.list(namespace=None)
     assert [(entry.namespace, entry.load) for entry in entries] == [("b", 0.0), ("default", 0.25)]
     assert await workers.held(entries) == [4, 2]

@@ -38,7 +38,7 @@ from flowfabric.core.execution.model import (
     State,
     Suspended,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.status import (
     AttemptState,
@@ -60,7 +60,7 @@ from flowfabric.core.wait.model import Suspension, Waits
 NOW = Millis(1_700_000_000_000)
 LATER = Millis(NOW + 3_600_000)
 SOME = UUID("018f4c3e-0000-7000-8000-0123456789ab")
-WORKER = Worker("w1", "w1-a")
+WORKER = WorkerIdentity("w1", "w1-a")
 LEASE = Lease(SOME, 0, Start.INITIAL, WORKER, NOW, Millis(NOW + 30_000))
 
 FIRST, RETRY, REPLAY = (

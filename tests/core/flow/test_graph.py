@@ -16,7 +16,7 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import (
     Graph,
     GraphEdge,
-    Node,
+    GraphNode,
     check_graph,
     digest_of,
     member_id,
@@ -32,7 +32,7 @@ shapes = st.tuples(st.integers(8, 10), st.lists(pairs, max_size=14))
 
 
 def graph_of(number: int, links: list[tuple[int, int]]) -> Graph:
-    nodes = tuple(Node(f"n{each}", Submission(kind="job")) for each in range(number))
+    nodes = tuple(GraphNode(f"n{each}", Submission(kind="job")) for each in range(number))
     return Graph(nodes, tuple(GraphEdge(f"n{up}", f"n{down}") for up, down in links))
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Outcome, Worker
+from flowfabric.core.execution.model import Outcome, WorkerIdentity
 
 
 class EventKind(IntEnum):
@@ -63,7 +63,7 @@ class Event(Struct, frozen=True, gc=False):
     kind: EventKind
     epoch: int
     attempt: int | None = None
-    worker: Worker | None = None
+    worker: WorkerIdentity | None = None
     detail: dict[str, Any] | None = None
 
 
@@ -78,7 +78,7 @@ class StoredEvent(Struct, frozen=True):
     kind: EventKind
     epoch: int
     attempt: int | None = None
-    worker: Worker | None = None
+    worker: WorkerIdentity | None = None
     detail: dict[str, Any] | None = None
 
     @property

@@ -40,7 +40,7 @@ from flowfabric.core.execution.model import (
     Snapshot,
     Source,
     Start,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.status import vector
 from flowfabric.core.execution.takeover import lost_life, marked, put_back
@@ -262,7 +262,7 @@ class Taking(Struct, frozen=True):
     id of the grant it redeems, if it must be a certain one."""
 
     lease_id: UUID
-    worker: Worker
+    worker: WorkerIdentity
     ttl: Millis
     attempt: NewAttempt = AS_PLANNED
     grant: str | None = None

@@ -91,7 +91,7 @@ class Route(Struct, frozen=True, gc=False):
     capabilities: tuple[str, ...] = ()
 
 
-class Worker(Struct, frozen=True, gc=False):
+class WorkerIdentity(Struct, frozen=True, gc=False):
     """`id` authorises (grants name it); `instance` is one process, recorded for audit."""
 
     id: str
@@ -117,7 +117,7 @@ class Paused(Struct, frozen=True, omit_defaults=True):
 
     index: int
     type: Start
-    worker: Worker
+    worker: WorkerIdentity
     epoch: int
     started_at: Millis
     paused_at: Millis
@@ -132,7 +132,7 @@ class LostLease(Struct, frozen=True, omit_defaults=True):
     type: Start
     lease_id: UUID
     epoch: int
-    worker: Worker
+    worker: WorkerIdentity
     started_at: Millis
     expires_at: Millis
     at: Millis
@@ -291,7 +291,7 @@ class Lease(Struct, frozen=True, gc=False):
     id: UUID
     attempt: int
     start: Start
-    worker: Worker
+    worker: WorkerIdentity
     started_at: Millis
     expires_at: Millis
     times_out_at: Millis | None = None
@@ -509,7 +509,7 @@ class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     type: Start
     outcome: AttemptOutcome
-    worker: Worker | None = None
+    worker: WorkerIdentity | None = None
     lease_id: UUID | None = None
     epoch: int = 0
     started_at: Millis | None = None

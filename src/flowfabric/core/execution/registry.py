@@ -21,7 +21,7 @@ from flowfabric.core.base.text import (
     check_worker,
 )
 from flowfabric.core.base.time import Millis, check_span
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
 
 MAX_MARK_REASON = 256
@@ -74,8 +74,8 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
         return self.running / self.concurrency
 
     @property
-    def identity(self) -> Worker:
-        return Worker(self.worker, self.instance)
+    def identity(self) -> WorkerIdentity:
+        return WorkerIdentity(self.worker, self.instance)
 
     def alive(self, now: Millis) -> bool:
         return self.marked_at is None and self.expires_at > now
@@ -88,7 +88,7 @@ class HeldLease(Struct, frozen=True):
     lease_id: UUID
     epoch: int
     attempt: int
-    worker: Worker
+    worker: WorkerIdentity
     namespace: str
     lane: str
     kind: str
@@ -194,7 +194,7 @@ def mark(old: Presence, reason: str, now: Millis) -> Presence:
     return replace(old, marked_at=now, reason=reason)
 
 
-def is_its(entry: Presence, worker: Worker, namespace: str) -> bool:
+def is_its(entry: Presence, worker: WorkerIdentity, namespace: str) -> bool:
     """Whether a lease of that worker in that namespace belongs to the entry."""
     return worker == entry.identity and (entry.everywhere or namespace == entry.namespace)
 

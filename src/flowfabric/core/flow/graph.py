@@ -23,7 +23,7 @@ MAX_NODES = 100_000
 MAX_LINKS = 1_000_000
 
 
-class Node(Struct, frozen=True):
+class GraphNode(Struct, frozen=True):
     """A member to be: `key` names it inside the flow."""
 
     key: str
@@ -41,7 +41,7 @@ class GraphEdge(Struct, frozen=True):
 
 
 class Graph(Struct, frozen=True):
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     links: tuple[GraphEdge, ...] = ()
 
 
@@ -139,7 +139,7 @@ def _said(submission: Submission) -> tuple[object, ...]:
 def _check_nodes(graph: Graph) -> set[str]:
     keys: set[str] = set()
     for node in graph.nodes:
-        check_kind_of(node, Node, "node")
+        check_kind_of(node, GraphNode, "node")
         if not check_text(node.key, "key of a member", limit=MAX_NAME):
             raise InvalidGraph("a member without a key")
         if node.key in keys:
@@ -202,7 +202,7 @@ def _cycle(stuck: list[str], links: tuple[GraphEdge, ...]) -> list[str]:
 
 
 def _create(
-    flow: UUID, node: Node, incoming: list[GraphEdge], id: ExecutionId, now: Millis
+    flow: UUID, node: GraphNode, incoming: list[GraphEdge], id: ExecutionId, now: Millis
 ) -> Creation:
     try:
         creation = create(replace(node.submission, flow=flow, id=id), id.uuid, now)

@@ -53,7 +53,7 @@ from flowfabric.core.execution.model import (
     Probation,
     Snapshot,
     Start,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.routing import check_capabilities
@@ -172,7 +172,7 @@ class Claims(Service):
 
     async def claim(  # noqa: PLR0913 - the options are the interface
         self,
-        worker: Worker,
+        worker: WorkerIdentity,
         *,
         lanes: Sequence[str] | Mapping[str, int] = (),
         capabilities: Iterable[str] = (),
@@ -310,7 +310,7 @@ class Claims(Service):
 
     def _call(
         self,
-        worker: Worker,
+        worker: WorkerIdentity,
         lanes: Iterable[object],
         capabilities: Iterable[str],
         kinds: Iterable[str] | None,
@@ -449,9 +449,9 @@ def check_ttl(ttl: object) -> Millis:
     return check_span(ttl, "lease ttl", 1, rules.MAX_TTL)
 
 
-def check_known(worker: object) -> Worker:
+def check_known(worker: object) -> WorkerIdentity:
     """`worker` if it is one with acceptable names."""
-    checked = check_kind_of(worker, Worker, "worker")
+    checked = check_kind_of(worker, WorkerIdentity, "worker")
     check_worker(checked.id, "worker")
     check_worker(checked.instance, "instance")
     return checked

@@ -37,7 +37,7 @@ from flowfabric.core.execution.granted import (
     grant_id_from_key,
 )
 from flowfabric.core.execution.lease import DEFAULT_TTL, Taking
-from flowfabric.core.execution.model import Active, Ready, Snapshot, Worker
+from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import spent
 from flowfabric.core.limit.budget_gate import STARTS
@@ -62,7 +62,7 @@ class Grants(Service):
     async def issue(
         self,
         id: str,
-        worker: str | Worker,
+        worker: str | WorkerIdentity,
         *,
         capabilities: Iterable[str] = (),
         ttl: Span = DEFAULT_GRANT,
@@ -81,7 +81,7 @@ class Grants(Service):
     async def issue_reclaim(
         self,
         id: str,
-        worker: str | Worker,
+        worker: str | WorkerIdentity,
         *,
         capabilities: Iterable[str] = (),
         ttl: Span = DEFAULT_GRANT,
@@ -96,7 +96,7 @@ class Grants(Service):
 
     async def find_and_issue(
         self,
-        worker: str | Worker,
+        worker: str | WorkerIdentity,
         *,
         lane: str,
         capabilities: Iterable[str] = (),
@@ -140,7 +140,7 @@ class Grants(Service):
     async def claim(
         self,
         id: str,
-        worker: Worker,
+        worker: WorkerIdentity,
         *,
         ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
@@ -163,7 +163,7 @@ class Grants(Service):
     async def claim_resumed(
         self,
         id: str,
-        worker: Worker,
+        worker: WorkerIdentity,
         *,
         ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
@@ -180,7 +180,7 @@ class Grants(Service):
     async def try_resume(
         self,
         id: str,
-        worker: Worker,
+        worker: WorkerIdentity,
         *,
         ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
@@ -203,14 +203,14 @@ class Grants(Service):
     ) -> Claim:
         """An operator takes a waiting execution in one step, whatever it requires: neither its lane
         nor its budgets are asked."""
-        taking = self._taking(Worker(OPERATOR, OPERATOR), ttl, lease_id)
+        taking = self._taking(WorkerIdentity(OPERATOR, OPERATOR), ttl, lease_id)
         snapshot = await self._decide(id, rules.grant_and_claim, taking)
         return await self._claim(snapshot, taking)
 
     async def reclaim(
         self,
         id: str,
-        worker: Worker,
+        worker: WorkerIdentity,
         *,
         ttl: Span = DEFAULT_TTL,
         lease_id: UUID | None = None,
@@ -253,7 +253,7 @@ class Grants(Service):
 
     def _taking(
         self,
-        worker: Worker,
+        worker: WorkerIdentity,
         ttl: Span,
         lease_id: UUID | None,
         key: str | None = None,
@@ -265,7 +265,7 @@ class Grants(Service):
 
     def _grantee(
         self,
-        worker: str | Worker,
+        worker: str | WorkerIdentity,
         capabilities: Iterable[str],
         ttl: Span,
         key: str | None,
@@ -273,7 +273,7 @@ class Grants(Service):
     ) -> Grantee:
         span = check_span(ttl, "grant ttl", 1, MAX_GRANT)
         offered = frozenset(check_capabilities(capabilities, "worker"))
-        known = check_known(worker) if isinstance(worker, Worker) else None
+        known = check_known(worker) if isinstance(worker, WorkerIdentity) else None
         return Grantee(
             worker=known.id if known else check_worker(worker, "worker"),
             capabilities=offered,

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable
 from functools import partial
 
-from flowfabric.core.execution.model import Route, Worker
+from flowfabric.core.execution.model import Route, WorkerIdentity
 from flowfabric.core.execution.routing import satisfies
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
@@ -29,7 +29,7 @@ class NameBook:
         if missing:
             await self._link.run(partial(self._intern_routes, missing))
 
-    async def need_workers(self, workers: Iterable[Worker]) -> None:
+    async def need_workers(self, workers: Iterable[WorkerIdentity]) -> None:
         known = self.names.worker_numbers
         missing = {worker for worker in workers if worker not in known}
         if missing:
@@ -68,7 +68,7 @@ class NameBook:
         self._add_routes(found)
 
     async def _intern_workers(
-        self, missing: Iterable[Worker], connection: Connection, repeated: bool
+        self, missing: Iterable[WorkerIdentity], connection: Connection, repeated: bool
     ) -> None:
         async with connection.transaction():
             await connection.execute(self._queries["names_lock"])
@@ -86,9 +86,9 @@ class NameBook:
             for number, namespace, lane, kind, tokens in rows
         ]
 
-    async def _workers_after(self, connection: Connection) -> list[tuple[int, Worker]]:
+    async def _workers_after(self, connection: Connection) -> list[tuple[int, WorkerIdentity]]:
         rows = await connection.fetch(self._queries["workers_after"], self.newest_worker)
-        return [(number, Worker(id, instance)) for number, id, instance in rows]
+        return [(number, WorkerIdentity(id, instance)) for number, id, instance in rows]
 
     def _add_routes(self, found: list[tuple[int, Route]]) -> None:
         for number, route in found:
@@ -96,7 +96,7 @@ class NameBook:
             self.newest_route = max(self.newest_route, number)
         self._suiting.clear()
 
-    def _add_workers(self, found: list[tuple[int, Worker]]) -> None:
+    def _add_workers(self, found: list[tuple[int, WorkerIdentity]]) -> None:
         for number, worker in found:
             self.names.add_worker(number, worker)
             self.newest_worker = max(self.newest_worker, number)

@@ -21,13 +21,13 @@ from flowfabric.core.execution.model import (
     State,
     Suspended,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, PublicState, vector_of
 from flowfabric.store.rows.execution import SUSPENDED, StateTable
 
 _NOBODY = UUID(int=0)
-_LEASE = Lease(_NOBODY, 0, Start.INITIAL, Worker("", ""), NO_TIME, NO_TIME)
+_LEASE = Lease(_NOBODY, 0, Start.INITIAL, WorkerIdentity("", ""), NO_TIME, NO_TIME)
 
 
 def _public(state: Callable[[Start], State], life: Life = EMPTY_LIFE) -> PublicState:

@@ -43,7 +43,7 @@ from flowfabric.core.execution.model import (
     State,
     Suspended,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.core.execution.policy import read_policy, write_policy
 from flowfabric.core.execution.step import Step
@@ -151,15 +151,15 @@ class Names(Struct):
     """The interned routes and workers of one store, both ways. Numbers are for ever."""
 
     routes: dict[int, Route] = msgspec.field(default_factory=dict)
-    workers: dict[int, Worker] = msgspec.field(default_factory=dict)
+    workers: dict[int, WorkerIdentity] = msgspec.field(default_factory=dict)
     route_numbers: dict[Route, int] = msgspec.field(default_factory=dict)
-    worker_numbers: dict[Worker, int] = msgspec.field(default_factory=dict)
+    worker_numbers: dict[WorkerIdentity, int] = msgspec.field(default_factory=dict)
 
     def add_route(self, number: int, route: Route) -> None:
         self.routes[number] = route
         self.route_numbers[route] = number
 
-    def add_worker(self, number: int, worker: Worker) -> None:
+    def add_worker(self, number: int, worker: WorkerIdentity) -> None:
         self.workers[number] = worker
         self.worker_numbers[worker] = number
 
@@ -275,7 +275,7 @@ def trim_at(snapshot: Snapshot, ended_at: Millis) -> Millis | None:
     return None if retention is None else Millis(ended_at + retention)
 
 
-def workers_in(change: Change[object]) -> list[Worker]:
+def workers_in(change: Change[object]) -> list[WorkerIdentity]:
     """The workers whose numbers are needed to write a change."""
     found = [event.worker for event in change.events if event.worker is not None]
     match change.after:

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.ids import ExecutionId
-from flowfabric.core.execution.model import Worker
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import HeldLease, Presence
 from flowfabric.store.queries import Holding
 
@@ -20,7 +20,7 @@ def read_held(row: Sequence[Any], read_uuid: Callable[[Any], UUID]) -> HeldLease
         lease_id=read_uuid(claim),
         epoch=epoch,
         attempt=attempt,
-        worker=Worker(name, instance),
+        worker=WorkerIdentity(name, instance),
         namespace=namespace,
         lane=lane,
         kind=kind,
@@ -32,7 +32,7 @@ def read_held(row: Sequence[Any], read_uuid: Callable[[Any], UUID]) -> HeldLease
 def read_holding(row: Sequence[Any]) -> Holding:
     """From a row of `held_counts`."""
     name, instance, namespace, leases = row
-    return Holding(Worker(name, instance), namespace, leases)
+    return Holding(WorkerIdentity(name, instance), namespace, leases)
 
 
 def stamp_of(entry: Presence) -> str | None:

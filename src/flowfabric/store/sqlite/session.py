@@ -16,7 +16,7 @@ from flowfabric.core.execution.model import (
     Snapshot,
     Suspended,
     Waiting,
-    Worker,
+    WorkerIdentity,
 )
 from flowfabric.store.record_queries import RecordQueries
 from flowfabric.store.rows import execution as rows
@@ -48,7 +48,7 @@ class NameRegistry:
         self.names.add_route(number, route)
         self._fresh_routes.append(number)
 
-    def add_fresh_worker(self, number: int, worker: Worker) -> None:
+    def add_fresh_worker(self, number: int, worker: WorkerIdentity) -> None:
         self.names.add_worker(number, worker)
         self._fresh_workers.append(number)
 
@@ -124,7 +124,7 @@ class Session:
         self.learn_routes()
         registry = self.registry
         for number, id, instance in self.rows("workers_after", {"number": registry.workers_seen}):
-            self.names.add_worker(number, Worker(id, instance))
+            self.names.add_worker(number, WorkerIdentity(id, instance))
             registry.workers_seen = number
 
     def learn_routes(self) -> None:
@@ -140,7 +140,7 @@ class Session:
         number = self.names.route_numbers.get(route)
         return self._intern_route(route) if number is None else number
 
-    def intern_workers(self, workers: Iterable[Worker]) -> None:
+    def intern_workers(self, workers: Iterable[WorkerIdentity]) -> None:
         for worker in workers:
             if worker not in self.names.worker_numbers:
                 self._intern_worker(worker)
@@ -160,7 +160,7 @@ class Session:
         self.registry.add_fresh_route(number, route)
         return number
 
-    def _intern_worker(self, worker: Worker) -> None:
+    def _intern_worker(self, worker: WorkerIdentity) -> None:
         self.learn()
         if worker in self.names.worker_numbers:
             return

@@ -20,8 +20,7 @@ from flowfabric.core.base.numbers import Seconds, check_kind_of
 from flowfabric.core.base.text import MAX_NAME, check_kind, check_namespace, check_tags, check_text
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.graph import Graph, GraphEdge, member_id
-from flowfabric.core.flow.graph import Node as Declared
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode, member_id
 from flowfabric.core.flow.join import AllOf, JoinPolicy, On
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState, Parent
 from flowfabric.engine.engine import Engine
@@ -109,7 +108,7 @@ class FlowBuilder:
         self._namespace = check_namespace(namespace)
         self._tags = {} if tags is None else check_tags(tags)
         self._budgets = budgets_of((), budgets)
-        self._declared: list[Declared] = []
+        self._declared: list[GraphNode] = []
         self._links: list[GraphEdge] = []
 
     def __repr__(self) -> str:
@@ -153,7 +152,7 @@ class FlowBuilder:
         payload, inputs = fill_later(call.task.signature, args, kwargs)
         submission = self._submission(call, payload)
         links = self._links_to(node, _nodes(after), condition, inputs)
-        self._declared.append(Declared(node.name, submission, join or AllOf()))
+        self._declared.append(GraphNode(node.name, submission, join or AllOf()))
         self._links += links
         self.nodes[node.name] = node
         return node

@@ -113,11 +113,11 @@ class Completion:
             raise LeaseExpired("the lease ran out")
         return snapshot
 
-    def _ending(self, snapshot: Snapshot, body: bytes) -> foreign.Ending:
+    def _ending(self, snapshot: Snapshot, body: bytes) -> foreign.TransactionEnding:
         if snapshot.head.flags & ~_SIMPLE:
             raise Invalid("this run has waitpoints and cannot end in a transaction")
         now, claim = self._engine.now(), self._claim
-        return foreign.Ending(
+        return foreign.TransactionEnding(
             uuid=claim.uuid,
             lease_id=claim.lease.id,
             epoch=claim.epoch,

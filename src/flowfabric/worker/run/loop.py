@@ -21,7 +21,7 @@ from flowfabric.core.base.numbers import check_flag, check_kind_of, check_whole
 from flowfabric.core.base.text import check_lane, check_namespace, check_worker
 from flowfabric.core.base.time import Span, parse_span
 from flowfabric.core.execution.lease import DEFAULT_TTL
-from flowfabric.core.execution.model import Worker as Identity
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.engine.engine import Engine
@@ -112,7 +112,7 @@ class Worker:
         check_kind_of(options, WorkerOptions, "options of a worker")
         self.engine = engine
         self.options = options
-        self.identity = Identity(options.name, options.instance or _instance())
+        self.identity = WorkerIdentity(options.name, options.instance or _instance())
         self.active: dict[Key, ActiveRun] = {}
         self._newest: dict[UUID, ActiveRun] = {}
         self._left_behind: list[asyncio.Task[None]] = []
