@@ -116,7 +116,7 @@ def test_a_token_for_a_run_is_wrong_usage(cli: Cli, patient: Patient) -> None:
         (["paid", "1", "--file", "x"], "the payload is given twice"),
         (["paid", "--file", "nowhere.json"], "the payload cannot be read from nowhere.json: No "),
         (["paid", "{a:", "1}"], "a name and one JSON value, not 3 words: quote the JSON"),
-        (["paid", "--delay", "soon"], "delay is not a span of time"),
+        (["paid", "--delay", "soon"], "delay is not a duration"),
     ],
 )
 def test_a_wrong_signal_is_one_readable_line(cli: Cli, words: list[str], complaint: str) -> None:

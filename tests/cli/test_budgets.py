@@ -117,7 +117,7 @@ def test_a_budget_of_a_flow_or_run_is_found_however_its_id_is_written(cli: Cli) 
             "it begins anew by --every or",
             2,
         ),
-        (["set", "team", "--every", "soon"], "--every is not a span of time", 2),
+        (["set", "team", "--every", "soon"], "--every is not a duration", 2),
         (["set", "team", "--cron", "soon"], "", 2),
         (["set", "x", "--hard", "a=1", "--scope", "namespace"], "a budget of a namespace needs", 2),
         (["spend", "team", "tokens=-1"], "an amount of tokens is a whole number, not '-1'", 2),

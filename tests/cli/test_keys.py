@@ -82,7 +82,7 @@ def test_without_grace_tokens_of_the_old_key_are_refused_at_once(
     [
         (["--secret-file", "nowhere"], "the secret cannot be read from nowhere: No such file"),
         (["--kid", "a:b"], "a key id is 1 to 256 printable ASCII characters"),
-        (["--grace", "soon"], "--grace is not a span of time"),
+        (["--grace", "soon"], "--grace is not a duration"),
     ],
 )
 def test_a_wrong_rotation_is_one_readable_line(cli: Cli, words: list[str], complaint: str) -> None:

@@ -97,7 +97,7 @@ def test_waiting_for_a_run_that_fails_exits_with_1_and_says_why(cli: Cli, worker
         (["--arg", "name"], "--arg is written name=value, not 'name'"),
         (["--arg", "nam=x"], "greet has no parameter 'nam'; it takes name, times"),
         (["--arg", "name=x", "--tag", "x"], "--tag is written name=value, not 'x'"),
-        (["--arg", "name=x", "--delay", "soon"], "delay is not a span of time"),
+        (["--arg", "name=x", "--delay", "soon"], "delay is not a duration"),
         (["--arg", "name=x", "--lane", "\x01"], "lane has a non-printable"),
         (["--arg", "name=x", "--tag", "x=y"], "'x' is not a key such as 'app.tenant'"),
     ],

@@ -119,7 +119,7 @@ def test_a_worker_serves_only_its_lanes(cli: Cli, processes: list[Process], tmp_
     [
         (("--lanes", "fast=x"), "--lanes: the weight of 'fast' is a whole number above 0"),
         (("--lanes", "fast=0"), "--lanes: the weight of 'fast' is a whole number above 0"),
-        (("--drain", "a while"), "--drain is not a span of time"),
+        (("--drain", "a while"), "--drain is not a duration"),
     ],
 )
 def test_a_wrong_option_is_one_readable_line(

@@ -444,7 +444,7 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
         ({"about": {1, "a"}}, "set"),
         ({"about": {"share": float("nan")}}, "JSON cannot say this dict exactly"),
         ({"about": {1: "a", "1": "b"}}, "dict"),
-        ({"timeout": "soon"}, "timeout is not a span"),
+        ({"timeout": "soon"}, "timeout is not a duration"),
     ],
 )
 async def test_approvals_that_make_no_sense_are_refused_where_they_are_made(
@@ -474,7 +474,7 @@ async def test_a_token_for_a_stranger_is_refused(bench: Bench) -> None:
             await asked.token("mallory")
         with pytest.raises(Invalid, match="one of the approvers, nobody is none"):
             await asked.token()
-        with pytest.raises(Invalid, match="expires is not a span"):
+        with pytest.raises(Invalid, match="expires is not a duration"):
             await asked.token("ada", expires="soon")
         return "refused"
 

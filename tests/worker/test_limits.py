@@ -127,7 +127,7 @@ async def test_a_key_is_an_argument_or_a_function_of_them(bench: Bench) -> None:
     [
         ({"rate": "soon"}, "rate is not a rate such as '100/m' or '5/30s'"),
         ({"rate": "0/m"}, "the count of rate"),
-        ({"rate": "5/"}, "the span of rate is not a span"),
+        ({"rate": "5/"}, "the span of rate is not a duration"),
         ({"rate": (5, 0)}, "the span of rate must not be empty"),
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": True}, "concurrency"),
@@ -349,7 +349,7 @@ async def test_a_budget_of_a_namespace_or_run_holds_without_being_named(bench: B
         ({"tokens": 5, "scope": "team"}, "scope is one of organisation, tenant, namespace"),
         ({"tokens": 5, "scope": "flow", "scope_id": "x"}, "needs the id of the flow, not 'x'"),
         ({"tokens": 5, "scope": "run"}, "a budget of a run needs its id"),
-        ({"tokens": 5, "every": "soon"}, "every is not a span of time"),
+        ({"tokens": 5, "every": "soon"}, "every is not a duration"),
         ({"tokens": 5, "parent": "team"}, "a budget cannot be part of itself"),
     ],
 )

@@ -114,9 +114,9 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
         (lambda ctx: ctx.wait_for_any("a", ""), "a signal has a name"),
         (lambda ctx: ctx.wait_for_all("a", "a"), "named twice"),
         (lambda ctx: ctx.wait_for_any("a", "a"), "named twice"),
-        (lambda ctx: ctx.wait_for_signal("go", timeout="soon"), "timeout is not a span"),
+        (lambda ctx: ctx.wait_for_signal("go", timeout="soon"), "timeout is not a duration"),
         (lambda ctx: ctx.wait_for_signal("go", timeout=-1), "timeout must be between"),
-        (lambda ctx: ctx.wait_for_signal("go", timeout=True), "timeout is not a span"),
+        (lambda ctx: ctx.wait_for_signal("go", timeout=True), "timeout is not a duration"),
     ],
 )
 async def test_waits_that_make_no_sense_are_refused_where_they_are_made(

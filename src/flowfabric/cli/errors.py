@@ -112,7 +112,7 @@ def _words(error: FlowFabricError) -> str:
         case NotFound(entity="approval", key=key):
             return f"the run has no open approval {str(key)!r}"
         case NotFound():
-            return f"no {error.detail}"
+            return error.detail
         case NotActive(outcome=outcome):
             return f"the run has ended already ({outcome})"
         case MissingToken():

@@ -1,1 +1,1 @@
-"""Identifiers, time, validation, documents and errors: what every rule is written with."""
+"""Identifiers, time, validation, documents and errors: the vocabulary of every rule."""

@@ -1,10 +1,10 @@
-"""JSON documents that travel between releases and lose nothing on the way.
+"""JSON documents that older and newer releases exchange without losing members.
 
 A newer release may have written members that this one does not know. They are kept in `unknown`
 when the document is read, survive `msgspec.structs.replace`, and are written back beside the
 known ones. Members at their default are left out; nothing is written as null.
 
-Use `read` and `write`, not msgspec's own functions: those know nothing of `unknown`.
+Use `read` and `write`, not msgspec's own functions, which do not know `unknown`.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from msgspec import inspect
 
 from flowfabric.core.base.errors import Corruption
 
-# Where msgspec finds and puts `unknown`: a member name nobody uses. Should a document contain it
-# nevertheless, or could it be hidden behind an escape, the careful way of reading is taken.
+# The member name under which msgspec reads and writes `unknown`. No document uses it; if one
+# contains it anyway, or may hide it behind an escape, the slow and careful path reads the document.
 _HOME = "\x7f"
 _HOME_BYTE = b"\x7f"
 _ESCAPE = b"\\u"
@@ -26,7 +26,7 @@ _ESCAPE = b"\\u"
 class Document(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Base of all travelling documents. Every member of a subclass needs a default.
+    """Base class of all documents. Every member of a subclass needs a default.
 
     `unknown` holds the members this release does not know. It may be shared by several copies
     and must not be changed in place.
@@ -39,7 +39,7 @@ D = TypeVar("D", bound=Document)
 
 
 def read(cls: type[D], data: bytes) -> D:
-    """The document of class `cls` in `data`; `Corruption` when it is none."""
+    """The document of class `cls` in `data`; `Corruption` if it cannot be read."""
     try:
         if _HOME_BYTE not in data and _ESCAPE not in data:
             known = _read_known(cls, data)
@@ -51,7 +51,7 @@ def read(cls: type[D], data: bytes) -> D:
 
 
 def write(document: Document) -> bytes:
-    """The document as JSON, the members in `unknown` beside the known ones."""
+    """The document as JSON, with the members in `unknown` beside the known ones."""
     data = msgspec.json.encode(document)
     if _HOME_BYTE not in data:
         return data
@@ -59,7 +59,7 @@ def write(document: Document) -> bytes:
 
 
 def to_members(document: Document) -> dict[str, Any]:
-    """The JSON members of the document, the unknown ones beside the known ones."""
+    """The JSON members of the document, including the unknown ones."""
     members = msgspec.to_builtins(document, str_keys=True)
     return cast(dict[str, Any], _walk_document(type(document), members, _scatter))
 
@@ -70,7 +70,7 @@ def from_members(cls: type[D], members: object) -> D:
 
 
 def _read_known(cls: type[D], data: bytes) -> D | None:
-    """The fast way, for documents without unknown members; None when it does not apply."""
+    """The fast path, for documents without unknown members; None if it does not apply."""
     try:
         document: D = _decoder(cls).decode(data)
         return document
@@ -84,8 +84,8 @@ def _decoder(cls: type[D]) -> msgspec.json.Decoder[D]:
 
 
 # Reading gathers the unknown members of every document, however deep, under `_HOME`; writing
-# scatters them again. Both walk along the declared types, never by looking at the names alone:
-# what stands inside an unknown member is nobody's business.
+# scatters them again. Both follow the declared types, never the names alone: the content of an
+# unknown member is left as it is.
 
 _Members = dict[str, Any]
 _Step = Callable[[_Members, frozenset[str]], _Members]
@@ -130,7 +130,7 @@ def _layout(cls: type[Document]) -> _Layout:
 
 
 def _walk_of(info: inspect.Type) -> _Walk | None:
-    """How to reach the documents inside a member of this type; None when there are none."""
+    """How to reach the documents inside a member of this type; None if there are none."""
     match info:
         case inspect.StructType() if issubclass(info.cls, Document):
             return _into(info.cls)
@@ -171,7 +171,7 @@ def _into_values(walk: _Walk | None) -> _Walk | None:
 
 
 def _into_one_of(info: inspect.UnionType) -> _Walk | None:
-    """Documents are told apart by their tags, other members of a union by being no objects."""
+    """Tags distinguish documents; other members of a union are not objects."""
     structs = [kind for kind in info.types if isinstance(kind, inspect.StructType)]
     tagged = {kind.tag: walk for kind in structs if (walk := _walk_of(kind)) is not None}
     tag_field = next((kind.tag_field for kind in structs), None)

@@ -2,79 +2,79 @@
 
     FlowFabricError
     ├── Invalid                     the request is wrong; repeating it cannot help
-    │   ├── InvalidId               text that is not an identifier (reason told apart)
+    │   ├── InvalidId               text that is not an identifier, with the reason
     │   ├── InvalidCapabilities     a capability list that breaks the token rules
-    │   ├── InvalidPolicy           a policy document that cannot be understood
+    │   ├── InvalidPolicy           a policy document that cannot be read
     │   ├── InvalidTag              a tag key that breaks the pattern
     │   ├── InvalidHandle           a forged, truncated or foreign handle
     │   ├── InvalidBlockingReason   a reason that no admission block has
     │   ├── PayloadTooLarge         more bytes than the limit allows
     │   ├── FenceRequired           an owner operation without a fence
-    │   ├── PartialFence            one or two members of a fence
-    │   ├── CapabilityMismatch      the worker lacks capabilities the execution requires
-    │   ├── InvalidLeaseForSuspend  another attempt than the one that asks is the current one
-    │   ├── InvalidWaitpoint        the waitpoint is of another attempt
-    │   ├── SignalLimitExceeded     the execution accepted as many signals as it may
+    │   ├── PartialFence            only one or two members of a fence
+    │   ├── CapabilityMismatch      the worker lacks capabilities the run requires
+    │   ├── InvalidLeaseForSuspend  the caller's attempt is no longer the current one
+    │   ├── InvalidWaitpoint        the waitpoint belongs to another attempt
+    │   ├── SignalLimitExceeded     the run has accepted as many signals as it may
     │   ├── NotAllowed              the terms of an approval do not allow this decision
     │   ├── InvalidCall             arguments that do not fit the parameters of a task
     │   ├── InvalidGraph            a flow that cannot run: nothing of it was created
-    │   │   ├── CycleDetected       executions that wait for each other
-    │   │   ├── SelfEdge            an execution that waits for itself
-    │   │   └── NotInFlow           an edge to something that is no member
+    │   │   ├── CycleDetected       runs that wait for each other
+    │   │   ├── SelfEdge            a run that waits for itself
+    │   │   └── NotInFlow           an edge to a run that is not a member
     │   ├── InvalidKid              a key id that is empty or contains a colon
-    │   ├── InvalidSecretHex        a secret that is no hexadecimal text of the right length
-    │   ├── InvalidGrace            a grace period that is no number of milliseconds
-    │   └── Unauthorized            the signal is refused, whatever it says
+    │   ├── InvalidSecretHex        a secret that is not hexadecimal text of the right length
+    │   ├── InvalidGrace            a grace period that is not a number of milliseconds
+    │   └── Unauthorized            the signal is refused unread
     │       ├── MissingToken        no token was presented
     │       ├── InvalidToken        forged, for something else, or for nothing that exists
-    │       ├── TokenExpired        the token, or the key that signed it, ran out
-    │       ├── TokenRevoked        somebody took the token back
-    │       ├── TokenUsed           a token for one use, and it was used
+    │       ├── TokenExpired        the token, or the key that signed it, has expired
+    │       ├── TokenRevoked        the token was revoked
+    │       ├── TokenUsed           a single-use token that was already used
     │       └── InvalidSecret       the stored key cannot be used
-    ├── NotFound                    no such execution, grant, lane, …
-    ├── Contention                  lost a race or not now; look again and decide anew
+    ├── NotFound                    no such run, grant, lane, …
+    ├── Contention                  lost a race, or not possible now: load and decide again
     │   ├── NotEligible             not waiting for a claim at this moment
-    │   ├── NotLeaseable            cannot be taken by this way of claiming
+    │   ├── NotLeaseable            cannot be taken with this kind of claim
     │   ├── UseClaimResumed         an interrupted attempt: continue it instead
     │   ├── NotResumed              no interrupted attempt to continue
-    │   ├── LeaseConflict           somebody else holds a lease
-    │   ├── InvalidGrant            no grant, or one for another worker
-    │   ├── GrantExpired            the grant ran out before it was redeemed
+    │   ├── LeaseConflict           another worker holds the lease
+    │   ├── InvalidGrant            no grant, or a grant for another worker
+    │   ├── GrantExpired            the grant expired before it was redeemed
     │   ├── WaitpointExists         the id of a new waitpoint is taken
     │   ├── StaleRevision           the graph changed since it was read
-    │   ├── FlowConflict            the flow, edge or member is known as something else
-    │   ├── RotationConflict        the key id is known with another secret
-    │   ├── Locked                  a transaction of the application holds what is needed
+    │   ├── FlowConflict            the flow, edge or member exists with other values
+    │   ├── RotationConflict        the key id exists with another secret
+    │   ├── Locked                  a transaction of the application holds the row
     │   └── RetryExhausted          lost the same race ten times in a row
-    ├── WrongState                  the execution is in another state
-    │   ├── LeaseLost               stop: whatever is done now does not count
+    ├── WrongState                  the run is in another state
+    │   ├── LeaseLost               stop: further writes are refused
     │   │   ├── StaleLease          the fence is not the current one
-    │   │   ├── LeaseExpired        the lease ran out
+    │   │   ├── LeaseExpired        the lease expired
     │   │   ├── LeaseRevoked        an operator took the lease away
-    │   │   └── NotActive           nobody runs it (carries how it ended, if it did)
-    │   ├── NotTerminal             only an ended execution can do this
-    │   ├── NotSuspended            only a suspended execution can do this
-    │   ├── AlreadySuspended        it has given its lease up to wait
-    │   ├── NotSignalable           it has ended, or nothing waits for this signal
+    │   │   └── NotActive           no worker runs it (carries how it ended, if it did)
+    │   ├── NotTerminal             only an ended run can do this
+    │   ├── NotSuspended            only a suspended run can do this
+    │   ├── AlreadySuspended        the run has already given up its lease to wait
+    │   ├── NotSignalable           the run has ended, or nothing waits for this signal
     │   │   ├── WaitpointClosed     the waitpoint accepts no signals any more
     │   │   └── ApprovalOutdated    what is to be approved has changed since
-    │   ├── AlreadyDecided          this approver decided otherwise before
+    │   ├── AlreadyDecided          this approver has already decided differently
     │   ├── WaitpointNotPending     the waitpoint is in use, or closed
-    │   ├── WaitpointExpired        the pending waitpoint ran out before it was used
+    │   ├── WaitpointExpired        the pending waitpoint expired before it was used
     │   ├── FlowTerminal            the flow has ended or was cancelled
-    │   ├── BudgetExceeded          it does not fit into a budget: nothing was counted
+    │   ├── BudgetExceeded          the amount does not fit into a budget; nothing was counted
     │   ├── MaxReplays              replayed as often as its policy allows
-    │   └── GrantExists             another live grant stands
+    │   └── GrantExists             another live grant exists
     ├── Unavailable                 the store cannot be reached or refuses to work
     │   ├── NoSigningKey            no key to sign waitpoint tokens with: seed one
     │   ├── SchemaTooNew            the database was migrated by a newer release
     │   ├── StoreReadOnly           the file or server accepts no writes
     │   └── StoreFull               no space left
-    ├── Overloaded                  a queue is full; try again after `retry_after`
+    ├── Overloaded                  a queue is full; retry after `retry_after` seconds
     └── Corruption                  stored data that no release of this engine wrote
 
-`code` is stable and meant for programs; the text is meant for people. `retryable` says
-whether the same call may succeed later without anybody changing anything.
+`code` is stable and meant for programs; the text is meant for people. `retryable` says whether the
+same call may succeed later by itself.
 """
 
 from typing import ClassVar
@@ -84,7 +84,7 @@ from flowfabric.core.base.redact import without_secrets
 
 
 class FlowFabricError(Exception):
-    """Root of all errors raised by FlowFabric."""
+    """Base class of all errors raised by FlowFabric."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
@@ -105,7 +105,7 @@ class Invalid(FlowFabricError):
 
 class InvalidId(Invalid):
     """`reason` is one of missing_tag, invalid_partition_index, partition_out_of_range,
-    wrong_partition, invalid_uuid. `text` is what was given, without what may be a token."""
+    wrong_partition, invalid_uuid. `text` is the given text, with possible tokens removed."""
 
     code = "invalid_id"
 
@@ -179,14 +179,14 @@ class NotAllowed(Invalid):
 
 
 class InvalidCall(Invalid, TypeError):
-    """The arguments do not fit the parameters of the task. A TypeError as well, as any call of a
-    function with such arguments would raise."""
+    """The arguments do not fit the parameters of the task. Also a TypeError, like any call of a
+    function with wrong arguments."""
 
     code = "invalid_call"
 
 
 class InvalidGraph(Invalid):
-    """A flow that cannot run. Nothing of it was created."""
+    """The flow cannot run; nothing was created."""
 
     code = "invalid_graph"
 
@@ -216,8 +216,8 @@ class InvalidGrace(Invalid):
 
 
 class Unauthorized(Invalid):
-    """The signal was refused before anything was looked at. The text never tells why more exactly
-    than its kind does, and never contains a token."""
+    """The signal was refused before anything else was checked. The text says no more than the class
+    does, and never contains a token."""
 
     code = "unauthorized"
 
@@ -227,7 +227,8 @@ class MissingToken(Unauthorized):
 
 
 class InvalidToken(Unauthorized):
-    """Also for a waitpoint that does not exist: nobody can find out which ones do."""
+    """Also raised for a waitpoint that does not exist, so that callers cannot find out which ones
+    do."""
 
     code = "invalid_token"
 
@@ -249,18 +250,20 @@ class InvalidSecret(Unauthorized):
 
 
 class NotFound(FlowFabricError):
-    """There is no such run, task, lane or schedule; `entity` and `key` say which."""
+    """There is no such run, task, lane or schedule; `entity` and `key` say which. The entity of a
+    run is `execution`, the engine's word."""
 
     code = "not_found"
 
     def __init__(self, entity: str, key: object = "") -> None:
-        super().__init__(f"{entity} {key}".strip())
+        word = "run" if entity == "execution" else entity
+        super().__init__(f"no {word} {key}".strip())
         self.entity = entity
         self.key = key
 
 
 class Contention(FlowFabricError):
-    """Somebody else was faster, or it is not the moment: look again and decide anew."""
+    """Another caller was faster, or the operation is not possible now: load and decide again."""
 
     code = "contention"
 
@@ -310,7 +313,7 @@ class RotationConflict(Contention):
 
 
 class Locked(Contention):
-    """An open transaction (a submit or an ending in the application's own) must end first."""
+    """A transaction of the application (a submit or an ending) holds the row and must end first."""
 
     code = "locked"
     retryable = True
@@ -326,7 +329,7 @@ class WrongState(FlowFabricError):
 
 
 class LeaseLost(WrongState):
-    """The run belongs to somebody else or has ended: stop, whatever is done now does not count."""
+    """The run belongs to another worker or has ended: stop, further writes are refused."""
 
     code = "lease_lost"
 
@@ -401,7 +404,8 @@ class FlowTerminal(WrongState):
 
 
 class BudgetExceeded(WrongState):
-    """It does not fit below a limit of the budget: `used` is taken of the dimension already."""
+    """The amount does not fit below a limit of the budget; `used` is already taken of the
+    dimension."""
 
     code = "budget_exceeded"
 
@@ -452,7 +456,7 @@ class StoreFull(Unavailable):
 
 
 class Overloaded(FlowFabricError):
-    """Nothing was done because too much is waiting; try again after `retry_after` seconds."""
+    """Nothing was done because too many calls are queued; retry after `retry_after` seconds."""
 
     code = "overloaded"
     retryable = True

@@ -1,7 +1,7 @@
-"""Identifiers: execution ids, partitions, and the uuids the engine makes itself.
+"""Identifiers: execution ids, partitions, and the uuids that the engine creates.
 
-An execution id is `{fp:7}:<uuid>`. The number is the partition the execution was given when the
-id was made, from its flow or its lane; it is read from the text and never computed again.
+An execution id is `{fp:7}:<uuid>`. The number is the partition, chosen from the flow or the lane
+when the id was created; afterwards it is read from the text and never computed again.
 """
 
 import re
@@ -31,7 +31,7 @@ def crc16(data: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def lane_partition(lane: str) -> int:
-    """The partition of executions that belong to no flow."""
+    """The partition of executions without a flow."""
     return crc16(lane.encode()) % PARTITIONS
 
 
@@ -42,11 +42,11 @@ def flow_partition(flow: UUID) -> int:
 
 
 class ExecutionId(str):
-    """The text `{fp:N}:<uuid>`, checked when made.
+    """The text `{fp:N}:<uuid>`, validated on construction.
 
     Raises `InvalidId` with the reason missing_tag, invalid_partition_index, invalid_uuid or
-    partition_out_of_range. Upper-case digits of the uuid are made lower-case, so that one
-    execution has one text; equality is that of the text.
+    partition_out_of_range. Upper-case digits of the uuid become lower-case, so that one execution
+    has one text; equality is equality of the text.
 
     >>> ExecutionId("{fp:7}:00000000-0000-0000-0000-000000000000").partition_index
     7
@@ -63,7 +63,7 @@ class ExecutionId(str):
 
     @classmethod
     def of(cls, partition: int, uuid: UUID) -> Self:
-        """The id with these parts, which are trusted and not checked."""
+        """The id with these parts, which are not checked."""
         made = str.__new__(cls, f"{{fp:{partition}}}:{uuid}")
         made._partition = partition
         made._uuid = uuid
@@ -71,7 +71,7 @@ class ExecutionId(str):
 
     @classmethod
     def solo(cls, lane: str, uuid: UUID) -> Self:
-        """The id of an execution that belongs to no flow."""
+        """The id of an execution without a flow."""
         return cls.of(lane_partition(lane), uuid)
 
     @classmethod
@@ -81,7 +81,7 @@ class ExecutionId(str):
 
     @property
     def partition_index(self) -> int:
-        # Not `partition`: that is a method of every text.
+        # Not called `partition`, which is a method of `str`.
         return self._partition
 
     @property
@@ -92,7 +92,7 @@ class ExecutionId(str):
 def new_uuid7(now: int, entropy: int) -> UUID:
     """A version 7 uuid of the moment `now` in milliseconds and the low 74 bits of `entropy`."""
     if not 0 <= now < 1 << 48:
-        raise Invalid("a version 7 uuid holds moments of 48 bits")
+        raise Invalid("the moment does not fit into the 48 bits of a version 7 uuid")
     high, low = (entropy >> 62) & 0xFFF, entropy & ((1 << 62) - 1)
     return UUID(int=now << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
 
@@ -157,7 +157,7 @@ def _split(text: object) -> tuple[int, UUID]:
 
 
 def _index(digits: str, text: str) -> int:
-    """Only the one canonical way to write a number, so that equal ids are equal texts."""
+    """Accepts only the canonical form of a number, so that equal ids are equal texts."""
     if _INDEX.fullmatch(digits) is None or int(digits) > _MAX_INDEX:
         raise InvalidId("invalid_partition_index", text)
     return int(digits)

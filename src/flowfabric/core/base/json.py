@@ -1,6 +1,6 @@
-"""What JSON can say, and nothing else: a value that would arrive as another one is refused.
+"""Strict JSON: a value that would come back as a different value is refused.
 
-The encoder writes NaN and infinities as null, so that a number would come back as None.
+The encoder writes NaN and infinities as null, so a number would come back as None.
 """
 
 import math
@@ -17,8 +17,8 @@ _NULL = b"null"
 def encode_strictly(
     value: object, encoder: msgspec.json.Encoder, plain: Callable[[object], Any]
 ) -> bytes:
-    """The JSON of `value`; ValueError when a number in it is none. `plain` gives the lists, dicts
-    and numbers that the encoder makes of a value."""
+    """The JSON of `value`; ValueError if it contains NaN or an infinity. `plain` returns the lists,
+    dicts and numbers that the encoder makes of a value."""
     data = encoder.encode(value)
     if _NULL in data and value is not None and (found := find_no_number(plain(value))):
         raise ValueError(f"{found} has no JSON form")
@@ -26,7 +26,7 @@ def encode_strictly(
 
 
 def find_no_number(value: object) -> str | None:
-    """The first NaN or infinity in a plain value, with its place; None when there is none."""
+    """The first NaN or infinity in a plain value, with its path; None if there is none."""
     open_ones: list[tuple[str, object]] = [("", value)]
     while open_ones:
         path, item = open_ones.pop()
@@ -43,7 +43,7 @@ def find_no_number(value: object) -> str | None:
 
 
 def check_json(value: object, what: str) -> None:
-    """Refuses what is no plain JSON value."""
+    """Refuses a value that is not plain JSON."""
     if not value and isinstance(value, dict):
         return
     try:

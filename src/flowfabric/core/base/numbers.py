@@ -1,7 +1,7 @@
-"""What counts as an acceptable number, or as a value of the right kind, wherever one enters.
+"""Checks of numbers, words and collections that callers pass in.
 
-Every check returns the value it accepts and raises `Invalid` otherwise, whatever the type of the
-argument. A refused number is not repeated in the text: it may have more digits than Python prints.
+Every check returns the accepted value and raises `Invalid` otherwise, for an argument of any type.
+The text does not repeat a refused number, which may have more digits than Python prints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,10 +17,10 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 MAX_COUNT = 2**31 - 1
-"""The largest count every store can hold."""
+"""The largest count that every store can hold."""
 
 MAX_SECONDS = 1_000_000_000
-"""Longer than anybody waits: some thirty years."""
+"""About thirty years, longer than any caller waits."""
 
 
 Seconds = float | str | timedelta
@@ -28,7 +28,7 @@ Seconds = float | str | timedelta
 
 
 def check_whole(value: object, what: str, least: int = 0, most: int = MAX_COUNT) -> int:
-    """`value` if it is a whole number within the bounds; a bool is none."""
+    """`value` if it is a whole number within the bounds; a bool is not a number."""
     if type(value) is not int:
         raise Invalid(f"{what} must be a whole number, not {type(value).__name__}")
     if not least <= value <= most:
@@ -37,14 +37,14 @@ def check_whole(value: object, what: str, least: int = 0, most: int = MAX_COUNT)
 
 
 def check_limit(value: object, most: int) -> int:
-    """How many a caller wants to see: none if zero or less, and never more than `most`."""
+    """How many items a caller wants: none if zero or less, and at most `most`."""
     if type(value) is not int:
         raise Invalid(f"limit must be a whole number, not {type(value).__name__}")
     return max(0, min(value, most))
 
 
 def check_seconds(value: object, what: str) -> float:
-    """How many seconds to wait: a number of them, or a span in words."""
+    """How many seconds to wait: a number, or a duration as text."""
     if isinstance(value, str | timedelta):
         return parse_span(value, what) / 1000
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -55,7 +55,7 @@ def check_seconds(value: object, what: str) -> float:
 
 
 def check_flag(value: object, what: str) -> bool:
-    """`value` if it is True or False; nothing else is taken for either."""
+    """`value` if it is True or False; nothing else is converted."""
     if not isinstance(value, bool):
         raise Invalid(f"{what} must be True or False, not {type(value).__name__}")
     return value
@@ -93,7 +93,7 @@ def check_items(value: object, what: str) -> tuple[object, ...]:
 
 
 def check_iterable(value: Iterable[T], what: str) -> Iterable[T]:
-    """`value` if one can go through it; the letters of a text are no items."""
+    """`value` if it is iterable; a text is not a list of its letters."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise Invalid(f"{what} must be a list, not {type(value).__name__}")
     return value
@@ -106,7 +106,7 @@ def check_mapping(value: object, what: str) -> Mapping[Any, Any]:
 
 
 def check_names(value: object, what: str) -> tuple[object, ...]:
-    """The items of a collection of names. One text is no collection of its letters."""
+    """The items of a collection of names; a text is not a collection of its letters."""
     if not isinstance(value, list | tuple | set | frozenset):
         raise Invalid(f"{what} must be a list of names, not {type(value).__name__}")
     return tuple(value)

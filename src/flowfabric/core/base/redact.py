@@ -1,4 +1,4 @@
-"""Keeping secrets out of texts that somebody may log."""
+"""Keeps secrets out of texts that may be logged."""
 
 import re
 
@@ -7,6 +7,6 @@ HIDDEN = "<hidden>"
 
 
 def without_secrets(text: str) -> str:
-    """The text, without what may be a token or a key: people put one where an id belongs. Both
-    have more hex digits in a row than any id."""
+    """The text without possible tokens and keys, which people sometimes pass where an id belongs.
+    Both have more hex digits in a row than any id."""
     return _SECRET.sub(HIDDEN, text)

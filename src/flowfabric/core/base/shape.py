@@ -1,7 +1,7 @@
-"""Whether what a caller hands over has members of the types it declares.
+"""Checks that the members of a caller's struct have their declared types.
 
-A struct that is made in code is not looked at when it is made, and a wrong member would come to
-light in the store, or when it is read again. What the members mean is checked where they are used.
+msgspec does not check a struct that is created in code; a wrong member would only show up in the
+store, or when it is read again. The meaning of the members is checked where they are used.
 """
 
 import builtins
@@ -33,8 +33,8 @@ class _Member(NamedTuple):
 
 
 def check_shape(value: object, kind: type[S], what: str, *, spans: tuple[str, ...] = ()) -> S:
-    """`value` if it is a `kind` whose members, and theirs, are of the types it declares. The
-    members in `spans` may be spans in words and are milliseconds afterwards."""
+    """`value` if it is a `kind` whose members, at every depth, have their declared types. The
+    members in `spans` may be durations as text and become milliseconds."""
     checked = check_kind_of(value, kind, what)
     for name in spans:
         given = getattr(checked, name)
@@ -57,7 +57,7 @@ def _members(kind: type[msgspec.Struct]) -> tuple[_Member, ...]:
 
 
 def _check_of(hint: Any) -> tuple[_Fits, str]:
-    """Whether a value is of this type, and what to call the type."""
+    """A check for this type, and the name of the type for an error."""
     inner = get_args(hint)
     match get_origin(hint):
         case typing.Union | types.UnionType:

@@ -1,7 +1,7 @@
-"""What counts as acceptable text, bytes and tags, wherever they enter the engine.
+"""Checks of text, bytes and tags that callers pass in.
 
-Every check returns the value it accepts and raises a kind of `Invalid` otherwise, whatever the
-type of the argument. Text that every store can hold has no NUL character and no lone surrogate.
+Every check returns the accepted value and raises a kind of `Invalid` otherwise, for an argument of
+any type. Every store can hold text without NUL characters and lone surrogates.
 """
 
 import re
@@ -20,7 +20,7 @@ MAX_NAME = 256
 MAX_KEY = 1024
 MAX_SIGNAL_NAME = 256
 MAX_STEP_NAME = 2048
-"""Bytes: the longest name of a signal, what it is, and the branch it stands in."""
+"""In bytes: the longest name of a signal, plus its prefix and its branch."""
 MAX_TAG_VALUE = 4096
 
 _TAG_KEY = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_][a-z0-9_.]*")
@@ -35,11 +35,11 @@ def check_text(value: object, what: str, *, limit: int | None = None) -> str:
     size = len(value) if value.isascii() else _utf8_size(value, what)
     if limit is not None and size > limit:
         raise Invalid(f"{what} has {size} bytes, the limit is {limit}")
-    return value if type(value) is str else str.__str__(value)  # no codec knows the others
+    return value if type(value) is str else str.__str__(value)  # codecs do not know subclasses
 
 
 def check_lane(value: object) -> str:
-    """A lane's name: 1 to 64 printable ASCII characters, the space included."""
+    """A lane's name: 1 to 64 printable ASCII characters, including the space."""
     return _lane(value) if isinstance(value, str) else check_text(value, "lane")
 
 
@@ -59,9 +59,8 @@ def check_worker(value: object, what: str) -> str:
 
 
 def check_signal_name(value: object, what: str = "signal name") -> str:
-    """The name of a signal, and of whatever waits for one (a channel, an approval, a callback, a
-    waitpoint): at most 256 characters, in whatever script. Whether it may be empty is the
-    caller's rule."""
+    """The name of a signal, channel, approval, callback or waitpoint: at most 256 characters in any
+    script. The caller decides whether it may be empty."""
     text = check_text(value, what)
     if len(text) > MAX_SIGNAL_NAME:
         raise Invalid(f"{what} has {len(text)} characters, the limit is {MAX_SIGNAL_NAME}")
@@ -69,15 +68,15 @@ def check_signal_name(value: object, what: str = "signal name") -> str:
 
 
 def check_key(value: object) -> str | None:
-    """An idempotency key of at most 1024 bytes; the empty text means that there is none."""
+    """An idempotency key of at most 1024 bytes; None for an empty text."""
     if value is None or value == "":
         return None
     return check_text(value, "idempotency key", limit=MAX_KEY)
 
 
 def check_tag_key(value: object) -> str:
-    """A tag's key such as `app.tenant`: two parts of lower-case letters, digits, underscores,
-    the first beginning with a letter, the second free to contain further dots."""
+    """A tag's key such as `app.tenant`: two parts of lower-case letters, digits, underscores, the
+    first starts with a letter, the second may contain further dots."""
     if not isinstance(value, str):
         raise InvalidTag(f"a tag's key must be text, not {type(value).__name__}")
     if len(value) > MAX_NAME or _TAG_KEY.fullmatch(value) is None:
@@ -86,7 +85,7 @@ def check_tag_key(value: object) -> str:
 
 
 def check_tags(tags: object) -> dict[str, str]:
-    """A copy of `tags` if every key and value is acceptable; nothing is accepted in part."""
+    """A copy of `tags` if every key and value is valid."""
     if not isinstance(tags, Mapping):
         raise InvalidTag(f"tags must be a mapping, not {type(tags).__name__}")
     return {
@@ -111,13 +110,13 @@ def check_bytes(value: object, what: str, limit: int) -> bytes:
 
 
 def check_size(size: int, what: str, limit: int) -> None:
-    """Raises `PayloadTooLarge` when `size` bytes are more than `limit`."""
+    """Raises `PayloadTooLarge` if `size` exceeds `limit`."""
     if size > limit:
         raise PayloadTooLarge(what, size, limit)
 
 
-# The checks below remember what they accepted. Only short text is ever accepted and a refusal
-# is never remembered, so strangers cannot fill the memory with long names.
+# The checks below cache what they accepted. They accept only short text and never cache a refusal,
+# so callers cannot fill the memory with long names.
 
 
 @lru_cache(maxsize=1024)

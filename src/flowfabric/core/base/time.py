@@ -1,6 +1,6 @@
-"""Moments and spans, both counted in milliseconds.
+"""Moments and durations, both in milliseconds.
 
-A moment is milliseconds since the Unix epoch; a span is a length of time. People write spans as
+A moment is milliseconds since the Unix epoch; a span is a duration. Callers write spans as
 `"1h30m"`, as a `timedelta` or as a number of seconds; inside the engine there is only `Millis`.
 """
 
@@ -14,12 +14,12 @@ from flowfabric.core.base.errors import Invalid
 Millis = NewType("Millis", int)
 NO_TIME = Millis(0)
 Span = Millis | int | str | timedelta
-"""A span as callers of the engine write it: milliseconds, `"5s"`, or a `timedelta`."""
+"""A duration as callers of the engine write it: milliseconds, `"5s"`, or a `timedelta`."""
 
 #: The last millisecond a `datetime` can name: 9999-12-31T23:59:59.999Z.
 MAX_MILLIS = Millis(253_402_300_799_999)
 
-#: Ten years, leap days included. A longer span is taken for a mistake.
+#: Ten years, leap days included. A longer duration is treated as a mistake.
 MAX_SPAN = Millis(3653 * 86_400_000)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,7 +32,7 @@ _UNITS = (86_400_000, 3_600_000, 60_000, 1000, 1)
 
 
 def parse_span(value: object, what: str) -> Millis:
-    """The span `value` names: `"250ms"`, `"1h30m"`, a `timedelta`, or seconds as a number.
+    """The duration that `value` names: `"250ms"`, `"1h30m"`, a `timedelta`, or seconds as a number.
 
     Fractions of a millisecond are dropped. Raises `Invalid`, naming `what`, for anything
     negative, longer than ten years, or not understood.
@@ -42,21 +42,21 @@ def parse_span(value: object, what: str) -> Millis:
     """
     span = _milliseconds(value)
     if span is None:
-        raise Invalid(f"{what} is not a span of time such as '10s', '5m' or '1h30m'")
+        raise Invalid(f"{what} is not a duration such as '10s', '5m' or '1h30m'")
     if not 0 <= span <= MAX_SPAN:
         raise Invalid(f"{what} must be between zero and ten years")
     return Millis(span)
 
 
 def check_span(value: object, what: str, least: int = 0, most: int = MAX_SPAN) -> Millis:
-    """The span an argument in milliseconds names: a whole number of them, or `"5s"`, or a
-    `timedelta`. A fraction is refused: it would be seconds to one reader and not to another."""
+    """The duration that an argument in milliseconds names: a whole number, `"5s"`, or a
+    `timedelta`. A fraction is refused, because some readers would take it for seconds."""
     if isinstance(value, str | timedelta):
         span = _milliseconds(value)
     else:
         span = value if type(value) is int else None
     if span is None:
-        raise Invalid(f"{what} must be a whole number of milliseconds or a span such as '5s'")
+        raise Invalid(f"{what} must be a whole number of milliseconds or a duration such as '5s'")
     if not least <= span <= most:
         raise Invalid(f"{what} must be {least} to {most} milliseconds")
     return Millis(span)
@@ -84,7 +84,7 @@ def to_datetime(moment: Millis) -> datetime:
 
 
 def _milliseconds(value: object) -> int | None:
-    """Not yet checked for range; None when `value` names no span at all."""
+    """The range is not checked yet; None if `value` is not a duration."""
     match value:
         case bool():
             return None
