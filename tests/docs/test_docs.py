@@ -1,5 +1,5 @@
 """Every Python block of every page works. The blocks of a page share one namespace, and every
-Fabric they make is on a bench of the testing kit."""
+Fabric they make is in a harness of the testing kit."""
 
 import inspect
 import sqlite3
@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 
 from flowfabric import Fabric
-from flowfabric.testing import Bench
+from flowfabric.testing import Harness
 from tests.docs.pages import ROOT, blocks_of, new_tests, pages_with_python, run_block
 
 ON_FILES = {"docs/guide/transactions.md"}
-"""Pages about connections of one's own, which lead to a file and not to a bench."""
+"""Pages about connections of one's own, which lead to a file and not to a harness."""
 
 PAGES = [page.relative_to(ROOT).as_posix() for page in pages_with_python()]
 
 
 @pytest.fixture
 def on_benches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every Fabric that is made is put on a bench at once."""
+    """Every Fabric that is made is put in a harness at once."""
     plain = Fabric.__init__
     with ExitStack() as stack:
 
         def init(self: Fabric, *args: Any, **kwargs: Any) -> None:
             plain(self, *args, **kwargs)
-            stack.enter_context(Bench(self).lent())
+            stack.enter_context(Harness(self).lent())
 
         monkeypatch.setattr(Fabric, "__init__", init)
         yield
@@ -52,7 +52,7 @@ async def test_the_code_works_on(
     page_module: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    fabric_bench: Callable[[Fabric], Bench],
+    fabric_harness: Callable[[Fabric], Harness],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FLOWFABRIC_URL", raising=False)
@@ -61,17 +61,17 @@ async def test_the_code_works_on(
         before = set(names)
         await run_block(block, names)
         for test in new_tests(names, before):
-            await call_test(test, names, fabric_bench)
+            await call_test(test, names, fabric_harness)
 
 
 async def call_test(
-    test: Callable[..., Any], names: dict[str, Any], put: Callable[[Fabric], Bench]
+    test: Callable[..., Any], names: dict[str, Any], put: Callable[[Fabric], Harness]
 ) -> None:
     """Calls a test function of a page with what the fixtures of the kit would give it."""
     wanted = inspect.signature(test).parameters
-    offered: dict[str, Any] = {"fabric_bench": put}
-    if "bench" in wanted:
-        offered["bench"] = put(names["fabric"])
+    offered: dict[str, Any] = {"fabric_harness": put}
+    if "harness" in wanted:
+        offered["harness"] = put(names["fabric"])
     result = test(**{name: offered[name] for name in wanted})
     if inspect.iscoroutine(result):
         await result

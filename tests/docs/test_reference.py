@@ -28,7 +28,7 @@ TOLD_WITH_MEMBERS = [
     flowfabric.WorkerOptions,
     flowfabric.RunFailed,
     flowfabric.Engine,
-    testing.Bench,
+    testing.Harness,
 ]
 
 

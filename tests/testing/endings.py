@@ -1,4 +1,4 @@
-"""One task for every way a run can end, to be run by a worker and on the bench."""
+"""One task for every way a run can end, to be run by a worker and in the harness."""
 
 import asyncio
 import time

@@ -3,12 +3,12 @@
 import pytest
 
 from flowfabric import Context, Fabric, Fail, NotFound
-from flowfabric.testing import Bench
+from flowfabric.testing import Harness
 from flowfabric.worker.api.run import Run
 
 
 @pytest.fixture
-async def good(fabric: Fabric, bench: Bench) -> Run[str]:
+async def good(fabric: Fabric, harness: Harness) -> Run[str]:
     @fabric.task()
     async def good(ctx: Context) -> str:
         await ctx.step(str.upper, "a")
@@ -19,60 +19,60 @@ async def good(fabric: Fabric, bench: Bench) -> Run[str]:
     async def both(ctx: Context) -> str:
         return await ctx.step(str.title, "c") + await ctx.step(str.strip, "d ")
 
-    return await bench.run_until_done(await good.submit())
+    return await harness.run_until_done(await good.submit())
 
 
 @pytest.fixture
-async def bad(fabric: Fabric, bench: Bench) -> Run[None]:
+async def bad(fabric: Fabric, harness: Harness) -> Run[None]:
     @fabric.task(retries=1)
     async def bad(ctx: Context) -> None:
         raise Fail("out of stock") if ctx.info.attempt else ValueError("at first")
 
-    return await bench.run_until_done(await bad.submit())
+    return await harness.run_until_done(await bad.submit())
 
 
-async def test_how_a_run_ended(bench: Bench, good: Run[str], bad: Run[None]) -> None:
-    bench.assert_completed(good)
-    bench.assert_failed(bad)
-    bench.assert_failed(bad, match="out of .*ck")
+async def test_how_a_run_ended(harness: Harness, good: Run[str], bad: Run[None]) -> None:
+    harness.assert_completed(good)
+    harness.assert_failed(bad)
+    harness.assert_failed(bad, match="out of .*ck")
     with pytest.raises(AssertionError, match=r"expected completed, but bad .* out of stock"):
-        bench.assert_completed(bad)
+        harness.assert_completed(bad)
     with pytest.raises(AssertionError, match=r"expected failed, but good .* is completed"):
-        bench.assert_failed(good)
+        harness.assert_failed(good)
     with pytest.raises(AssertionError, match=r"(?s)out of stock.*does not match 'too late'"):
-        bench.assert_failed(bad, match="too late")
+        harness.assert_failed(bad, match="too late")
 
 
-async def test_what_a_run_recorded(bench: Bench, good: Run[str], bad: Run[None]) -> None:
+async def test_what_a_run_recorded(harness: Harness, good: Run[str], bad: Run[None]) -> None:
     names = ["str.upper", "sleep", "str.lower", "random", "str.title", "str.strip"]
-    assert bench.steps(good) == names
-    bench.assert_steps(good, names)
-    bench.assert_steps(good, ["upper", "sleep", "lower", "random", "title", "strip"])
-    bench.assert_steps(bad, [])
+    assert harness.steps(good) == names
+    harness.assert_steps(good, names)
+    harness.assert_steps(good, ["upper", "sleep", "lower", "random", "title", "strip"])
+    harness.assert_steps(bad, [])
     with pytest.raises(AssertionError, match=r"(?s)expected steps \['upper'\].*recorded steps \["):
-        bench.assert_steps(good, ["upper"])
+        harness.assert_steps(good, ["upper"])
     with pytest.raises(AssertionError, match="recorded steps"):
-        bench.assert_steps(good, list(reversed(names)))
+        harness.assert_steps(good, list(reversed(names)))
 
 
-async def test_a_part_of_a_word_is_no_name(bench: Bench, good: Run[str]) -> None:
+async def test_a_part_of_a_word_is_no_name(harness: Harness, good: Run[str]) -> None:
     with pytest.raises(AssertionError, match="recorded steps"):
-        bench.assert_steps(good, ["per", "sleep", "lower", "random", "title", "strip"])
+        harness.assert_steps(good, ["per", "sleep", "lower", "random", "title", "strip"])
 
 
-async def test_steps_are_those_of_the_last_replay(bench: Bench, good: Run[str]) -> None:
+async def test_steps_are_those_of_the_last_replay(harness: Harness, good: Run[str]) -> None:
     await good.replay()
-    assert bench.steps(good) == []
-    await bench.run_until_idle()
-    assert bench.steps(good) == ["str.upper", "sleep"]
+    assert harness.steps(good) == []
+    await harness.run_until_idle()
+    assert harness.steps(good) == ["str.upper", "sleep"]
 
 
-async def test_how_often_a_run_was_attempted(bench: Bench, bad: Run[None]) -> None:
-    bench.assert_attempts(bad, 2)
+async def test_how_often_a_run_was_attempted(harness: Harness, bad: Run[None]) -> None:
+    harness.assert_attempts(bad, 2)
     with pytest.raises(AssertionError, match=r"(?s)expected attempts 1.*made 2"):
-        bench.assert_attempts(bad, 1)
+        harness.assert_attempts(bad, 1)
 
 
-async def test_a_run_of_elsewhere_is_not_found(bench: Bench, good: Run[str]) -> None:
+async def test_a_run_of_elsewhere_is_not_found(harness: Harness, good: Run[str]) -> None:
     with pytest.raises(NotFound):
-        bench.describe(str(good.id).replace("0", "1"))
+        harness.describe(str(good.id).replace("0", "1"))

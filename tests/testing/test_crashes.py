@@ -1,4 +1,4 @@
-"""Crashes on the bench: what was recorded is not done again, what was not is."""
+"""Crashes in the harness: what was recorded is not done again, what was not is."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, RunFailed, SyncContext
-from flowfabric.testing import Bench, Stuck
+from flowfabric.testing import Harness, Stuck
 
 
 class Shop:
@@ -54,61 +54,61 @@ def shop(fabric: Fabric) -> Shop:
 @MODES
 @pytest.mark.parametrize("step", ["reserve", "charge", "ship"])
 async def test_a_crash_after_a_step_repeats_nothing(
-    shop: Shop, bench: Bench, mode: str, step: str
+    shop: Shop, harness: Harness, mode: str, step: str
 ) -> None:
     run = await shop.tasks[mode].submit()
-    await bench.run_until(step=step)
-    await bench.crash()
+    await harness.run_until(step=step)
+    await harness.crash()
     assert await run.result() == shop.ledger == ["reserve", "charge", "ship"]
-    bench.assert_attempts(run, 2)
-    bench.assert_steps(run, ["reserve", "charge", "ship"])
+    harness.assert_attempts(run, 2)
+    harness.assert_steps(run, ["reserve", "charge", "ship"])
 
 
 @MODES
 async def test_a_crash_before_the_record_repeats_that_one_step(
-    shop: Shop, bench: Bench, mode: str
+    shop: Shop, harness: Harness, mode: str
 ) -> None:
     run = await shop.tasks[mode].submit()
-    await bench.run_until(unrecorded="charge")
-    bench.assert_steps(run, ["reserve"])
-    await bench.crash()
-    await bench.result(run)
+    await harness.run_until(unrecorded="charge")
+    harness.assert_steps(run, ["reserve"])
+    await harness.crash()
+    await harness.result(run)
     assert shop.ledger == ["reserve", "charge", "charge", "ship"]
 
 
 @MODES
 async def test_a_handler_that_was_held_goes_on_without_a_crash(
-    shop: Shop, bench: Bench, mode: str
+    shop: Shop, harness: Harness, mode: str
 ) -> None:
     run = await shop.tasks[mode].submit()
-    await bench.run_until(step="reserve")
+    await harness.run_until(step="reserve")
     assert shop.ledger == ["reserve"]
-    await bench.run_until(step="charge")
+    await harness.run_until(step="charge")
     assert shop.ledger == ["reserve", "charge"]
-    await bench.run_until_idle()
-    bench.assert_completed(run)
-    bench.assert_attempts(run, 1)
+    await harness.run_until_idle()
+    harness.assert_completed(run)
+    harness.assert_attempts(run, 1)
 
 
-async def test_the_clock_jumps_on_the_way_to_a_step(fabric: Fabric, bench: Bench) -> None:
+async def test_the_clock_jumps_on_the_way_to_a_step(fabric: Fabric, harness: Harness) -> None:
     @fabric.task()
     async def job(ctx: Context) -> str:
         await ctx.sleep("30d")
         return await ctx.step(str.upper, "done")
 
     run = await job.submit()
-    await bench.run_until(step="upper")
-    await bench.crash()
+    await harness.run_until(step="upper")
+    await harness.crash()
     assert await run.result() == "DONE"
 
 
-async def test_crashing_too_often_fails_the_run(shop: Shop, bench: Bench) -> None:
+async def test_crashing_too_often_fails_the_run(shop: Shop, harness: Harness) -> None:
     run = await shop.tasks["coroutine"].submit()
 
     async def crash_again_and_again() -> None:
         for _ in range(10_000):
-            await bench.run_until(unrecorded="charge")
-            await bench.crash()
+            await harness.run_until(unrecorded="charge")
+            await harness.crash()
 
     with pytest.raises(Stuck, match="every run has ended"):
         await crash_again_and_again()
@@ -116,12 +116,14 @@ async def test_crashing_too_often_fails_the_run(shop: Shop, bench: Bench) -> Non
         await run.result()
 
 
-async def test_without_a_handler_there_is_nothing_to_crash(fabric: Fabric, bench: Bench) -> None:
+async def test_without_a_handler_there_is_nothing_to_crash(
+    fabric: Fabric, harness: Harness
+) -> None:
     with pytest.raises(Stuck, match="use run_until"):
-        await bench.crash()
+        await harness.crash()
 
 
-async def test_a_crash_takes_everything_along_that_runs(fabric: Fabric, bench: Bench) -> None:
+async def test_a_crash_takes_everything_along_that_runs(fabric: Fabric, harness: Harness) -> None:
     attempts: list[int] = []
 
     def noted(ctx: Context) -> Callable[[], int]:
@@ -140,7 +142,7 @@ async def test_a_crash_takes_everything_along_that_runs(fabric: Fabric, bench: B
         return await (await ctx.submit(child)).result() + ctx.info.attempt
 
     run = await parent.submit()
-    await bench.run_until(unrecorded="note")
-    await bench.crash()
+    await harness.run_until(unrecorded="note")
+    await harness.crash()
     assert await run.result() == 2
     assert attempts == [0, 1]

@@ -1,4 +1,4 @@
-"""The bench: runs are driven by the test, and time passes when the test says so."""
+"""The harness: runs are driven by the test, and time passes when the test says so."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.submission import Submission
 from flowfabric.store.queries import Query
-from flowfabric.testing import Bench, ManualClock, Stuck, driver
+from flowfabric.testing import Harness, ManualClock, Stuck, driver
 from tests.worker import handlers
 
 DAY = 86_400_000
@@ -41,7 +41,7 @@ def add_reminder(fabric: Fabric, span: str = "3d") -> Any:
 
 
 async def test_a_task_is_submitted_driven_and_answered_in_one_call(
-    fabric: Fabric, bench: Bench
+    fabric: Fabric, harness: Harness
 ) -> None:
     @fabric.task()
     async def double(n: int) -> int:
@@ -51,21 +51,21 @@ async def test_a_task_is_submitted_driven_and_answered_in_one_call(
     def half(n: int) -> float:
         return n / 2
 
-    assert await bench.run(double, 21) == 42
-    assert await bench.run(half.with_options(priority=5), n=5) == 2.5
+    assert await harness.run(double, 21) == 42
+    assert await harness.run(half.with_options(priority=5), n=5) == 2.5
 
 
-async def test_what_a_run_raises_is_raised(fabric: Fabric, bench: Bench) -> None:
+async def test_what_a_run_raises_is_raised(fabric: Fabric, harness: Harness) -> None:
     @fabric.task(retries=9)
     async def pay() -> None:
         raise Fail("no money")
 
     with pytest.raises(RunFailed, match="no money"):
-        await bench.run(pay)
+        await harness.run(pay)
 
 
 async def test_the_clock_jumps_over_sleeps_delays_and_backoffs(
-    fabric: Fabric, bench: Bench
+    fabric: Fabric, harness: Harness
 ) -> None:
     @fabric.task(retries=5)
     async def stubborn(ctx: Context) -> int:
@@ -74,13 +74,13 @@ async def test_the_clock_jumps_over_sleeps_delays_and_backoffs(
             raise ConnectionError
         return ctx.info.attempt
 
-    began = bench.clock.now()
-    assert await bench.run(stubborn.with_options(delay="10d")) == 4
+    began = harness.clock.now()
+    assert await harness.run(stubborn.with_options(delay="10d")) == 4
     backoffs = 1_000 + 2_000 + 4_000 + 8_000
-    assert bench.clock.now() - began == 13 * DAY + backoffs
+    assert harness.clock.now() - began == 13 * DAY + backoffs
 
 
-async def test_the_retries_of_a_step_follow_at_once(fabric: Fabric, bench: Bench) -> None:
+async def test_the_retries_of_a_step_follow_at_once(fabric: Fabric, harness: Harness) -> None:
     tries: list[int] = []
 
     @fabric.step(retries=3)
@@ -100,31 +100,31 @@ async def test_the_retries_of_a_step_follow_at_once(fabric: Fabric, bench: Bench
 
     loop = asyncio.get_running_loop()
     began = loop.time()
-    assert await bench.run(job) == 4
-    assert await bench.run(plain) == 8
+    assert await harness.run(job) == 4
+    assert await harness.run(plain) == 8
     assert loop.time() - began < 1.0
 
 
-async def test_waiting_for_a_result_drives_the_run(fabric: Fabric, bench: Bench) -> None:
+async def test_waiting_for_a_result_drives_the_run(fabric: Fabric, harness: Harness) -> None:
     remind = add_reminder(fabric)
     runs = await remind.submit_many(["a", "b", "c"])
     assert await asyncio.gather(*(run.result() for run in runs)) == ["a", "b", "c"]
 
 
 async def test_the_timeout_of_a_result_is_one_of_the_manual_clock(
-    fabric: Fabric, bench: Bench
+    fabric: Fabric, harness: Harness
 ) -> None:
     remind = add_reminder(fabric, "1h")
     run = await remind.submit("late")
-    began = bench.clock.now()
+    began = harness.clock.now()
     with pytest.raises(TimeoutError, match="does not end within 600 s"):
         await run.result(timeout=600)
-    assert bench.clock.now() - began == 600_000
+    assert harness.clock.now() - began == 600_000
     assert await run.result(timeout=3_000) == "late"
 
 
 async def test_a_run_that_was_cancelled_while_it_is_held_is_stopped(
-    fabric: Fabric, bench: Bench
+    fabric: Fabric, harness: Harness
 ) -> None:
     stopped: list[str] = []
 
@@ -136,35 +136,39 @@ async def test_a_run_that_was_cancelled_while_it_is_held_is_stopped(
             stopped.append("stopped")
 
     run = await job.submit()
-    await bench.run_until(step="upper")
+    await harness.run_until(step="upper")
     await run.cancel("enough")
-    await bench.run_until_idle()
-    assert (bench.state(run), stopped) == (PublicState.CANCELLED, ["stopped"])
+    await harness.run_until_idle()
+    assert (harness.state(run), stopped) == (PublicState.CANCELLED, ["stopped"])
 
 
-async def test_a_task_for_a_process_runs_in_the_test_itself(fabric: Fabric, bench: Bench) -> None:
+async def test_a_task_for_a_process_runs_in_the_test_itself(
+    fabric: Fabric, harness: Harness
+) -> None:
     whoami = fabric.task(process=True)(handlers.whoami)
     opaque = fabric.task(process=True)(handlers.opaque)
     raises = fabric.task(process=True)(handlers.raises)
-    assert await bench.run(whoami) == handlers.whoami()
+    assert await harness.run(whoami) == handlers.whoami()
     with pytest.raises(RunFailed, match="opaque returned cannot be stored"):
-        await bench.run(opaque)
+        await harness.run(opaque)
     with pytest.raises(RunFailed, match="for good"):
-        await bench.run(raises, "fail")
+        await harness.run(raises, "fail")
 
 
-async def test_whatever_capability_a_task_demands_is_offered(fabric: Fabric, bench: Bench) -> None:
+async def test_whatever_capability_a_task_demands_is_offered(
+    fabric: Fabric, harness: Harness
+) -> None:
     @fabric.task(capabilities=["gpu", "cuda"], lane="heavy", namespace="lab")
     async def train() -> str:
         return "trained"
 
-    assert await bench.run(train) == "trained"
+    assert await harness.run(train) == "trained"
 
 
 # -- runs that wait for others
 
 
-async def test_a_handler_may_wait_for_a_child_that_sleeps(fabric: Fabric, bench: Bench) -> None:
+async def test_a_handler_may_wait_for_a_child_that_sleeps(fabric: Fabric, harness: Harness) -> None:
     remind = add_reminder(fabric, "100d")
 
     @fabric.task()
@@ -176,12 +180,12 @@ async def test_a_handler_may_wait_for_a_child_that_sleeps(fabric: Fabric, bench:
     def plain(ctx: SyncContext) -> str:
         return f"{ctx.submit(remind, 'child').result_sync()} of a thread"
 
-    assert await bench.run(parent) == "child of a coroutine"
-    assert await bench.run(plain) == "child of a thread"
+    assert await harness.run(parent) == "child of a coroutine"
+    assert await harness.run(plain) == "child of a thread"
 
 
 async def test_a_handler_that_waits_for_what_never_comes_is_told(
-    fabric: Fabric, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    fabric: Fabric, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "JUMPS", 20)
 
@@ -195,23 +199,23 @@ async def test_a_handler_that_waits_for_what_never_comes_is_told(
     engine = await fabric.engine()
     await engine.lanes.pause("closed")
     with pytest.raises(Stuck, match=r"(?s)moved 20 times.*child .* is its lane paused"):
-        await bench.run(parent)
+        await harness.run(parent)
 
 
 # -- time
 
 
-async def test_idle_means_that_nothing_is_left_to_do_now(fabric: Fabric, bench: Bench) -> None:
+async def test_idle_means_that_nothing_is_left_to_do_now(fabric: Fabric, harness: Harness) -> None:
     remind = add_reminder(fabric)
     now, later = await remind.submit("now"), await remind.with_options(delay="1s").submit("later")
-    began = bench.clock.now()
-    await bench.run_until_idle()
-    assert bench.clock.now() == began
-    assert (bench.steps(now), bench.steps(later)) == (["sleep"], [])
-    assert bench.state(now) is PublicState.DELAYED
+    began = harness.clock.now()
+    await harness.run_until_idle()
+    assert harness.clock.now() == began
+    assert (harness.steps(now), harness.steps(later)) == (["sleep"], [])
+    assert harness.state(now) is PublicState.DELAYED
 
 
-async def test_what_is_due_on_the_way_runs_at_its_time(fabric: Fabric, bench: Bench) -> None:
+async def test_what_is_due_on_the_way_runs_at_its_time(fabric: Fabric, harness: Harness) -> None:
     seen: list[datetime] = []
 
     @fabric.task()
@@ -221,33 +225,33 @@ async def test_what_is_due_on_the_way_runs_at_its_time(fabric: Fabric, bench: Be
     engine = await fabric.engine()
     hourly = Schedule(name="hourly", kind="tick", every=Millis(3_600_000), catch_up=CatchUp.LATEST)
     await engine.schedules.put(hourly)
-    began = datetime.fromtimestamp(bench.clock.now() / 1000, UTC)
-    await bench.advance(timedelta(days=2))
+    began = datetime.fromtimestamp(harness.clock.now() / 1000, UTC)
+    await harness.advance(timedelta(days=2))
     assert seen == [began + timedelta(hours=hour) for hour in range(1, 49)]
 
 
-async def test_an_attempt_that_takes_too_long_is_given_up(fabric: Fabric, bench: Bench) -> None:
+async def test_an_attempt_that_takes_too_long_is_given_up(fabric: Fabric, harness: Harness) -> None:
     @fabric.task(timeout="10m", deadline="1d")
     async def slow(ctx: Context) -> None:
         await ctx.step(str.upper, "a")
         await ctx.sleep("2d")
 
     run = await slow.submit()
-    await bench.run_until(step="upper")
-    await bench.advance("9m")
-    assert bench.state(run) is PublicState.ACTIVE
-    await bench.advance("1m")
+    await harness.run_until(step="upper")
+    await harness.advance("9m")
+    assert harness.state(run) is PublicState.ACTIVE
+    await harness.advance("1m")
     with pytest.raises(RunExpired, match="attempt_timeout"):
         await run.result()
 
 
-async def test_a_deadline_ends_a_run_that_sleeps_too_long(fabric: Fabric, bench: Bench) -> None:
+async def test_a_deadline_ends_a_run_that_sleeps_too_long(fabric: Fabric, harness: Harness) -> None:
     @fabric.task(deadline="1d")
     async def late(ctx: Context) -> None:
         await ctx.sleep("2d")
 
     with pytest.raises(RunExpired):
-        await bench.run(late)
+        await harness.run(late)
 
 
 async def test_a_clock_of_ones_own_says_when_it_is(fabric: Fabric) -> None:
@@ -257,15 +261,15 @@ async def test_a_clock_of_ones_own_says_when_it_is(fabric: Fabric) -> None:
 
     moment = datetime(2030, 2, 28, 12, tzinfo=UTC)
     clock = ManualClock(int(moment.timestamp() * 1000))
-    async with testing.bench(fabric, clock=clock) as bench:
-        assert await bench.run(today) == moment
+    async with testing.harness(fabric, clock=clock) as harness:
+        assert await harness.run(today) == moment
 
 
 # -- stuck
 
 
 async def test_a_run_without_a_task_is_told_with_those_there_are(
-    fabric: Fabric, bench: Bench
+    fabric: Fabric, harness: Harness
 ) -> None:
     add_reminder(fabric)
     engine = await fabric.engine()
@@ -276,7 +280,7 @@ async def test_a_run_without_a_task_is_told_with_those_there_are(
 
 
 async def test_a_run_that_never_ends_is_told_with_its_last_error(
-    fabric: Fabric, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    fabric: Fabric, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "JUMPS", 20)
 
@@ -286,30 +290,30 @@ async def test_a_run_that_never_ends_is_told_with_its_last_error(
 
     run = await hopeless.submit()
     with pytest.raises(Stuck) as caught:
-        await bench.run_until_done(run)
+        await harness.run_until_done(run)
     for part in ("moved 20 times", "waiting_for_retry_backoff", "nobody there"):
         assert part in str(caught.value)
 
 
 async def test_a_handler_that_hangs_is_told(
-    fabric: Fabric, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    fabric: Fabric, harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @fabric.task()
     async def hang() -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(driver, "PATIENCE", 0.01)
+    monkeypatch.setattr(driver, "HANGS_AFTER", 0.01)
     with pytest.raises(Stuck, match="its handler runs and neither ends nor waits"):
-        await bench.run(hang)
+        await harness.run(hang)
 
 
-async def test_a_step_that_is_never_asked_for_is_told(fabric: Fabric, bench: Bench) -> None:
+async def test_a_step_that_is_never_asked_for_is_told(fabric: Fabric, harness: Harness) -> None:
     remind = add_reminder(fabric)
     await remind.submit("x")
     with pytest.raises(Stuck, match="no run comes to step 'charge':\n  every run has ended"):
-        await bench.run_until(step="charge")
+        await harness.run_until(step="charge")
     with pytest.raises(Invalid, match="either"):
-        await bench.run_until()
+        await harness.run_until()
 
 
 # -- the Fabric of an application
@@ -318,10 +322,10 @@ async def test_a_step_that_is_never_asked_for_is_told(fabric: Fabric, bench: Ben
 async def test_the_store_of_an_application_is_not_touched(tmp_path: Path) -> None:
     fabric = Fabric(f"sqlite:///{tmp_path / 'production.db'}")
     remind = add_reminder(fabric)
-    async with testing.bench(fabric) as bench:
+    async with testing.harness(fabric) as harness:
         async with fabric:  # as an application does when it starts
             run = await remind.submit("hello")
-        assert await bench.result(run) == "hello"
+        assert await harness.result(run) == "hello"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -329,8 +333,8 @@ async def test_afterwards_a_fabric_is_as_it_was(tmp_path: Path) -> None:
     async with Fabric(f"sqlite:///{tmp_path / 'production.db'}") as fabric:
         remind = add_reminder(fabric)
         before = await remind.submit("before")
-        async with testing.bench(fabric) as bench:
-            await bench.run(remind, "during")
+        async with testing.harness(fabric) as harness:
+            await harness.run(remind, "during")
         assert await before.state() is PublicState.WAITING
         engine = await fabric.engine()
         assert (await engine.views.counts()).by_state["waiting"] == 1
@@ -346,21 +350,21 @@ async def test_a_block_left_in_the_middle_leaves_nothing_running(fabric: Fabric)
         finally:
             ended.append("ended")
 
-    async with testing.bench(fabric) as bench:
+    async with testing.harness(fabric) as harness:
         await job.submit()
-        await bench.run_until(step="upper")
+        await harness.run_until(step="upper")
     assert ended == ["ended"]
 
 
-def test_a_bench_belongs_to_one_event_loop(fabric: Fabric, bench: Bench) -> None:
+def test_a_bench_belongs_to_one_event_loop(fabric: Fabric, harness: Harness) -> None:
     remind = add_reminder(fabric)
-    assert asyncio.run(bench.run(remind, "x")) == "x"
+    assert asyncio.run(harness.run(remind, "x")) == "x"
     with pytest.raises(Invalid, match="event loop"):
-        asyncio.run(bench.run(remind, "x"))
+        asyncio.run(harness.run(remind, "x"))
 
 
 async def test_code_without_an_event_loop_submits_from_a_thread(fabric: Fabric) -> None:
     remind = add_reminder(fabric)
-    async with testing.bench(fabric) as bench:
+    async with testing.harness(fabric) as harness:
         run = await asyncio.to_thread(remind.submit_sync, "x")
-        assert await bench.result(run) == "x"
+        assert await harness.result(run) == "x"

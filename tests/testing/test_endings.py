@@ -1,4 +1,4 @@
-"""The bench ends runs exactly as a worker does, whatever their handlers do."""
+"""The harness ends runs exactly as a worker does, whatever their handlers do."""
 
 import asyncio
 from typing import Any
@@ -55,23 +55,23 @@ async def by_a_worker(url: str, case: str) -> Story:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler that hangs is taken for one soon."""
-    monkeypatch.setattr(driver, "PATIENCE", 3.0)
+    monkeypatch.setattr(driver, "HANGS_AFTER", 3.0)
 
 
-async def on_the_bench(case: str) -> Story:
+async def in_the_harness(case: str) -> Story:
     fabric = Fabric("sqlite://:memory:")
     task = endings.add(fabric, case)
-    async with testing.bench(fabric):
+    async with testing.harness(fabric):
         return await story_of(await task.submit(), fabric)
 
 
 @pytest.mark.parametrize("case", endings.CASES)
 async def test_the_bench_ends_a_run_as_a_worker_does(store_url: str, case: str) -> None:
-    worker, bench = await asyncio.gather(by_a_worker(store_url, case), on_the_bench(case))
-    assert bench == worker
+    worker, harness = await asyncio.gather(by_a_worker(store_url, case), in_the_harness(case))
+    assert harness == worker
 
 
 @pytest.mark.parametrize("case", [case for case in endings.CASES if case.startswith("timed out")])
 async def test_an_attempt_that_timed_out_has_expired(case: str) -> None:
-    story = await on_the_bench(case)
+    story = await in_the_harness(case)
     assert (story.state, story.told) == ("expired", "RunExpired: : attempt_timeout")

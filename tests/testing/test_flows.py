@@ -1,12 +1,12 @@
-"""Flows on the bench: waiting for one drives it."""
+"""Flows in the harness: waiting for one drives it."""
 
 import pytest
 
 from flowfabric import Context, Fabric, Fail, FlowFailed, FlowState
-from flowfabric.testing import Bench, Stuck
+from flowfabric.testing import Harness, Stuck
 
 
-async def test_waiting_for_a_flow_drives_it_over_sleeps(fabric: Fabric, bench: Bench) -> None:
+async def test_waiting_for_a_flow_drives_it_over_sleeps(fabric: Fabric, harness: Harness) -> None:
     @fabric.task()
     async def extract(ctx: Context, day: str) -> int:
         await ctx.sleep("2h")
@@ -16,15 +16,15 @@ async def test_waiting_for_a_flow_drives_it_over_sleeps(fabric: Fabric, bench: B
     async def load(rows: int) -> str:
         return f"{rows} rows"
 
-    began = bench.clock.now()
+    began = harness.clock.now()
     async with fabric.flow("nightly") as flow:
         rows = flow.add(extract, "monday")
         flow.add(load, rows.output)
     assert await flow.result() == "6 rows"
-    assert bench.clock.now() - began >= 7_200_000
+    assert harness.clock.now() - began >= 7_200_000
 
 
-async def test_a_flow_that_fails_says_so(fabric: Fabric, bench: Bench) -> None:
+async def test_a_flow_that_fails_says_so(fabric: Fabric, harness: Harness) -> None:
     @fabric.task()
     async def broken() -> None:
         raise Fail("no")
@@ -37,7 +37,7 @@ async def test_a_flow_that_fails_says_so(fabric: Fabric, bench: Bench) -> None:
     assert await flow.state() is FlowState.FAILED
 
 
-async def test_run_until_idle_runs_a_whole_flow(fabric: Fabric, bench: Bench) -> None:
+async def test_run_until_idle_runs_a_whole_flow(fabric: Fabric, harness: Harness) -> None:
     @fabric.task()
     async def noop() -> None:
         return None
@@ -46,11 +46,11 @@ async def test_run_until_idle_runs_a_whole_flow(fabric: Fabric, bench: Bench) ->
         last = flow.add(noop)
         for n in range(20):
             last = flow.add(noop, after=last, name=str(n))
-    await bench.run_until_idle()
+    await harness.run_until_idle()
     assert await flow.state() is FlowState.COMPLETED
 
 
-async def test_a_run_that_maps_is_driven_with_its_parts(fabric: Fabric, bench: Bench) -> None:
+async def test_a_run_that_maps_is_driven_with_its_parts(fabric: Fabric, harness: Harness) -> None:
     @fabric.task()
     async def double(n: int) -> int:
         return 2 * n
@@ -59,10 +59,10 @@ async def test_a_run_that_maps_is_driven_with_its_parts(fabric: Fabric, bench: B
     async def total(ctx: Context, upto: int) -> int:
         return sum(await ctx.map(double, range(upto)))
 
-    assert await bench.run(total, 50) == 2450
+    assert await harness.run(total, 50) == 2450
 
 
-async def test_a_flow_that_cannot_end_is_stuck(fabric: Fabric, bench: Bench) -> None:
+async def test_a_flow_that_cannot_end_is_stuck(fabric: Fabric, harness: Harness) -> None:
     @fabric.task()
     async def waits(ctx: Context) -> None:
         await ctx.wait_for_signal("go")

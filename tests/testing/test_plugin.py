@@ -33,14 +33,14 @@ import pytest
 
 {mark}
 
-async def test_the_application(bench):
-    assert await bench.run(application.greet, "you") == "Hello, you!"
+async def test_the_application(harness):
+    assert await harness.run(application.greet, "you") == "Hello, you!"
 
-async def test_every_test_begins_with_an_empty_store(bench):
+async def test_every_test_begins_with_an_empty_store(harness):
     engine = await application.fabric.engine()
     assert sum((await engine.views.counts()).by_state.values()) == 0
 
-async def test_another_fabric(fabric_bench):
+async def test_another_fabric(fabric_harness):
     from flowfabric import Fabric
     other = Fabric("sqlite:///never.db")
 
@@ -48,9 +48,9 @@ async def test_another_fabric(fabric_bench):
     async def one() -> int:
         return 1
 
-    assert await fabric_bench(other).run(one) == 1
+    assert await fabric_harness(other).run(one) == 1
 
-async def test_left_in_the_middle(fabric_bench):
+async def test_left_in_the_middle(fabric_harness):
     from flowfabric import Context, Fabric
     other = Fabric("sqlite:///never.db")
 
@@ -59,9 +59,9 @@ async def test_left_in_the_middle(fabric_bench):
         await ctx.step(str.upper, "a")
         return 1
 
-    bench = fabric_bench(other)
+    harness = fabric_harness(other)
     await one.submit()
-    await bench.run_until(step="upper")
+    await harness.run_until(step="upper")
 """
 
 ANYIO = """

@@ -1,12 +1,11 @@
-"""What tests of an application need: its own Fabric on a store in memory and on a clock that moves
-only when told, with runs driven by hand.
+"""The testing kit: your Fabric with an in-memory store and a clock that only the test moves.
 
-    async with testing.bench(app.fabric) as bench:
-        assert await bench.run(app.publish, "hello") == "live"
+async with testing.harness(app.fabric) as harness:
+    assert await harness.run(app.publish, "hello") == "live"
 """
 
 from flowfabric.store.clock import ManualClock
-from flowfabric.testing.kit import Bench, bench
+from flowfabric.testing.kit import Harness, harness
 from flowfabric.testing.stuck import Stuck
 
-__all__ = ["Bench", "ManualClock", "Stuck", "bench"]
+__all__ = ["Harness", "ManualClock", "Stuck", "harness"]

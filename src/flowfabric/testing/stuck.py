@@ -1,4 +1,4 @@
-"""What a test is told when the run it waits for does not end."""
+"""The errors of a test whose run does not end, with the reason."""
 
 from collections.abc import Sequence
 
@@ -17,20 +17,20 @@ ENDED = frozenset(
 
 
 class Stuck(AssertionError):
-    """Nothing moves any more and what was waited for has not happened."""
+    """Nothing can run any more, and what the test waits for has not happened."""
 
 
 class Hanging(Stuck):
-    """A handler does something that takes real time, and does not come to an end."""
+    """A handler is busy in real time and does not end."""
 
 
 def tell(
     run: Description, tasks: frozenset[str], error: str | None, waits: Sequence[str] = ()
 ) -> str:
-    """One run in one line: what it is, where it stands, and why it does not go on."""
+    """One run in one line: its task, its state, and why it does not continue."""
     said = [f"{run.kind} ({run.id}) is {run.state.value}"]
     if run.state not in ENDED:
-        said += [f"nobody has sent {', '.join(waits)}"] if waits else _reasons(run, tasks)
+        said += [f"it waits for {', '.join(waits)}"] if waits else _reasons(run, tasks)
     if error is not None and run.state is not PublicState.COMPLETED:
         said.append(f"last error: {error}")
     return "; ".join(said)

@@ -1,5 +1,5 @@
-"""What a bench sees of running handlers: which of them wait for another run, and where one of them
-is to be held."""
+"""What a harness observes of running handlers: which ones wait for another run, and where to hold
+one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +26,7 @@ current_run: ContextVar[Key | None] = ContextVar("flowfabric_testing_run", defau
 
 
 class HeldHandler:
-    """A place where a handler stops: beside the record of a step."""
+    """A place where a handler stops: right before or after a step is recorded."""
 
     def __init__(self, step: str, *, recorded: bool) -> None:
         self.step = step
@@ -41,7 +41,7 @@ class HeldHandler:
 
 
 class HandlerWatch:
-    """`moved` is set whenever something happened that the store does not tell."""
+    """What happens in handlers without a change in the store; `moved` is set when it does."""
 
     def __init__(self) -> None:
         self.moved = asyncio.Event()
@@ -63,7 +63,7 @@ class HandlerWatch:
                 self.awaited.pop(key, None)
 
     async def pass_by(self, claim: Claim, step: Step, *, recorded: bool) -> None:
-        """Stays here while the handler is to be held at this step."""
+        """Holds the handler here if it is to stop at this step."""
         hold = self.hold
         if hold is None or hold.reached or hold.recorded is not recorded:
             return
@@ -82,7 +82,7 @@ class HandlerWatch:
 
 
 class WatchedAttempts(Attempts):
-    """Records steps as ever, and holds the handler there when asked to."""
+    """Records steps, and holds the handler there when a test asks for it."""
 
     def __init__(self, context: EngineContext, claims: Claims, watch: HandlerWatch) -> None:
         super().__init__(context, claims)
@@ -97,7 +97,7 @@ class WatchedAttempts(Attempts):
 
 
 class WatchedViews(Views):
-    """Waiting for a run on the bench: a handler waits, and the test itself drives the run."""
+    """Waiting for a run in the harness: a handler waits, and the test itself drives the run."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class WatchedViews(Views):
 
 
 class WatchedFlowViews(FlowViews):
-    """Waiting for a flow on the bench: the test itself drives it."""
+    """Waiting for a flow in the harness: the test itself drives it."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class WatchedFlowViews(FlowViews):
 
 
 def is_step(name: str, wanted: str) -> bool:
-    """Whether a recorded name is the wanted one, wherever the function was defined."""
+    """Whether a recorded name is the wanted one, with or without the path of its function."""
     plain = plain_name(name)
     return plain == wanted or plain.endswith(f".{wanted}")
 

@@ -1,4 +1,4 @@
-"""A worker that moves only when it is told to, without a heartbeat and without processes."""
+"""A worker that acts only when a test calls it, without a heartbeat and without processes."""
 
 import time
 from typing import Any
@@ -22,17 +22,17 @@ Tasks = dict[str, Task[Any, Any]]
 
 
 class ManualWorker(Worker):
-    """Serves every lane and offers whatever the tasks demand."""
+    """Serves every lane and offers every capability that its tasks demand."""
 
     def __init__(self, engine: Engine, tasks: Tasks) -> None:
-        super().__init__(engine, tasks, WorkerOptions(name="bench", heartbeat=False))
+        super().__init__(engine, tasks, WorkerOptions(name="harness", heartbeat=False))
         self._runtime = HandlerRuntime(self)
         size = self.options.concurrency
         self._in_process = Threads(size, "flowfabric-process")
         self._runtime.executor._processes = InThread(self._in_process, size)
 
     async def claim(self) -> int:
-        """Starts everything that can be claimed now; returns how many runs that are."""
+        """Starts every run that can be claimed now; returns how many."""
         offered = {word for task in self._tasks.values() for word in task.options.capabilities}
         self.options = replace(self.options, capabilities=sorted(offered))
         return await self._claim(self._runtime.executor)
@@ -47,7 +47,7 @@ class ManualWorker(Worker):
                 active.stop(LOST)
 
     async def crash(self) -> list[Claim]:
-        """Drops every handler, with nothing told to anybody; returns what it was running."""
+        """Drops every handler without a report; returns the claims it held."""
         dropped = [active.claim for active in self.active.values()]
         self.forsake()
         for active in list(self.active.values()):
@@ -57,7 +57,7 @@ class ManualWorker(Worker):
         return dropped
 
     def forsake(self) -> None:
-        """Nothing that still runs can do anything any more."""
+        """Makes every running handler powerless: the engine refuses what it asks for."""
         for active in self.active.values():
             active.stopped = LOST
             if active.scope is not None:
@@ -82,7 +82,7 @@ class ManualWorker(Worker):
 
 
 class InThread(Processes):
-    """Calls what would run in a process of its own here, where a test can see and replace it."""
+    """Runs tasks with `process=True` in a thread of the test, which can observe and patch them."""
 
     def __init__(self, threads: Threads, size: int) -> None:
         super().__init__(size)
