@@ -15,6 +15,7 @@ from flowfabric.core.flow.model import Flow
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow.dispatch import MAX_PASSES
 from flowfabric.engine.flow.watcher import FlowWaiting
+from flowfabric.store.rows.record import FLOWS, RecordKind
 from flowfabric.store.sqlite.store import open_sqlite
 
 GRAPH = Graph((GraphNode("only", Submission(kind="noop")),))
@@ -31,41 +32,45 @@ async def declare(engine: Engine, many: int) -> list[UUID]:
     return [(await engine.flows.declare("batch", GRAPH)).id for _ in range(many)]
 
 
-async def test_two_hundred_waiters_cost_one_query_per_hint(engine: Engine) -> None:
+async def test_two_hundred_waiters_cost_one_query_per_hint(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flows = await declare(engine, 200)
     asked: list[int] = []
     looked = asyncio.Event()
-    plain = engine.store.flows
+    plain = engine.store.records.get
 
-    async def counted(ids: Sequence[UUID]) -> dict[UUID, Flow]:
+    async def counted(kind: RecordKind[UUID, Flow], ids: Sequence[UUID]) -> dict[UUID, Flow]:
         asked.append(len(ids))
         looked.set()
-        return await plain(ids)
+        return await plain(kind, ids)
 
-    engine.store.flows = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.store.records, "get", counted)
     waiting = FlowWaiting(engine.store)
     tasks = [asyncio.create_task(waiting.end_of(flow)) for flow in flows for _ in range(5)]
     await looked.wait()
     assert asked == [200]
-    engine.store.flows = plain  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.store.records, "get", plain)
     for flow in flows:
         await engine.flows.cancel(flow)
     ended = await asyncio.wait_for(asyncio.gather(*tasks), 20)
     assert {flow.id for flow in ended} == set(flows)
 
 
-async def test_what_this_process_ends_is_told_without_a_query(engine: Engine) -> None:
+async def test_what_this_process_ends_is_told_without_a_query(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (flow,) = await declare(engine, 1)
-    found = (await engine.store.flows([flow]))[flow]
+    found = (await engine.store.records.get(FLOWS, [flow]))[flow]
     waiting = FlowWaiting(engine.store)
     task = asyncio.create_task(waiting.end_of(flow))
     looked = asyncio.Event()
 
-    async def unwanted(ids: Sequence[UUID]) -> dict[UUID, Flow]:
+    async def unwanted(*_: object) -> dict[UUID, Flow]:
         looked.set()
         return {flow: found}
 
-    engine.store.flows = unwanted  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.store.records, "get", unwanted)
     await looked.wait()
     looked.clear()
     ended = replace(found, ended_at=Millis(5))

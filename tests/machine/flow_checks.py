@@ -23,6 +23,7 @@ from flowfabric.core.flow.join import EdgeState, Join
 from flowfabric.core.flow.model import Flow
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery, EventQuery
+from flowfabric.store.rows.record import FLOWS
 from tests.machine.flow_model import REOPENED, REPLAYED, Book, Member, Wire
 
 MANY = 500
@@ -55,7 +56,7 @@ class Checks:
         assert await self.store.chores([self.flow], MANY) == [], "something is still owed"
         assert self.flow not in await self.store.owing(MANY), "the flow is still in debt"
         await self.hear()
-        flow = (await self.store.flows([self.flow]))[self.flow]
+        flow = (await self.store.records.get(FLOWS, [self.flow]))[self.flow]
         found = await self._members()
         states = await self._edges()
         self.stuck = []
@@ -181,7 +182,7 @@ class Checks:
 
     async def _children(self, found: dict[UUID, Snapshot]) -> None:
         """A flow that a member started lives unless the member ended without success."""
-        flows = await self.store.flows(list(self.book.children))
+        flows = await self.store.records.get(FLOWS, list(self.book.children))
         for id, child in self.book.children.items():
             parts = await self.store.members(id, limit=MANY)
             living = [one for one in parts if not isinstance(one.state, Ended)]

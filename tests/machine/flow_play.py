@@ -45,9 +45,7 @@ from tests.machine.rivals import Call, Wrapper
 
 FLOW = UUID(int=0xF10)
 WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "count_flows"})
-READS = frozenset(
-    {"load", "flows", "chores", "edges", "unsettled", "members", "load_needs", "owing"}
-)
+READS = frozenset({"load", "chores", "edges", "unsettled", "members", "load_needs", "owing"})
 RECORD_WRITES = frozenset({"put", "drop", "expire"})
 WORKER = WorkerIdentity("w", "w-1")
 ALL = AllOf()

@@ -11,6 +11,7 @@ from flowfabric.core.limit.lane import begins
 from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import Room
 from flowfabric.store.queries import LedgerNeeds, QuotaViewRequest
+from flowfabric.store.rows import record
 from tests.machine.limit_deeds import LOOSE, QUOTAS, TREE
 from tests.machine.limit_model import held_by, running_by_lane
 from tests.machine.limit_play import LimitPlay
@@ -50,7 +51,7 @@ class Checks:
         assert await store.crowds(-1, MANY) == [], "somebody still waits"
         for quota in QUOTAS:
             assert await store.queue_counts(quota, MANY) == [], f"slots of {quota} are left"
-        for budget in await store.budget_page("", MANY):
+        for budget in await store.records.page(record.BUDGETS, "", MANY):
             assert not budget.reserved, f"something of {budget.name} is set aside for ever"
         assert not self.play.book.aside, "reservations are left"
 

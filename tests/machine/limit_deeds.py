@@ -32,6 +32,7 @@ from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.suspend import Binding, Suspend, Wait
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.wait.suspensions import SuspendAnswer
+from flowfabric.store.rows.record import BUDGETS
 from tests.machine.limit_play import Holding, LimitPlay
 
 T = TypeVar("T")
@@ -159,7 +160,7 @@ async def claim(play: LimitPlay, a: int, b: int, other: bool) -> None:
     ttl = Millis(_pick((30_000, 30_000, 600), a))
     limit = 1 + a % 4
     settings = dict(play.book.lanes)
-    budgets = {one.name: one for one in await play.plain.budget_page("", 100)}
+    budgets = {one.name: one for one in await play.plain.records.page(BUDGETS, "", 100)}
     found = await play.ask(
         lambda engine: engine.claims.claim(WORKER, lanes=lanes, limit=limit, ttl=ttl), other=other
     )

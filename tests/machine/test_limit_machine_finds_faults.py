@@ -21,7 +21,7 @@ from flowfabric.core.limit.release import Candidate, Need, QuotaView, Release, R
 from flowfabric.core.limit.spend import AlreadyApplied, BudgetLedger, Counted, Expense
 from flowfabric.engine.limit import budget_gate
 from flowfabric.store.queries import Crowd, QuotaViewRequest
-from flowfabric.store.rows.record import QUOTAS
+from flowfabric.store.rows.record import BUDGETS, QUOTAS
 from tests.machine.limit_machine import LimitMachine
 from tests.machine.limit_play import everything
 from tests.machine.test_machine import SqliteBench
@@ -152,7 +152,7 @@ def assert_found(bench: SqliteBench) -> None:
 
 async def _rebased(fault: Fault, books: BudgetLedger) -> BudgetLedger:
     """The same books, as if nobody had written since they were read."""
-    page = await fault.inner.budget_page("", 100)
+    page = await fault.inner.records.page(BUDGETS, "", 100)
     versions = {budget.name: budget.version for budget in page}
     changed = {name: versions.get(name, 0) for name in books.changed}
     return replace(books, changed=changed)

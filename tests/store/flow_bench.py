@@ -23,6 +23,7 @@ from flowfabric.core.wait.model import Needs
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import ClaimCall, EdgeQuery
+from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL, W1
 
 numbers = itertools.count(1)
@@ -97,7 +98,7 @@ class Bench:
         return await self.store.apply_flow(change)
 
     async def load(self, flow: Flow) -> Flow:
-        return (await self.store.flows([flow.id]))[flow.id]
+        return (await self.store.records.get(FLOWS, [flow.id]))[flow.id]
 
     async def edges(self, flow: Flow, **filters: Any) -> list[EdgeState]:
         return await self.store.edges(EdgeQuery(flow=flow.id, **filters))

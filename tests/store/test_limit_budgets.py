@@ -16,6 +16,7 @@ from flowfabric.core.limit.spend import BudgetLedger, Charge, Overrun, Spent
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import LedgerNeeds
+from flowfabric.store.rows.record import BUDGETS
 from tests.store.limit_bench import FAR, Bench, lease_of, uuid_of
 
 X, Y = UUID(int=1), UUID(int=2)
@@ -197,7 +198,7 @@ async def test_a_removed_budget_takes_its_ledgers_and_charges_along(bench: Bench
     assert found.budgets.keys() == {"org"}
     assert found.ledgers.keys() == {("org", X)}
     assert found.charges.keys() == {("org", "k")}
-    assert await store.next_reset() is None
+    assert await store.records.next_due(BUDGETS) is None
     assert not await store.post(books)
     await put(store, Budget(name="team"))
     assert (await all_of(store)).budgets["team"].version == 1
@@ -246,7 +247,7 @@ async def test_of_two_who_spend_at_once_one_is_told_to_look_again(bench: Bench) 
 
 async def test_budgets_are_found_by_what_is_asked_of_them(bench: Bench) -> None:
     store = bench.store
-    assert (await store.next_reset(), await store.attached()) == (None, [])
+    assert (await store.records.next_due(BUDGETS), await store.attached()) == (None, [])
     await put(
         store,
         Budget(name="b", scope=Scope.NAMESPACE, scope_id="ns", next_reset_at=Millis(7)),
@@ -260,13 +261,23 @@ async def test_budgets_are_found_by_what_is_asked_of_them(bench: Bench) -> None:
         ("namespace", "ns", "b"),
         ("run", "r", "e"),
     ]
-    assert [budget.name for budget in await store.budget_page("", 9)] == ["a", "b", "c", "d", "e"]
-    assert [(b.name, b.version) for b in await store.budget_page("b", 2)] == [("c", 1), ("d", 1)]
-    assert await store.budget_page("e", 9) == []
-    assert await store.next_reset() == 5
-    assert await store.due_budgets(Millis(4), 9) == []
-    assert await store.due_budgets(Millis(7), 9) == ["a", "b"]
-    assert await store.due_budgets(Millis(99), 2) == ["a", "b"]
+    assert [budget.name for budget in await store.records.page(BUDGETS, "", 9)] == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+    ]
+    assert [(b.name, b.version) for b in await store.records.page(BUDGETS, "b", 2)] == [
+        ("c", 1),
+        ("d", 1),
+    ]
+    assert await store.records.page(BUDGETS, "e", 9) == []
+    assert await store.records.next_due(BUDGETS) == 5
+    assert await store.records.due(BUDGETS, Millis(4), 9) == []
+    for now, limit in ((7, 9), (99, 2)):
+        due = await store.records.due(BUDGETS, Millis(now), limit)
+        assert [budget.name for budget in due] == ["a", "b"]
 
 
 async def test_reservations_whose_lease_is_gone_are_found(bench: Bench) -> None:

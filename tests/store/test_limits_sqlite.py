@@ -116,8 +116,6 @@ async def test_every_question_has_its_index(bench: Bench, path: str) -> None:
     text += plan(path, "begun_executions", route=1, now=1, worker="w", limit=9, suspects=0)
     text += plan(path, "begun_candidates_of_route", route=1, now=1, limit=9)
     assert text.count("ready_begun (route=?)") == 2
-    text += plan(path, "due_budgets", now=1, limit=9)
-    assert "budget_next_reset_at (next_reset_at<?)" in text
     text += plan(path, "attached_budgets")
     text += plan(path, "forgotten_admissions", "a", 5)
     assert "admission_at (quota=? AND at<?)" in text

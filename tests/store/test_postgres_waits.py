@@ -15,6 +15,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Flags, Snapshot
 from flowfabric.core.wait.model import DedupRecord, Needs, ReceivedSignal, Signal, Waitpoint
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
+from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
@@ -100,15 +101,16 @@ async def test_a_rivals_mark_is_not_taken_for_ones_own(bench: Bench) -> None:
 
 
 async def test_a_lost_reply_to_new_keys_is_recognised(bench: Bench) -> None:
-    link = bench.store.session.apply
+    link, records = bench.store.session.record, bench.store.records
     for version in range(2):
         lose_reply(link)
-        assert await bench.store.put_keyring(b"mine %d" % version, version)
-    assert await bench.store.keyring() == (2, b"mine 1")
+        assert await records.put(KEYRING, SealedKeyring(b"mine %d" % version), version)
+    mine = {ONLY: SealedKeyring(b"mine 1", 2)}
+    assert await records.get(KEYRING, [ONLY]) == mine
     for stale in range(2):
         lose_reply(link)
-        assert not await bench.store.put_keyring(b"late", stale)
-    assert await bench.store.keyring() == (2, b"mine 1")
+        assert not await records.put(KEYRING, SealedKeyring(b"late"), stale)
+    assert await records.get(KEYRING, [ONLY]) == mine
 
 
 async def test_a_lost_reply_to_a_recall_is_asked_again(bench: Bench) -> None:

@@ -31,7 +31,7 @@ from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
-from flowfabric.core.limit.budget import Budget, Reservation
+from flowfabric.core.limit.budget import Reservation
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Release, StartsBack
 from flowfabric.core.limit.spend import BudgetLedger
@@ -127,18 +127,9 @@ class WaitStore(Protocol):
     ) -> list[Snapshot]:
         """Suspended executions by (since when, id)."""
 
-    async def keyring(self) -> tuple[int, bytes | None]:
-        """The document with the keys that sign tokens, and its version (0: there is none)."""
-
-    async def put_keyring(self, doc: bytes, expected: int) -> bool:
-        """Writes the keys if the stored version is the expected one; the new one is one more."""
-
 
 class FlowStore(Protocol):
     """Flows, their edges, and what is owed to them."""
-
-    async def flows(self, ids: Sequence[UUID]) -> dict[UUID, Flow]:
-        """The flows as they stand."""
 
     async def flow_page(self, query: FlowQuery) -> list[Flow]:
         """Flows by (created_at, id)."""
@@ -261,17 +252,8 @@ class BudgetStore(Protocol):
         of a key stays) and reservations (None: it goes). A reservation that goes must still be
         there, so that it is given back once. False when anything has moved meanwhile."""
 
-    async def budget_page(self, after: str, limit: int) -> list[Budget]:
-        """Budgets by name."""
-
     async def attached(self) -> list[tuple[str, str, str]]:
         """The budgets of a namespace, a flow or a run: (scope, its id, name)."""
-
-    async def due_budgets(self, now: Millis, limit: int) -> list[str]:
-        """Budgets whose reset has come, earliest first."""
-
-    async def next_reset(self) -> Millis | None:
-        """The earliest reset of all budgets."""
 
     async def stale_reservations(self, limit: int) -> list[Reservation]:
         """Reservations whose lease is gone: there is no row in `lease` of that execution with

@@ -21,6 +21,7 @@ from flowfabric.core.wait.model import DedupRecord, Loaded, Needs
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import FlowQuery
+from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL
 from tests.kit.situations import RETRY, suspension, timeouts
 from tests.store.flow_bench import (
@@ -343,7 +344,9 @@ async def test_members_are_forgotten_with_their_flow(bench: Bench) -> None:
     assert await bench.store.trim(cut, end, 9) == 0
     assert await bench.store.trim(Millis(cut + 1), end, 1) == 1
     assert await bench.store.trim(Millis(cut + 1), end, 9) == 1
-    assert await bench.store.flows([flow.id, living.id]) == {living.id: await bench.load(living)}
+    assert await bench.store.records.get(FLOWS, [flow.id, living.id]) == {
+        living.id: await bench.load(living)
+    }
     assert await bench.edges(flow) == []
     assert await bench.chores(flow) == []
     assert await bench.store.flow_page(FlowQuery(tag=("a", "1"))) == []
@@ -371,7 +374,7 @@ async def test_a_flow_stays_while_a_member_does(bench: Bench) -> None:
     assert await bench.store.trim(bench.now, bench.now, 9) == 1
     assert [uuid_of(left) for left in await bench.store.members(flow.id)] == [uuid_of(keeper)]
     assert await bench.store.trim(bench.now, Millis(bench.now + DAY), 9) == 1
-    assert await bench.store.flows([flow.id]) == {}
+    assert await bench.store.records.get(FLOWS, [flow.id]) == {}
 
 
 async def test_a_replay_that_was_not_counted_yet_keeps_the_members(bench: Bench) -> None:
@@ -390,7 +393,7 @@ async def test_a_replay_that_was_not_counted_yet_keeps_the_members(bench: Bench)
     )
     assert await bench.store.trim(bench.now, bench.now, 9) == 1
     assert await bench.store.members(flow.id) == [after(replayed)]
-    assert len(await bench.store.flows([flow.id])) == 1
+    assert len(await bench.store.records.get(FLOWS, [flow.id])) == 1
 
 
 async def test_members_of_a_living_flow_do_not_hide_others(bench: Bench) -> None:
@@ -409,4 +412,4 @@ async def test_a_flow_without_members_is_forgotten(bench: Bench) -> None:
     for flow in flows[:2]:
         await _ended_flow(bench, flow, bench.now)
     assert await bench.store.trim(bench.now, bench.now, 9) == 0
-    assert list(await bench.store.flows([flow.id for flow in flows])) == [flows[2].id]
+    assert list(await bench.store.records.get(FLOWS, [flow.id for flow in flows])) == [flows[2].id]

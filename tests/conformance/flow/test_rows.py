@@ -25,6 +25,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.store.queries import FlowQuery, Renewal
+from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL
 from tests.store.flow_bench import (
     A,
@@ -70,8 +71,11 @@ async def test_a_flow_is_remembered_whole(bench: Bench) -> None:
         tags={"team": "ü", "": ""},
     )
     bare = await bench.flow()
-    assert await bench.store.flows([full.id, bare.id, A]) == {full.id: full, bare.id: bare}
-    assert await bench.store.flows([]) == {}
+    assert await bench.store.records.get(FLOWS, [full.id, bare.id, A]) == {
+        full.id: full,
+        bare.id: bare,
+    }
+    assert await bench.store.records.get(FLOWS, []) == {}
 
 
 async def test_what_a_newer_release_wrote_into_a_flow_survives(bench: Bench) -> None:
@@ -120,7 +124,7 @@ async def test_a_flow_is_written_on_the_version_it_was_decided_on(bench: Bench) 
     assert await bench.edges(flow) == []
     missing = replace(flow, id=bench.fresh())
     assert not await bench.apply(missing)
-    assert await bench.store.flows([missing.id]) == {}
+    assert await bench.store.records.get(FLOWS, [missing.id]) == {}
 
 
 async def test_everything_of_a_change_is_written_together(bench: Bench) -> None:
@@ -219,7 +223,7 @@ async def test_a_change_that_cannot_be_made_new_leaves_nothing(bench: Bench) -> 
     await bench.write(touch(guard))
     fresh = replace(flow, id=bench.fresh(), tags={"a": "1"})
     assert not await bench.store.apply_flow(FlowChange(None, fresh, guards=(guard,)))
-    assert await bench.store.flows([fresh.id]) == {}
+    assert await bench.store.records.get(FLOWS, [fresh.id]) == {}
     assert await bench.store.flow_page(FlowQuery(tag=("a", "1"))) == []
 
 

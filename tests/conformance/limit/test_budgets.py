@@ -20,6 +20,7 @@ from flowfabric.core.limit.spend import (
     Spent,
 )
 from flowfabric.store.queries import LedgerNeeds
+from flowfabric.store.rows.record import BUDGETS
 from tests.kit.flow_lab import declare
 from tests.kit.lab import Lab
 from tests.kit.situations import take
@@ -288,8 +289,8 @@ async def test_a_stale_timer_does_no_harm(lab: Lab, second_lab: Lab) -> None:
     """C-T86: two sweeps at once, one of them late"""
     await make(lab, every=Millis(10_000))
     lab.clock.advance(10_000)
-    due = await second_lab.engine.store.due_budgets(lab.clock.now(), 9)
-    assert due == ["team"]
+    due = await second_lab.engine.store.records.due(BUDGETS, lab.clock.now(), 9)
+    assert [budget.name for budget in due] == ["team"]
     await lab.engine.sweep.once()
     await spend(lab, 3)
     await second_lab.engine._budget_gate.sweep()

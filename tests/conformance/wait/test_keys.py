@@ -34,6 +34,7 @@ from flowfabric.engine.wait.suspensions import Ticket
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
+from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from tests.kit.lab import Lab
 from tests.kit.race import Race
 from tests.kit.signalling import deliver, deliver_with, effect, fresh, kept, waiting
@@ -42,6 +43,10 @@ from tests.kit.waits import suspend
 A, B, C = ("aa" * 32, "bb" * 32, "cc" * 32)
 GRACE = Millis(1_000)
 MANY = Count(9, CountKind.SIGNALS, ("go",))
+
+
+async def stored_keys(lab: Lab) -> SealedKeyring:
+    return (await lab.engine.store.records.get(KEYRING, [ONLY]))[ONLY]
 
 
 async def signed(lab: Lab) -> tuple[str, Ticket]:
@@ -62,7 +67,7 @@ async def test_nothing_is_there_at_first(lab: Lab) -> None:
     """E-T305: and looking makes nothing"""
     assert await lab.engine.keys.kids() == Kids(None, ())
     assert await lab.engine.keys.kids() == Kids(None, ())
-    assert await lab.engine.store.keyring() == (0, None)
+    assert await lab.engine.store.records.get(KEYRING, [ONLY]) == {}
 
 
 async def test_the_first_key_is_seeded_once(lab: Lab) -> None:
@@ -88,7 +93,7 @@ async def test_a_seed_has_to_make_sense(lab: Lab) -> None:
     for kid in kids:
         with pytest.raises(InvalidKid):
             await lab.engine.keys.seed(kid, A)
-    assert await lab.engine.store.keyring() == (0, None)
+    assert await lab.engine.store.records.get(KEYRING, [ONLY]) == {}
 
 
 async def test_a_key_is_made_when_one_is_first_needed(lab: Lab) -> None:
@@ -97,7 +102,7 @@ async def test_a_key_is_made_when_one_is_first_needed(lab: Lab) -> None:
     _, second = await signed(lab)
     kids = await lab.engine.keys.kids()
     assert kids.current_kid == kid_of(first) == kid_of(second)
-    assert (await lab.engine.store.keyring())[0] == 1
+    assert (await stored_keys(lab)).version == 1
 
 
 async def test_two_processes_make_one_key(lab: Lab, second_lab: Lab) -> None:
@@ -192,10 +197,10 @@ async def test_an_exact_repeat_of_a_rotation_does_nothing(lab: Lab) -> None:
     """E-T302"""
     await lab.engine.keys.rotate("a", A)
     await lab.engine.keys.rotate("b", B, grace=GRACE)
-    stored = await lab.engine.store.keyring()
+    stored = await stored_keys(lab)
     lab.clock.advance(10)
     assert await lab.engine.keys.rotate("b", B, grace=Millis(5)) == Noop("b")
-    assert await lab.engine.store.keyring() == stored
+    assert await stored_keys(lab) == stored
 
 
 async def test_a_key_id_has_one_secret(lab: Lab) -> None:
@@ -234,7 +239,7 @@ async def test_a_rotation_has_to_make_sense(lab: Lab) -> None:
     for secret in ("", "abc", "zz"):
         with pytest.raises(InvalidSecretHex):
             await rotate("a", secret)
-    assert await lab.engine.store.keyring() == (0, None)
+    assert await lab.engine.store.records.get(KEYRING, [ONLY]) == {}
     assert await rotate("a", "ab", grace=Millis(2**53 - 1)) == Rotated(None, "a", 0)
 
 
@@ -312,11 +317,11 @@ async def test_what_waited_through_a_rotation_keeps_its_token(lab: Lab) -> None:
 async def test_a_stored_secret_that_is_none_is_told_as_such(lab: Lab) -> None:
     """E-T261: whoever wrote it, nobody is let in"""
     id, ticket = await signed(lab)
-    version, doc = await lab.engine.store.keyring()
-    ring = keyring.read_ring(doc)
+    stored = await stored_keys(lab)
+    ring = keyring.read_ring(stored.doc)
     secret = ring.keys[kid_of(ticket)].secret
     broken = keyring.write_ring(ring).replace(secret.encode(), b"z" * 64)
-    assert await lab.engine.store.put_keyring(broken, version)
+    assert await lab.engine.store.records.put(KEYRING, SealedKeyring(broken), stored.version)
     lab.clock.advance(1_000)
     with pytest.raises(InvalidSecret) as caught:
         await deliver(lab, id, ticket)
@@ -367,18 +372,18 @@ async def test_a_rotation_that_was_overtaken_is_decided_again(
 ) -> None:
     race = Race(lab, monkeypatch)
     await lab.engine.keys.seed("a", A)
-    race.before("put_keyring", lambda: second_lab.engine.keys.rotate("b", B))
+    race.before("records.put", lambda: second_lab.engine.keys.rotate("b", B))
     assert await lab.engine.keys.rotate("c", C) == Rotated("b", "c", 0)
     kids = await second_lab.engine.keys.kids()
     assert (kids.current_kid, [kid for kid, _ in kids.verifying]) == ("c", ["a", "b"])
 
 
 async def test_a_rotation_gives_up_in_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def lose(doc: bytes, expected: int) -> bool:
+    async def lose(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(lab.engine.store, "put_keyring", lose)
-    with pytest.raises(RetryExhausted):
+    monkeypatch.setattr(lab.engine.store.records, "put", lose)
+    with pytest.raises(RetryExhausted, match="the key ring was changed by others"):
         await lab.engine.keys.rotate("a", A)
 
 

@@ -32,6 +32,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.store.queries import ClaimCall
+from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import suspension
 
@@ -385,27 +386,36 @@ async def test_the_suspended_of_a_namespace(bench: Bench) -> None:
 # -- the keys of tokens
 
 
+async def stored_keys(store: Store) -> tuple[int, bytes] | None:
+    found = (await store.records.get(KEYRING, [ONLY])).get(ONLY)
+    return None if found is None else (found.version, found.doc)
+
+
+async def put_keys(store: Store, doc: bytes, expected: int) -> bool:
+    return await store.records.put(KEYRING, SealedKeyring(doc), expected)
+
+
 async def test_keys_are_written_on_the_version_they_were_made_from(bench: Bench) -> None:
     store = bench.store
-    assert await store.keyring() == (0, None)
-    assert not await store.put_keyring(b"early", 1)
-    assert await store.put_keyring(b"one", 0)
-    assert not await store.put_keyring(b"rival", 0)
-    assert await store.keyring() == (1, b"one")
-    assert await store.put_keyring(b"", 1)
-    assert not await store.put_keyring(b"late", 1)
-    assert await store.keyring() == (2, b"")
+    assert await stored_keys(store) is None
+    assert not await put_keys(store, b"early", 1)
+    assert await put_keys(store, b"one", 0)
+    assert not await put_keys(store, b"rival", 0)
+    assert await stored_keys(store) == (1, b"one")
+    assert await put_keys(store, b"", 1)
+    assert not await put_keys(store, b"late", 1)
+    assert await stored_keys(store) == (2, b"")
 
 
 async def test_of_two_processes_one_writes_the_keys(bench: Bench, store_url: str) -> None:
     other = await open_store(store_url, clock=bench.clock)
     for version in range(10):
         answers = await asyncio.gather(
-            bench.store.put_keyring(b"mine", version), other.put_keyring(b"theirs", version)
+            put_keys(bench.store, b"mine", version), put_keys(other, b"theirs", version)
         )
         assert sorted(answers) == [False, True]
         winner = b"mine" if answers[0] else b"theirs"
-        assert await other.keyring() == (version + 1, winner)
+        assert await stored_keys(other) == (version + 1, winner)
     await other.close()
 
 

@@ -29,13 +29,18 @@ class RecordChange(Struct, Generic[V, T], frozen=True):
         return self.before != self.after
 
 
+async def find(store: Store, kind: RecordKind[K, V], key: K) -> V | None:
+    """One record, None if there is none."""
+    return (await store.records.get(kind, [key])).get(key)
+
+
 async def change(
     store: Store, kind: RecordKind[K, V], key: K, rule: RecordRule[V, T]
 ) -> RecordChange[V, T]:
     """What the rule decided, once it is durable."""
 
     async def round(_: int) -> RecordChange[V, T] | Literal[RaceLost.RACE_LOST]:
-        before = (await store.records.get(kind, [key])).get(key)
+        before = await find(store, kind, key)
         after, outcome = rule(before, store.clock.now())
         if after == before:
             return RecordChange(before, before, outcome)

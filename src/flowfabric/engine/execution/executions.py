@@ -38,8 +38,10 @@ from flowfabric.core.flow.model import FlowState
 from flowfabric.core.flow.replay import ask_to_replay, replay_member
 from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.queries import EdgeQuery
+from flowfabric.store.rows.record import FLOWS
 
 _CHUNK = 5_000
 _OPERATOR = Owner(source=Source.OPERATOR)
@@ -113,14 +115,14 @@ class Executions(Service):
         snapshot = await self._load(id)
         if snapshot is None or not snapshot.head.flags & Flags.FLOW:
             return await self._decide(id, operator.replay)
-        flow = await self._context.store.flows([snapshot.execution.flow or UUID(int=0)])
-        if any(found.state is FlowState.CANCELLED for found in flow.values()):
+        flow = await find(self._context.store, FLOWS, snapshot.execution.flow or UUID(int=0))
+        if flow is not None and flow.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
         upstreams: dict[UUID, Snapshot] = {}
-        if ask_to_replay(snapshot) is not None:
-            for key in flow:  # or an ending that it has heard of skips it again
-                await self._context.post_commit.settle(key)
-                upstreams = await self._upstreams(key, snapshot.execution.uuid)
+        if flow is not None and ask_to_replay(snapshot) is not None:
+            # Or an ending that it has heard of skips it again.
+            await self._context.post_commit.settle(flow.id)
+            upstreams = await self._upstreams(flow.id, snapshot.execution.uuid)
         return await self._context.decisions.decide_loaded(
             snapshot.execution.uuid,
             lambda found, now, memory: replay_member(found, now, memory, upstreams),

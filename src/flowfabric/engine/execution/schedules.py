@@ -18,7 +18,7 @@ from flowfabric.core.execution import schedule as rules
 from flowfabric.core.execution.policy import DEFAULT_POLICY, parse_policy
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.submission import Submission, create
-from flowfabric.engine.commit.records import change
+from flowfabric.engine.commit.records import change, find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.store.rows.record import SCHEDULES
@@ -44,8 +44,7 @@ class Schedules(Service):
         return await self._change(new.name, lambda old, now: _declared(old, new, now))
 
     async def get(self, name: str) -> Schedule:
-        found = await self._context.store.records.get(SCHEDULES, [name])
-        return _known(found.get(name), name)
+        return _known(await find(self._context.store, SCHEDULES, name), name)
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
         """Schedules by name, after a cursor."""

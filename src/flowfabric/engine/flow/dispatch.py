@@ -13,6 +13,7 @@ from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import PAGE, FlowResolver, MemberEnding, endings_of
 from flowfabric.engine.wait.signals import Signals
+from flowfabric.store.rows.record import FLOWS
 
 MAX_FLOWS = 64
 COUNT_AT = 50
@@ -202,7 +203,7 @@ class FlowDispatcher(Service):
         """One pass over many flows; with `counting` (the sweep) nothing is left for later. Returns
         how many flows have nothing owed any more that was owed to them before."""
         # Before the outbox: counting entries meanwhile moves the version that is compared.
-        found = await self._context.store.flows(flows)
+        found = await self._context.store.records.get(FLOWS, flows)
         owed: dict[UUID, list[OutboxEntry]] = {}
         for entry in await self._context.store.chores(flows, PAGE):
             owed.setdefault(entry.flow, []).append(entry)

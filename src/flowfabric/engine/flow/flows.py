@@ -65,12 +65,14 @@ from flowfabric.core.flow.replay import (
 )
 from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import PAGE
 from flowfabric.engine.flow.walks import reaches, whole
 from flowfabric.store.queries import EdgeQuery
+from flowfabric.store.rows.record import FLOWS
 
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
@@ -178,7 +180,7 @@ class Flows(Service):
         known key it is the one that was added before."""
         key = parse_uuid(flow, "flow")
         wanted = check_kind_of(submission, Submission, "submission")
-        found = open_flow((await self._context.store.flows([key])).get(key), key)
+        found = open_flow(await find(self._context.store, FLOWS, key), key)
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
         await self._context.known_limits.check(creation.snapshot.execution.rules)
         if found.state is FlowState.OPEN:
@@ -349,7 +351,7 @@ class Flows(Service):
         did not happen and the losers of a race that was won. Refused as a whole when one of them
         may not be replayed; one that another caller replays is left to them."""
         key = parse_uuid(flow, "flow")
-        found = known((await self._context.store.flows([key])).get(key), key)
+        found = known(await find(self._context.store, FLOWS, key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
         await self._dispatcher.work.settle(
@@ -384,12 +386,12 @@ class Flows(Service):
 
     async def _is_over(self, flow: UUID) -> bool:
         """Whether nothing of a flow is to be written any more."""
-        found = (await self._context.store.flows([flow])).get(flow)
+        found = await find(self._context.store, FLOWS, flow)
         return found is not None and (found.ended_at is not None or takes_members_along(found))
 
     async def _cancel_late(self, flow: UUID) -> None:
         """Members that were written while somebody cancelled their flow are owed it as well."""
-        cancelled = (await self._context.store.flows([flow])).get(flow)
+        cancelled = await find(self._context.store, FLOWS, flow)
         if cancelled is None or not takes_members_along(cancelled):
             return
 
@@ -444,7 +446,7 @@ class Flows(Service):
             for round in range(MAX_ROUNDS):
                 now = self._now()
                 unseen = new and not round
-                found = None if unseen else (await self._context.store.flows([id])).get(id)
+                found = None if unseen else await find(self._context.store, FLOWS, id)
                 try:
                     change = await decide(found, now)
                 except FlowFabricError:

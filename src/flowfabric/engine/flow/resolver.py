@@ -31,9 +31,11 @@ from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.store.queries import EdgeQuery, Unsettled
+from flowfabric.store.rows.record import FLOWS
 
 PAGE = 500
 MAX_FLOWS = 64
@@ -81,7 +83,7 @@ class FlowResolver(Service):
 
     async def _round(self, flow: UUID, entries: Sequence[OutboxEntry]) -> bool:
         """Does what these entries ask for and counts them; False when another process did."""
-        found = (await self._context.store.flows([flow])).get(flow)
+        found = await find(self._context.store, FLOWS, flow)
         if found is None:
             raise NotFound("flow", flow)
         kinds = {entry.kind for entry in entries}

@@ -31,10 +31,12 @@ from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import is_spared
+from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.watcher import FlowWaiting
 from flowfabric.store.queries import EdgeQuery, FlowQuery
+from flowfabric.store.rows.record import FLOWS
 
 PAGE = 500
 MAX_ENTRIES = 100_000
@@ -80,10 +82,10 @@ class FlowViews(Service):
     async def get(self, id: UUID) -> Flow | None:
         """The flow, with every ending counted, also those that are not written down yet."""
         key = parse_uuid(id, "flow")
-        flow = (await self._context.store.flows([key])).get(key)
+        flow = await find(self._context.store, FLOWS, key)
         while flow is not None:
             owed = await self._context.store.chores([key], MAX_ENTRIES)
-            again = (await self._context.store.flows([key])).get(key)
+            again = await find(self._context.store, FLOWS, key)
             if again is not None and again.version == flow.version:
                 counted = count_outbox(flow, tuple(owed), flow.mutated_at).after if owed else flow
                 return replace(counted, version=flow.version)
@@ -114,7 +116,7 @@ class FlowViews(Service):
         gone by now; what is owed to it is done first."""
         key = parse_uuid(flow, "flow")
         await self._context.post_commit.settle(key)
-        found = (await self._context.store.flows([key])).get(key)
+        found = await find(self._context.store, FLOWS, key)
         return found is None or is_orphan(found)
 
     async def page(

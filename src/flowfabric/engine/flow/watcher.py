@@ -8,6 +8,7 @@ from uuid import UUID
 from flowfabric.core.base.errors import NotFound, Unavailable
 from flowfabric.core.flow.model import Flow
 from flowfabric.store.contract import MAX_BATCH, Store
+from flowfabric.store.rows.record import FLOWS
 
 POLL_FLOOR = 1.0
 REST = 0.02
@@ -67,7 +68,7 @@ class FlowWaiting:
         for start in range(0, len(awaited), MAX_BATCH):
             page = awaited[start : start + MAX_BATCH]
             try:
-                found = await self._store.flows(page)
+                found = await self._store.records.get(FLOWS, page)
             except Exception as error:
                 self._fail(page, error)
                 continue

@@ -29,6 +29,7 @@ from flowfabric.engine.limit.ledger import LedgerWriter
 from flowfabric.engine.limit.releases import Releases
 from flowfabric.store.queries import LedgerNeeds, Taken
 from flowfabric.store.readable import SET_ASIDE, load_readable
+from flowfabric.store.rows.record import BUDGETS
 
 T = TypeVar("T")
 
@@ -115,14 +116,15 @@ class BudgetGate(Service):
 
     async def sweep(self) -> None:
         """Resets what is due, and gives back what dead leases have set aside."""
-        while due := await self._context.store.due_budgets(self._now(), PAGE):
-            resets = (self._tried(self._reset_due(name)) for name in due)
+        records = self._context.store.records
+        while due := await records.due(BUDGETS, self._now(), PAGE):
+            resets = (self._tried(self._reset_due(budget.name)) for budget in due)
             if not any(await asyncio.gather(*resets)) or len(due) < PAGE:
                 break
         await self._give_back()
 
     async def next_at(self) -> Millis | None:
-        return await self._context.store.next_reset()
+        return await self._context.store.records.next_due(BUDGETS)
 
     @property
     def busy(self) -> bool:

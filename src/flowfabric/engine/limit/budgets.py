@@ -51,6 +51,7 @@ from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.flow.flows import Flows
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.store.queries import LedgerNeeds
+from flowfabric.store.rows.record import BUDGETS
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ class Budgets(Service):
         """Budgets by name, after a cursor."""
         wanted = check_limit(limit, MAX_PAGE)
         check_text(after, "cursor")
-        page = await self._context.store.budget_page(after, wanted) if wanted else []
+        page = await self._context.store.records.page(BUDGETS, after, wanted) if wanted else []
         now = self._now()
         return [current(budget, now) for budget in page]
 

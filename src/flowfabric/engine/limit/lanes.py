@@ -11,7 +11,7 @@ from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.text import check_lane, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.lane import Lane, LaneState, check_lane_settings, set_state
-from flowfabric.engine.commit.records import change
+from flowfabric.engine.commit.records import change, find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
 from flowfabric.store.readable import load_readable
@@ -127,7 +127,7 @@ class Lanes(Service):
 
 async def lane_of(store: Store, name: str) -> Lane:
     """What was decided about a lane; an open one without limits if nothing ever was."""
-    return (await store.records.get(LANES, [name])).get(name) or Lane(name=name)
+    return await find(store, LANES, name) or Lane(name=name)
 
 
 def _names(lanes: object) -> "list[str]":

@@ -14,6 +14,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.limit.check_admission import Admission, Admitted, admit_one, has_room
 from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_name, queue_of
 from flowfabric.core.limit.release import Release, Room, limits_since
+from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.releases import Releases
@@ -57,10 +58,10 @@ class Quotas(Service):
 
     async def get(self, name: str) -> Quota:
         asked = check_quota_name(name)
-        found = await self._context.store.records.get(QUOTAS, [asked])
-        if asked not in found:
+        found = await find(self._context.store, QUOTAS, asked)
+        if found is None:
             raise NotFound("quota", asked)
-        return found[asked]
+        return found
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Quota]:
         """Quotas by name, after a cursor."""
@@ -139,7 +140,7 @@ class Quotas(Service):
         store, now = self._context.store, self._now()
 
         async def round(_: int) -> bool | Literal[RaceLost.RACE_LOST]:
-            old = (await store.records.get(QUOTAS, [checked.name])).get(checked.name)
+            old = await find(store, QUOTAS, checked.name)
             if old is not None and (not over or old.limits == checked.limits):
                 return False
             # Read between the quota and the write, so that its version covers what was served.

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable
 from typing import TypeVar
 
-from flowfabric.core.base.errors import RetryExhausted
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait import keyring as rules
 from flowfabric.core.wait.keyring import (
@@ -21,14 +20,15 @@ from flowfabric.core.wait.keyring import (
     Rotated,
     Seeded,
 )
+from flowfabric.engine.commit.records import change, find
 from flowfabric.store.contract import Store
+from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 
 T = TypeVar("T")
 
 log = logging.getLogger("flowfabric.keys")
 
 MAX_AGE = Millis(1_000)
-MAX_TRIES = 10
 DEFAULT_GRACE = Millis(86_400_000)
 
 
@@ -54,8 +54,7 @@ class Ring:
         now = self.now()
         age = None if self._read_at is None else now - self._read_at
         if fresh or age is None or not 0 <= age < MAX_AGE:
-            _, doc = await self._store.keyring()
-            self._know(rules.read_ring(doc), now)
+            self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
         return self._known
 
     async def to_sign(self) -> Keyring:
@@ -74,16 +73,20 @@ class Ring:
         return ring if kid in ring.keys else await self.read(fresh=True)
 
     async def change(self, rule: Callable[[Keyring, Millis], tuple[Keyring, T]]) -> T:
-        """Decides on the stored ring and writes the result, whoever else does so."""
-        for _ in range(MAX_TRIES):
-            version, doc = await self._store.keyring()
-            now = self.now()
-            before = rules.read_ring(doc)
+        """Decides on the stored ring and writes the result."""
+
+        def decide(
+            stored: SealedKeyring | None, now: Millis
+        ) -> tuple[SealedKeyring | None, tuple[T, Keyring, Millis]]:
+            before = _opened(stored)
             after, outcome = rule(before, now)
-            if after == before or await self._store.put_keyring(rules.write_ring(after), version):
-                self._know(after, now)
-                return outcome
-        raise RetryExhausted("the keys were changed ten times meanwhile")
+            sealed = stored if after == before else SealedKeyring(rules.write_ring(after))
+            return sealed, (outcome, after, now)
+
+        changed = await change(self._store, KEYRING, ONLY, decide)
+        outcome, ring, now = changed.outcome
+        self._know(ring, now)
+        return outcome
 
     async def _first(self, secret: str) -> Keyring:
         def first(ring: Keyring, now: Millis) -> tuple[Keyring, None]:
@@ -96,6 +99,10 @@ class Ring:
 
     def _know(self, ring: Keyring, now: Millis) -> None:
         self._known, self._read_at = ring, now
+
+
+def _opened(stored: SealedKeyring | None) -> Keyring:
+    return rules.read_ring(None if stored is None else stored.doc)
 
 
 class Keys:

@@ -16,16 +16,15 @@ from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import limit as limit_rows
 from flowfabric.store.rows.limit import (
-    BUDGET,
     CHARGE,
     LEDGER,
     RESERVATION,
     Row,
-    read_budget,
     read_charge,
     read_ledger,
     read_reservation,
 )
+from flowfabric.store.rows.record import BUDGETS
 
 
 class _Post(Struct):
@@ -56,24 +55,9 @@ async def post(session: Session, books: BudgetLedger) -> bool:
     return await session.limit.run(partial(_post, session, post))
 
 
-async def budget_page(session: Session, after: str, limit: int) -> list[Budget]:
-    rows = await session.fetch(session.report, "budget_page", after, limit)
-    return readable(rows, lambda row: read_budget(*row), "budget", itemgetter(0))
-
-
 async def attached(session: Session) -> list[tuple[str, str, str]]:
     rows = await session.fetch(session.load, "attached_budgets")
     return [(scope, id, name) for scope, id, name in rows]
-
-
-async def due_budgets(session: Session, now: Millis, limit: int) -> list[str]:
-    rows = await session.fetch(session.sweep, "due_budgets", now, limit)
-    return [name for (name,) in rows]
-
-
-async def next_reset(session: Session) -> Millis | None:
-    ((moment,),) = await session.fetch(session.sweep, "next_reset")
-    return None if moment is None else Millis(moment)
 
 
 async def stale_reservations(session: Session, limit: int) -> list[Reservation]:
@@ -100,7 +84,7 @@ async def _post(session: Session, post: _Post, connection: Connection, repeated:
 async def _write(session: Session, post: _Post, connection: Connection) -> None:
     queries = session.queries
     if post.new:
-        made = await connection.fetch(queries["new_budgets"], *columns(post.new, len(BUDGET)))
+        made = await connection.fetch(queries["new_budgets"], *columns(post.new, BUDGETS.width))
         if len(made) < len(post.new):
             raise _Moved
     stands, transaction = (await connection.fetch(queries["posted"], *post.values))[0]
@@ -118,7 +102,7 @@ def _new_budgets(books: BudgetLedger) -> list[Row]:
 
 
 def _new_budget(budget: Budget) -> Row:
-    return limit_rows.budget_row(budget, limit_rows.next_version(0, budget.created_at))
+    return BUDGETS.row(BUDGETS.written(budget, 0))
 
 
 def _values(books: BudgetLedger) -> list[Any]:
@@ -126,7 +110,7 @@ def _values(books: BudgetLedger) -> list[Any]:
     removed = books.removed
     compared = sorted((name, version) for name, version in books.changed.items() if version)
     changed = [
-        limit_rows.budget_row(books.budgets[name], version + 1)
+        BUDGETS.row(BUDGETS.written(books.budgets[name], version))
         for name, version in compared
         if name not in removed
     ]
@@ -136,7 +120,7 @@ def _values(books: BudgetLedger) -> list[Any]:
     return [
         *columns(compared, 2),
         sorted(id for id, new in reservations.items() if new is None),
-        *columns(changed, len(BUDGET)),
+        *columns(changed, BUDGETS.width),
         sorted(removed),
         *_sorted((limit_rows.ledger_row(new) for new in ledgers.values() if new), len(LEDGER)),
         *_sorted((key for key, new in ledgers.items() if new is None), 2),
@@ -158,7 +142,7 @@ def _books(rows: Sequence[Any]) -> BudgetLedger:
     for kind, name, key, version, id, doc in rows:
         match kind:
             case 0:
-                books.budgets[name] = read_budget(name, version, doc)
+                books.budgets |= BUDGETS.by_key([(name, version, doc)])
             case 1:
                 books.charges[name, key] = read_charge(name, key, doc)
             case 2:

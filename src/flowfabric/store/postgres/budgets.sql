@@ -136,18 +136,9 @@ select compared.stands, cast(pg_current_xact_id() as text) from compared
 -- Whether any of these transactions was: asked when its reply was lost.
 select bool_or(pg_xact_status(cast(x as xid8)) = 'committed') from unnest($1::text[]) as x
 
--- name: budget_page
-select name, version, doc from {schema}.budget where name > $1 order by name limit $2
-
 -- name: attached_budgets
 select scope, scope_id, name from {schema}.budget
 where scope is not null order by scope, scope_id, name
-
--- name: due_budgets
-select name from {schema}.budget where next_reset_at <= $1 order by next_reset_at, name limit $2
-
--- name: next_reset
-select min(next_reset_at) from {schema}.budget where next_reset_at is not null
 
 -- name: stale_reservations
 select r.id, r.doc from {schema}.reservation r

@@ -4,7 +4,6 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -20,20 +19,16 @@ from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import Session, columns, same
 from flowfabric.store.postgres.states import state_of
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
-from flowfabric.store.readable import readable, tell
+from flowfabric.store.readable import tell
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
-from flowfabric.store.rows.flow import EDGE, EdgeSearch, read_chores, read_flow
+from flowfabric.store.rows.flow import EDGE, EdgeSearch, read_chores
+from flowfabric.store.rows.record import FLOWS
 
 _WIDTH = len(SNAPSHOT)
 
 _FIRST = UUID(int=0)
 """Before every id that is given to anything."""
-
-
-async def flows(session: Session, ids: Sequence[UUID]) -> dict[UUID, Flow]:
-    rows = await session.fetch(session.load, "flows", list(ids))
-    return {id: read_flow(id, doc) for id, doc in rows}
 
 
 async def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
@@ -47,7 +42,7 @@ async def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
         query.limit,
     )
     rows = await session.fetch(session.report, name, *values)
-    return readable(rows, lambda row: read_flow(*row), "flow", itemgetter(0))
+    return FLOWS.readable(rows)
 
 
 async def apply_flow(session: Session, change: FlowChange) -> bool:
@@ -126,7 +121,7 @@ async def _count(
     """Whoever moves a flow on has its chores for itself: they go with its version. A repeat
     after a lost reply finds every version moved, and its chores gone with them."""
     rows = [
-        (*flow_rows.flow_row(change.after), change.before.version)
+        (*FLOWS.row(change.after), change.before.version)
         for change in changes
         if change.before is not None
     ]
@@ -169,7 +164,7 @@ async def _lay(
     """A new flow and its edges: one statement."""
     flow = change.after
     values = (
-        *flow_rows.flow_row(flow),
+        *FLOWS.row(flow),
         stamp,
         *columns(sorted(flow.tags.items()), 2),
         *columns(flow_rows.edge_rows(change.edges), len(EDGE)),
@@ -223,7 +218,7 @@ class Flush:
 
     async def _write_flow(self) -> None:
         before, after = self._change.before, self._change.after
-        queries, values = self._session.queries, (*flow_rows.flow_row(after), self._stamp)
+        queries, values = self._session.queries, (*FLOWS.row(after), self._stamp)
         if before is None:
             _check(await self._connection.fetch(queries["new_flow"], *values))
         else:

@@ -1,13 +1,10 @@
 -- Flows, their edges and members, and what is owed to them.
 
--- name: flows
-select id, doc from {schema}.flow where id = any($1::uuid[])
-
 -- name: flow_stamp
 select stamp from {schema}.flow where id = $1
 
 -- name: listed_flows
-select f.id, f.doc from {schema}.flow f
+select f.id, f.version, f.doc from {schema}.flow f
 where ($1::bigint is null or (f.created_at, f.id) > ($1, $2::uuid))
     and ($3::text is null or f.namespace = $3)
     and ($4::text is null or f.kind = $4)
@@ -20,7 +17,7 @@ order by f.created_at, f.id
 limit $8
 
 -- name: listed_flows_newest_first
-select f.id, f.doc from {schema}.flow f
+select f.id, f.version, f.doc from {schema}.flow f
 where ($1::bigint is null or (f.created_at, f.id) < ($1, $2::uuid))
     and ($3::text is null or f.namespace = $3)
     and ($4::text is null or f.kind = $4)

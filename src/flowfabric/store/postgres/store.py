@@ -109,10 +109,7 @@ class PostgresStore:
     load_needs = _method(wait_rows.load_needs)
     signals = _method(wait_rows.signals)
     suspended = _method(wait_rows.suspended)
-    keyring = _method(wait_rows.keyring)
-    put_keyring = _method(wait_rows.put_keyring)
 
-    flows = _method(flow_reads.flows)
     flow_page = _method(flow_reads.flow_page)
     apply_flow = _method(flow_reads.apply_flow)
     edges = _method(flow_reads.edges)
@@ -136,10 +133,7 @@ class PostgresStore:
 
     books = _method(budgets.books)
     post = _method(budgets.post)
-    budget_page = _method(budgets.budget_page)
     attached = _method(budgets.attached)
-    due_budgets = _method(budgets.due_budgets)
-    next_reset = _method(budgets.next_reset)
     stale_reservations = _method(budgets.stale_reservations)
     trim_charges = _method(budgets.trim_charges)
 

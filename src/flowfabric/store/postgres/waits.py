@@ -1,4 +1,4 @@
-"""What executions wait for: waitpoints, signals and marks, and the keys that sign tokens."""
+"""What executions wait for: waitpoints, signals and marks."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -44,34 +44,10 @@ async def suspended(
     return await session.snapshots(session.report, "suspended_executions", *values)
 
 
-async def keyring(session: Session) -> tuple[int, bytes | None]:
-    rows = await session.fetch(session.load, "keyring")
-    return (rows[0][0], bytes(rows[0][1])) if rows else (0, None)
-
-
-async def put_keyring(session: Session, doc: bytes, expected: int) -> bool:
-    return await session.apply.run(partial(_put_keyring, session, doc, expected))
-
-
 async def _load_needs(
     session: Session, recollection: Recollection, connection: Connection, repeated: bool
 ) -> None:
     await fill(recollection, session, connection)
-
-
-async def _put_keyring(
-    session: Session, doc: bytes, expected: int, connection: Connection, repeated: bool
-) -> bool:
-    queries = session.queries
-    if expected:
-        rows = await connection.fetch(queries["changed_keyring"], doc, expected)
-    else:
-        rows = await connection.fetch(queries["new_keyring"], doc)
-    if repeated and not rows:
-        # Refused, unless it is this very document that was written before the reply was lost.
-        found = await connection.fetchrow(queries["keyring"])
-        return found is not None and tuple(found) == (expected + 1, doc)
-    return bool(rows)
 
 
 async def fill(recollection: Recollection, session: Session, connection: Connection) -> None:

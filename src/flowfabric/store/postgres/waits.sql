@@ -1,4 +1,4 @@
--- Waitpoints, signals, marks, and the keys that sign tokens.
+-- Waitpoints, signals and marks.
 
 -- name: recalled
 -- Everything rules asked for in one round trip; a kind nobody asked for is an empty array. The
@@ -71,16 +71,3 @@ cross join lateral (
     select * from {schema}.snapshot v where v.place = 'parked' and v.id = best.id offset 0
 ) s
 order by best.since, best.id
-
--- name: keyring
-select version, doc from {schema}.keyring
-
--- name: new_keyring
-insert into {schema}.keyring (one, version, doc) values (1, 1, $1)
-on conflict (one) do nothing
-returning version
-
--- name: changed_keyring
-update {schema}.keyring set version = version + 1, doc = $1
-where version = $2
-returning version

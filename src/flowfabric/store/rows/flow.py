@@ -12,18 +12,15 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct, field
 
-from flowfabric.core.base import document
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.flow.join import Edge, EdgeState
-from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.store.queries import EdgeQuery
-from flowfabric.store.readable import named, readable
+from flowfabric.store.readable import readable
 from flowfabric.store.rows.execution import Row
 
-FLOW = ("id", "version", "namespace", "kind", "state", "created_at", "ended_at", "doc")
 EDGE = ("flow", "id", "upstream", "downstream", "doc")
 CHORE = ("flow", "id", "number", "kind", "outcome", "spared")
 
@@ -49,23 +46,6 @@ def written_by(changes: Iterable[Change[object]]) -> FlowWrites:
             settled = dict(change.settled).items()
             rows.settled += [(flow, edge, _number(outcome)) for edge, outcome in settled]
     return rows
-
-
-def flow_row(flow: Flow) -> Row:
-    return (
-        flow.id,
-        flow.version,
-        flow.namespace,
-        flow.kind,
-        str(flow.state),
-        flow.created_at,
-        flow.ended_at,
-        document.write(flow),
-    )
-
-
-def read_flow(id: object, doc: bytes) -> Flow:
-    return named("flow", id, lambda: document.read(Flow, bytes(doc)))
 
 
 def edge_row(edge: Edge) -> Row:

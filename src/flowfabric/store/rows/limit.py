@@ -1,4 +1,4 @@
-"""Rows of queues and budgets, the same for every store.
+"""Rows of queues, and of what was spent of budgets, the same for every store.
 
 Columns are in the order of the tuples here. A column exists only if something asks by it; the rest
 is in the document.
@@ -12,8 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from flowfabric.core.base import document
-from flowfabric.core.base.time import Millis
-from flowfabric.core.limit.budget import ATTACHED, Budget, Ledger, Reservation
+from flowfabric.core.limit.budget import Ledger, Reservation
 from flowfabric.core.limit.quota import Use, Uses
 from flowfabric.core.limit.release import Line
 from flowfabric.core.limit.spend import Charge
@@ -23,16 +22,9 @@ Row = tuple[Any, ...]
 
 QUEUE = ("quota", "id", "uses")
 """And `turn`, 0 at first."""
-BUDGET = ("name", "version", "parent", "scope", "scope_id", "next_reset_at", "doc")
 LEDGER = ("budget", "execution", "doc")
 CHARGE = ("budget", "key", "until", "doc")
 RESERVATION = ("id", "execution", "epoch", "doc")
-
-
-def next_version(expected: int, made_at: Millis) -> int:
-    """One more than the expected one. What is new begins with the moment it was made: one that is
-    made anew must not look like the one before to a decision about that."""
-    return expected + 1 if expected else max(1, made_at)
 
 
 def queue_rows(queue: int, uses: Uses) -> list[Row]:
@@ -56,25 +48,6 @@ def read_uses(doc: bytes) -> Uses:
 def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:
     """The lines that need none of the quotas that cannot be read: nobody knows what those allow."""
     return [line for line in lines if not any(use.quota in damaged for use in line.uses)]
-
-
-def budget_row(budget: Budget, version: int) -> Row:
-    """`scope` is there only for budgets that hold without being named."""
-    attached = budget.scope in ATTACHED
-    return (
-        budget.name,
-        version,
-        budget.parent,
-        str(budget.scope) if attached else None,
-        budget.scope_id if attached else None,
-        budget.next_reset_at,
-        document.write(replace(budget, name="", version=0)),
-    )
-
-
-def read_budget(name: str, version: int, doc: bytes) -> Budget:
-    found = named("budget", name, lambda: document.read(Budget, bytes(doc)))
-    return replace(found, name=name, version=version)
 
 
 def ledger_row(ledger: Ledger) -> Row:

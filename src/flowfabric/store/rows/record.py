@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar, cast
+from uuid import UUID
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ from msgspec.structs import replace
 from flowfabric.core.base import document
 from flowfabric.core.base.document import Document
 from flowfabric.core.execution.schedule import Schedule
+from flowfabric.core.flow.model import Flow
+from flowfabric.core.limit.budget import ATTACHED, Budget
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota
 from flowfabric.store.readable import named, readable
@@ -32,6 +35,10 @@ class Versioned(Protocol):
 K = TypeVar("K")
 V = TypeVar("V", bound=Versioned)
 D = TypeVar("D", bound=Document)
+
+
+ONLY = 1
+"""The key of a kind that has one record."""
 
 
 class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
@@ -60,7 +67,7 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
 
     def title(self, key: K) -> str:
         """How a record is called in errors and logs."""
-        return f"{self.name} {self.parts(key)[-1]}"
+        return self.name if key == ONLY else f"{self.name} {self.parts(key)[-1]}"
 
     def parts(self, key: K) -> Row:
         """The key as it stands in the key columns."""
@@ -79,6 +86,11 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
         """The value with the version it is stored with over the expected one (0: there is none)."""
         version = expected + 1 if expected else self.first(value)
         return cast(V, replace(cast(Any, value), version=version))
+
+    @property
+    def width(self) -> int:
+        """How many columns a row has."""
+        return len(self.key) + len(self.columns) + 2
 
     def row(self, value: V) -> Row:
         """Key columns, version, columns, document."""
@@ -113,12 +125,12 @@ def _reading(cls: type[D], *members: str) -> Callable[[Sequence[Any], int, Any],
 
     def read(key: Sequence[Any], version: int, doc: Any) -> D:
         found = document.read(cls, bytes(doc))
-        return replace(found, version=version, **dict(zip(members, key, strict=True)))
+        return replace(found, version=version, **dict(zip(members, key, strict=False)))
 
     return read
 
 
-def _made_at(value: Quota) -> int:
+def _made_at(value: Quota | Budget) -> int:
     """What is new begins with the moment it was made: one that is made again must not look like
     the one before to a decision about that."""
     return max(1, value.created_at)
@@ -130,6 +142,24 @@ def _read_lane(key: Sequence[Any], version: int, doc: Any) -> Lane:
 
 
 _lane_of = _reading(Lane, "name")
+
+
+def _scope(budget: Budget) -> str | None:
+    """Only of budgets that hold without being named."""
+    return str(budget.scope) if budget.scope in ATTACHED else None
+
+
+class SealedKeyring(Struct, frozen=True):
+    """The keys that sign tokens as they are stored; `core.wait.keyring` reads and writes `doc`.
+    Nothing here looks inside or shows it: it holds secrets."""
+
+    doc: bytes
+    version: int = 0
+    one: int = ONLY
+
+    def __repr__(self) -> str:
+        return f"SealedKeyring(version={self.version})"
+
 
 SCHEDULES: RecordKind[str, Schedule] = RecordKind(
     name="schedule",
@@ -158,4 +188,45 @@ LANES: RecordKind[str, Lane] = RecordKind(
     columns={"state": lambda lane: int(lane.state), "concurrency": attrgetter("concurrency")},
     read=_read_lane,
     write=document.write,
+)
+
+BUDGETS: RecordKind[str, Budget] = RecordKind(
+    name="budget",
+    table="budget",
+    key={"name": "text"},
+    columns={
+        "parent": attrgetter("parent"),
+        "scope": _scope,
+        "scope_id": lambda budget: budget.scope_id if budget.scope in ATTACHED else None,
+        "next_reset_at": attrgetter("next_reset_at"),
+    },
+    due="next_reset_at",
+    first=_made_at,
+    read=_reading(Budget, "name"),
+    write=document.write,
+)
+"""Read alone or listed. `post` writes them, together with what was spent."""
+
+FLOWS: RecordKind[UUID, Flow] = RecordKind(
+    name="flow",
+    table="flow",
+    key={"id": "uuid"},
+    columns={
+        "namespace": attrgetter("namespace"),
+        "kind": attrgetter("kind"),
+        "state": lambda flow: str(flow.state),
+        "created_at": attrgetter("created_at"),
+        "ended_at": attrgetter("ended_at"),
+    },
+    read=_reading(Flow),
+    write=document.write,
+)
+"""Read alone. `apply_flow` and `count_flows` write them, together with their executions."""
+
+KEYRING: RecordKind[int, SealedKeyring] = RecordKind(
+    name="the key ring",
+    table="keyring",
+    key={"one": "smallint"},
+    read=lambda key, version, doc: SealedKeyring(bytes(doc), version),
+    write=attrgetter("doc"),
 )

@@ -5,21 +5,19 @@ from operator import itemgetter
 from msgspec.json import encode
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.limit.budget import Budget, Ledger, Reservation
+from flowfabric.core.limit.budget import Ledger, Reservation
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
-    budget_row,
     charge_row,
     ledger_row,
-    next_version,
-    read_budget,
     read_charge,
     read_ledger,
     read_reservation,
     reservation_row,
 )
+from flowfabric.store.rows.record import BUDGETS
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 
@@ -27,7 +25,7 @@ def books(session: Session, ask: LedgerNeeds) -> BudgetLedger:
     found = BudgetLedger()
     if ask.budgets:
         names = {"names": encode(ask.budgets).decode()}
-        found.budgets = {row[0]: read_budget(*row) for row in session.rows("budgets", names)}
+        found.budgets = BUDGETS.by_key(session.rows("budgets", names))
     if ask.charges:
         for budget, key, doc in session.given("charges", ask.charges):
             found.charges[budget, key] = read_charge(budget, key, doc)
@@ -55,22 +53,8 @@ def post(session: Session, books: BudgetLedger) -> bool:
     return True
 
 
-def budget_page(session: Session, after: str, limit: int) -> list[Budget]:
-    rows = session.rows("budget_page", {"after": after, "limit": limit})
-    return readable(rows, lambda row: read_budget(*row), "budget", itemgetter(0))
-
-
 def attached(session: Session) -> list[tuple[str, str, str]]:
     return [(scope, id, name) for scope, id, name in session.rows("attached_budgets")]
-
-
-def due_budgets(session: Session, now: Millis, limit: int) -> list[str]:
-    return [name for (name,) in session.rows("due_budgets", {"now": now, "limit": limit})]
-
-
-def next_reset(session: Session) -> Millis | None:
-    row = session.row("next_reset")
-    return None if row is None or row[0] is None else Millis(row[0])
 
 
 def stale_reservations(session: Session, limit: int) -> list[Reservation]:
@@ -104,7 +88,7 @@ def _write_budgets(session: Session, books: BudgetLedger) -> None:
         for name in ("gone_budgets", "gone_budget_ledgers", "gone_budget_charges"):
             session.among(name, removed)
     rows = [
-        budget_row(books.budgets[name], next_version(version, books.budgets[name].created_at))
+        BUDGETS.row(BUDGETS.written(books.budgets[name], version))
         for name, version in books.changed.items()
         if name in books.budgets
     ]

@@ -24,9 +24,6 @@ select id, doc from reservation where execution in (?)
 -- name: reservations
 select id, doc from reservation where id in (?)
 
--- name: budget_page
-select name, version, doc from budget where name > :after order by name limit :limit
-
 -- name: budget_versions
 with given (name) as (values (?))
 select distinct b.name, b.version from given as g cross join budget as b on b.name = g.name
@@ -71,12 +68,6 @@ delete from reservation where id in (?)
 
 -- name: attached_budgets
 select scope, scope_id, name from budget where scope is not null order by scope, scope_id, name
-
--- name: due_budgets
-select name from budget where next_reset_at <= :now order by next_reset_at, name limit :limit
-
--- name: next_reset
-select min(next_reset_at) from budget where next_reset_at is not null
 
 -- name: stale_reservations
 select r.id, r.doc from reservation as r

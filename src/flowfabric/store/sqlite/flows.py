@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
 from uuid import UUID
 
 from flowfabric.core.base.time import MAX_MILLIS
@@ -13,9 +12,9 @@ from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
-from flowfabric.store.readable import readable
 from flowfabric.store.rows import flow as flow_rows
-from flowfabric.store.rows.flow import EdgeSearch, read_chores, read_flow
+from flowfabric.store.rows.flow import EdgeSearch, read_chores
+from flowfabric.store.rows.record import FLOWS
 from flowfabric.store.sqlite import apply
 from flowfabric.store.sqlite.apply import Decided
 from flowfabric.store.sqlite.lists import public_of
@@ -23,11 +22,6 @@ from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 _LISTED = {False: "listed_flows", True: "listed_flows_newest_first"}
-
-
-def flows(session: Session, ids: Sequence[UUID]) -> dict[UUID, Flow]:
-    rows = session.among("flows", [id.bytes for id in ids]).fetchall() if ids else []
-    return {read_uuid(id): read_flow(id, doc) for id, doc in rows}
 
 
 def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
@@ -45,7 +39,7 @@ def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
         "limit": query.limit,
     }
     rows = session.rows(_LISTED[query.newest_first], values)
-    return readable(rows, lambda row: read_flow(*row), "flow", itemgetter(0))
+    return FLOWS.readable(rows)
 
 
 def apply_flow(session: Session, change: FlowChange) -> bool:
@@ -147,11 +141,11 @@ def _looked_at(guard: Snapshot) -> Decided:
 def _write_flow(session: Session, change: FlowChange) -> bool:
     """The flow if its version stands; False when it does not."""
     before, after = change.before, change.after
-    row = dict(zip(flow_rows.FLOW, *plain([flow_rows.flow_row(after)]), strict=True))
+    (row,) = plain([FLOWS.row(after)])
     if before is None:
         written = session.row("new_flow", row)
     else:
-        written = session.row("changed_flow", {**row, "expected": before.version})
+        written = session.row("changed_flow", (*row, before.version))
     if written is None:
         return False
     if after.tags != (before.tags if before is not None else {}):

@@ -1,11 +1,8 @@
 -- Flows, their edges and members, and what is owed to them.
 
--- name: flows
-select id, doc from flow where id in (?)
-
 -- name: listed_flows
 -- `:states` is null or words between commas.
-select f.id, f.doc from flow as f
+select f.id, f.version, f.doc from flow as f
 where (f.created_at, f.id) > (:after_at, :after_id)
     and (:namespace is null or f.namespace = :namespace)
     and (:kind is null or f.kind = :kind)
@@ -18,7 +15,7 @@ order by f.created_at, f.id
 limit :limit
 
 -- name: listed_flows_newest_first
-select f.id, f.doc from flow as f
+select f.id, f.version, f.doc from flow as f
 where (f.created_at, f.id) < (:after_at, :after_id)
     and (:namespace is null or f.namespace = :namespace)
     and (:kind is null or f.kind = :kind)
@@ -32,15 +29,14 @@ limit :limit
 
 -- name: new_flow
 insert into flow (id, version, namespace, kind, state, created_at, ended_at, doc)
-values (:id, :version, :namespace, :kind, :state, :created_at, :ended_at, :doc)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
 on conflict (id) do nothing
 returning id
 
 -- name: changed_flow
 update flow
-set version = :version, namespace = :namespace, kind = :kind, state = :state,
-    created_at = :created_at, ended_at = :ended_at, doc = :doc
-where id = :id and version = :expected
+set version = ?2, namespace = ?3, kind = ?4, state = ?5, created_at = ?6, ended_at = ?7, doc = ?8
+where id = ?1 and version = ?9
 returning id
 
 -- name: new_flow_tags

@@ -150,10 +150,7 @@ class SqliteStore:
     load_needs = _reading(wait_rows.load_needs)
     signals = _reading(wait_rows.signals)
     suspended = _reading(wait_rows.suspended)
-    keyring = _reading(wait_rows.keyring)
-    put_keyring = _writing(wait_rows.put_keyring)
 
-    flows = _reading(flow_reads.flows)
     flow_page = _reading(flow_reads.flow_page)
     apply_flow = _writing(flow_reads.apply_flow)
     edges = _reading(flow_reads.edges)
@@ -178,10 +175,7 @@ class SqliteStore:
 
     books = _reading(budgets.books)
     post = _writing(budgets.post)
-    budget_page = _reading(budgets.budget_page)
     attached = _reading(budgets.attached)
-    due_budgets = _reading(budgets.due_budgets)
-    next_reset = _reading(budgets.next_reset)
     stale_reservations = _reading(budgets.stale_reservations)
     trim_charges = _writing(budgets.trim_charges)
 

@@ -1,4 +1,4 @@
-"""What executions wait for: waitpoints, signals and marks, and the keys that sign tokens."""
+"""What executions wait for: waitpoints, signals and marks."""
 
 from collections.abc import Iterable, Sequence
 from uuid import UUID
@@ -79,13 +79,3 @@ def suspended(
     values = {"since": since, "id": id, "namespace": namespace, "limit": limit}
     found = session.rows("suspended_executions", values)
     return readable_snapshots(session, [id for (id,) in found])
-
-
-def keyring(session: Session) -> tuple[int, bytes | None]:
-    return session.row("keyring") or (0, None)
-
-
-def put_keyring(session: Session, doc: bytes, expected: int) -> bool:
-    if expected:
-        return session.row("changed_keyring", {"doc": doc, "expected": expected}) is not None
-    return session.row("new_keyring", {"doc": doc}) is not None

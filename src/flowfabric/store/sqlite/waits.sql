@@ -1,4 +1,4 @@
--- Waitpoints, signals, marks, and the keys that sign tokens.
+-- Waitpoints, signals and marks.
 
 -- name: new_waitpoints
 insert into waitpoint (id, waitpoint, doc) values (?, ?, ?)
@@ -73,16 +73,3 @@ where p.gate = 20 and (p.since, p.id) > (:since, :id)
         )
     )
 order by p.since, p.id limit :limit
-
--- name: keyring
-select version, doc from keyring
-
--- name: new_keyring
-insert into keyring (one, version, doc) values (1, 1, :doc)
-on conflict (one) do nothing
-returning version
-
--- name: changed_keyring
-update keyring set version = version + 1, doc = :doc
-where version = :expected
-returning version
