@@ -67,22 +67,31 @@ async def test_what_cannot_be_a_signal_is_refused_before_anything_is_looked_at(l
         await deliver_with(None, lab, id, fresh(), payload=b"x" * 300_000)
 
 
-async def test_an_execution_that_is_not_there_is_told_as_a_waitpoint_that_is_not(lab: Lab) -> None:
-    """Checks 1 and 2: whatever the token, nobody learns which ids exist; a trusted caller does"""
-    claim, answer = await waiting(lab)
-    kid = answer.primary.token.kid if answer.primary.token else ""
-    tokens = (None, "", "k:" + "a" * 64, f"{kid}:{'a' * 64}", "nonsense", answer.primary.token)
-    for token in tokens:
-        told = set()
-        for id in (claim.id, *await missing_ids(lab)):
-            with pytest.raises(Unauthorized) as caught:
-                await deliver_with(token, lab, id, fresh())
-            told.add((type(caught.value), str(caught.value)))
-        assert len(told) == 1, token
+async def test_an_execution_that_is_not_there_is_not_found(lab: Lab) -> None:
+    """3.34 check 1: before the token is looked at, whatever it is"""
+    _, answer = await waiting(lab)
+    for token in (None, "", "k:" + "a" * 64, "nonsense", answer.primary.token):
+        for id in await missing_ids(lab):
+            with pytest.raises(NotFound) as caught:
+                await deliver_with(token, lab, id, answer.primary.id)
+            assert caught.value.entity == "execution"
     for id in await missing_ids(lab):
         with pytest.raises(NotFound) as missing:
             await lab.engine.signals.decide_at(id, delivery_to(fresh()))
         assert missing.value.entity == "execution"
+
+
+async def test_a_waitpoint_that_is_not_there_is_a_wrong_token(lab: Lab) -> None:
+    """3.34 check 2: the same answer as at a waitpoint that exists, so that ids cannot be probed"""
+    claim, answer = await waiting(lab)
+    kid = answer.primary.token.kid if answer.primary.token else ""
+    for token in (None, "", "k:" + "a" * 64, f"{kid}:{'a' * 64}", "nonsense"):
+        answers = set()
+        for waitpoint in (answer.primary.id, fresh()):
+            with pytest.raises(Unauthorized) as caught:
+                await deliver_with(token, lab, claim.id, waitpoint)
+            answers.add((type(caught.value), str(caught.value)))
+        assert len(answers) == 1, token
 
 
 async def test_there_must_be_a_token(lab: Lab) -> None:
@@ -428,7 +437,7 @@ async def test_what_was_forgotten_is_not_found(lab: Lab) -> None:
     await lab.complete(await lab.claim_one())
     await lab.pass_time(8 * 86_400_000)
     assert await lab.engine.sweep.trim() in (0, 1)
-    with pytest.raises(InvalidToken):
+    with pytest.raises(NotFound):
         await deliver(lab, claim.id, answer.primary, idempotency_key="k")
     with pytest.raises(NotFound):
         await lab.engine.signals.of(claim.id)

@@ -122,13 +122,13 @@ def deliver(
     loaded: Loaded,
 ) -> "Change[SignalAnswer]":
     """Delivers a signal to a waitpoint. Without a credential the caller is trusted; with one, an
-    unknown execution gets the same answer as an unknown waitpoint."""
+    unknown waitpoint gets the same answer as a wrong token."""
+    snapshot = present(snapshot)
     waitpoint = loaded.waitpoints.get(delivery.waitpoint)
     claims = None
     if credential is not None:
         claims = verify(credential.ring, waitpoint, credential.token, now)
         _check_revoked(delivery.waitpoint, claims, waitpoint, loaded)
-    snapshot = present(snapshot)
     if waitpoint is None:
         raise NotFound("waitpoint", delivery.waitpoint)
     source = _source(delivery, waitpoint, claims, trusted=credential is None)
