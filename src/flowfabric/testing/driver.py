@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -124,13 +124,12 @@ class Driver:
 
     def _all_wait(self) -> bool:
         """Whether every handler is held or waits for a run that has not ended."""
+        watch = self.watch
         return all(
-            key in self.watch.held or self._waits(self.watch.awaited.get(key, ()))
+            key in watch.held
+            or ((awaited := watch.awaited.get(key)) and not any(map(self._has_ended, awaited)))
             for key in self._working().active
         )
-
-    def _waits(self, awaited: Sequence[ExecutionId]) -> bool:
-        return bool(awaited) and not any(map(self._has_ended, awaited))
 
     async def _movement(self) -> None:
         """Waits until something happens. Handlers may do real work, but not for ever."""
