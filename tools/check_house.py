@@ -20,14 +20,14 @@ EXTRA = {
 """Folders beside the five words, for what serves all of them."""
 
 ONE_DIALECT = {
-    "sqlite": {"connection.py", "runner.py", "runners.py", "wal.py"},
+    "sqlite": {"connection.py", "lanes.py", "runner.py", "runners.py", "wal.py"},
     "postgres": {
         "address.py", "clock.py", "dialer.py", "faults.py", "link.py", "wires.py",
         "direct.py", "direct.sql", "lease.py", "moves.py", "names.py", "schema.sql", "states.py",
     },
 }  # fmt: skip
-"""What only one dialect has: how it connects and what goes wrong there; on Postgres also what is
-one statement, where SQLite uses the code of its neighbours."""
+"""What only one dialect has: how it connects and what goes wrong there; what is one statement on
+Postgres, and code on SQLite, or code of its own there."""
 
 TWO_MEANINGS = {
     "Held", "Session", "Waiting",

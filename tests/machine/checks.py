@@ -165,9 +165,9 @@ class Checks:
         running = [life for life in self._living() if life.stage is Stage.RUNNING]
         for worker in WORKERS:
             mine = {life.uuid for life in running if life.worker == worker.id}
-            held = await self.store.leases_of(worker.instance, MANY)
+            held = await self.store.held_leases(worker.instance, MANY)
             assert len(held) == len(mine), f"{worker.id} has other leases, or one twice"
-            assert {snapshot.execution.uuid for snapshot in held} == mine, f"leases of {worker.id}"
+            assert {lease.id.uuid for lease in held} == mine, f"leases of {worker.id}"
 
     async def _order(self, now: Millis) -> None:
         """What waits is listed in the order of claims, what was lost is listed too."""

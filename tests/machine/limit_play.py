@@ -36,7 +36,7 @@ from tests.machine.rivals import Call, LostReplies, Rivals, Wrapper
 NAMES = UUID(int=0x11)
 MANY = 500
 LIMIT_WRITES = frozenset({"release", "post", "put_queues", "note", "renew", "take_starts_back"})
-LIMIT_READS = frozenset({"standing", "books", "crowds", "waiting_in"})
+LIMIT_READS = frozenset({"standing", "books", "crowds", "executions_in"})
 MOST_TRIES = 50
 
 Deed = Callable[[Engine], Coroutine[Any, Any, object]]

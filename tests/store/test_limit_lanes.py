@@ -75,22 +75,6 @@ async def test_settings_are_kept_whole_and_changed_only_by_who_knows_them(bench:
     assert await store.records.get(LANES, []) == {}
 
 
-async def test_lanes_are_those_with_work_or_settings(bench: Bench) -> None:
-    """C-T63: sorted pages, an empty registry, a limit of zero."""
-    store = bench.store
-    assert await store.lanes(None, 9) == []
-    assert await store.records.page(LANES) == []
-    for lane in ("b", "d"):
-        await bench.submit(1, lane=lane)
-        await bench.submit(1, lane=lane, namespace="ns")
-    for lane in ("a", "b", "c"):
-        await settle(bench, lane)
-    assert await store.lanes(None, 9) == ["a", "b", "c", "d"]
-    assert await store.lanes("a", 2) == ["b", "c"]
-    assert await store.lanes("d", 9) == []
-    assert await store.lanes(None, 0) == []
-
-
 async def test_nothing_is_taken_of_a_paused_lane(bench: Bench) -> None:
     started, slow = await begun(bench, lane="slow"), await bench.submit(1, lane="slow")
     (default,) = await bench.submit(1)

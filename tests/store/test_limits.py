@@ -21,7 +21,7 @@ from flowfabric.core.limit.release import Move, Release, StartsBack
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import Crowd, QueueCount, WaitCount
+from flowfabric.store.queries import Crowd, InQueue, QueueCount, WaitCount
 from flowfabric.store.rows.record import QUOTAS
 from tests.kit.situations import RETRY, suspension
 from tests.store.limit_bench import (
@@ -153,8 +153,8 @@ async def test_who_ends_fails_or_is_turned_away_gives_its_slot_back(bench: Bench
     why = Exhausted("team", "tokens", 5, 5)
     await bench.write(turn_away(poor, bench.now, lease_of(poor), why))
     assert await bench.slots(a="k") == 0
-    assert await bench.store.waiting_in(budget_queue("team"), 9) == [uuid_of(poor)]
-    assert await bench.store.waiting_in(queue(a="k"), 9) == []
+    assert await bench.store.executions_in(InQueue(budget_queue("team")), 9) == [uuid_of(poor)]
+    assert await bench.store.executions_in(InQueue(queue(a="k")), 9) == []
 
 
 # -- what a release decides on
@@ -424,9 +424,9 @@ async def test_who_waits_in_a_queue_and_who_is_before(bench: Bench) -> None:
     await bench.submit(2, {"a": "y"})
     (best,) = await bench.write(change_priority(third, bench.now, 9, anywhere=True))
     store, here = bench.store, queue(a="x")
-    assert await store.waiting_in(here, 9) == uuids([best, first, second])
-    assert await store.waiting_in(here, 2) == uuids([best, first])
-    assert await store.waiting_in(5, 9) == []
+    assert await store.executions_in(InQueue(here), 9) == uuids([best, first, second])
+    assert await store.executions_in(InQueue(here), 2) == uuids([best, first])
+    assert await store.executions_in(InQueue(5), 9) == []
 
     async def ahead(snapshot: Snapshot, limit: int = 9) -> int:
         return await store.ahead_of(here, snapshot.head.rank, uuid_of(snapshot), limit)

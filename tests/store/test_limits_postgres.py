@@ -15,7 +15,7 @@ from flowfabric.core.limit.spend import BudgetLedger, Expense, spend
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
-from flowfabric.store.queries import LedgerNeeds
+from flowfabric.store.queries import InQueue, LedgerNeeds
 from flowfabric.store.rows.record import LANES, QUOTAS
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases
@@ -185,7 +185,7 @@ def _sendable(value: Any) -> Any:
 
 async def test_who_is_before_and_who_waits_is_read_from_the_index(crowded: Bench) -> None:
     number = queue(all="1")
-    uuid = (await crowded.store.waiting_in(number, 1))[0]
+    uuid = (await crowded.store.executions_in(InQueue(number), 1))[0]
     for name, values in {
         "waiting_in": (number, 5),
         "ahead_of": (number, 10**15, uuid, 7),

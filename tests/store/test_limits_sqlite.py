@@ -16,7 +16,7 @@ from flowfabric.store.rows.record import LANES, QUOTAS
 from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite import open_sqlite
 from flowfabric.store.sqlite.schema import _statements
-from tests.store.limit_bench import Bench, freed, lease_of, move, queue, uuid_of
+from tests.store.limit_bench import Bench, freed, move, queue, uuid_of
 
 CROWD = 100_000
 
@@ -190,8 +190,8 @@ async def test_a_database_of_the_release_before_keeps_everything(
     assert (slow.state, slow.name) == (LaneState.PAUSED, "slow")
     assert lanes["open"].state is LaneState.OPEN
     assert await bench.claim() == []
-    leased = await store.leases_of("w1-a", 9)
-    assert [lease_of(snapshot).expires_at for snapshot in leased] == [clock.now() + 9]
+    leased = await store.held_leases("w1-a", 9)
+    assert [lease.expires_at for lease in leased] == [clock.now() + 9]
     assert await store.records.put(LANES, Lane(name="slow", concurrency=1), slow.version)
     assert await bench.claim() == []
     assert await store.records.put(LANES, Lane(name="slow", concurrency=2), slow.version + 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from flowfabric.core.limit.release import release
+from flowfabric.store.queries import InQueue
 from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
 from tests.store.limit_bench import queue
@@ -32,4 +33,4 @@ async def test_a_queue_trimmed_while_somebody_comes_gives_no_slot_away(database:
         await until_waiting(await inner.raw())
         await transaction.commit()
         assert await racing is None
-        assert len(await bench.store.waiting_in(queue(a="k"), 9)) == 1
+        assert len(await bench.store.executions_in(InQueue(queue(a="k")), 9)) == 1

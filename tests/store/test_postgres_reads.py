@@ -314,19 +314,22 @@ async def test_the_leases_of_an_instance(bench: Bench) -> None:
     await bench.submit_many(3)
     mine = await bench.claim(2, worker=W1)
     await bench.claim(1, worker=W2)
-    found = await bench.store.leases_of(W1.instance, 9)
-    assert sorted(found, key=id_of) == sorted(mine, key=id_of)
-    assert len(await bench.store.leases_of(W1.instance, 1)) == 1
-    assert await bench.store.leases_of("nobody", 9) == []
+    found = await bench.store.held_leases(W1.instance, 9)
+    assert {lease.id.uuid for lease in found} == set(uuids(mine))
+    assert len(await bench.store.held_leases(W1.instance, 1)) == 1
+    assert await bench.store.held_leases("nobody", 9) == []
 
 
-async def test_lanes_are_those_anything_was_submitted_to_or_decided_about(bench: Bench) -> None:
+async def test_routes_are_those_anything_was_submitted_to(bench: Bench) -> None:
     for lane in ("c", "a", "b", "a"):
         await bench.submit(lane=lane)
     await bench.submit(lane="a", namespace="other")
-    await bench.store.records.put(LANES, Lane(name="never used"), 0)
-    assert await bench.store.lanes(None, 9) == ["a", "b", "c", "never used"]
-    assert await bench.store.lanes("a", 1) == ["b"]
+    assert sorted((route.lane, route.namespace) for route in await bench.store.routes()) == [
+        ("a", "default"),
+        ("a", "other"),
+        ("b", "default"),
+        ("c", "default"),
+    ]
 
 
 async def test_counting_stops_somewhere_and_says_so(

@@ -250,7 +250,7 @@ async def test_events_are_read_in_the_order_of_their_key(crowded: Bench) -> None
     nothing = (None, None, None, None)
     steps = await plan(crowded, PINNED, "events_after", 10, 10**6, *nothing, 100)
     assert "using event_pkey on event" in steps
-    uuid = (await crowded.store.leases_of(W1.instance, 1))[0].execution.uuid
+    uuid = (await crowded.store.held_leases(W1.instance, 1))[0].id.uuid
     steps = await plan(crowded, PINNED, "events_of", 0, 10**6, *nothing, 100, uuid)
     assert "using event_id on event" in steps
 

@@ -262,18 +262,22 @@ async def test_the_leases_of_an_instance_are_found(bench: Bench) -> None:
     await bench.submit_many(3)
     mine = uuids(await bench.claim(W1, limit=2))
     await bench.claim(W2)
-    found = await bench.store.leases_of("w1-a", 10)
-    assert {snapshot.execution.uuid for snapshot in found} == set(mine)
-    assert len(await bench.store.leases_of("w1-a", 1)) == 1
-    assert await bench.store.leases_of("nobody", 10) == []
+    found = await bench.store.held_leases("w1-a", 10)
+    assert {lease.id.uuid for lease in found} == set(mine)
+    assert len(await bench.store.held_leases("w1-a", 1)) == 1
+    assert await bench.store.held_leases("nobody", 10) == []
 
 
-async def test_lanes_are_listed_in_order(bench: Bench) -> None:
+async def test_routes_are_those_anything_was_submitted_to(bench: Bench) -> None:
     for lane in ("c", "a", "b", "a"):
         await bench.submit(lane=lane)
     await bench.submit(lane="a", namespace="ns")
-    assert await bench.store.lanes(None, 10) == ["a", "b", "c"]
-    assert await bench.store.lanes("a", 1) == ["b"]
+    assert sorted((route.lane, route.namespace) for route in await bench.store.routes()) == [
+        ("a", "default"),
+        ("a", "ns"),
+        ("b", "default"),
+        ("c", "default"),
+    ]
 
 
 # -- duties and the secret
@@ -428,7 +432,7 @@ async def test_a_failed_read_does_not_keep_the_reader_in_the_past(tmp_path: Path
     kept: list[object] = []
 
     def stumble(session: Session) -> None:
-        for row in session.execute("lane_names", {"after": "", "limit": 10}):
+        for row in session.connection.execute("select name from lane order by name"):
             raise Corruption(str(row))
 
     await store.records.put(LANES, Lane(name="b"), 0)

@@ -38,7 +38,7 @@ from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import lane_of
 from flowfabric.engine.limit.unclaimable import live_workers
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import EdgeQuery, QuotaViewRequest
+from flowfabric.store.queries import EdgeQuery, HoldingSlots, InQueue, QuotaViewRequest, RunningIn
 from flowfabric.store.readable import load_readable
 
 MAX_DEPTH = 5
@@ -216,7 +216,7 @@ class _RunLook:
         holders: dict[Key, Sequence[ExecutionId]] = {}
         for full in Room(quotas, self._now).full(uses):
             queues = queues_of(full, quotas)[:MAX_QUEUES]
-            found = await self._store.holding(queues, MAX_HOLDERS)
+            found = await self._store.executions_in(HoldingSlots(tuple(queues)), MAX_HOLDERS)
             holders[key_of(full)] = await _ids(self._store, found)
         return replace(around, quotas=quotas, holders=holders, in_queue=place)
 
@@ -265,7 +265,7 @@ class _LaneLook:
             if queue is None or queue in self._queues or looks == MAX_LOOKS:
                 continue
             looks += 1
-            first = await self._store.waiting_in(queue, 1)
+            first = await self._store.executions_in(InQueue(queue), 1)
             for snapshot in (await load_readable(self._store.load, first)).values():
                 await self._name_queue(queue, snapshot)
 
@@ -314,7 +314,7 @@ async def running_of(store: Store, lane: Lane) -> Running:
     """Which executions run in a lane with a limit, counted up to that limit."""
     if lane.concurrency is None:
         return NOBODY
-    found = await store.running_in(lane.name, lane.concurrency)
+    found = await store.executions_in(RunningIn(lane.name), lane.concurrency)
     return Running(len(found), await _ids(store, found[:MAX_HOLDERS]))
 
 

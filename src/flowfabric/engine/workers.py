@@ -167,7 +167,9 @@ class Workers(Service):
         most = check_limit(limit, MAX_PAGE)
         if not most:
             return []
-        return await self._context.store.held_leases(name, who, place, cursor, most)
+        return await self._context.store.held_leases(
+            name, most, worker=who, namespace=place, after=cursor
+        )
 
     async def list(
         self,
@@ -241,7 +243,7 @@ class Workers(Service):
         place = None if entry.everywhere else entry.namespace
         while True:
             page = await self._context.store.held_leases(
-                entry.instance, entry.worker, place, after, PAGE
+                entry.instance, PAGE, worker=entry.worker, namespace=place, after=after
             )
             count += await self._take_away(entry, page)
             if len(page) < PAGE:

@@ -53,6 +53,7 @@ from flowfabric.store.queries import (
     InboxEntry,
     LedgerNeeds,
     Page,
+    Place,
     Query,
     QueueCount,
     QuotaViewRequest,
@@ -217,14 +218,11 @@ class QuotaStore(Protocol):
         """Queues in which somebody waits, by number above `after`. Must not read every row that
         waits: a hundred thousand may wait in one queue."""
 
-    async def waiting_in(self, queue: int, limit: int) -> list[UUID]:
-        """Who waits in a queue (parked rows), best first by (rank, id)."""
-
     async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
         """How full the queues of a quota are, those with somebody waiting or running, by number."""
 
-    async def holding(self, queues: Sequence[int], limit: int) -> list[UUID]:
-        """Some of those who hold a slot of these queues, running ones first."""
+    async def executions_in(self, place: Place, limit: int) -> list[UUID]:
+        """Which executions are at that place, at most so many."""
 
     async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
         """How many parked rows of a queue are before (rank, id), counted up to `limit`."""
@@ -269,18 +267,8 @@ class LaneStore(Protocol):
     has begun (a start other than INITIAL); of one with a concurrency only so many that no more
     than that have a row in `lease` (rivals included: the lane's row is locked first)."""
 
-    async def lanes(self, after: str | None, limit: int) -> list[str]:
-        """Names of lanes anything was ever submitted to, or that have settings, ascending."""
-
-    async def running_in(self, lane: str, limit: int) -> list[UUID]:
-        """Executions of a lane that have a row in `lease`, at most so many."""
-
     async def routes(self) -> list[Route]:
         """Every route anything was ever submitted to."""
-
-    async def slots_in(self, routes: Sequence[Route], limit: int) -> list[UUID]:
-        """Executions of these routes that hold a slot of a quota while they are ready (not lost),
-        those let through first come first."""
 
     async def ready_routes(self, lane: str, namespace: str | None) -> dict[Route, int]:
         """How many executions of a lane are ready (not lost), by route, each up to 100,000."""
@@ -312,10 +300,11 @@ class PresenceStore(Protocol):
     async def held_leases(
         self,
         instance: str,
-        worker: str | None,
-        namespace: str | None,
-        after: UUID | None,
         limit: int,
+        *,
+        worker: str | None = None,
+        namespace: str | None = None,
+        after: UUID | None = None,
     ) -> list[HeldLease]:
         """The leases of a worker instance by execution, also of executions that cannot be read."""
 
@@ -474,9 +463,6 @@ class Store(PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneSt
     ) -> list[ExpiredLease]:
         """Leases with an expiry at or before `as_of`, marked as lost or not, and those that were
         revoked before that, by (expires_at, id)."""
-
-    async def leases_of(self, instance: str, limit: int) -> list[Snapshot]:
-        """The executions a worker instance holds a lease of."""
 
     async def counts(self, namespace: str | None, lane: str | None) -> Counts:
         """How many executions are in each public state."""

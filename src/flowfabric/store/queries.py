@@ -208,6 +208,34 @@ class FlowQuery(Struct, frozen=True, kw_only=True):
     newest_first: bool = False
 
 
+class InQueue(Struct, frozen=True):
+    """Executions that wait in a queue (parked rows), best first by (rank, id)."""
+
+    queue: int
+
+
+class HoldingSlots(Struct, frozen=True):
+    """Executions that hold a slot of one of these queues, running ones first."""
+
+    queues: tuple[int, ...]
+
+
+class ReadySlots(Struct, frozen=True):
+    """Executions of these routes that hold a slot of a quota while they are ready (not lost), those
+    let through first come first."""
+
+    routes: tuple[Route, ...]
+
+
+class RunningIn(Struct, frozen=True):
+    """Executions of a lane that have a row in `lease`."""
+
+    lane: str
+
+
+Place = InQueue | HoldingSlots | ReadySlots | RunningIn
+
+
 class Crowd(Struct, frozen=True):
     """A queue somebody waits in: at which gate, and who is first. `known`: there is a row that
     says which quota it is for (only queues before quotas have one)."""

@@ -13,6 +13,7 @@ from flowfabric.core.execution.status import Blocking, Eligibility, PublicState
 from flowfabric.core.limit.budget import OnHard, Scope
 from flowfabric.core.limit.quota import Quota, budget_queue
 from flowfabric.core.limit.spend import HardBreach, Reserved
+from flowfabric.store.queries import InQueue
 from tests.kit.flow_lab import declare, settle
 from tests.kit.lab import W1, W2, Lab
 from tests.kit.race import kinds
@@ -48,7 +49,7 @@ async def test_what_has_no_budget_left_is_not_started(lab: Lab) -> None:
     assert (after.started_at, after.attempts_made, after.retries) == (None, 0, 0)
     assert (after.attempt, after.epoch) == (before.attempt, before.epoch + 1)
     assert await kinds(lab, id) == [EventKind.CLAIMED, EventKind.TURNED_AWAY]
-    assert await lab.engine.store.waiting_in(budget_queue("team"), 9) == [id.uuid]
+    assert await lab.engine.store.executions_in(InQueue(budget_queue("team")), 9) == [id.uuid]
     assert await claimed(lab) == []
     assert len(await lab.events(id)) == 2
     await lab.engine.budgets.reset("team")
@@ -275,7 +276,8 @@ async def test_a_thousand_wait_and_ten_may_go(lab: Lab, monkeypatch: pytest.Monk
         await settled(lab)
         assert await work(lab, 5) == 10
     assert changed <= 2 * page
-    assert len(await lab.engine.store.waiting_in(budget_queue("team"), total)) == total - 10
+    waiting = await lab.engine.store.executions_in(InQueue(budget_queue("team")), total)
+    assert len(waiting) == total - 10
     await lab.engine.budgets.define(tokens(100_000))
     await settled(lab)
     left = total - 10 - await work(lab, 500)

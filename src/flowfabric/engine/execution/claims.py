@@ -300,8 +300,10 @@ class Claims(Service):
         """What a worker instance holds leases of."""
         name = check_worker(instance, "instance")
         wanted = check_limit(limit, MAX_HELD)
-        held = await self._context.store.leases_of(name, wanted) if wanted else []
-        return [snapshot.execution.id for snapshot in held]
+        if not wanted:
+            return []
+        held = await self._context.store.held_leases(name, wanted)
+        return [lease.id for lease in held]
 
     async def drain(self) -> None:
         await self._renewals.drain()

@@ -27,7 +27,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_budgets import KnownBudgets
 from flowfabric.engine.limit.ledger import LedgerWriter
 from flowfabric.engine.limit.releases import Releases
-from flowfabric.store.queries import LedgerNeeds, Taken
+from flowfabric.store.queries import InQueue, LedgerNeeds, Taken
 from flowfabric.store.readable import SET_ASIDE, load_readable
 from flowfabric.store.rows.record import BUDGETS
 
@@ -191,7 +191,7 @@ class BudgetGate(Service):
 
     async def _free(self, name: str) -> None:
         store, rule = self._context.store, partial(_let_in, budget=name)
-        waiting = await store.waiting_in(budget_queue(name), MOST_WAITING)
+        waiting = await store.executions_in(InQueue(budget_queue(name)), MOST_WAITING)
         for start in range(0, len(waiting), PAGE):
             found = await load_readable(store.load, waiting[start : start + PAGE])
             await self._context.decisions.decide_all(
@@ -207,12 +207,12 @@ class BudgetGate(Service):
         why = spent(await self.known.budgets((name,)), (name,))
         if why is not None:
             self._note_reset(why)
-            first = await self._context.store.waiting_in(budget_queue(name), 1)
+            first = await self._context.store.executions_in(InQueue(budget_queue(name)), 1)
             for snapshot in (await load_readable(self._context.store.load, first)).values():
                 if not await self.known.limits(name, snapshot.execution):
                     await self._free(name)
             return
-        waiting = await self._context.store.waiting_in(budget_queue(name), PAGE)
+        waiting = await self._context.store.executions_in(InQueue(budget_queue(name)), PAGE)
         rule = partial(_let_in, budget=name)
         await self._context.decisions.decide_all([Decision(uuid, rule) for uuid in waiting])
         if len(waiting) == PAGE:

@@ -1,7 +1,7 @@
 """Lanes: listing them, pausing, draining, how much of them runs at once and in which proportion."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -39,7 +39,8 @@ class Lanes(Service):
         if not wanted:
             return []
         await self._let_in()
-        return await self._context.store.lanes(after, wanted)
+        names = await self._all(await self.settings())
+        return [name for name in names if after is None or name > after][:wanted]
 
     async def get(self, lane: str) -> Lane:
         """What was decided about a lane; an open one without limits if nothing ever was."""
@@ -121,8 +122,13 @@ class Lanes(Service):
         settings = await self.settings()
         weights = {name: lane.weight for name, lane in settings.items() if lane.weight != 1}
         # Without weights nobody need know the lanes: claims take from all in one order.
-        names = await self._context.store.lanes(None, MAX_PAGE) if weights else []
+        names = (await self._all(settings))[:MAX_PAGE] if weights else []
         self._weights, self._names = weights, tuple(names)
+
+    async def _all(self, settings: Iterable[str]) -> "Sequence[str]":
+        """Names of lanes anything was ever submitted to, or that have settings, ascending."""
+        routes = await self._context.store.routes()
+        return sorted({route.lane for route in routes}.union(settings))
 
 
 async def lane_of(store: Store, name: str) -> Lane:

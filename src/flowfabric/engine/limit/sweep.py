@@ -10,7 +10,7 @@ from flowfabric.core.limit.release import forgotten_at
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
 from flowfabric.engine.limit.releases import Releases
-from flowfabric.store.queries import Crowd
+from flowfabric.store.queries import Crowd, InQueue
 from flowfabric.store.readable import load_each, load_readable, tell
 
 PAGE = 500
@@ -109,7 +109,7 @@ class LimitSweep(Service):
 
     async def _next_in(self, queue: int) -> Snapshot | None:
         """Somebody of a queue whose first cannot be read."""
-        uuids = await self._context.store.waiting_in(queue, BEHIND)
+        uuids = await self._context.store.executions_in(InQueue(queue), BEHIND)
         found = await load_readable(self._context.store.load, uuids)
         return next(iter(found.values()), None)
 

@@ -18,7 +18,7 @@ from flowfabric.core.limit.unclaimable import (
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import QuotaViewRequest
+from flowfabric.store.queries import QuotaViewRequest, ReadySlots
 from flowfabric.store.readable import load_readable
 from flowfabric.store.rows.record import LANES
 
@@ -67,7 +67,8 @@ class ClosedRoutes(Service):
         if not closed.routes:
             return []
         store, now = self._context.store, self._now()
-        found = await load_readable(store.load, await store.slots_in(closed.routes, PAGE))
+        holding = await store.executions_in(ReadySlots(closed.routes), PAGE)
+        found = await load_readable(store.load, holding)
         idle = [
             snapshot
             for snapshot in found.values()

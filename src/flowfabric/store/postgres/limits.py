@@ -58,11 +58,6 @@ async def crowds(session: Session, after: int, limit: int) -> list[Crowd]:
     return [Crowd(queue, Gate(gate), first, known) for queue, gate, first, known in rows]
 
 
-async def waiting_in(session: Session, queue: int, limit: int) -> list[UUID]:
-    rows = await session.fetch(session.limit, "waiting_in", queue, limit)
-    return [uuid for (uuid,) in rows]
-
-
 async def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
     rows = await session.fetch(session.report, "queue_counts", quota, limit)
     return readable(

@@ -56,10 +56,6 @@ async def expired_leases(
     return await session.report.run(partial(_expired, session, values))
 
 
-async def leases_of(session: Session, instance: str, limit: int) -> list[Snapshot]:
-    return await session.snapshots(session.report, "leases_of_instance", instance, limit)
-
-
 async def counts(session: Session, namespace: str | None, lane: str | None) -> Counts:
     others = [outcome for outcome in OUTCOMES if outcome]
     values = (namespace, lane, COUNTED + 1, others)

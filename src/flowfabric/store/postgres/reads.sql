@@ -176,12 +176,6 @@ where ($2::bigint is null or (x.expires_at, x.id) > ($2, $3::uuid))
 order by x.expires_at, x.id
 limit $5
 
--- name: leases_of_instance
-select s.* from {schema}.snapshot s
-where s.place = 'lease'
-    and s.worker in (select w.number from {schema}.worker w where w.instance = $1)
-order by s.id limit $2
-
 -- name: state_counts
 -- How many rows of each kind there are, most counted up to a limit: the table, the number that
 -- tells its rows apart (lost, gate or outcome), and why a blocked one is blocked. $4 are the

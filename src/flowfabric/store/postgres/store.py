@@ -11,7 +11,6 @@ from flowfabric.store.postgres import claim as claims
 from flowfabric.store.postgres import due as upkeep
 from flowfabric.store.postgres import events as event_reads
 from flowfabric.store.postgres import flows as flow_reads
-from flowfabric.store.postgres import lanes as lane_rows
 from flowfabric.store.postgres import lease as leases
 from flowfabric.store.postgres import records as record_rows
 from flowfabric.store.postgres import submit as submissions
@@ -125,7 +124,6 @@ class PostgresStore:
     standing = _method(limits.standing)
     release = _method(limits.release)
     crowds = _method(limits.crowds)
-    waiting_in = _method(limits.waiting_in)
     queue_counts = _method(limits.queue_counts)
     ahead_of = _method(limits.ahead_of)
     wait_counts = _method(limits.wait_counts)
@@ -137,13 +135,9 @@ class PostgresStore:
     stale_reservations = _method(budgets.stale_reservations)
     trim_charges = _method(budgets.trim_charges)
 
-    lanes = _method(lane_rows.lanes)
-
-    holding = _method(explain.holding)
-    running_in = _method(explain.running_in)
+    executions_in = _method(explain.executions_in)
     ready_routes = _method(explain.ready_routes)
     routes = _method(explain.routes)
-    slots_in = _method(explain.slots_in)
 
     load = _method(reads.load)
     ended = _method(reads.ended)
@@ -153,7 +147,6 @@ class PostgresStore:
     page = _method(lists.page)
     candidates = _method(lists.candidates)
     expired_leases = _method(lists.expired_leases)
-    leases_of = _method(lists.leases_of)
     counts = _method(lists.counts)
     set_tags = _method(reads.set_tags)
     events = _method(event_reads.events)

@@ -49,10 +49,11 @@ async def drop_lapsed_presences(session: Session, now: Millis) -> list[tuple[str
 async def held_leases(
     session: Session,
     instance: str,
-    worker: str | None,
-    namespace: str | None,
-    after: UUID | None,
     limit: int,
+    *,
+    worker: str | None = None,
+    namespace: str | None = None,
+    after: UUID | None = None,
 ) -> list[HeldLease]:
     values = (instance, worker, namespace, after, limit)
     rows = await session.fetch(session.report, "held_leases", *values)

@@ -17,7 +17,7 @@ from flowfabric.core.execution.routing import satisfies
 from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.rows import execution as rows
-from flowfabric.store.sqlite.lanes import LaneGate, doors
+from flowfabric.store.sqlite.lanes import LaneGate, lane_gates
 from flowfabric.store.sqlite.session import Session, keyed, read_uuid
 
 _STARTS = tuple(Start)
@@ -98,7 +98,7 @@ def routes_for(
 
 def _readable(session: Session, call: ClaimCall, now: Millis, limit: int) -> dict[bytes, Taken]:
     """What the call takes, by id. Rows that cannot be read are set aside, and others are chosen."""
-    search = _Search(call, now, limit, doors(session, call.lanes))
+    search = _Search(call, now, limit, lane_gates(session, call.lanes))
     while True:
         found, spoiled = _read(session, search)
         if not spoiled:

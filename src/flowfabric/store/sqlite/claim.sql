@@ -90,3 +90,7 @@ from lease as l
 cross join execution as e on e.id = l.id
 where l.claim = :claim and l.expires_at > :now
 order by l.rank, l.id
+
+-- name: limited_lanes
+-- Those a claim must not take freely from, most often none.
+select name, state, concurrency from lane where state <> 0 or concurrency is not null

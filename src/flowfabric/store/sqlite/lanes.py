@@ -1,4 +1,4 @@
-"""Lanes: what was decided about them, and what a claim may take because of it."""
+"""Lanes: what a claim may take of them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,12 +25,7 @@ class LaneGate(Struct, frozen=True):
         return self.state is LaneState.DRAINING
 
 
-def lanes(session: Session, after: str | None, limit: int) -> list[str]:
-    values = {"after": after or "", "limit": limit}
-    return [lane for (lane,) in session.rows("lane_names", values)]
-
-
-def doors(session: Session, lanes: Sequence[str] = ()) -> dict[str, LaneGate]:
+def lane_gates(session: Session, lanes: Sequence[str] = ()) -> dict[str, LaneGate]:
     """Those of these lanes (empty: of all) that are not simply open."""
     found = {
         name: (LaneState(state), concurrency)

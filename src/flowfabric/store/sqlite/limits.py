@@ -100,11 +100,6 @@ def crowds(session: Session, after: int, limit: int) -> list[Crowd]:
     return [Crowd(queue, Gate(gate), read_uuid(id), bool(known)) for queue, gate, id, known in rows]
 
 
-def waiting_in(session: Session, queue: int, limit: int) -> list[UUID]:
-    rows = session.rows("waiting_in", {"queue": queue, "limit": limit})
-    return [read_uuid(id) for (id,) in rows]
-
-
 def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
     rows = session.rows("queue_counts", {"quota": quota, "limit": limit, "most": MOST})
     return readable(

@@ -18,7 +18,7 @@ from flowfabric.store.queries import Detail, ExpiredLease, Progress
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
-from flowfabric.store.sqlite.lanes import doors
+from flowfabric.store.sqlite.lanes import lane_gates
 from flowfabric.store.sqlite.session import Session, read_uuid
 from flowfabric.store.sqlite.submit import read_id
 
@@ -88,7 +88,7 @@ def candidates(
     capabilities: Capabilities | None = None,
 ) -> list[Snapshot]:
     session.learn_routes()
-    door = doors(session, [lane]).get(lane) if capabilities is not None else None
+    door = lane_gates(session, [lane]).get(lane) if capabilities is not None else None
     if door is not None and door.shut:
         return []
     name = "begun_candidates_of_route" if door and door.drains else "candidates_of_route"
@@ -118,11 +118,6 @@ def expired_leases(
     }
     found = session.rows("expired_leases", values)
     return readable(found, lambda row: _read_expired(session, row), "the lease of", itemgetter(0))
-
-
-def leases_of(session: Session, instance: str, limit: int) -> list[Snapshot]:
-    found = session.rows("leases_of_instance", {"instance": instance, "limit": limit})
-    return readable_snapshots(session, [id for (id,) in found])
 
 
 def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:

@@ -39,12 +39,6 @@ where r.route = :route and r.start <> 0 and r.start <> 2 and r.lost is null and 
 order by r.rank, r.id
 limit :limit
 
--- name: leases_of_instance
-select id from lease
-where worker in (select number from worker where instance = :instance)
-order by id
-limit :limit
-
 -- name: expired_leases
 -- Leases that ran out, and lost executions with the lease they lost: those whose lease had not run
 -- out at that moment only if it was revoked.

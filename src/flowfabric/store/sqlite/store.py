@@ -17,7 +17,6 @@ from flowfabric.store.sqlite import claim as claims
 from flowfabric.store.sqlite import due as upkeep
 from flowfabric.store.sqlite import events as event_reads
 from flowfabric.store.sqlite import flows as flow_reads
-from flowfabric.store.sqlite import lanes as lane_rows
 from flowfabric.store.sqlite import records as record_rows
 from flowfabric.store.sqlite import submit as submissions
 from flowfabric.store.sqlite import waits as wait_rows
@@ -166,7 +165,6 @@ class SqliteStore:
     standing = _reading(limits.standing)
     release = _writing(limits.release)
     crowds = _reading(limits.crowds)
-    waiting_in = _reading(limits.waiting_in)
     queue_counts = _reading(limits.queue_counts)
     ahead_of = _reading(limits.ahead_of)
     wait_counts = _reading(limits.wait_counts)
@@ -179,13 +177,9 @@ class SqliteStore:
     stale_reservations = _reading(budgets.stale_reservations)
     trim_charges = _writing(budgets.trim_charges)
 
-    lanes = _reading(lane_rows.lanes)
-
-    holding = _reading(explain.holding)
-    running_in = _reading(explain.running_in)
+    executions_in = _reading(explain.executions_in)
     ready_routes = _reading(explain.ready_routes)
     routes = _reading(explain.routes)
-    slots_in = _reading(explain.slots_in)
 
     load = _reading(reads.load)
     ended = _reading(reads.ended)
@@ -195,7 +189,6 @@ class SqliteStore:
     page = _reading(lists.page)
     candidates = _reading(reads.candidates)
     expired_leases = _reading(reads.expired_leases)
-    leases_of = _reading(reads.leases_of)
     counts = _reading(lists.counts)
     set_tags = _writing(reads.set_tags)
     events = _reading(event_reads.events)

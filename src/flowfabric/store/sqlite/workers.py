@@ -62,10 +62,11 @@ def drop_lapsed_presences(session: Session, now: Millis) -> list[tuple[str, str]
 def held_leases(
     session: Session,
     instance: str,
-    worker: str | None,
-    namespace: str | None,
-    after: UUID | None,
     limit: int,
+    *,
+    worker: str | None = None,
+    namespace: str | None = None,
+    after: UUID | None = None,
 ) -> list[HeldLease]:
     values = {
         "instance": instance,
