@@ -31,7 +31,7 @@ def test_a_budget_is_made_and_changed_part_by_part(cli: Cli) -> None:
 
 
 def test_spending_is_counted_refused_and_corrected(cli: Cli) -> None:
-    """C-T80, C-T81, C-T82, C-T84: counted once by key, refused whole, begun anew."""
+    """C-T80, C-T81, C-T82, C-T84: counted once by key, refused whole, reset."""
     cli("migrate")
     cli("budgets", "set", "org", "--hard", "tokens=100")
     cli("budgets", "set", "team", "--hard", "tokens=10", "--soft", "tokens=5", "--parent", "org")
@@ -114,7 +114,7 @@ def test_a_budget_of_a_flow_or_run_is_found_however_its_id_is_written(cli: Cli) 
         (["set", "x", "--hard", "a=1", "--parent", "org"], "no budget org", 3),
         (
             ["set", "team", "--every", "1d", "--cron", "* * * * *"],
-            "it begins anew by --every or",
+            "a budget resets by --every or",
             2,
         ),
         (["set", "team", "--every", "soon"], "--every is not a duration", 2),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from flowfabric import AnyOf, Fabric
-from flowfabric.cli.flows import _tell_flows
+from flowfabric.cli.flows import print_flows
 from flowfabric.cli.output import Screen
 from flowfabric.core.base.time import Millis
 from flowfabric.core.flow.model import Flow, FlowState
@@ -96,7 +96,7 @@ def test_a_long_kind_breaks_no_line_of_the_list(width: int) -> None:
     screen.out = Console(file=printed, width=width, markup=False, highlight=False)
     long = Flow(id=UUID(NO_FLOW), kind="reports." * 12, state=FlowState.COMPLETED, nodes=100_000)
     short = replace(long, kind="nightly", ended={"success": 99_000, "skipped": 1_000})
-    _tell_flows(screen, [long, short], Millis(90_000_000))
+    print_flows(screen, [long, short], Millis(90_000_000))
     header, first, *rest = (line.rstrip() for line in printed.getvalue().splitlines())
     assert header.split()[:3] == ["id", "kind", "state"]
     assert first.split()[0] == rest[0].split()[0] == NO_FLOW

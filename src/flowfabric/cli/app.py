@@ -6,7 +6,6 @@ from flowfabric.cli import (
     budgets,
     flows,
     grants,
-    growing,
     keys,
     lanes,
     leases,
@@ -16,13 +15,14 @@ from flowfabric.cli import (
     waitpoints,
     workers,
 )
-from flowfabric.cli.approvals import approve, reject, resume, signal
+from flowfabric.cli.approvals import approve, reject, signal
+from flowfabric.cli.command import command
 from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
 from flowfabric.cli.store import migrate, version
 from flowfabric.cli.submit import submit
 from flowfabric.cli.why import why
-from flowfabric.cli.worker import worker
+from flowfabric.cli.worker import new_event_loop, worker
 
 app = typer.Typer(
     cls=Root,
@@ -35,17 +35,15 @@ app = typer.Typer(
 )
 
 app.command()(demo)
-app.command()(worker)
-app.command()(submit)
+command(app, loop_factory=new_event_loop)(worker)
+command(app)(submit)
 app.add_typer(runs.app, name="run")
-app.command()(why)
+command(app)(why)
 app.add_typer(flows.app, name="flow")
-for command in growing.COMMANDS:
-    flows.app.command()(command)
-app.command()(signal)
-app.command()(approve)
-app.command()(reject)
-app.command()(resume)
+command(app)(signal)
+command(app)(approve)
+command(app)(reject)
+command(app)(runs.resume)
 app.add_typer(waitpoints.app, name="waitpoints")
 app.add_typer(keys.app, name="keys")
 app.add_typer(lanes.app, name="lanes")

@@ -1,58 +1,39 @@
-"""Answering runs that wait: `flowfabric signal`, `approve`, `reject`, `resume`."""
+"""Answering runs that wait: `flowfabric signal`, `approve`, `reject`."""
 
-import asyncio
 from typing import Annotated, Any
 
-import typer
-from msgspec import Struct
+from typer import Argument, Option
 
-from flowfabric.cli import run_bulk, waiting
-from flowfabric.cli.connect import connect
-from flowfabric.cli.errors import TOKEN_VARIABLE, Code, CommandError
+from flowfabric.cli import waitpoints
+from flowfabric.cli.errors import TOKEN_VARIABLE, CommandError, ExitCode, usage
 from flowfabric.cli.json import document
-from flowfabric.cli.options import AsJson, Debug, RunIds, Url
 from flowfabric.cli.output import Screen
-from flowfabric.cli.values import STDIN, read_json, read_source, usage
+from flowfabric.cli.parse import STDIN, read_json, read_source
 from flowfabric.core.wait.model import Effect
 from flowfabric.fabric import Fabric
 from flowfabric.worker.api.signals import Sent
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", show_default=False, help="A run's id, or RUN/WAITPOINT of a callback."
-    ),
-]
+Target = Annotated[str, Argument(metavar="RUN", help="A run's id, or RUN/WAITPOINT of a callback.")]
 Approval = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]", show_default=False, help="Which approval, if it waits for several."
-    ),
+    str | None, Argument(metavar="[NAME]", help="Which approval, if it waits for several.")
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
-        "--token",
+    Option(
         envvar=TOKEN_VARIABLE,
-        show_default=False,
         help="What was handed out. Better set the variable: a process list shows options.",
     ),
 ]
 Approver = Annotated[
-    str, typer.Option("--as", metavar="APPROVER", show_default=False, help="Who decides.")
+    str, Option("--as", metavar="APPROVER", show_default=False, help="Who decides.")
 ]
-Comment = Annotated[str, typer.Option("--comment", show_default=False)]
+Comment = Annotated[str, Option(show_default=False)]
 About = Annotated[
     str | None,
-    typer.Option(
-        "--about",
-        metavar="JSON",
-        show_default=False,
-        help="Only if exactly this is to be approved; - reads stdin.",
-    ),
+    Option(metavar="JSON", help="Only if exactly this is to be approved; - reads stdin."),
 ]
 
-_EFFECTS = {
+_EFFECTS: dict[str, str] = {
     Effect.SATISFIED: "the run goes on",
     Effect.APPENDED: "counted, the run waits for more",
     Effect.BUFFERED: "kept until the run waits for it",
@@ -60,157 +41,92 @@ _EFFECTS = {
 }
 
 
-class ApprovalAnswer(Struct, frozen=True, kw_only=True):
-    """A decision as it was typed."""
-
-    word: str
-    approver: str
-    comment: str
-    about: str | None
-    token: str | None
-
-
-def signal(  # noqa: PLR0913 - the options are the interface
+async def signal(  # noqa: PLR0913 - the options are the interface
+    fabric: Fabric,
+    screen: Screen,
     run: Target,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="NAME [JSON]",
-            show_default=False,
             help="What it is called, and its payload; - reads stdin. A callback needs no name.",
         ),
     ] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", show_default=False, help="The payload, a JSON file.")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", show_default=False, help="Makes a repeat harmless.")
-    ] = None,
+    file: Annotated[str | None, Option(help="The payload, a JSON file.")] = None,
+    key: Annotated[str | None, Option(help="Makes a repeat harmless.")] = None,
     token: Token = None,
-    source: Annotated[str, typer.Option("--source", show_default=False, help="Who sends it.")] = "",
-    delay: Annotated[
-        str | None,
-        typer.Option("--delay", show_default=False, help="The run goes on only after 10s, 5m, …"),
-    ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    source: Annotated[str, Option(show_default=False, help="Who sends it.")] = "",
+    delay: Annotated[str | None, Option(help="The run goes on only after 10s, 5m, …")] = None,
 ) -> None:
     """Send a signal to a run by name, or with a token to a callback."""
     name, text = _named(run, words or [])
-    more = {"token": token, "key": key, "source": source, "delay": delay}
     payload = _payload(text, file)
-    asyncio.run(_signal(url, run, name, payload, more, Screen(as_json)))
+    sent = await fabric.signal(run, name, payload, token=token, key=key, source=source, delay=delay)
+    _answer(screen, run, "signalled", sent)
 
 
-def approve(  # noqa: PLR0913 - the options are the interface
+async def approve(
+    fabric: Fabric,
+    screen: Screen,
     run: Target,
     name: Approval = None,
     approver: Approver = "",
     comment: Comment = "",
     about: About = None,
     token: Token = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Approve what a run waits for."""
-    decided = ApprovalAnswer(
-        word="approved", approver=approver, comment=comment, about=about, token=token
-    )
-    asyncio.run(_decide(url, run, name, decided, Screen(as_json)))
+    more = _decision(approver, comment, about, token)
+    target = await _approval(fabric, run, name, token)
+    _answer(screen, run, "approved", await fabric.approve(*target, **more))
 
 
-def reject(  # noqa: PLR0913 - the options are the interface
+async def reject(
+    fabric: Fabric,
+    screen: Screen,
     run: Target,
     name: Approval = None,
     approver: Approver = "",
     comment: Comment = "",
     about: About = None,
     token: Token = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Refuse what a run waits for an approval of."""
-    decided = ApprovalAnswer(
-        word="rejected", approver=approver, comment=comment, about=about, token=token
-    )
-    asyncio.run(_decide(url, run, name, decided, Screen(as_json)))
+    more = _decision(approver, comment, about, token)
+    target = await _approval(fabric, run, name, token)
+    _answer(screen, run, "rejected", await fabric.reject(*target, **more))
 
 
-def resume(
-    ids: RunIds,
-    delay: Annotated[
-        str | None,
-        typer.Option("--delay", show_default=False, help="Go on only after 10s, 5m, …"),
-    ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Wake suspended runs without what they wait for. For operators: nothing was approved."""
-    code = asyncio.run(run_bulk.resume(url, run_bulk.given(ids), delay, Screen(as_json)))
-    raise typer.Exit(code)
-
-
-async def _signal(
-    url: str | None,
-    run: str,
-    name: str | None,
-    payload: object,
-    more: dict[str, Any],
-    screen: Screen,
-) -> None:
-    async with connect(url) as fabric:
-        sent = await fabric.signal(run, name, payload, **more)
-    _tell(screen, run, "signalled", sent)
-
-
-async def _decide(
-    url: str | None, run: str, name: str | None, decided: ApprovalAnswer, screen: Screen
-) -> None:
-    if not decided.approver and decided.token is None:
+def _decision(approver: str, comment: str, about: str | None, token: str | None) -> dict[str, Any]:
+    if not approver and token is None:
         raise usage("who decides? give --as, or a token")
-    about = None if decided.about is None else _about(decided.about)
-    async with connect(url) as fabric:
-        target = await _approval(fabric, run, name, decided.token)
-        verb = fabric.approve if decided.word == "approved" else fabric.reject
-        sent = await verb(
-            *target,
-            approver=decided.approver,
-            about=about,
-            comment=decided.comment,
-            token=decided.token,
-        )
-    _tell(screen, run, decided.word, sent)
+    text = read_source(STDIN, "--about") if about == STDIN else about
+    value = None if text is None else read_json(text, "--about")
+    return {"approver": approver, "comment": comment, "about": value, "token": token}
 
 
 async def _approval(
     fabric: Fabric, run: str, name: str | None, token: str | None
 ) -> tuple[str, str | None]:
-    """What the words name. Whoever has only a token must name the waitpoint, and is not told
-    whether there is one. One that is not open may have been decided by this very command before,
-    whose answer was lost: the engine knows."""
+    """What the words name. Someone who only has a token must name the waitpoint, and does not
+    learn whether there is one. One that is not open may have been decided by this very command
+    before, whose answer was lost: the engine knows."""
     if token is not None and "/" in run:
         return run, None
     try:
-        item = await waiting.find_approval(fabric, run, name)
+        item = await waitpoints.find(fabric, run, name, approval=True)
     except CommandError as error:
-        if error.code is not Code.NOT_FOUND or (name is None and "/" not in run):
+        if error.code is not ExitCode.NOT_FOUND or (name is None and "/" not in run):
             raise
         return run, name
-    return f"{item.execution}/{item.id}", None
+    return waitpoints.address(item), None
 
 
-def _tell(screen: Screen, run: str, word: str, sent: Sent) -> None:
-    if screen.as_json:
-        screen.document({"id": run, **document(sent)})
-    elif sent.duplicate:
-        screen.line(f"{run} was {word} before")
-    else:
-        effect = _EFFECTS.get(Effect(sent.effect), "nothing waits for this one")
-        screen.line(f"{word} {run}: {effect}")
+def _answer(screen: Screen, run: str, word: str, sent: Sent) -> None:
+    words = f"{run} was {word} before"
+    if not sent.duplicate:
+        words = f"{word} {run}: {_EFFECTS.get(sent.effect, 'nothing waits for this one')}"
+    screen.answer({"id": run, **document(sent)}, words)
 
 
 def _named(run: str, words: list[str]) -> tuple[str | None, str | None]:
@@ -227,12 +143,6 @@ def _named(run: str, words: list[str]) -> tuple[str | None, str | None]:
 def _payload(text: str | None, file: str | None) -> Any:
     if text is not None and file is not None:
         raise usage("the payload is given twice: as a word and with --file")
-    if file is not None:
-        text = read_source(file, "the payload")
-    elif text == STDIN:
-        text = read_source(STDIN, "the payload")
+    if file is not None or text == STDIN:
+        text = read_source(file or STDIN, "the payload")
     return None if text is None else read_json(text, "the payload")
-
-
-def _about(text: str) -> Any:
-    return read_json(read_source(STDIN, "--about") if text == STDIN else text, "--about")

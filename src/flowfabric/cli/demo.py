@@ -2,7 +2,7 @@
 
 import typer
 
-from flowfabric.cli.options import AsJson, Debug
+from flowfabric.cli.command import AsJson, Debug
 from flowfabric.demo.play import main
 
 

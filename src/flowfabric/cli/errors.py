@@ -30,7 +30,7 @@ DEBUG = "flowfabric.debug"
 AS_JSON = "flowfabric.json"
 
 
-class Code(IntEnum):
+class ExitCode(IntEnum):
     """What a script can tell from the exit code."""
 
     OK = 0
@@ -47,18 +47,22 @@ EPILOG = (
 
 
 class CommandError(Exception):
-    """Something a command found out by itself, with its exit code and a word for programs."""
+    """What a command finds wrong itself, with its exit code and a word for programs."""
 
-    def __init__(self, text: str, code: Code = Code.FAILED, word: str = "failed") -> None:
+    def __init__(self, text: str, code: ExitCode = ExitCode.FAILED, word: str = "failed") -> None:
         super().__init__(text)
         self.code = code
         self.word = word
 
 
-class Told(NamedTuple):
-    """An error as it is told: to the shell, to programs, to people."""
+def usage(text: str) -> CommandError:
+    return CommandError(text, ExitCode.USAGE, "usage")
 
-    code: Code
+
+class ErrorReport(NamedTuple):
+    """What an error means to the shell, to programs and to people."""
+
+    code: ExitCode
     word: str
     text: str
 
@@ -77,30 +81,30 @@ _SAY_ENOUGH = (
 EXPECTED = (CommandError, FlowFabricError, TimeoutError)
 
 
-def told(error: Exception) -> Told:
+def report(error: Exception) -> ErrorReport:
     match error:
         case CommandError():
-            return Told(error.code, error.word, str(error))
+            return ErrorReport(error.code, error.word, str(error))
         case FlowFabricError():
-            return Told(_exit_code(error), error.code, _words(error))
+            return ErrorReport(_exit_code(error), error.code, _words(error))
         case _:
-            return Told(Code.FAILED, "timeout", str(error) or "took too long")
+            return ErrorReport(ExitCode.FAILED, "timeout", str(error) or "took too long")
 
 
-def _exit_code(error: FlowFabricError) -> Code:
+def _exit_code(error: FlowFabricError) -> ExitCode:
     match error:
         case MissingToken():
-            return Code.USAGE
+            return ExitCode.USAGE
         case Unauthorized() | NotAllowed():
-            return Code.FAILED
+            return ExitCode.FAILED
         case Invalid():
-            return Code.USAGE
+            return ExitCode.USAGE
         case NotFound():
-            return Code.NOT_FOUND
+            return ExitCode.NOT_FOUND
         case Unavailable() | Overloaded():
-            return Code.UNAVAILABLE
+            return ExitCode.UNAVAILABLE
         case _:
-            return Code.FAILED
+            return ExitCode.FAILED
 
 
 def _words(error: FlowFabricError) -> str:
@@ -132,6 +136,6 @@ class Root(TyperGroup):
         except EXPECTED as error:
             if ctx.meta.get(DEBUG):
                 raise
-            answer = told(error)
-            Screen(bool(ctx.meta.get(AS_JSON))).error(answer.word, answer.text)
-            raise typer.Exit(answer.code) from None
+            found = report(error)
+            Screen(bool(ctx.meta.get(AS_JSON))).error(found.word, found.text)
+            raise typer.Exit(found.code) from None

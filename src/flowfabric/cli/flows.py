@@ -1,37 +1,50 @@
 """`flowfabric flow …`"""
 
-import asyncio
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
-from uuid import UUID
+from uuid import UUID, uuid5
 
-import typer
-from msgspec import Struct
+import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+from typer import Argument, Option, Typer
 
-from flowfabric.cli.connect import connect
+from flowfabric.cli.command import Namespace, command
 from flowfabric.cli.draw import text
 from flowfabric.cli.draw.mermaid import mermaid
 from flowfabric.cli.draw.picture import counts, join_note
 from flowfabric.cli.draw.svg import svg
-from flowfabric.cli.errors import Code, CommandError
-from flowfabric.cli.format import local, span
-from flowfabric.cli.json import Document, document
-from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.output import Screen, printable
-from flowfabric.cli.run_list import read_tag
+from flowfabric.cli.errors import CommandError, ExitCode
+from flowfabric.cli.format import local, pairs_text, span
+from flowfabric.cli.json import document
+from flowfabric.cli.output import Cells, Screen, printable
+from flowfabric.cli.parse import read_json, read_tag
+from flowfabric.cli.table import Table, pages
 from flowfabric.core.base.errors import InvalidId
-from flowfabric.core.base.ids import parse_uuid
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.flow.join import Join, JoinState
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.grow import AlreadyMember, AlreadyStaged
+from flowfabric.core.flow.join import (
+    AllOf,
+    AnyOf,
+    Edge,
+    Join,
+    JoinPolicy,
+    JoinState,
+    On,
+    Quorum,
+    Rest,
+)
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.engine.flow.views import FlowDescription, FlowGraph, Member
 
-app = typer.Typer(help="Look at flows, draw, cancel and replay them.", no_args_is_help=True)
+app = Typer(help="Look at flows, draw, cancel and replay them.", no_args_is_help=True)
 
 COLUMNS = (
     (100, ("id", "kind", "state", "members", "ended", "age", "took")),
@@ -40,11 +53,8 @@ COLUMNS = (
 )
 """How wide a terminal must be at least to show them."""
 MIN_KIND = 8
-JOIN_COLUMNS = ("member", "needs", "so far", "still open")
-BUSY_COLUMNS = ("member", "state", "run")
 PIPE_WIDTH = 80
 SHOWN = 20
-PAGE = 1000
 
 STYLES = {
     PublicState.ACTIVE: "blue",
@@ -56,20 +66,26 @@ STYLES = {
     PublicState.SKIPPED: "dim",
     PublicState.WAITING_CHILDREN: "dim",
 }
-
-_BUSY = frozenset(
-    {
-        PublicState.ACTIVE,
-        PublicState.SUSPENDED,
-        PublicState.WAITING,
-        PublicState.DELAYED,
-        PublicState.RATE_LIMITED,
-    }
+_BUSY = (
+    PublicState.ACTIVE,
+    PublicState.SUSPENDED,
+    PublicState.WAITING,
+    PublicState.DELAYED,
+    PublicState.RATE_LIMITED,
 )
+_LIVING = (*_BUSY, PublicState.WAITING_CHILDREN)
 
-FlowId = Annotated[
-    str, typer.Argument(metavar="FLOW", show_default=False, help="01a1e105-5216-7000-…")
-]
+
+def _parse_flow(flow: str) -> UUID:
+    try:
+        return parse_uuid(flow.lower(), "flow")
+    except InvalidId:
+        reason = f"{flow[:80]!r} is not a flow's id, which looks like 01a1e105-5216-7000-…"
+        raise CommandError(reason, ExitCode.USAGE, "invalid_id") from None
+
+
+FlowId = Annotated[UUID, Argument(metavar="FLOW", parser=_parse_flow, help="01a1e105-5216-7000-…")]
+RunOfFlow = Annotated[str, Argument(metavar="RUN")]
 
 
 class Format(StrEnum):
@@ -78,146 +94,67 @@ class Format(StrEnum):
     SVG = "svg"
 
 
-class FlowFilter(Struct, frozen=True, kw_only=True):
-    """What a person asked to see."""
+def _join_row(member: Member) -> Cells:
+    join = member.join or Join()
+    so_far = [
+        (join.succeeded, "as needed"),
+        (join.failed, "otherwise"),
+        (join.skipped, "skipped"),
+    ]
+    ended = ", ".join(f"{number} {word}" for number, word in so_far if number)
+    return [
+        ("member", member.name),
+        ("needs", join_note(join).strip("()") or f"all {join.n}"),
+        ("so far", ended or "none"),
+        ("still open", str(join.running)),
+    ]
 
-    states: tuple[FlowState, ...]
-    kind: str | None
-    namespace: str | None
-    tag: tuple[str, str] | None
-    limit: int
+
+JOIN = Table[Member](row=_join_row)
+BUSY = Table[Member](
+    row=lambda member: [("member", member.name), ("state", member.state), ("run", member.id)]
+)
 
 
-@app.command(name="list")
-def list_flows(
+@command(app, "list")
+async def list_flows(
+    engine: Engine,
+    screen: Screen,
     state: Annotated[
         list[FlowState] | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            show_default=False,
-            help=f"Only in this state, repeatable: {', '.join(FlowState)}.",
-        ),
+        Option(metavar="STATE", help=f"Only in this state, repeatable: {', '.join(FlowState)}."),
     ] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", show_default=False, help="Only of this name.")
-    ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", show_default=False)] = None,
-    tag: Annotated[
-        str | None, typer.Option("--tag", show_default=False, help="Only with app.tenant=acme.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    kind: Annotated[str | None, Option(help="Only of this name.")] = None,
+    namespace: Namespace = None,
+    tag: Annotated[str | None, Option(help="Only with app.tenant=acme.")] = None,
+    limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
 ) -> None:
     """List flows, the newest first."""
-    wanted = FlowFilter(
-        states=tuple(state or ()), kind=kind, namespace=namespace, tag=read_tag(tag), limit=limit
-    )
-    asyncio.run(_list(url, wanted, Screen(as_json)))
-
-
-@app.command()
-def show(flow: FlowId, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show a flow: its state, how its members stand, what it waits for."""
-    asyncio.run(_show(url, parsed(flow), Screen(as_json)))
-
-
-@app.command()
-def cancel(
-    flow: FlowId,
-    reason: Annotated[str, typer.Option("--reason")] = "cancelled on the command line",
-    policy: Annotated[
-        CancelPolicy,
-        typer.Option(
-            "--policy",
-            metavar="POLICY",
-            help=f"Which members go along: {', '.join(CancelPolicy)}.",
-        ),
-    ] = CancelPolicy.ALL,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Leave the members to the workers.")
-    ] = False,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Cancel a flow and its members: all of them, those that never started, or none."""
-    asyncio.run(_cancel(url, parsed(flow), reason, policy, Screen(as_json), wait=not no_wait))
-
-
-@app.command()
-def replay(flow: FlowId, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Run again what did not succeed; members that succeeded stay as they are."""
-    asyncio.run(_replay(url, parsed(flow), Screen(as_json)))
-
-
-@app.command()
-def graph(
-    flow: FlowId,
-    format: Annotated[Format, typer.Option("--format", help="How it is drawn.")] = Format.TEXT,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", show_default=False, help="Into this file, not to stdout."),
-    ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Draw a flow with the states of its members.
-
-    Many members of the same form are drawn as one, which says how many there are.
-    """
-    asyncio.run(_graph(url, parsed(flow), format, output, Screen(as_json)))
-
-
-def parsed(flow: str) -> UUID:
-    try:
-        return parse_uuid(flow.lower(), "flow")
-    except InvalidId:
-        reason = f"{flow[:80]!r} is not a flow's id, which looks like 01a1e105-5216-7000-…"
-        raise CommandError(reason, Code.USAGE, "invalid_id") from None
-
-
-async def _list(url: str | None, wanted: FlowFilter, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        engine = await fabric.engine()
-        found = await _collect(engine, wanted)
-        now = engine.now()
-    if screen.as_json:
-        for flow in found:
-            screen.document(document(flow))
-    elif found:
-        _tell_flows(screen, found, now)
-    else:
-        screen.note("no flows")
-
-
-async def _collect(engine: Engine, wanted: FlowFilter) -> list[Flow]:
-    found: list[Flow] = []
-    after: tuple[Millis, UUID] | None = None
-    while len(found) < wanted.limit:
-        page = await engine.flow_views.page(
-            namespace=wanted.namespace,
-            kind=wanted.kind,
-            states=wanted.states,
-            tag=wanted.tag,
+    states, pair = tuple(state or ()), read_tag(tag)
+    found = pages(
+        lambda after, limit: engine.flow_views.page(
+            namespace=namespace,
+            kind=kind,
+            states=states,
+            tag=pair,
             after=after,
-            limit=min(PAGE, wanted.limit - len(found)),
+            limit=limit,
             newest_first=True,
-        )
-        if not page:
-            break
-        found += page
-        after = page[-1].created_at, page[-1].id
-    return found
+        ),
+        lambda flow: (flow.created_at, flow.id),
+        limit,
+    )
+    print_flows(screen, [flow async for flow in found], engine.now())
 
 
-def _tell_flows(screen: Screen, flows: list[Flow], now: Millis) -> None:
+def print_flows(screen: Screen, flows: Sequence[Flow], now: Millis) -> None:
     """One line each where that can be: a narrow terminal shows less, and a long kind is cut."""
+    table = Table[Flow](row=lambda flow: _row(flow, now), empty="no flows")
+    if screen.as_json or not flows:
+        table.lines(screen, flows)
+        return
     columns = next(names for least, names in COLUMNS if screen.out.width >= least)
-    rows = [_row(flow, now) for flow in flows]
+    rows = [dict(table.row(flow)) for flow in flows]
     taken = {name: _width(name, rows) for name in columns if name != "kind"}
     if "ended" in taken:  # may take several lines
         taken["ended"] = min(taken["ended"], screen.out.width // 5)
@@ -226,19 +163,19 @@ def _tell_flows(screen: Screen, flows: list[Flow], now: Millis) -> None:
         if cell_len(row["kind"]) > room:
             row["kind"] = set_cell_size(row["kind"], room - 1).rstrip() + "…"
     firm = [name for name in columns if name != "ended"]
-    screen.table(columns, [[row[name] for name in columns] for row in rows], firm)
+    screen.table([[(name, row[name]) for name in columns] for row in rows], firm)
 
 
-def _row(flow: Flow, now: Millis) -> dict[str, str]:
-    return {
-        "id": str(flow.id),
-        "kind": printable(flow.kind),
-        "state": flow.state,
-        "members": str(flow.nodes),
-        "ended": _endings(flow),
-        "age": span(now - flow.created_at),
-        "took": span((flow.ended_at or now) - flow.created_at),
-    }
+def _row(flow: Flow, now: Millis) -> Cells:
+    return [
+        ("id", str(flow.id)),
+        ("kind", printable(flow.kind)),
+        ("state", flow.state),
+        ("members", str(flow.nodes)),
+        ("ended", _endings(flow)),
+        ("age", span(now - flow.created_at)),
+        ("took", span((flow.ended_at or now) - flow.created_at)),
+    ]
 
 
 def _width(name: str, rows: list[dict[str, str]]) -> int:
@@ -250,36 +187,29 @@ def _endings(flow: Flow) -> str:
     return ", ".join(f"{number} {words.get(name, name)}" for name, number in flow.ended.items())
 
 
-async def _show(url: str | None, id: UUID, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        engine = await fabric.engine()
-        facts, drawn = await engine.flow_views.describe(id), await engine.flow_views.graph(id)
-        now = engine.now()
+@command(app)
+async def show(engine: Engine, screen: Screen, flow: FlowId) -> None:
+    """Show a flow: its state, how its members stand, what it waits for."""
+    facts, drawn = await engine.flow_views.describe(flow), await engine.flow_views.graph(flow)
     if facts is None:  # the graph was not found either
         return
     joins = [member for member in drawn.members if _is_pending(member.join)]
     busy = [member for member in drawn.members if member.state in _BUSY]
     if screen.as_json:
-        inner = {"joins": _documents(joins), "busy": _documents(busy)}
-        screen.document({**document(facts.flow), "states": _states(facts), **inner})
+        states = {str(state): number for state, number in facts.states.items() if number}
+        inner = {
+            "joins": [document(member) for member in joins],
+            "busy": [document(member) for member in busy],
+        }
+        screen.document({**document(facts.flow), "states": states, **inner})
         return
-    screen.fields([(name, value) for name, value in _fields(facts, now) if value])
-    _tell_busy(screen, busy)
-    _tell_joins(screen, joins)
+    screen.fields(_fields(facts, engine.now()))
+    BUSY.below(screen, busy, SHOWN)
+    JOIN.below(screen, joins, SHOWN)
 
 
-def _states(facts: FlowDescription) -> dict[str, int]:
-    return {str(state): number for state, number in facts.states.items() if number}
-
-
-def _documents(members: list[Member]) -> list[Document]:
-    return [document(member) for member in members]
-
-
-def _fields(facts: FlowDescription, now: Millis) -> list[tuple[str, str]]:
-    flow = facts.flow
-    living = {state: facts.states[state] for state in PublicState if state not in _ENDINGS}
-    cancel = flow.cancel
+def _fields(facts: FlowDescription, now: Millis) -> Cells:
+    flow, cancel = facts.flow, facts.flow.cancel
     return [
         ("id", str(flow.id)),
         ("kind", flow.kind),
@@ -287,9 +217,9 @@ def _fields(facts: FlowDescription, now: Millis) -> list[tuple[str, str]]:
         ("cancelled", "" if cancel is None else f"{cancel.reason} ({cancel.policy})"),
         ("members", f"{flow.nodes}, {flow.edges} edges"),
         ("ended", _endings(flow)),
-        ("living", counts(living)),
+        ("living", counts({state: facts.states[state] for state in _LIVING})),
         ("namespace", flow.namespace),
-        ("tags", ", ".join(f"{key}={value}" for key, value in flow.tags.items())),
+        ("tags", pairs_text(flow.tags)),
         ("for run", "" if flow.parent is None else flow.parent.execution),
         ("created", local(flow.created_at)),
         ("ended at", local(flow.ended_at)),
@@ -297,62 +227,27 @@ def _fields(facts: FlowDescription, now: Millis) -> list[tuple[str, str]]:
     ]
 
 
-_ENDINGS = (
-    PublicState.COMPLETED,
-    PublicState.FAILED,
-    PublicState.CANCELLED,
-    PublicState.EXPIRED,
-    PublicState.SKIPPED,
-)
-
-
 def _is_pending(join: Join | None) -> bool:
     return join is not None and join.state is JoinState.PENDING
 
 
-def _tell_busy(screen: Screen, members: list[Member]) -> None:
-    """What the flow waits for."""
-    if members:
-        screen.line("")
-        rows = [[member.name, member.state, member.id] for member in members[:SHOWN]]
-        screen.table(BUSY_COLUMNS, rows)
-        _tell_rest(screen, len(members))
-
-
-def _tell_joins(screen: Screen, members: list[Member]) -> None:
-    if members:
-        screen.line("")
-        screen.table(JOIN_COLUMNS, [_join_row(member) for member in members[:SHOWN]])
-        _tell_rest(screen, len(members))
-
-
-def _tell_rest(screen: Screen, number: int) -> None:
-    if number > SHOWN:
-        screen.line(f"… {number - SHOWN} more")
-
-
-def _join_row(member: Member) -> list[str]:
-    join = member.join or Join()
-    needs = join_note(join).strip("()") or f"all {join.n}"
-    so_far = [
-        (join.succeeded, "as needed"),
-        (join.failed, "otherwise"),
-        (join.skipped, "skipped"),
-    ]
-    told = ", ".join(f"{number} {word}" for number, word in so_far if number)
-    return [member.name, needs, told or "none", str(join.running)]
-
-
-async def _cancel(
-    url: str | None, id: UUID, reason: str, policy: CancelPolicy, screen: Screen, *, wait: bool
+@command(app)
+async def cancel(
+    engine: Engine,
+    screen: Screen,
+    flow: FlowId,
+    reason: Annotated[str, Option()] = "cancelled on the command line",
+    policy: Annotated[
+        CancelPolicy,
+        Option(metavar="POLICY", help=f"Which members go along: {', '.join(CancelPolicy)}."),
+    ] = CancelPolicy.ALL,
+    no_wait: Annotated[bool, Option("--no-wait", help="Leave the members to the workers.")] = False,
 ) -> None:
-    async with connect(url) as fabric:
-        engine = await fabric.engine()
-        answer = await engine.flows.cancel(id, reason=reason, policy=policy, wait=wait)
+    """Cancel a flow and its members: all of them, those that never started, or none."""
+    answer = await engine.flows.cancel(flow, reason=reason, policy=policy, wait=not no_wait)
+    screen.answer(document(answer), f"cancelled flow {flow}")
     if screen.as_json:
-        screen.document(document(answer))
         return
-    screen.line(f"cancelled flow {id}")
     if (answer.policy, answer.reason) != (policy, reason):
         screen.note(f"it was cancelled before: {answer.reason} ({answer.policy})")
     if answer.remaining:
@@ -360,29 +255,36 @@ async def _cancel(
         screen.note(f"{number} members have not ended yet; workers cancel them")
 
 
-async def _replay(url: str | None, id: UUID, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        engine = await fabric.engine()
-        found = await engine.flows.replay(id)
-    if screen.as_json:
-        screen.document({"id": str(id), "replayed": [document(each) for each in found]})
-    elif found:
-        screen.line(f"replayed {len(found)} members of flow {id}")
-    else:
-        screen.line(f"nothing to replay: every member of flow {id} succeeded or is under way")
+@command(app)
+async def replay(engine: Engine, screen: Screen, flow: FlowId) -> None:
+    """Run again what did not succeed; members that succeeded stay as they are."""
+    found = await engine.flows.replay(flow)
+    words = f"nothing to replay: every member of flow {flow} succeeded or is under way"
+    if found:
+        words = f"replayed {len(found)} members of flow {flow}"
+    screen.answer({"id": str(flow), "replayed": [document(each) for each in found]}, words)
 
 
-async def _graph(
-    url: str | None, id: UUID, format: Format, output: Path | None, screen: Screen
+@command(app)
+async def graph(
+    engine: Engine,
+    screen: Screen,
+    flow: FlowId,
+    format: Annotated[Format, Option(help="How it is drawn.")] = Format.TEXT,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Into this file, not to stdout.")
+    ] = None,
 ) -> None:
-    async with connect(url) as fabric:
-        engine = await fabric.engine()
-        found = await engine.flow_views.graph(id)
+    """Draw a flow with the states of its members.
+
+    Many members of the same form are drawn as one, which says how many there are.
+    """
+    found = await engine.flow_views.graph(flow)
     if output is not None:
         _write(output, _drawn(found, format))
         screen.note(f"written to {output}")
     elif screen.as_json:
-        members = _documents(list(found.members))
+        members = [document(member) for member in found.members]
         edges = [document(state) for state in found.edges]
         screen.document({"flow": document(found.flow), "members": members, "edges": edges})
     elif format is Format.TEXT:
@@ -419,4 +321,114 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, "utf-8")
     except OSError as error:
         reason = f"{path} cannot be written: {error.strerror}"
-        raise CommandError(reason, Code.FAILED, "not_written") from None
+        raise CommandError(reason, ExitCode.FAILED, "not_written") from None
+
+
+# -- growing a flow piece by piece
+
+
+@command(app)
+async def create(
+    engine: Engine,
+    screen: Screen,
+    kind: Annotated[str, Argument(metavar="KIND", help="Its name.")],
+    id: Annotated[
+        UUID | None,
+        Option(metavar="TEXT", parser=_parse_flow, help="Creating it again is harmless."),
+    ] = None,
+    namespace: Annotated[str, Option()] = "default",
+    tag: Annotated[list[str] | None, Option(metavar="KEY=VALUE")] = None,
+) -> None:
+    """Create an open flow without members, and print its id.
+
+    `flow add` and `flow edge` grow it, `flow seal` starts it.
+    """
+    tags = dict(pair for text in tag or () if (pair := read_tag(text)) is not None)
+    made = await engine.flows.create(kind, id=id, namespace=namespace, tags=tags)
+    created = isinstance(made, FlowCreated)
+    known = str(made.id if isinstance(made, FlowCreated) else id)
+    screen.answer({"id": known, "created": created}, known)
+
+
+@command(app)
+async def add(
+    engine: Engine,
+    screen: Screen,
+    flow: FlowId,
+    kind: Annotated[str, Argument(metavar="TASK")],
+    args: Annotated[str, Option(metavar="JSON", help="Its arguments.")] = "{}",
+    lane: Annotated[str, Option()] = "default",
+    namespace: Annotated[str, Option()] = "default",
+    key: Annotated[str | None, Option(help="A known key adds nothing.")] = None,
+) -> None:
+    """Add a run to a flow; it waits until the flow is sealed. Prints its id."""
+    payload = msgspec.json.encode(read_json(args, "--args"))
+    wanted = Submission(
+        kind=kind, payload=payload, lane=lane, namespace=namespace, key=key, encoding="json"
+    )
+    added = await engine.flows.add(flow, wanted)
+    is_new = not isinstance(added, AlreadyMember)
+    screen.answer({**document(added), "added": is_new}, str(added.id))
+
+
+@command(app)
+async def join(engine: Engine, screen: Screen, flow: FlowId, run: RunOfFlow) -> None:
+    """Make a run that was submitted for this flow a member of it."""
+    added = await engine.flows.join(flow, run)
+    is_new = not isinstance(added, AlreadyMember)
+    screen.answer(
+        {**document(added), "added": is_new}, "added" if is_new else "is a member already"
+    )
+
+
+@command(app)
+async def edge(
+    engine: Engine,
+    screen: Screen,
+    flow: FlowId,
+    upstream: Annotated[str, Argument(metavar="UPSTREAM")],
+    downstream: Annotated[str, Argument(metavar="DOWNSTREAM")],
+    on: Annotated[On, Option(metavar="END", help=f"{', '.join(On)}.")] = On.SUCCESS,
+    input: Annotated[str | None, Option(help="The parameter that gets the result.")] = None,
+    revision: Annotated[int | None, Option(min=0, help="Only if the graph is at it.")] = None,
+) -> None:
+    """Let a run of a flow wait for another one. The same edge again changes nothing."""
+    ends = ExecutionId(upstream).uuid, ExecutionId(downstream).uuid
+    id = uuid5(flow, f"{ends[0]} {ends[1]} {on} {input or ''}")
+    staged = await engine.flows.stage(
+        Edge(id, flow, *ends, on=on, input=input), expected_revision=revision
+    )
+    known = isinstance(staged, AlreadyStaged)
+    words = f"{'known' if known else 'added'}: the graph is at revision {staged.revision}"
+    screen.answer({"edge": str(id), "added": not known, "revision": staged.revision}, words)
+
+
+@command(app)
+async def needs(
+    engine: Engine,
+    screen: Screen,
+    flow: FlowId,
+    run: RunOfFlow,
+    any_of: Annotated[bool, Option("--any", help="The first upstream is enough.")] = False,
+    quorum: Annotated[int | None, Option(min=1, help="So many are enough.")] = None,
+    let_run: Annotated[
+        bool, Option("--let-run", help="Do not cancel the upstreams that are left.")
+    ] = False,
+) -> None:
+    """Say how many of its upstreams a run needs, before its first edge; without an option all."""
+    rest = Rest.LET_RUN if let_run else Rest.CANCEL
+    policy: JoinPolicy = AllOf()
+    if quorum is not None:
+        policy = Quorum(quorum, rest)
+    elif any_of:
+        policy = AnyOf(rest)
+    changed = await engine.flows.set_join(flow, run, policy)
+    screen.answer({"id": run, "changed": changed}, "set" if changed else "was set before")
+
+
+@command(app)
+async def seal(engine: Engine, screen: Screen, flow: FlowId) -> None:
+    """Declare the graph complete: its members start as their upstreams allow."""
+    sealed = await engine.flows.seal(flow)
+    words = "sealed" if sealed else "was sealed before"
+    screen.answer({"id": str(flow), "sealed": sealed}, words)

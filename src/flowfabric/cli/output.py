@@ -1,4 +1,4 @@
-"""Where words go: results to stdout, everything else to stderr, as JSON or for people."""
+"""Where output goes: results to stdout, all else to stderr, as JSON or for people."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.table import Table
+
+Cells = Sequence[tuple[str, str]]
+"""Headings and texts."""
 
 PIPE_WIDTH = 1000
 """A pipe has no width of its own; nothing may be cut off for a program."""
@@ -47,25 +50,32 @@ class Screen:
         """A result, as indented JSON."""
         self.out.print(msgspec.json.format(_json(value)), soft_wrap=True)
 
-    def table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[str]], firm: Collection[str] = ()
-    ) -> None:
-        """A table; the first column is never shortened, and `firm` ones stay on one line."""
+    def table(self, rows: Sequence[Cells], firm: Collection[str] = ()) -> None:
+        """Rows of the same headings; the first column is never shortened, and `firm` ones stay on
+        one line."""
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for number, column in enumerate(columns):
-            table.add_column(column, no_wrap=number == 0 or column in firm, overflow="fold")
+        for number, (heading, _) in enumerate(rows[0]):
+            table.add_column(heading, no_wrap=number == 0 or heading in firm, overflow="fold")
         for row in rows:
-            table.add_row(*(printable(cell) for cell in row))
+            table.add_row(*(printable(text) for _, text in row))
         self.out.print(table)
 
-    def fields(self, fields: Sequence[tuple[str, str]]) -> None:
-        """Names and values below each other."""
+    def fields(self, fields: Cells) -> None:
+        """Names and values below each other; a name without a value is left out."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in fields:
-            grid.add_row(name, printable(value, keep_lines=True))
+            if value:
+                grid.add_row(name, printable(value, keep_lines=True))
         self.out.print(grid)
+
+    def answer(self, document: object, words: str) -> None:
+        """A document for programs, or a line for people."""
+        if self.as_json:
+            self.document(document)
+        else:
+            self.line(words)
 
     def error(self, word: str, text: str, **members: Any) -> None:
         """One line on stderr."""

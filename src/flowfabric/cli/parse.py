@@ -1,51 +1,94 @@
-"""Amounts and limits as people type and read them: `tokens=100000`, `100/m`, `1d`."""
+"""What people type: JSON, files, stdin, tags, amounts such as `tokens=100000`, moments."""
 
-from collections.abc import Iterable, Mapping
+import json
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-from flowfabric.cli.values import usage
-from flowfabric.core.limit.quota import Rate
+from flowfabric.cli.errors import usage
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import Millis, from_datetime, parse_span
 
 NONE = "none"
 """The word that takes a limit away."""
+STDIN = "-"
 
-_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+
+def read_json(text: str, what: str) -> Any:
+    """The value a text says. Refused if another reader might read it otherwise."""
+    try:
+        return json.loads(text, object_pairs_hook=_members, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise usage(f"{what} is not JSON: {error}") from None
+
+
+def read_source(source: str, what: str) -> str:
+    """The text of a file, of stdin for `-`."""
+    try:
+        return sys.stdin.read() if source == STDIN else Path(source).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise usage(f"{what} cannot be read from {source}: {reason}") from None
+
+
+def read_ids(ids: list[str]) -> list[str]:
+    """The ids on the command line, each once; `-` stands for those on stdin."""
+    found: list[str] = []
+    for id in ids:
+        found += sys.stdin.read().split() if id == STDIN else [id]
+    if not found:
+        raise usage("no ids on stdin")
+    return list(dict.fromkeys(found))
+
+
+def read_optional_span(text: str | None, option: str) -> Millis | None:
+    return None if text is None else parse_span(text, option)
+
+
+def read_since(text: str | None, now: Millis) -> Millis | None:
+    """The moment `--since` means: so long ago, or itself a moment."""
+    if text is None:
+        return None
+    try:
+        return Millis(max(0, now - parse_span(text, "--since")))
+    except Invalid:
+        pass
+    try:
+        return from_datetime(datetime.fromisoformat(text).astimezone(), "--since")
+    except ValueError:
+        reason = f"--since is a span such as 2h or a moment such as 2025-03-01T08:00, not {text!r}"
+        raise usage(reason) from None
+
+
+def read_tag(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise usage(f"--tag is written app.tenant=acme, not {text!r}")
+    return key, value
+
+
+def read_pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise usage(f"{option} is written name=value, not {text!r}")
+    return name, value
 
 
 def read_amounts(words: Iterable[str], what: str) -> dict[str, int]:
     """`["tokens=5", "calls=1"]` as amounts."""
-    found: dict[str, int] = {}
-    for name, value in _pairs(words, what):
-        found[name] = _number(value, name, what)
-    return found
+    return {name: _number(value, name, what) for name, value in _pairs(words, what)}
 
 
-def read_limits(words: Iterable[str], what: str) -> dict[str, int | None]:
+def read_limits(words: Iterable[str] | None, what: str) -> dict[str, int | None]:
     """As amounts, where `none` stands for no limit."""
     return {
         name: None if value == NONE else _number(value, name, what)
-        for name, value in _pairs(words, what)
+        for name, value in _pairs(words or (), what)
     }
-
-
-def amounts_text(amounts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in amounts.items())
-
-
-def span_text(millis: int) -> str:
-    """A span as somebody would have typed it: exact, in its largest unit."""
-    unit, size = next((unit, size) for unit, size in _UNITS if not millis % size)
-    return f"{millis // size}{unit}"
-
-
-def rate_text(rate: Rate | None) -> str:
-    if rate is None:
-        return ""
-    window = span_text(rate.window)
-    evenly = " smooth" if rate.smooth else ""
-    return f"{rate.count}/{window.removeprefix('1') if window in _ONES else window}{evenly}"
-
-
-_ONES = frozenset({"1s", "1m", "1h", "1d"})
 
 
 def _pairs(words: Iterable[str], what: str) -> list[tuple[str, str]]:
@@ -65,3 +108,14 @@ def _number(value: str, name: str, what: str) -> int:
     if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
         raise usage(f"{what} of {name} is a whole number, not {value!r}")
     return int(digits)
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a member is named twice")
+    return members
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")

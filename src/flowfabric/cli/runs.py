@@ -1,177 +1,438 @@
-"""`flowfabric run …`"""
+"""`flowfabric run …`, and `flowfabric resume`."""
 
 import asyncio
+import shlex
+from collections.abc import Callable
 from typing import Annotated
+from uuid import UUID
 
-import typer
+from msgspec.structs import replace
+from rich.status import Status
+from rich.text import Text
+from typer import Option, Typer
 
-from flowfabric.cli import run_bulk, run_list, run_show
-from flowfabric.cli.options import AsJson, Debug, RunId, RunIds, Timeout, Url
-from flowfabric.cli.output import Screen
-from flowfabric.cli.run_list import RunFilter
-from flowfabric.core.execution.status import ADMISSION_BLOCKS, Blocking, PublicState
+from flowfabric.cli.bulk import for_each
+from flowfabric.cli.command import Namespace, RunId, RunIds, Timeout, command
+from flowfabric.cli.errors import CommandError, ExitCode
+from flowfabric.cli.format import local, pairs_text, progress_text, readable, shortened, span
+from flowfabric.cli.json import Document, body, document, iso
+from flowfabric.cli.output import Cells, Screen, printable
+from flowfabric.cli.parse import read_since, read_tag
+from flowfabric.cli.table import Table
+from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
+from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import NO_TIME, Millis, parse_span
+from flowfabric.core.execution.event import StoredEvent
+from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.model import Attempt, Outcome
+from flowfabric.core.execution.status import (
+    ADMISSION_BLOCKS,
+    Blocking,
+    PublicState,
+    outcome_word,
+)
+from flowfabric.core.wait.waitpoint import OpenWaitpoint
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.views import Description, Ending, Info, Infos
+from flowfabric.fabric import Fabric
+from flowfabric.store.queries import Query
 
-app = typer.Typer(help="Look at runs, cancel and replay them.", no_args_is_help=True)
+app = Typer(help="Look at runs, cancel and replay them.", no_args_is_help=True)
+
+LOOK_EVERY = 0.25
 
 
-@app.command()
-def show(id: RunId, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+def _attempt_row(attempt: Attempt) -> Cells:
+    took = None
+    if attempt.started_at is not None and attempt.ended_at is not None:
+        took = attempt.ended_at - attempt.started_at
+    return [
+        ("attempt", str(attempt.index + 1)),
+        ("begun as", attempt.type.name.lower()),
+        ("outcome", attempt.outcome.removeprefix("ended_").replace("_", " ")),
+        ("worker", "" if attempt.worker is None else attempt.worker.id),
+        ("took", span(took)),
+        ("failure", "" if attempt.failure is None else attempt.failure.message),
+    ]
+
+
+def _event_row(event: StoredEvent) -> Cells:
+    detail = ", ".join(f"{name}: {value}" for name, value in (event.detail or {}).items())
+    return [
+        ("number", str(event.seq)),
+        ("at", local(event.at)),
+        ("event", event.kind.name.lower().replace("_", " ")),
+        ("attempt", "" if event.attempt is None else str(event.attempt + 1)),
+        ("worker", "" if event.worker is None else event.worker.id),
+        ("detail", readable(detail)),
+    ]
+
+
+ATTEMPT = Table[Attempt](row=_attempt_row)
+EVENT = Table[StoredEvent](
+    row=_event_row, empty="no events: nothing happened since it was submitted"
+)
+
+
+@command(app)
+async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> None:
     """Show everything about one run."""
-    asyncio.run(run_show.show(url, id, Screen(as_json)))
+    run = await fabric.run(id)
+    facts, attempts = await run.describe(), await run.attempts()
+    payload, result = (await engine.views.context(id)).payload, await engine.views.result(id)
+    waits = [] if facts.ended_at else await fabric.waitpoints(id, limit=MOST)
+    bodies = {
+        "payload": body(payload) if payload else None,
+        "result": None if result is None else body(result),
+    }
+    if screen.as_json:
+        inner = {
+            "attempts": [document(attempt) for attempt in attempts],
+            "waitpoints": [document(item) for item in waits],
+        }
+        screen.document({**document(facts), **bodies, **inner})
+        return
+    shown = [(name, shortened(value)) for name, value in bodies.items() if value is not None]
+    screen.fields([*_fields(facts, engine.now()), *shown])
+    ATTEMPT.below(screen, attempts)
+    if facts.failure is not None and facts.failure.detail is not None:
+        screen.line("")
+        screen.text(facts.failure.detail.decode("utf-8", "replace").rstrip())
+    if facts.state == PublicState.SUSPENDED:
+        _show_waits(screen, facts, waits)
 
 
-@app.command(name="list")
-def list_runs(  # noqa: PLR0913 - the options are the interface
+def _show_waits(screen: Screen, facts: Description, waits: list[OpenWaitpoint]) -> None:
+    """What a suspended run waits for, and how to answer."""
+    active = [item for item in waits if item.state == "active"]
+    screen.line("")
+    if active:
+        screen.table([WAITPOINT.row(item)[1:] for item in active])
+    for answer in [line for item in active for line in how_to_answer(item)]:
+        screen.note(f"answer with: {answer}")
+    if not active:
+        screen.note(f"only an operator wakes it: flowfabric resume {shlex.quote(facts.id)}")
+
+
+def _fields(facts: Description, now: Millis) -> Cells:
+    lease, failure = facts.lease, facts.failure
+    return [
+        ("id", facts.id),
+        ("kind", facts.kind),
+        ("state", facts.state),
+        ("because", readable(facts.blocking_detail)),
+        ("progress", progress_text(facts.progress)),
+        ("worker", "" if lease is None else f"{lease.worker} ({lease.instance})"),
+        ("lease", "" if lease is None else f"{span(lease.expires_at - now)} left"),
+        ("reserved", _reserved(facts.grant)),
+        ("lane", facts.lane),
+        ("namespace", facts.namespace),
+        ("priority", str(facts.priority)),
+        ("key", facts.key or ""),
+        ("tags", pairs_text(facts.tags)),
+        ("needs", ", ".join(facts.capabilities)),
+        ("created", local(facts.created_at)),
+        ("started", local(facts.started_at)),
+        ("ended", local(facts.ended_at)),
+        ("deadline", local(facts.deadline_at)),
+        ("failure", "" if failure is None else f"{failure.message} ({failure.category})"),
+        ("cancelled", facts.cancel_reason or ""),
+    ]
+
+
+def _reserved(grant: Grant | None) -> str:
+    if grant is None:
+        return ""
+    instance = f" ({grant.instance})" if grant.instance else ""
+    return f"for {grant.worker}{instance} until {local(grant.expires_at)}"
+
+
+@command(app, "list")
+async def list_runs(  # noqa: PLR0913 - the options are the interface
+    engine: Engine,
+    screen: Screen,
     state: Annotated[
         list[PublicState] | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            show_default=False,
-            help=f"Only in this state, repeatable: {', '.join(PublicState)}.",
-        ),
+        Option(metavar="STATE", help=f"Only in this state, repeatable: {', '.join(PublicState)}."),
     ] = None,
-    lane: Annotated[str | None, typer.Option("--lane", show_default=False)] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", show_default=False, help="Only of this task.")
-    ] = None,
-    tag: Annotated[
-        str | None, typer.Option("--tag", show_default=False, help="Only with app.tenant=acme.")
-    ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", show_default=False)] = None,
+    lane: Annotated[str | None, Option()] = None,
+    kind: Annotated[str | None, Option(help="Only of this task.")] = None,
+    tag: Annotated[str | None, Option(help="Only with app.tenant=acme.")] = None,
+    namespace: Namespace = None,
     since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", show_default=False, help="Only younger than 2h, or than 2025-03-01T08:00."
-        ),
+        str | None, Option(help="Only younger than 2h, or than 2025-03-01T08:00.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
-    cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", show_default=False, help="Go on where an earlier list ended."),
-    ] = None,
-    ids: Annotated[bool, typer.Option("--ids", "-q", help="Only the ids, one per line.")] = False,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
+    cursor: Annotated[str | None, Option(help="Go on where an earlier list ended.")] = None,
+    ids: Annotated[bool, Option("--ids", "-q", help="Only the ids, one per line.")] = False,
 ) -> None:
     """List runs, the newest first.
 
     When there are more, the cursor that goes on is told on stderr.
     """
-    wanted = RunFilter(
-        states=tuple(state or ()),
+    now = engine.now()
+    query = Query(
+        namespace=namespace,
         lane=lane,
         kind=kind,
-        tag=tag,
-        namespace=namespace,
-        since=since,
+        states=tuple(state or ()),
+        tag=read_tag(tag),
+        created_from=read_since(since, now),
+        newest_first=True,
         limit=limit,
-        cursor=cursor,
     )
-    asyncio.run(run_list.list_runs(url, wanted, Screen(as_json), only_ids=ids))
+    found = await _collect(engine, query, cursor)
+    if ids and not screen.as_json:
+        for info in found.items:
+            screen.line(info.id)
+    else:
+        runs = Table[Info](row=lambda info: _row(info, now), empty="no runs")
+        runs.lines(screen, found.items)
+    for uuid in found.unreadable:
+        screen.note(f"run {uuid} cannot be read and is left out")
+    if found.cursor is not None and screen.as_json:
+        screen.aside({"cursor": found.cursor})
+    elif found.cursor is not None:
+        screen.note(f"there are more: --cursor {found.cursor}")
 
 
-@app.command()
-def cancel(
+async def _collect(engine: Engine, query: Query, cursor: str | None) -> Infos:
+    """Pages may be short; goes on until enough was found or nothing is left."""
+    items: list[Info] = []
+    unreadable: list[UUID] = []
+    while True:
+        page = await engine.views.list(replace(query, limit=query.limit - len(items)), cursor)
+        items += page.items
+        unreadable += page.unreadable
+        cursor = page.cursor
+        if cursor is None or len(items) >= query.limit:
+            return Infos(tuple(items), cursor, tuple(unreadable))
+
+
+def _row(info: Info, now: Millis) -> Cells:
+    took = None if info.started_at is None else (info.ended_at or now) - info.started_at
+    return [
+        ("id", info.id),
+        ("kind", info.kind),
+        ("lane", info.lane),
+        ("state", info.state),
+        ("tries", str(info.attempts_made)),
+        ("age", span(now - info.created_at)),
+        ("took", span(took)),
+        ("because", readable(info.blocking_detail)),
+    ]
+
+
+@command(app)
+async def cancel(
+    engine: Engine,
+    screen: Screen,
     ids: RunIds,
-    reason: Annotated[str, typer.Option("--reason")] = "cancelled on the command line",
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+    reason: Annotated[str, Option()] = "cancelled on the command line",
+) -> ExitCode:
     """End runs, whatever they do; a handler that runs is stopped."""
-    code = asyncio.run(run_bulk.cancel(url, run_bulk.given(ids), reason, Screen(as_json)))
-    raise typer.Exit(code)
+
+    async def act(id: str) -> PublicState:
+        await engine.executions.cancel(id, reason=reason)
+        return PublicState.CANCELLED
+
+    return await for_each(screen, ids, act, doing="cancelling", done="cancelled")
 
 
-@app.command()
-def hold(
-    ids: RunIds,
-    reason: Annotated[str | None, typer.Option("--reason", show_default=False)] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+@command(app)
+async def hold(
+    engine: Engine, screen: Screen, ids: RunIds, reason: Annotated[str | None, Option()] = None
+) -> ExitCode:
     """Hold runs back that wait, for whatever it is; they do not start before `unhold`."""
-    code = asyncio.run(run_bulk.hold(url, run_bulk.given(ids), reason, Screen(as_json)))
-    raise typer.Exit(code)
+
+    async def act(id: str) -> PublicState:
+        return (await engine.executions.hold(id, reason)).state
+
+    return await for_each(screen, ids, act, doing="holding", done="held")
 
 
-@app.command()
-def unhold(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+@command(app)
+async def unhold(engine: Engine, screen: Screen, ids: RunIds) -> ExitCode:
     """Let runs go that were held back."""
-    raise typer.Exit(asyncio.run(run_bulk.unhold(url, run_bulk.given(ids), Screen(as_json))))
+
+    async def act(id: str) -> PublicState:
+        return (await engine.executions.unhold(id)).state
+
+    return await for_each(screen, ids, act, doing="letting go", done="let go")
 
 
-@app.command()
-def replay(ids: RunIds, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+@command(app)
+async def replay(engine: Engine, screen: Screen, ids: RunIds) -> ExitCode:
     """Run ended runs again. Recorded steps are kept unless the run had succeeded."""
-    raise typer.Exit(asyncio.run(run_bulk.replay(url, run_bulk.given(ids), Screen(as_json))))
+
+    async def act(id: str) -> PublicState:
+        return (await engine.executions.replay(id)).state
+
+    return await for_each(screen, ids, act, doing="replaying", done="replayed")
 
 
-@app.command()
-def block(
+@command(app)
+async def block(
+    engine: Engine,
+    screen: Screen,
     ids: RunIds,
     reason: Annotated[
-        str,
-        typer.Option("--reason", metavar="REASON", help=f"{', '.join(sorted(ADMISSION_BLOCKS))}."),
+        str, Option(metavar="REASON", help=f"{', '.join(sorted(ADMISSION_BLOCKS))}.")
     ] = Blocking.OPERATOR,
-    detail: Annotated[
-        str | None, typer.Option("--detail", show_default=False, help="Why, for people.")
-    ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+    detail: Annotated[str | None, Option(help="Why, for people.")] = None,
+) -> ExitCode:
     """Keep waiting runs from being claimed until they are unblocked."""
-    screen = Screen(as_json)
-    raise typer.Exit(asyncio.run(run_bulk.block(url, run_bulk.given(ids), reason, detail, screen)))
+
+    async def act(id: str) -> PublicState | None:
+        await engine.executions.block(id, reason, detail)
+        return await engine.views.state(id)
+
+    return await for_each(screen, ids, act, doing="blocking", done="blocked")
 
 
-@app.command()
-def unblock(
+@command(app)
+async def unblock(
+    engine: Engine,
+    screen: Screen,
     ids: RunIds,
-    expected: Annotated[
-        str | None,
-        typer.Option("--expected", metavar="REASON", show_default=False, help="Only this block."),
-    ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+    expected: Annotated[str | None, Option(metavar="REASON", help="Only this block.")] = None,
+) -> ExitCode:
     """Let blocked runs go on."""
-    screen = Screen(as_json)
-    raise typer.Exit(asyncio.run(run_bulk.unblock(url, run_bulk.given(ids), expected, screen)))
+
+    async def act(id: str) -> PublicState | None:
+        await engine.executions.unblock(id, expected)
+        return await engine.views.state(id)
+
+    return await for_each(screen, ids, act, doing="unblocking", done="unblocked")
 
 
-@app.command()
-def result(
+async def resume(
+    engine: Engine,
+    screen: Screen,
+    ids: RunIds,
+    delay: Annotated[str | None, Option(help="Go on only after 10s, 5m, …")] = None,
+) -> ExitCode:
+    """Wake suspended runs without what they wait for. For operators: nothing was approved."""
+    wait = NO_TIME if delay is None else parse_span(delay, "--delay")
+
+    async def act(id: str) -> PublicState:
+        return (await engine.executions.resume(id, delay=wait)).state
+
+    return await for_each(screen, ids, act, doing="resuming", done="resumed")
+
+
+@command(app)
+async def result(
+    fabric: Fabric,
+    engine: Engine,
+    screen: Screen,
     id: RunId,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Wait until the run has ended.")] = False,
     timeout: Timeout = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+) -> ExitCode:
     """Print what a run returned; exits with 1 when it did not succeed."""
-    screen = Screen(as_json)
-    code = asyncio.run(run_show.result(url, id, screen, wait=wait, timeout=timeout))
-    raise typer.Exit(code)
+    run = await fabric.run(id)
+    facts = await run.describe()
+    if facts.ended_at is None and not wait:
+        raise CommandError(f"{id} has not ended: it is {facts.state} (--wait waits)")
+    return show_ending(screen, await watch(engine, run.id, screen, timeout))
 
 
-@app.command()
-def events(
+@command(app)
+async def events(
+    fabric: Fabric,
+    screen: Screen,
     id: RunId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+        bool, Option("--follow", "-f", help="Go on until the run has ended.")
     ] = False,
-    after: Annotated[
-        int, typer.Option("--after", min=0, help="Only events after this number.")
-    ] = 0,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    after: Annotated[int, Option(min=0, help="Only events after this number.")] = 0,
 ) -> None:
     """Show what happened to a run, the oldest first."""
-    asyncio.run(run_show.events(url, id, Screen(as_json), after=after, follow=follow))
+    run = await fabric.run(id)
+    if not follow:
+        EVENT.lines(screen, [event for event in await run.events() if event.seq > after])
+        return
+    async for event in run.follow():
+        if event.seq > after:
+            words = "  ".join(text for _, text in EVENT.row(event)).rstrip()
+            screen.answer(document(event), words)
+
+
+async def watch(engine: Engine, id: ExecutionId, screen: Screen, timeout: str | None) -> Ending:
+    """How the run ended. People see on stderr how it stands; TimeoutError says it too."""
+    limit = None if timeout is None else parse_span(timeout, "--timeout") / 1000
+    waiting = asyncio.ensure_future(engine.views.wait(id, limit))
+    watching = asyncio.ensure_future(_report(engine, id, screen))
+    try:
+        return await waiting
+    except TimeoutError:
+        state = await engine.views.state(id)
+        raise TimeoutError(f"{id} is still {state} after {timeout}") from None
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+async def _report(engine: Engine, id: ExecutionId, screen: Screen) -> None:
+    if screen.as_json:
+        return
+    if not screen.err.is_terminal:
+        await _follow(engine, id, screen.note)
+        return
+    with Status("", console=screen.err) as status:
+        await _follow(engine, id, lambda text: status.update(Text(printable(text))))
+
+
+async def _follow(engine: Engine, id: ExecutionId, tell: Callable[[str], None]) -> None:
+    told = ""
+    while True:
+        facts = await engine.views.describe(id)
+        if facts is None:
+            raise NotFound("run", id)
+        if (text := _state_text(facts)) != told:
+            told = text
+            tell(text)
+        await asyncio.sleep(LOOK_EVERY)
+
+
+def _state_text(facts: Description) -> str:
+    """State, attempt, worker, progress: what a waiting person wants to know."""
+    if facts.ended_at is not None:
+        return ""
+    parts = [
+        readable(facts.blocking_detail) or facts.state.replace("_", " "),
+        f"attempt {facts.attempts_made}" if facts.attempts_made > 1 else "",
+        f"on {facts.lease.worker}" if facts.lease else "",
+        progress_text(facts.progress),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def show_ending(screen: Screen, ending: Ending, **more: object) -> ExitCode:
+    """The result on stdout, or on stderr why there is none."""
+    succeeded = ending.outcome is Outcome.SUCCESS
+    if screen.as_json:
+        screen.document({**_ending_document(ending), **more})
+    elif succeeded:
+        screen.value(None if ending.result is None else body(ending.result))
+    else:
+        why = ending.failure.message if ending.failure else ending.reason
+        word = outcome_word(ending.outcome)
+        screen.error(word, f"{ending.id} {word}" + (f": {why}" if why else ""))
+    return ExitCode.OK if succeeded else ExitCode.FAILED
+
+
+def _ending_document(ending: Ending) -> Document:
+    failure = ending.failure
+    return {
+        "id": ending.id,
+        "outcome": outcome_word(ending.outcome),
+        "ended_at": iso(ending.ended_at),
+        "result": None if ending.result is None else body(ending.result),
+        "failure": None
+        if failure is None
+        else {"message": failure.message, "category": failure.category},
+        "reason": ending.reason,
+    }

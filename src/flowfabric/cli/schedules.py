@@ -1,161 +1,100 @@
 """`flowfabric schedules …`"""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
-import typer
+from typer import Argument, Typer
 
-from flowfabric.cli.connect import connect
+from flowfabric.cli.command import command
 from flowfabric.cli.format import local, shortened, span
-from flowfabric.cli.json import Document, body, document
-from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.output import Screen
+from flowfabric.cli.json import body, document
+from flowfabric.cli.output import Cells, Screen
+from flowfabric.cli.table import Table, pages
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.fabric import Fabric
 
-app = typer.Typer(help="Look at schedules, pause and trigger them.", no_args_is_help=True)
+app = Typer(help="Look at schedules, pause and trigger them.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The schedule.")]
-Names = Annotated[
-    list[str],
-    typer.Argument(metavar="NAME...", show_default=False, help="One or more schedules."),
-]
-
-COLUMNS = ("name", "task", "when", "time zone", "next", "last")
-
-_PAGE = 1000
+Name = Annotated[str, Argument(metavar="NAME", help="The schedule.")]
+Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more schedules.")]
 
 
-@app.command(name="list")
-def list_schedules(url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the schedules by name."""
-    asyncio.run(_list(url, Screen(as_json)))
-
-
-@app.command()
-def show(name: Name, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show everything about one schedule."""
-    asyncio.run(_show(url, name, Screen(as_json)))
-
-
-@app.command()
-def pause(names: Names, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Stop schedules: no runs until they are resumed, and none for the times that pass."""
-    asyncio.run(_each(url, names, _pause, Screen(as_json)))
-
-
-@app.command()
-def resume(names: Names, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Let paused schedules go on with their next time."""
-    asyncio.run(_each(url, names, _resume, Screen(as_json)))
-
-
-@app.command()
-def trigger(names: Names, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Submit a run of each now, beside its times; prints the ids of the runs."""
-    asyncio.run(_each(url, names, _trigger, Screen(as_json)))
-
-
-@app.command()
-def remove(names: Names, url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Remove schedules; runs they submitted stay.
-
-    One that a task declares comes back with the next worker: pause it instead.
-    """
-    asyncio.run(_each(url, names, _remove, Screen(as_json)))
-
-
-async def _list(url: str | None, screen: Screen) -> None:
-    rows: list[list[str]] = []
-    async with connect(url) as fabric:
-        async for schedule in _all(fabric):
-            if screen.as_json:
-                screen.document(document(schedule))
-            rows.append(_row(schedule))
-    if screen.as_json:
-        return
-    screen.table(COLUMNS, rows)
-    if not rows:
-        screen.note("no schedules: a task declares one, or fabric.schedules.put")
-
-
-async def _show(url: str | None, name: str, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        schedule = await fabric.schedules.get(name)
-    if screen.as_json:
-        screen.document(document(schedule))
-    else:
-        screen.fields([(name, value) for name, value in _fields(schedule) if value])
-
-
-Deed = Callable[[Fabric, str], Awaitable[tuple[str, Document]]]
-"""What is done to a schedule: gives the line for people and the document for programs."""
-
-
-async def _each(url: str | None, names: list[str], deed: Deed, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        for name in names:
-            line, told = await deed(fabric, name)
-            if screen.as_json:
-                screen.document(told)
-            else:
-                screen.line(line)
-
-
-async def _pause(fabric: Fabric, name: str) -> tuple[str, Document]:
-    return f"paused {name}", document(await fabric.schedules.pause(name))
-
-
-async def _resume(fabric: Fabric, name: str) -> tuple[str, Document]:
-    schedule = await fabric.schedules.resume(name)
-    return f"resumed {name}, next {local(schedule.next_at)}", document(schedule)
-
-
-async def _trigger(fabric: Fabric, name: str) -> tuple[str, Document]:
-    id = str((await fabric.schedules.trigger(name)).id)
-    return id, {"name": name, "id": id}
-
-
-async def _remove(fabric: Fabric, name: str) -> tuple[str, Document]:
-    await fabric.schedules.remove(name)
-    return f"removed {name}", {"name": name, "removed": True}
-
-
-async def _all(fabric: Fabric) -> AsyncIterator[Schedule]:
-    after = ""
-    while page := await fabric.schedules.list(after=after, limit=_PAGE):
-        for schedule in page:
-            yield schedule
-        after = page[-1].name
-
-
-def _when(schedule: Schedule) -> str:
-    return schedule.cron or f"every {span(schedule.every)}"
-
-
-def _next(schedule: Schedule) -> str:
-    return "paused" if schedule.paused else local(schedule.next_at)
-
-
-def _row(schedule: Schedule) -> list[str]:
-    zone = schedule.timezone if schedule.cron else ""
-    last = local(schedule.last_at)
-    return [schedule.name, schedule.kind, _when(schedule), zone, _next(schedule), last]
-
-
-def _fields(schedule: Schedule) -> list[tuple[str, str]]:
-    options = {name: value for name, value in schedule.options.items() if name != "encoding"}
+def _row(schedule: Schedule) -> Cells:
     return [
         ("name", schedule.name),
         ("task", schedule.kind),
-        ("when", _when(schedule)),
+        ("when", schedule.cron or f"every {span(schedule.every)}"),
         ("time zone", schedule.timezone if schedule.cron else ""),
-        ("catches up", schedule.catch_up),
-        ("next", _next(schedule)),
+        ("next", "paused" if schedule.paused else local(schedule.next_at)),
         ("last", local(schedule.last_at)),
+    ]
+
+
+def _fields(schedule: Schedule) -> Cells:
+    options = {name: value for name, value in schedule.options.items() if name != "encoding"}
+    row = _row(schedule)
+    return [
+        *row[:4],
+        ("catches up", schedule.catch_up),
+        *row[4:],
         ("lane", schedule.lane),
         ("namespace", schedule.namespace),
         *((name, shortened(value)) for name, value in options.items()),
         ("payload", shortened(body(schedule.payload))),
     ]
+
+
+SCHEDULE = Table[Schedule](
+    row=_row,
+    fields=_fields,
+    empty="no schedules: a task declares one, or fabric.schedules.put",
+)
+
+
+@command(app, "list")
+async def list_schedules(fabric: Fabric, screen: Screen) -> None:
+    """List the schedules by name."""
+    found = pages(
+        lambda after, limit: fabric.schedules.list(after=after or "", limit=limit),
+        lambda schedule: schedule.name,
+    )
+    await SCHEDULE.list(screen, found)
+
+
+@command(app)
+async def show(fabric: Fabric, screen: Screen, name: Name) -> None:
+    """Show everything about one schedule."""
+    SCHEDULE.show(screen, await fabric.schedules.get(name))
+
+
+@command(app)
+async def pause(fabric: Fabric, screen: Screen, names: Names) -> None:
+    """Stop schedules: no runs until they are resumed, and none for the times that pass."""
+    for name in names:
+        screen.answer(document(await fabric.schedules.pause(name)), f"paused {name}")
+
+
+@command(app)
+async def resume(fabric: Fabric, screen: Screen, names: Names) -> None:
+    """Let paused schedules go on with their next time."""
+    for name in names:
+        resumed = await fabric.schedules.resume(name)
+        screen.answer(document(resumed), f"resumed {name}, next {local(resumed.next_at)}")
+
+
+@command(app)
+async def trigger(fabric: Fabric, screen: Screen, names: Names) -> None:
+    """Submit a run of each now, beside its times; prints the ids of the runs."""
+    for name in names:
+        id = str((await fabric.schedules.trigger(name)).id)
+        screen.answer({"name": name, "id": id}, id)
+
+
+@command(app)
+async def remove(fabric: Fabric, screen: Screen, names: Names) -> None:
+    """Remove schedules; runs they submitted stay.
+
+    One that a task declares comes back with the next worker: pause it instead.
+    """
+    for name in names:
+        await fabric.schedules.remove(name)
+        screen.answer({"name": name, "removed": True}, f"removed {name}")

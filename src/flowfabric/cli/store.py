@@ -5,8 +5,7 @@ import platform
 import sqlite3
 from importlib.metadata import version as installed
 
-from flowfabric.cli.connect import check_url
-from flowfabric.cli.options import AsJson, Debug, Url
+from flowfabric.cli.command import AsJson, Debug, Url, check_url
 from flowfabric.cli.output import Screen, redact
 from flowfabric.store.open import open_store
 
@@ -16,12 +15,11 @@ def migrate(url: Url = None, as_json: AsJson = False, debug: Debug = False) -> N
 
     Workers do it by themselves when they start; this is for deployments that do it first.
     """
-    screen, address = Screen(as_json), check_url(url)
-    number = asyncio.run(_migrate(address))
-    if as_json:
-        screen.document({"url": redact(address), "version": number})
-    else:
-        screen.line(f"{redact(address)} is at schema version {number}")
+    address = check_url(url)
+    number, shown = asyncio.run(_migrate(address)), redact(address)
+    Screen(as_json).answer(
+        {"url": shown, "version": number}, f"{shown} is at schema version {number}"
+    )
 
 
 async def _migrate(url: str) -> int:
@@ -34,13 +32,10 @@ async def _migrate(url: str) -> int:
 
 def version(as_json: AsJson = False, debug: Debug = False) -> None:
     """Show the versions of FlowFabric and of what it runs on."""
-    screen = Screen(as_json)
     versions = {
         "version": installed("flowfabric"),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
     }
-    if as_json:
-        screen.document(versions)
-    else:
-        screen.line("flowfabric {version} (Python {python}, SQLite {sqlite})".format(**versions))
+    words = "flowfabric {version} (Python {python}, SQLite {sqlite})".format(**versions)
+    Screen(as_json).answer(versions, words)

@@ -1,188 +1,178 @@
-"""`flowfabric waitpoints …`"""
+"""`flowfabric waitpoints …`: what runs wait for, and the tokens that answer it."""
 
-import asyncio
+import shlex
+from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-from msgspec import Struct
+from typer import Argument, Option, Typer
 
-from flowfabric.cli import waiting
-from flowfabric.cli.connect import connect
-from flowfabric.cli.options import AsJson, Debug, Url
-from flowfabric.cli.output import Screen
-from flowfabric.cli.values import STDIN, read_source
+from flowfabric.cli.command import command
+from flowfabric.cli.errors import CommandError, ExitCode
+from flowfabric.cli.format import local
+from flowfabric.cli.output import Cells, Screen
+from flowfabric.cli.parse import STDIN, read_source
+from flowfabric.cli.table import Table
+from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.execution.lease import AlreadySatisfied
+from flowfabric.core.wait.waitpoint import OpenWaitpoint
+from flowfabric.engine.engine import Engine
+from flowfabric.fabric import Fabric
 
-app = typer.Typer(
+app = Typer(
     help="Look at what waits for the outside world, and hand out tokens.", no_args_is_help=True
 )
 
-Target = Annotated[
-    str,
-    typer.Argument(metavar="RUN", show_default=False, help="A run's id, or RUN/WAITPOINT."),
-]
+DIGEST = 12
+MOST = 1000
+
+Target = Annotated[str, Argument(metavar="RUN", help="A run's id, or RUN/WAITPOINT.")]
 Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]", show_default=False, help="Which waitpoint, if more than one is open."
-    ),
+    str | None, Argument(metavar="[NAME]", help="Which waitpoint, if more than one is open.")
 ]
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
-    """What a token is bound to."""
+def _row(item: OpenWaitpoint) -> Cells:
+    terms = item.terms
+    return [
+        ("run", item.execution),
+        ("name", item.key),
+        ("state", item.state),
+        ("waits for", ", ".join(item.required_signal_names) or "any signal"),
+        ("since", local(item.activated_at or item.created_at)),
+        ("expires", local(item.expires_at)),
+        ("approvers", "" if terms is None else ", ".join(terms.approvers) or "anybody"),
+        ("about", (terms.about or "")[:DIGEST] if terms else ""),
+    ]
 
-    approver: str | None
-    decisions: tuple[str, ...]
-    expires: str | None
-    single_use: bool
+
+WAITPOINT = Table[OpenWaitpoint](row=_row, empty="nothing waits")
+"""There is no token in its document, only what tells tokens apart."""
 
 
-@app.command(name="list")
-def list_waitpoints(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", show_default=False, help="Only of this run."),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, max=waiting.MOST, help="At most so many.")
-    ] = 50,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+@command(app, "list")
+async def list_waitpoints(
+    fabric: Fabric,
+    screen: Screen,
+    run: Annotated[str | None, Argument(metavar="[RUN]", help="Only of this run.")] = None,
+    limit: Annotated[int, Option(min=1, max=MOST, help="At most so many.")] = 50,
 ) -> None:
     """List what is waited for, the longest waiting first. Tokens are never shown."""
-    asyncio.run(_list(url, run, limit, Screen(as_json)))
+    found = await fabric.waitpoints(run, limit=limit)
+    WAITPOINT.lines(screen, found, run and f"{run} waits for nothing from outside")
 
 
-@app.command()
-def token(  # noqa: PLR0913 - the options are the interface
+@command(app)
+async def token(
+    fabric: Fabric,
+    screen: Screen,
     run: Target,
     name: Name = None,
-    approver: Annotated[
-        str | None, typer.Option("--approver", show_default=False, help="Only for this one.")
-    ] = None,
-    decision: Annotated[
-        list[str] | None,
-        typer.Option("--decision", show_default=False, help="Only for this, repeatable."),
-    ] = None,
-    expires: Annotated[
-        str | None, typer.Option("--expires", show_default=False, help="Only for 2h, 3d, …")
-    ] = None,
-    single_use: Annotated[bool, typer.Option("--single-use", help="Only for one signal.")] = False,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    approver: Annotated[str | None, Option(help="Only for this one.")] = None,
+    decision: Annotated[list[str] | None, Option(help="Only for this, repeatable.")] = None,
+    expires: Annotated[str | None, Option(help="Only for 2h, 3d, …")] = None,
+    single_use: Annotated[bool, Option("--single-use", help="Only for one signal.")] = False,
 ) -> None:
     """Print a token that lets whoever has it answer, and nothing else on stdout."""
-    bounds = Bounds(
+    item = await find(fabric, run, name)
+    made = await fabric.waitpoint_token(
+        address(item),
         approver=approver,
         decisions=tuple(decision or ()),
         expires=expires,
         single_use=single_use,
     )
-    asyncio.run(_token(url, run, name, bounds, Screen(as_json)))
+    told = {"id": address(item), "name": item.key, "token": made.reveal()}
+    screen.answer(told, made.reveal())
+    if not screen.as_json:
+        screen.note(
+            f"this token is a secret: whoever has it may answer {item.key!r} at {address(item)}"
+        )
 
 
-@app.command()
-def revoke(
+@command(app)
+async def revoke(
+    fabric: Fabric,
+    screen: Screen,
     run: Target,
     name: Name = None,
     token: Annotated[
-        str | None,
-        typer.Option(
-            "--token", show_default=False, help="Only this bound token; - reads it from stdin."
-        ),
+        str | None, Option(help="Only this bound token; - reads it from stdin.")
     ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Take tokens back: every one issued so far, or a bound one."""
     if token == STDIN:
         token = read_source(STDIN, "the token").strip()
-    asyncio.run(_revoke(url, run, name, token, Screen(as_json)))
+    item = await find(fabric, run, name)
+    await fabric.revoke_tokens(address(item), token=token)
+    what = "every token" if token is None else "one token"
+    told = {"id": address(item), "name": item.key, "all": token is None}
+    screen.answer(told, f"revoked {what} of {item.key!r} of {item.execution}")
 
 
-@app.command()
-def close(
+@command(app)
+async def close(
+    fabric: Fabric,
+    engine: Engine,
+    screen: Screen,
     run: Target,
     name: Name = None,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Why; the run and its history are told.")
-    ] = "closed",
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    reason: Annotated[str, Option(help="Why; the run and its history are told.")] = "closed",
 ) -> None:
     """Close a waitpoint for good: it accepts no signal any more, and is not opened again.
 
     A run that waits at it goes on: an approval is not approved, any other wait raises WaitClosed.
     """
-    asyncio.run(_close(url, run, name, reason, Screen(as_json)))
-
-
-async def _list(url: str | None, run: str | None, limit: int, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        found = await fabric.waitpoints(run, limit=limit)
-    if screen.as_json:
-        for item in found:
-            screen.document(waiting.told(item))
-    elif found:
-        screen.table(waiting.COLUMNS, [waiting.row(item) for item in found])
-    else:
-        screen.note("nothing waits" if run is None else f"{run} waits for nothing from outside")
-
-
-async def _token(
-    url: str | None, run: str, name: str | None, bounds: Bounds, screen: Screen
-) -> None:
-    async with connect(url) as fabric:
-        item = await waiting.find(fabric, run, name)
-        address = f"{item.execution}/{item.id}"
-        token = await fabric.waitpoint_token(
-            address,
-            approver=bounds.approver,
-            decisions=bounds.decisions,
-            expires=bounds.expires,
-            single_use=bounds.single_use,
-        )
-    if screen.as_json:
-        screen.document({"id": address, "name": item.key, "token": token.reveal()})
-        return
-    screen.line(token.reveal())
-    screen.note(f"this token is a secret: whoever has it may answer {item.key!r} at {address}")
-
-
-async def _revoke(
-    url: str | None, run: str, name: str | None, token: str | None, screen: Screen
-) -> None:
-    async with connect(url) as fabric:
-        item = await waiting.find(fabric, run, name)
-        await fabric.revoke_tokens(f"{item.execution}/{item.id}", token=token)
-    what = "every token" if token is None else "one token"
-    answer = {"id": f"{item.execution}/{item.id}", "name": item.key, "all": token is None}
-    _tell(screen, answer, f"revoked {what} of {item.key!r} of {item.execution}")
-
-
-async def _close(url: str | None, run: str, name: str | None, reason: str, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        item = await waiting.find(fabric, run, name)
-        engine = await fabric.engine()
-        answer = await engine.suspensions.close_waitpoint(item.execution, item.id, reason=reason)
+    item = await find(fabric, run, name)
+    answer = await engine.suspensions.close_waitpoint(item.execution, item.id, reason=reason)
     closed = not isinstance(answer, AlreadySatisfied)
-    told = {
-        "id": f"{item.execution}/{item.id}",
-        "name": item.key,
-        "closed": closed,
-        "reason": reason,
-    }
+    told = {"id": address(item), "name": item.key, "closed": closed, "reason": reason}
     word = "closed" if closed else "was closed before:"
-    _tell(screen, told, f"{word} {item.key!r} of {item.execution}")
+    screen.answer(told, f"{word} {item.key!r} of {item.execution}")
 
 
-def _tell(screen: Screen, answer: dict[str, object], words: str) -> None:
-    if screen.as_json:
-        screen.document(answer)
-    else:
-        screen.line(words)
+async def find(
+    fabric: Fabric, run: str, name: str | None, *, approval: bool = False
+) -> OpenWaitpoint:
+    """The one open waitpoint, or approval, that these words name. `run` may be `run/waitpoint`;
+    without a name there must be only one. Of several with the same name the one that is waited
+    at counts."""
+    id, slash, waitpoint = run.partition("/")
+    found = await fabric.waitpoints(id, limit=MOST)
+    if approval:
+        found = [item for item in found if is_approval(item)]
+    what = "approval" if approval else "waitpoint"
+    if slash:
+        return _only([item for item in found if str(item.id) == waitpoint], id, waitpoint, what)
+    named = [item for item in found if name is None or item.key == name]
+    active = [item for item in named if item.state == "active"]
+    return _only(active or named, id, name, what)
+
+
+def _only(found: Sequence[OpenWaitpoint], run: str, name: str | None, what: str) -> OpenWaitpoint:
+    if len(found) == 1:
+        return found[0]
+    if found and name is None:
+        names = ", ".join(sorted({item.key for item in found}))
+        raise CommandError(f"{run} has several open {what}s, name one: {names}", ExitCode.USAGE)
+    if found:
+        ids = ", ".join(f"{run}/{item.id}" for item in found)
+        text = f"several {what}s are called {name!r}, name one: {ids}"
+        raise CommandError(text, ExitCode.USAGE)
+    which = "" if name is None else f" {without_secrets(name)!r}"
+    raise CommandError(f"{run} has no open {what}{which}", ExitCode.NOT_FOUND, "not_found")
+
+
+def address(item: OpenWaitpoint) -> str:
+    return f"{item.execution}/{item.id}"
+
+
+def is_approval(item: OpenWaitpoint) -> bool:
+    return item.terms is not None and bool(item.terms.decisions)
+
+
+def how_to_answer(item: OpenWaitpoint) -> list[str]:
+    """The commands that answer it."""
+    where = f"{shlex.quote(item.execution)} {shlex.quote(item.key)}"
+    if is_approval(item):
+        return [f"flowfabric {verb} {where} --as APPROVER" for verb in ("approve", "reject")]
+    return [f"flowfabric signal {where} JSON"]

@@ -1,76 +1,57 @@
 """`flowfabric why`: what keeps a run, or the runs of a lane."""
 
-import asyncio
 from math import ceil
 from typing import Annotated
 
-import typer
 from rich.text import Text
 from rich.tree import Tree
+from typer import Argument, Option
 
-from flowfabric.cli.connect import connect
-from flowfabric.cli.errors import Code, CommandError
+from flowfabric.cli.errors import usage
 from flowfabric.cli.format import local, span
 from flowfabric.cli.json import document
-from flowfabric.cli.options import AsJson, Debug, Url
 from flowfabric.cli.output import Screen, printable
+from flowfabric.cli.table import Table
 from flowfabric.core.base.time import Millis
 from flowfabric.core.explain.lane import LaneExplanation, Share, count_words, percent_words
 from flowfabric.core.explain.reasons import Explanation, Reason, ReasonCode
+from flowfabric.engine.engine import Engine
 
-COLUMNS = ("share", "runs", "why")
+SHARE = Table[Share](
+    row=lambda share: [
+        ("share", percent_words(share.percent)),
+        ("runs", count_words(share.count, capped=share.capped)),
+        ("why", share.text),
+    ]
+)
 
 _POINTS = frozenset({ReasonCode.DEADLINE, ReasonCode.ATTEMPT_TIMEOUT, ReasonCode.RETRY_BACKOFF})
 """Reasons whose moment is when something happens, not when something ends."""
 
 
-def why(
-    id: Annotated[
-        str | None, typer.Argument(metavar="ID", show_default=False, help="{fp:86}:01a1e105-…")
-    ] = None,
-    lane: Annotated[
-        str | None,
-        typer.Option("--lane", show_default=False, help="What all runs of this lane wait for."),
-    ] = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option("--namespace", show_default=False, help="With --lane: only of this one."),
-    ] = None,
-    url: Url = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+async def why(
+    engine: Engine,
+    screen: Screen,
+    id: Annotated[str | None, Argument(metavar="ID", help="{fp:86}:01a1e105-…")] = None,
+    lane: Annotated[str | None, Option(help="What all runs of this lane wait for.")] = None,
+    namespace: Annotated[str | None, Option(help="With --lane: only of this one.")] = None,
 ) -> None:
     """Tell why a run is not running, or what the runs of a lane wait for.
 
     What keeps it first comes first: nothing below helps before that has changed.
     """
     if (id is None) == (lane is None):
-        raise CommandError("give the id of a run, or --lane", Code.USAGE, "usage")
+        raise usage("give the id of a run, or --lane")
     if id is not None and namespace is not None:
-        raise CommandError("--namespace goes with --lane", Code.USAGE, "usage")
-    screen = Screen(as_json)
+        raise usage("--namespace goes with --lane")
     if id is not None:
-        asyncio.run(_run(url, id, screen))
+        found = await engine.explain(id)
+        if screen.as_json:
+            screen.document(document(found))
+        else:
+            screen.out.print(_tree(found), soft_wrap=True)
     else:
-        asyncio.run(_lane(url, lane or "", namespace, screen))
-
-
-async def _run(url: str | None, id: str, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        found = await (await fabric.engine()).explain(id)
-    if screen.as_json:
-        screen.document(document(found))
-    else:
-        screen.out.print(_tree(found), soft_wrap=True)
-
-
-async def _lane(url: str | None, lane: str, namespace: str | None, screen: Screen) -> None:
-    async with connect(url) as fabric:
-        found = await (await fabric.engine()).explain.lane(lane, namespace)
-    if screen.as_json:
-        screen.document(document(found))
-    else:
-        _show_lane(found, screen)
+        _show_lane(await engine.explain.lane(lane or "", namespace), screen)
 
 
 def _tree(found: Explanation) -> Tree:
@@ -109,6 +90,9 @@ def _length(millis: int) -> str:
 
 
 def _show_lane(found: LaneExplanation, screen: Screen) -> None:
+    if screen.as_json:
+        screen.document(document(found))
+        return
     where = "" if found.namespace is None else f" of namespace {found.namespace}"
     waiting = count_words(found.waiting, capped=found.capped)
     wait, run = "waits" if waiting == "1" else "wait", "runs" if found.running == 1 else "run"
@@ -117,11 +101,4 @@ def _show_lane(found: LaneExplanation, screen: Screen) -> None:
     for reason in found.reasons:
         moments = _moments(reason, found.at)
         screen.line(f"{reason.text} ({moments})" if moments else reason.text)
-    if found.shares:
-        screen.line("")
-        screen.table(COLUMNS, [_row(share) for share in found.shares])
-
-
-def _row(share: Share) -> list[str]:
-    count = count_words(share.count, capped=share.capped)
-    return [percent_words(share.percent), count, share.text]
+    SHARE.below(screen, found.shares)

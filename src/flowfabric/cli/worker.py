@@ -2,20 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Option
 
-from flowfabric.cli.apps import load_fabric
-from flowfabric.cli.errors import Code, CommandError
+from flowfabric.cli.application import Application
+from flowfabric.cli.errors import usage
 from flowfabric.cli.json import iso
-from flowfabric.cli.options import App, AppUrl, AsJson, Debug
-from flowfabric.cli.output import redact
+from flowfabric.cli.output import Screen, redact
 from flowfabric.core.base.time import Millis, parse_span
-from flowfabric.fabric import Fabric
 from flowfabric.worker.run.loop import WorkerOptions
 
 log = logging.getLogger("flowfabric.worker")
@@ -28,36 +25,23 @@ class Level(StrEnum):
     ERROR = "error"
 
 
-def worker(  # noqa: PLR0913 - the options are the interface
-    app: App,
+async def worker(  # noqa: PLR0913 - the options are the interface
+    application: Application,
+    screen: Screen,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, help="How many runs at once.")
+        int, Option("--concurrency", "-c", min=1, help="How many runs at once.")
     ] = 100,
     lanes: Annotated[
-        str | None,
-        typer.Option("--lanes", show_default="all", help="fast,slow or weighted fast=3,slow=1."),
+        str | None, Option(show_default="all", help="fast,slow or weighted fast=3,slow=1.")
     ] = None,
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", show_default=False, help="Only of this one.")
-    ] = None,
-    capability: Annotated[
-        list[str] | None,
-        typer.Option("--capability", show_default=False, help="What it offers; repeatable."),
-    ] = None,
+    namespace: Annotated[str | None, Option(help="Only of this one.")] = None,
+    capability: Annotated[list[str] | None, Option(help="What it offers; repeatable.")] = None,
     processes: Annotated[
-        int | None,
-        typer.Option("--processes", min=1, show_default="one per core", help="For process=True."),
+        int | None, Option(min=1, show_default="one per core", help="For process=True.")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="What this kind of worker is called.")] = (
-        "worker"
-    ),
-    drain: Annotated[
-        str, typer.Option("--drain", help="How long a stopping worker lets runs finish.")
-    ] = "20s",
-    log_level: Annotated[Level, typer.Option("--log-level", case_sensitive=False)] = Level.INFO,
-    url: AppUrl = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    name: Annotated[str, Option(help="What this kind of worker is called.")] = "worker",
+    drain: Annotated[str, Option(help="How long a stopping worker lets runs finish.")] = "20s",
+    log_level: Annotated[Level, Option(case_sensitive=False)] = Level.INFO,
 ) -> None:
     """Run your tasks until SIGTERM or Ctrl-C.
 
@@ -74,34 +58,29 @@ def worker(  # noqa: PLR0913 - the options are the interface
         processes=processes,
         drain=drain,
     )
-    _start_log(log_level, as_json)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_work(load_fabric(app, url), options))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop is faster, and used where it is installed."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop
-
-
-async def _work(fabric: Fabric, options: WorkerOptions) -> None:
-    async with fabric:
-        worker = await fabric.worker(options)
-        worker.handle_signals()
+    _start_log(log_level, screen.as_json)
+    async with application.fabric as fabric:
+        found = await fabric.worker(options)
+        found.handle_signals()
         log.info(
             "%s works on %s: %s; lanes: %s; %d at once",
-            worker.identity.instance,
+            found.identity.instance,
             redact(fabric.url),
             ", ".join(sorted(fabric.tasks)) or "no tasks",
             ", ".join(options.lanes) or "all",
             options.concurrency,
         )
-        await worker.run()
-        log.info("%s stopped after %d claims", worker.identity.instance, worker.completed)
+        await found.run()
+        log.info("%s stopped after %d claims", found.identity.instance, found.completed)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop is faster, and used where it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _lanes(text: str | None) -> list[str] | dict[str, int]:
@@ -114,8 +93,7 @@ def _lanes(text: str | None) -> list[str] | dict[str, int]:
 
 def _weight(lane: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        reason = f"--lanes: the weight of {lane!r} is a whole number above 0, not {text!r}"
-        raise CommandError(reason, Code.USAGE, "usage")
+        raise usage(f"--lanes: the weight of {lane!r} is a whole number above 0, not {text!r}")
     return int(text)
 
 

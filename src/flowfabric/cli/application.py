@@ -5,14 +5,28 @@ import os
 import sys
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from flowfabric.cli.errors import Code, CommandError
+from flowfabric.cli.errors import CommandError, ExitCode
 from flowfabric.fabric import URL_VARIABLE, Fabric
 from flowfabric.worker.api.task import Task
 
 
-def load_fabric(app: str, url: str | None = None) -> Fabric:
+class Application(NamedTuple):
+    """A Fabric and the name it was given by: `app.module:fabric`."""
+
+    name: str
+    fabric: Fabric
+
+    def find_task(self, name: str) -> Task[Any, Any]:
+        task = self.fabric.tasks.get(name)
+        if task is None:
+            text = f"no task {name!r} in {self.name}{_nearest(name, list(self.fabric.tasks))}"
+            raise CommandError(text, ExitCode.NOT_FOUND, "not_found")
+        return task
+
+
+def load_application(app: str, url: str | None = None) -> Application:
     """The Fabric an application names, on another store if `url` says so. The current directory
     comes first on the path, as with `python -m`."""
     module_name, colon, attribute = app.partition(":")
@@ -23,15 +37,7 @@ def load_fabric(app: str, url: str | None = None) -> Fabric:
     fabric = _attribute(_import(module_name), attribute)
     if url is not None:
         fabric.url = url
-    return fabric
-
-
-def find_task(fabric: Fabric, app: str, name: str) -> Task[Any, Any]:
-    task = fabric.tasks.get(name)
-    if task is None:
-        text = f"no task {name!r} in {app}{_nearest(name, list(fabric.tasks))}"
-        raise CommandError(text, Code.NOT_FOUND, "not_found")
-    return task
+    return Application(app, fabric)
 
 
 def _import(name: str) -> ModuleType:
@@ -44,7 +50,7 @@ def _import(name: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise _wrong(f"there is no module {error.name!r} in {here} or on the path") from error
         raise _wrong(f"{name} cannot be imported: {error}") from error
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         text = f"{name} cannot be imported: {type(error).__name__}: {error}"
         raise _wrong(f"{text} (--debug shows where)") from error
 
@@ -66,4 +72,4 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _wrong(text: str) -> CommandError:
-    return CommandError(text, Code.USAGE, "no_app")
+    return CommandError(text, ExitCode.USAGE, "no_app")

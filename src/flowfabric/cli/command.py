@@ -1,0 +1,157 @@
+"""`@command`: one coroutine function per command.
+
+It opens the store, makes the screen, and adds the options that all commands share.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from contextlib import asynccontextmanager
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from typer import Argument, Context, Exit, Option, Typer
+
+from flowfabric.cli.application import Application, load_application
+from flowfabric.cli.errors import AS_JSON, DEBUG, CommandError, ExitCode
+from flowfabric.cli.output import Screen
+from flowfabric.cli.parse import read_ids
+from flowfabric.engine.engine import Engine
+from flowfabric.fabric import URL_VARIABLE, Fabric
+from flowfabric.store.open import sqlite_path
+
+Command = Callable[..., Awaitable[ExitCode | None]]
+C = TypeVar("C", bound=Command)
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+_HANDED_IN = (Application, Engine, Fabric, Screen)
+
+
+def _remember_debug(ctx: Context, value: bool) -> bool:
+    ctx.meta[DEBUG] = value
+    return value
+
+
+def _remember_json(ctx: Context, value: bool) -> bool:
+    ctx.meta[AS_JSON] = value
+    return value
+
+
+Debug = Annotated[
+    bool, Option("--debug", callback=_remember_debug, help="Show the traceback of an error.")
+]
+AsJson = Annotated[
+    bool,
+    Option(
+        "--json",
+        callback=_remember_json,
+        is_eager=True,  # an error in another argument is JSON too
+        help="One JSON document, or one per line for lists.",
+    ),
+]
+Url = Annotated[
+    str | None,
+    Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        help="The store: sqlite:///work.db or postgresql://user@host/database.",
+    ),
+]
+AppUrl = Annotated[
+    str | None, Option("--url", help="Another store than the one the application names.")
+]
+App = Annotated[str, Argument(metavar="APP", help="Your Fabric, as app.module:fabric.")]
+
+RunId = Annotated[str, Argument(metavar="ID", help="{fp:86}:01a1e105-…")]
+RunIds = Annotated[
+    list[str], Argument(metavar="ID...", callback=read_ids, help="One or more; - reads stdin.")
+]
+Timeout = Annotated[str | None, Option(help="Stop waiting after 30s, 5m, …")]
+Namespace = Annotated[str | None, Option()]
+
+
+def command(
+    app: Typer, name: str | None = None, *, loop_factory: LoopFactory | None = None
+) -> Callable[[C], C]:
+    """Makes a coroutine function a command of `app`. Parameters of the types Engine, Fabric,
+    Application and Screen are handed in; the others are its arguments and options. It may return
+    an exit code."""
+
+    def register(function: C) -> C:
+        app.command(name)(_entry(function, loop_factory))
+        return function
+
+    return register
+
+
+def _entry(function: Command, loop_factory: LoopFactory | None) -> Callable[..., None]:
+    """The plain function that typer calls."""
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    names = {p.annotation: p.name for p in parameters if p.annotation in _HANDED_IN}
+    typed = [p for p in parameters if p.annotation not in _HANDED_IN]
+
+    def entry(**options: Any) -> None:
+        options.pop("debug")
+        url = options.pop("url", None)
+        values: dict[type, object] = {Screen: Screen(options.pop("as_json"))}
+        if Application in names:  # imported before an event loop runs, as its author expects
+            values[Application] = load_application(options.pop("app"), url)
+
+        async def work() -> ExitCode | None:
+            async with _store(url, names) as opened:
+                found = {**values, **opened}
+                return await function(**options, **{n: found[kind] for kind, n in names.items()})
+
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            if code := runner.run(work()):
+                raise Exit(code)
+
+    entry.__name__, entry.__doc__ = function.__name__, function.__doc__
+    entry.__signature__ = _signature(typed, names)  # type: ignore[attr-defined]
+    return entry
+
+
+def _signature(typed: list[Parameter], names: Container[type]) -> inspect.Signature:
+    """The command's own arguments and options, and the shared ones behind them."""
+    own = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in typed]
+    shared = [_parameter("as_json", AsJson, False), _parameter("debug", Debug, False)]
+    if Application in names:
+        own.insert(0, _parameter("app", App))
+        shared.insert(0, _parameter("url", AppUrl, None))
+    elif Engine in names or Fabric in names:
+        shared.insert(0, _parameter("url", Url, None))
+    return inspect.Signature([*own, *shared])
+
+
+def _parameter(name: str, annotation: object, default: object = Parameter.empty) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+@asynccontextmanager
+async def _store(url: str | None, names: Container[type]) -> AsyncIterator[dict[type, Any]]:
+    """What a command gets of the store, if it asks for any of it."""
+    if Engine not in names and Fabric not in names:
+        yield {}
+        return
+    address = check_url(url)
+    _check_exists(address)
+    async with Fabric(address) as fabric:
+        yield {Fabric: fabric, Engine: await fabric.engine()}
+
+
+def check_url(url: str | None) -> str:
+    if not url:
+        text = f"no store: give --url or set {URL_VARIABLE}"
+        raise CommandError(text, ExitCode.USAGE, "no_store")
+    return url
+
+
+def _check_exists(url: str) -> None:
+    """Looking at runs must not make a new database out of a mistyped path."""
+    if not url.startswith("sqlite://"):
+        return
+    path = sqlite_path(url)
+    if path != ":memory:" and not Path(path).exists():
+        text = f"there is no database at {path}; `flowfabric migrate --url {url}` makes one"
+        raise CommandError(text, ExitCode.UNAVAILABLE, "no_database")
