@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from flowfabric.store.open import open_store
 from tests.kit.kept import KeptDatabase, Shelf, connect_hastily, kept_connections
@@ -22,15 +23,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="everything, on every store")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --deep: what is marked `deep` is left out, and `rules` are tried on SQLite only."""
-    if config.getoption("--deep"):
-        return
-    kept, left_out = list[pytest.Item](), list[pytest.Item]()
-    for item in items:
-        (left_out if _is_for_deep(item) else kept).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+    """Without --deep: what is marked `deep` is left out, and `rules` are tried on SQLite only.
+
+    What is marked `long` comes first, so that no process works alone on it at the end."""
+    if not config.getoption("--deep"):
+        config.hook.pytest_deselected(items=[item for item in items if _is_for_deep(item)])
+        items[:] = [item for item in items if not _is_for_deep(item)]
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def _is_for_deep(item: pytest.Item) -> bool:
@@ -41,8 +42,14 @@ def _is_for_deep(item: pytest.Item) -> bool:
     )
 
 
+# Nothing is said about time here: under load an example may take as long as it likes.
+settings.register_profile("quick", max_examples=50, deadline=None)
+settings.register_profile("deep", max_examples=1000, deadline=None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Starts Postgres before xdist spawns its workers, which find its URL in the environment."""
+    settings.load_profile("deep" if config.getoption("--deep") else "quick")
     if URL_VARIABLE in os.environ or config.option.collectonly:
         return
     config.stash[SERVER] = start_server()

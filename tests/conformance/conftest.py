@@ -6,7 +6,8 @@ import pytest
 
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.open import open_store
+from flowfabric.store.open import open_store, sqlite_path
+from flowfabric.store.sqlite.store import open_sqlite
 from tests.kit.lab import Lab
 
 
@@ -16,7 +17,10 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def store(store_url: str, clock: ManualClock) -> Store:
+async def store(request: pytest.FixtureRequest, store_url: str, clock: ManualClock) -> Store:
+    """For rules of the core SQLite needs no threads, which take longer than the rules."""
+    if store_url.startswith("sqlite:") and request.node.get_closest_marker("rules"):
+        return await open_sqlite(sqlite_path(store_url), clock=clock, inline=True)
     return await open_store(store_url, clock=clock)
 
 

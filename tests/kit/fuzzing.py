@@ -48,7 +48,7 @@ async def settled(answer: Any, patience: float = 0.2) -> Any:
             await stream.aclose()
     if inspect.isawaitable(answer):
         try:
-            async with asyncio.timeout(patience * 50) as limit:
+            async with asyncio.timeout(patience * 10) as limit:
                 return await answer
         except TimeoutError:
             if limit.expired():
@@ -57,19 +57,21 @@ async def settled(answer: Any, patience: float = 0.2) -> Any:
     return answer
 
 
-def variants(value: Any, junk: tuple[Any, ...] = JUNK, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Junk instead of a value, and instead of each of its members."""
-    for other in junk:
+def variants(
+    value: Any, outer: tuple[Any, ...] = JUNK, inner: tuple[Any, ...] = JUNK, depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Junk instead of a value (`outer`), and instead of each of its members (`inner`)."""
+    for other in outer:
         yield f"={_shown(other)}", other
     if isinstance(value, Claim):
         return  # what the engine itself has made
     if isinstance(value, msgspec.Struct) and depth < 3:
         for name in value.__struct_fields__:
-            for path, inner in variants(getattr(value, name), junk, depth + 1):
-                yield f".{name}{path}", changed(value, name, inner)
+            for path, junk in variants(getattr(value, name), inner, inner, depth + 1):
+                yield f".{name}{path}", changed(value, name, junk)
     elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
-        for path, inner in variants(value[0], junk, depth):
-            yield f"[0]{path}", (inner, *value[1:])
+        for path, junk in variants(value[0], outer, inner, depth):
+            yield f"[0]{path}", (junk, *value[1:])
 
 
 def changed(value: msgspec.Struct, name: str, inner: Any) -> Any:

@@ -427,6 +427,7 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
 # -- nonsense
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [

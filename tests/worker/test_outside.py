@@ -102,6 +102,7 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
     assert (await fabric.signal(run, "go", "x" * 262_142)).resumed
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     ("ask", "complaint"),
     [

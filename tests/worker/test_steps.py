@@ -394,6 +394,7 @@ async def test_replay_after_a_success_starts_afresh(bench: Bench, log: Log) -> N
 # -- many
 
 
+@pytest.mark.rules
 async def test_ten_thousand_steps_are_loaded_once_and_appended(bench: Bench, wire: Wire) -> None:
     @bench.fabric.task(**AGAIN)
     async def job(ctx: Context) -> int:

@@ -39,6 +39,7 @@ ITEMS: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("when", ["waiting", "over"])
 @pytest.mark.parametrize("items", ITEMS)
 async def test_a_map_of_other_items_is_refused(
@@ -113,6 +114,7 @@ def one_more(flow: Any, tasks: Tasks, again: bool) -> None:
 CHANGES = [other_argument, other_task, other_name, other_edge, other_input, one_more]
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("change", CHANGES)
 async def test_another_flow_under_the_same_name_is_refused(
     bench: Bench, tasks: Tasks, change: Change

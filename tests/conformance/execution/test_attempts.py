@@ -446,6 +446,7 @@ async def test_what_never_ran_has_no_beginning(lab: Lab) -> None:
 # -- rules for every state
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("situation", situations.ALL)
 async def test_a_lease_a_running_attempt_and_an_active_phase_are_one(
     lab: Lab, situation: str
@@ -459,6 +460,7 @@ async def test_a_lease_a_running_attempt_and_an_active_phase_are_one(
     assert leased == bool(await lab.engine.claims.held_by(W1.instance))
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("situation", situations.ALL)
 async def test_attempts_are_counted_without_gaps_in_every_state(lab: Lab, situation: str) -> None:
     """INV-9"""

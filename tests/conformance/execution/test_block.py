@@ -116,6 +116,7 @@ async def test_a_block_is_refused_in_the_order_of_its_checks(
                 assert await lab.events(id) == events
 
 
+@pytest.mark.rules
 async def test_other_words_are_no_reasons_to_block(lab: Lab) -> None:
     """§2.5"""
     id = await lab.submit()
@@ -143,6 +144,7 @@ async def test_what_does_not_exist_is_neither_blocked_nor_unblocked(lab: Lab) ->
             await unblock(lab, wrong)
 
 
+@pytest.mark.rules
 async def test_a_detail_must_be_storable_text(lab: Lab) -> None:
     id = await lab.submit()
     for wrong in ("a\0b", "x" * 5000, 7):

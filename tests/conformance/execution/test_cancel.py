@@ -137,6 +137,7 @@ async def test_what_does_not_exist_cannot_be_cancelled(lab: Lab) -> None:
     assert (await lab.engine.views.counts()).by_state["waiting"] == 1
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("reason", ["a\0b", "\ud800", "x" * 5000, None, 7])
 async def test_a_reason_must_be_storable_text(lab: Lab, reason: str) -> None:
     claim = await lab.running()
@@ -354,6 +355,7 @@ async def test_a_cancel_destroys_a_reclaim_grant(lab: Lab) -> None:
     assert await lab.state(id) is PublicState.CANCELLED
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("name", LIVING)
 async def test_a_cancel_disarms_every_timer(lab: Lab, name: str) -> None:
     """The deadline, the delay, the lease and the attempt's timeout all come and find nothing."""

@@ -133,6 +133,7 @@ async def test_a_delay_that_has_passed_is_none(lab: Lab, millis: int) -> None:
     assert (await lab.claim_one(W2)).attempt == 0
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("until", [-1, 253_402_300_800_000, 10**30, 1.5, "soon", None, True])
 async def test_a_delay_ends_at_a_moment(lab: Lab, until: Any) -> None:
     """INV-24"""
@@ -232,6 +233,7 @@ async def test_a_refused_delay_records_no_step(lab: Lab) -> None:
     assert (await lab.vector(claim.id)).ownership is Ownership.EXPIRED
 
 
+@pytest.mark.rules
 async def test_a_step_that_cannot_be_stored_keeps_the_delay_from_happening(lab: Lab) -> None:
     """INV-24"""
     claim = await lab.running()

@@ -238,6 +238,7 @@ async def test_a_result_has_a_limit(lab: Lab) -> None:
     assert await lab.engine.views.result(claim.id) == bytes(1 << 20)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("result", ["text", 5, {"a": 1}])
 async def test_a_result_is_bytes(lab: Lab, result: Any) -> None:
     claim = await lab.running()
@@ -299,6 +300,7 @@ async def test_an_operator_fails_without_a_fence(lab: Lab) -> None:
     assert answer == TerminalFailed(claim.id)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "failure",
     [

@@ -105,12 +105,14 @@ async def test_a_cursor_beyond_the_end_sees_nothing_and_stays(lab: Lab) -> None:
     assert (page.events, page.cursor) == ((), 10**9)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("wrong", [-1, "1", 1.5, True, None, 2**63])
 async def test_what_is_no_cursor_is_refused(lab: Lab, wrong: int) -> None:
     with pytest.raises(Invalid):
         await lab.engine.events.read(after=wrong)
 
 
+@pytest.mark.rules
 async def test_filters_that_make_no_sense_are_refused(lab: Lab) -> None:
     with pytest.raises(InvalidTag):
         await lab.engine.events.read(tag=("nodot", "v"))

@@ -204,6 +204,7 @@ async def test_an_owner_that_times_its_attempt_out_gets_the_retry_it_may_have(la
         await lab.engine.attempts.time_out(claim)
 
 
+@pytest.mark.rules
 async def test_an_attempt_without_a_timeout_cannot_time_out(lab: Lab) -> None:
     claim = await lab.running()
     with pytest.raises(Invalid, match="no timeout"):
@@ -356,6 +357,7 @@ async def test_expiring_by_hand_acts_only_on_what_is_due(lab: Lab) -> None:
     assert await completions(lab, late) == await completions(lab, slow.id) == [Outcome.EXPIRED]
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("name", sorted(set(LIVING) - {"depending", "waiting_children"}))
 async def test_everything_that_lives_finds_a_way_to_a_worker(lab: Lab, name: str) -> None:
     """INV-19: nothing is ever stuck"""

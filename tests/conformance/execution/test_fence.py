@@ -50,6 +50,7 @@ async def test_the_owner_can_do_everything_in_every_form(lab: Lab, name: str, fo
     assert await lab.state(claim.id) is STATE_AFTER[name]
 
 
+@pytest.mark.rules
 @every_form
 @every_operation
 async def test_a_renewed_owner_can_do_everything_after_its_first_expiry(

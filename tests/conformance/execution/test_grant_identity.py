@@ -194,6 +194,7 @@ async def test_a_key_redeems_its_own_grant_only(lab: Lab) -> None:
     assert isinstance(await lab.engine.grants.reclaim(id, W2, key=rescue.key), Claim)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -150,12 +150,14 @@ async def test_the_ttl_is_the_one_the_lease_was_taken_with(lab: Lab, form: str) 
     assert renewed.expires_at == lab.clock.now() + 5000
 
 
+@pytest.mark.rules
 async def test_a_renewal_by_fence_says_for_how_long(lab: Lab) -> None:
     claim = await lab.running()
     with pytest.raises(Invalid):
         await lab.engine.attempts.renew(Held(claim.id, claim.owner))
 
 
+@pytest.mark.rules
 @every_form
 @pytest.mark.parametrize("ttl", [0, -1, 24 * 3_600_000 + 1, True, "long"])
 async def test_a_ttl_is_between_a_millisecond_and_a_day(lab: Lab, form: str, ttl: Any) -> None:

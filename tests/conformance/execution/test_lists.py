@@ -70,6 +70,7 @@ async def test_what_was_created_in_one_millisecond_is_listed_whole(lab: Lab) -> 
         assert found == (ids[::-1] if newest_first else ids)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "cursor",
     [
@@ -188,6 +189,7 @@ async def test_a_list_is_filtered_by_every_state(lab: Lab) -> None:
     assert await walk(lab, states=tuple(PublicState)) == ids
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -89,6 +89,7 @@ async def test_a_priority_is_kept_within_its_range(lab: Lab, given: int, stored:
     assert await priority_of(lab, other) == stored
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("wrong", ["5", 1.5, None, True])
 async def test_a_priority_is_a_whole_number(lab: Lab, wrong: int) -> None:
     id = await lab.submit()

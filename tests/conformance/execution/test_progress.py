@@ -125,6 +125,7 @@ async def test_every_change_is_seen_as_the_last_thing_that_happened(lab: Lab) ->
         assert await touched_at(lab, delayed) == lab.clock.now()
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("percent", [-1, 101, 10**30, 5.0, "5", True])
 async def test_progress_is_a_whole_percentage(lab: Lab, percent: Any) -> None:
     """§3.13"""
@@ -134,6 +135,7 @@ async def test_progress_is_a_whole_percentage(lab: Lab, percent: Any) -> None:
     assert await progress_of(lab, claim.id) is None
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("message", ["x" * 4097, "nul \0", "\ud800", 5])
 async def test_a_progress_message_is_short_storable_text(lab: Lab, message: Any) -> None:
     claim = await lab.running()
@@ -187,6 +189,7 @@ async def test_steps_are_told_apart_by_name_and_occurrence_and_come_in_order(lab
     assert await steps_of(lab, claim, generation=1) == [steps[3]]
 
 
+@pytest.mark.rules
 async def test_a_step_needs_a_name_and_bytes_that_can_be_stored(lab: Lab) -> None:
     claim = await lab.running()
     wrong: list[dict[str, Any]] = [

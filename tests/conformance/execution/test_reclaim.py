@@ -99,6 +99,7 @@ async def test_a_lease_found_expired_is_marked_by_the_grant(lab: Lab) -> None:
     assert isinstance(await lab.engine.grants.reclaim(claim.id, W2), Claim)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("situation", sorted(situations.ALL.keys() - {"lost", "revoked"}))
 async def test_only_what_was_lost_can_be_reclaimed(lab: Lab, situation: str) -> None:
     """E-T111, INV-24: neither granted nor, without a grant, redeemed"""
@@ -185,6 +186,7 @@ async def test_the_last_millisecond_of_a_grant_is_good(lab: Lab) -> None:
     assert isinstance(await lab.engine.grants.reclaim(claim.id, W2), Claim)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("ttl", [0, -1, 60_001, 1.5, True])
 async def test_a_grant_lasts_at_most_a_minute(lab: Lab, ttl: Any) -> None:
     claim = await lost(lab)

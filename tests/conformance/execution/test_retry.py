@@ -169,6 +169,7 @@ async def test_the_old_attempt_cannot_fail_the_new_one(lab: Lab) -> None:
 # -- which failures, how often
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("category", ["transient", "infra_crash", "timeout"])
 async def test_what_may_pass_by_itself_is_retried(lab: Lab, category: str) -> None:
     """D-3, E-T146"""
@@ -176,6 +177,7 @@ async def test_what_may_pass_by_itself_is_retried(lab: Lab, category: str) -> No
     assert isinstance(await lab.fail(claim, category), RetryScheduled)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("category", ["permanent", "cancelled"])
 @pytest.mark.parametrize("named", [True, False])
 async def test_what_cannot_pass_is_final(lab: Lab, category: str, named: bool) -> None:
@@ -186,6 +188,7 @@ async def test_what_cannot_pass_is_final(lab: Lab, category: str, named: bool) -
     assert (await describe(lab, claim.id)).failure == Failure("boom", category)
 
 
+@pytest.mark.rules
 async def test_categories_that_are_named_exclude_the_others(lab: Lab) -> None:
     """§3.15"""
     policy = retrying(times=9, retryable_categories=["timeout", "infra_crash"])
@@ -198,6 +201,7 @@ async def test_categories_that_are_named_exclude_the_others(lab: Lab) -> None:
     assert await lab.fail(claim, "transient") == TerminalFailed(claim.id)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("policy", [None, {}, {"priority": 3}, retrying(times=0)])
 async def test_without_retries_the_first_failure_is_final(lab: Lab, policy: Any) -> None:
     """E-T143, E-T144"""
@@ -205,6 +209,7 @@ async def test_without_retries_the_first_failure_is_final(lab: Lab, policy: Any)
     assert await lab.fail(claim) == TerminalFailed(claim.id)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("times", [1, 3])
 async def test_retries_end_when_they_are_used_up(lab: Lab, times: int) -> None:
     """INV-11: and the last failure is the one that counts"""
@@ -225,6 +230,7 @@ async def test_retries_end_when_they_are_used_up(lab: Lab, times: int) -> None:
     assert (completion.completion, completion.attempt) == (Outcome.FAILED, times)
 
 
+@pytest.mark.rules
 async def test_a_policy_without_a_number_means_three_retries(lab: Lab) -> None:
     """§1.7"""
     claim = await lab.running(policy={"retry_policy": {}})
@@ -260,11 +266,13 @@ async def test_a_replay_begins_with_all_its_retries(lab: Lab) -> None:
 # -- how long
 
 
+@pytest.mark.rules
 async def test_a_fixed_delay_stays_the_same(lab: Lab) -> None:
     """§3.15"""
     assert await delays(lab, retrying(times=3, delay=250), 3) == [250, 250, 250]
 
 
+@pytest.mark.rules
 async def test_an_exponential_delay_grows_to_its_maximum(lab: Lab) -> None:
     """§3.15: min(initial × multiplier^n, max), n being the retries before this failure"""
     backoff = {
@@ -298,6 +306,7 @@ class JitterSource(random.Random):
         return self.value
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(("jitter", "delay"), [(0.0, 500), (0.5, 750), (0.999_999, 999)])
 @pytest.mark.parametrize(
     "backoff",
@@ -327,6 +336,7 @@ async def test_a_delay_of_nothing_is_ready_at_once(lab: Lab) -> None:
     assert (await lab.claim_one()).attempt == 1
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("wait", [0, 1, 5000, MAX_SPAN])
 @every_form
 async def test_the_worker_may_ask_for_another_delay(lab: Lab, form: str, wait: int) -> None:
@@ -350,6 +360,7 @@ async def test_a_delay_that_is_asked_for_gives_no_further_retry(lab: Lab) -> Non
         assert answer == TerminalFailed(claim.id)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("wait", [-1, MAX_SPAN + 1, 10**30, 1.5, "soon", True])
 async def test_a_delay_that_is_asked_for_is_a_span(lab: Lab, wait: Any) -> None:
     """INV-24"""

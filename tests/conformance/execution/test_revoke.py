@@ -192,6 +192,7 @@ async def test_a_missing_execution_cannot_be_revoked(lab: Lab) -> None:
         await lab.engine.claims.revoke(NOBODY, reason="")
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("reason", ["x" * 4097, "\0", "\ud800", 7])
 async def test_a_reason_is_short_storable_text(lab: Lab, reason: Any) -> None:
     claim = await lab.running()

@@ -106,6 +106,7 @@ async def test_two_workers_together_are_not_one_that_can(lab: Lab) -> None:
     assert ids(await lab.claim(capabilities=["gpu", "cuda"])) == [id]
 
 
+@pytest.mark.rules
 async def test_requirements_that_make_no_sense_are_refused(lab: Lab) -> None:
     """C-T102: fail closed, at submit and at claim"""
     wrong: list[Any] = ["a,b", "a b", "", "a\n", 7, None, "x" * 5000]
@@ -261,6 +262,7 @@ async def test_without_aging_priority_always_comes_first(lab: Lab) -> None:
     assert ids(await lab.claim(limit=9)) == [urgent, old]
 
 
+@pytest.mark.rules
 def test_aging_is_a_span() -> None:
     for wrong in (0, -1, True, 1.5, "0s", "soon", 10**15):
         with pytest.raises(Invalid):

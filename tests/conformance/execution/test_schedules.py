@@ -123,6 +123,7 @@ async def test_the_run_gets_what_the_schedule_says(lab: Lab) -> None:
     assert claim.snapshot.priority == 9
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -450,6 +450,7 @@ NO_TOKENS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.rules
 async def test_a_requirement_that_breaks_the_token_rules_creates_nothing(lab: Lab) -> None:
     """E-T034, E-T035, E-T036, E-T037"""
     for tokens, word in NO_TOKENS:
@@ -459,6 +460,7 @@ async def test_a_requirement_that_breaks_the_token_rules_creates_nothing(lab: La
     assert await nothing_exists(lab)
 
 
+@pytest.mark.rules
 async def test_a_policy_that_cannot_be_read_creates_nothing(lab: Lab) -> None:
     """E-T038"""
     for policy in (b"{", b"", b"[]", b"null", b"\xff", "{", {"priority": "high"}):

@@ -92,6 +92,7 @@ async def test_keys_that_do_not_are_refused_and_nothing_is_stored(
     assert await lab.engine.views.describe(id) == before
 
 
+@pytest.mark.rules
 async def test_the_key_is_looked_at_before_the_execution(lab: Lab) -> None:
     """E-T333"""
     for id in (*await missing_ids(lab), "nonsense"):
@@ -101,6 +102,7 @@ async def test_the_key_is_looked_at_before_the_execution(lab: Lab) -> None:
             await lab.engine.executions.set_tag(id, "nodot", "v")
 
 
+@pytest.mark.rules
 async def test_an_empty_batch_is_refused(lab: Lab) -> None:
     """E-T332"""
     id = await lab.submit()
@@ -108,6 +110,7 @@ async def test_an_empty_batch_is_refused(lab: Lab) -> None:
         await lab.engine.executions.set_tags(id, {})
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("value", ["a\0b", "\udfff", "x" * 4097, 7, None, b"bytes"])
 async def test_values_are_storable_text(lab: Lab, value: Any) -> None:
     """All or none"""

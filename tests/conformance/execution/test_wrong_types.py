@@ -36,7 +36,7 @@ from tests.kit.waits import fresh_id, request, suspend
 pytestmark = pytest.mark.rules
 
 NOT_OPERATIONS = {
-    "arrivals.admit", "arrivals.admitted", "arrivals.load",  # what stands behind operations
+    "inbox.admit", "inbox.admitted", "inbox.load",  # what stands behind operations
     "executions.put", "executions.put_all", "flow_views.inputs", "workers.held",
     "flow_views.skipped",
     "executions.drain", "claims.drain", "attempts.drain", "flows.drain", "flow_views.close",
@@ -239,23 +239,39 @@ async def test_every_noun_is_tried_here(lab: Lab) -> None:
     assert {name.partition(".")[0] for name, _ in operations(lab)} == set(NOUNS)
 
 
+READERS = {"views", "flow_views", "events", "explain"}
+READING = {
+    "get", "list", "settings", "status", "state", "of", "waitpoints", "suspended", "expired",
+    "leases", "steps", "grants", "attached_to", "check_admission", "page", "token",
+}  # fmt: skip
+"""What is only read leaves everything as it is."""
+
+
+def reads(name: str) -> bool:
+    noun, _, verb = name.partition(".")
+    return noun in READERS or verb in READING
+
+
 @pytest.mark.parametrize("noun", NOUNS)
-async def test_a_value_of_a_wrong_type_gets_a_typed_error(lab: Lab, noun: str) -> None:
+async def test_a_value_of_a_wrong_type_gets_a_typed_error(
+    lab: Lab, noun: str, pytestconfig: pytest.Config
+) -> None:
     """Also as a member of what an operation is given, however deep."""
     await furnish(lab)
     world = await World.make(lab)
-    wrong = JUNK if lab.engine.store.name == "sqlite" else PLAIN
+    outer = JUNK if lab.engine.store.name == "sqlite" else PLAIN
+    inner = outer if pytestconfig.getoption("--deep") else PLAIN
     found: list[str] = []
     for name, method in operations(lab):
         if name.partition(".")[0] != noun:
             continue
         good = given(lab, world, name, method)
         for parameter, value in good.items():
-            for path, junk in variants(value, wrong):
+            for path, junk in variants(value, outer, inner):
                 accepted, escape = await escaped(method, good, parameter, junk)
                 if escape is not None:
                     found.append(f"{name}({parameter}{path}): {escape}")
-                if accepted:
+                if accepted and not reads(name):
                     found += [
                         f"{name}({parameter}{path}): {each}" for each in await unread(lab, world)
                     ]

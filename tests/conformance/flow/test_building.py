@@ -69,6 +69,7 @@ async def test_another_flow_under_a_known_id_is_a_conflict(lab: Lab, other: dict
         await lab.engine.flows.create(**{**given, **other})
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "bad", [{"kind": ""}, {"kind": 7}, {"id": "x"}, {"namespace": ""}, {"tags": {"Bad": "x"}}]
 )
@@ -207,6 +208,7 @@ async def test_an_execution_made_for_another_flow_cannot_join(lab: Lab) -> None:
     assert await lab.engine.flow_views.flow_of(id) is None
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("situation", ALL.values(), ids=ALL)
 async def test_an_execution_joins_whatever_it_is_doing(lab: Lab, situation: Situation) -> None:
     """C-T2, coordination.md 1.2: joining changes nothing else; what has ended is counted"""
@@ -446,6 +448,7 @@ async def test_a_join_is_said_before_the_first_edge(lab: Lab) -> None:
 NO_WORD: Any = "x"
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "bad",
     [Quorum(0), Quorum(-1), Quorum(2**31 + 1), Quorum(1, NO_WORD), AnyOf(NO_WORD), "AllOf", None],

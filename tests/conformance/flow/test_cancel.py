@@ -297,6 +297,7 @@ async def test_a_timeout_leaves_the_rest_to_the_background(
     assert (await drawn.check()).ended == {"cancelled": 2}
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "soon"])
 async def test_a_timeout_that_is_none_cancels_nothing(lab: Lab, timeout: Any) -> None:
     """C-T67: what is wrong is refused before anything is done"""
@@ -354,6 +355,7 @@ async def test_a_flow_nobody_knows_is_not_cancelled(lab: Lab) -> None:
         await lab.engine.flows.cancel("flow")  # type: ignore[arg-type]
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("policy", ["all", "cancel_flow_only", "", "CANCEL_ALL", None, 1])
 async def test_there_are_three_policies_and_no_other_words(lab: Lab, policy: Any) -> None:
     """F-33"""

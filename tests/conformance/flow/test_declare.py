@@ -81,6 +81,7 @@ REFUSED: dict[str, tuple[Any, type[FlowFabricError], str]] = {
 }
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(("graph", "error", "says"), REFUSED.values(), ids=REFUSED)
 async def test_a_graph_that_cannot_run_is_refused_as_a_whole(
     lab: Lab, graph: Any, error: type[FlowFabricError], says: str
@@ -92,6 +93,7 @@ async def test_a_graph_that_cannot_run_is_refused_as_a_whole(
     assert (await lab.engine.views.list(Query())).items == ()
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("bad", [{"kind": ""}, {"id": "x"}, {"namespace": ""}, {"tags": {"B": ""}}])
 async def test_a_declaration_of_bad_words_is_refused(lab: Lab, bad: dict[str, Any]) -> None:
     """I-5"""
@@ -173,6 +175,7 @@ OTHERS: dict[str, tuple[Graph, dict[str, str]]] = {
 }
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(("graph", "words"), OTHERS.values(), ids=OTHERS)
 async def test_another_graph_under_a_known_id_is_a_conflict(
     lab: Lab, graph: Graph, words: dict[str, str]

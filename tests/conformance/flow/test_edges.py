@@ -217,6 +217,7 @@ async def test_members_of_two_flows_are_not_linked(lab: Lab) -> None:
     await refused(flow, lab.engine.flows.stage(foreign), NotInFlow)
 
 
+@pytest.mark.rules
 async def test_a_cycle_is_found_through_thousands_of_members(lab: Lab) -> None:
     """C-T13, F-18: no cap, and what is no cycle is staged"""
     names = [f"n{number}" for number in range(2200)]
@@ -371,6 +372,7 @@ async def test_an_edge_into_a_join_that_has_fired_is_refused(lab: Lab) -> None:
 GATED = {name: way for name, way in LIVING.items() if name not in ("depending", "waiting_children")}
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("situation", GATED.values(), ids=GATED)
 async def test_an_edge_gates_a_child_whatever_it_is_doing(lab: Lab, situation: Situation) -> None:
     """C-T11, I-12, Q-11: what would run waits for its upstream, the rest goes on; then all is as it

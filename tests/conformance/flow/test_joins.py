@@ -62,6 +62,7 @@ SKIP = Outcome.SKIPPED
 # -- one upstream: every ending meets every kind of edge
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("outcome", ENDINGS)
 @pytest.mark.parametrize("on", On)
 async def test_an_edge_is_satisfied_by_the_ending_it_asks_for(
@@ -115,6 +116,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(("policy", "endings", "fires_at", "then"), TABLE)
 async def test_a_join_of_three_fires_when_it_is_decided_and_not_before(
     lab: Lab,
@@ -135,6 +137,7 @@ async def test_a_join_of_three_fires_when_it_is_decided_and_not_before(
     assert await lab.state(flow["child"]) is then
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("policy", [AllOf(), AnyOf(LET), Quorum(2, LET)])
 @pytest.mark.parametrize("on", [On.FAILURE, On.ANY_END])
 async def test_joins_count_what_their_edges_ask_for(lab: Lab, policy: JoinPolicy, on: On) -> None:

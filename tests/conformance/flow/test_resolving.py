@@ -481,6 +481,7 @@ async def test_ten_thousand_endings_are_settled_in_pages(
     assert (await flow.flow()).ended == {"success": number}
 
 
+@pytest.mark.rules
 async def test_a_chain_of_skips_has_no_depth_limit(lab: Lab) -> None:
     """F-27, I-14: longer than any stack is deep, to the last one, right after the commit"""
     names = [f"n{number}" for number in range(sys.getrecursionlimit() + 500)]

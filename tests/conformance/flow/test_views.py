@@ -297,6 +297,7 @@ async def test_flows_are_found_by_what_they_are(lab: Lab) -> None:
     assert await ids(limit=0) == []
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -255,6 +255,7 @@ async def work(lab: Lab, at_once: int) -> int:
     return paid
 
 
+@pytest.mark.rules
 async def test_a_thousand_wait_and_ten_may_go(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """No storm: a page is let in, and who of it finds nothing waits again; nobody is stuck"""
     total, page = 1000, 200

@@ -431,6 +431,7 @@ async def test_without_a_budget_everything_is_free_and_checked(lab: Lab) -> None
 # -- bad input
 
 
+@pytest.mark.rules
 async def test_bad_input_is_refused_and_changes_nothing(lab: Lab) -> None:
     await make(lab, 10, 5)
     claim = await lab.running(policy=TEAM)

@@ -51,6 +51,7 @@ async def test_a_lane_tells_who_changed_its_state_when_and_why(lab: Lab, second_
     assert await lanes.list() == ["a"], "a lane with settings is listed before anything is in it"
 
 
+@pytest.mark.rules
 async def test_what_makes_no_sense_changes_no_lane(lab: Lab) -> None:
     """F-47: bad input"""
     lanes = lab.engine.lanes

@@ -59,6 +59,7 @@ async def test_lanes_of_another_engine_are_seen(lab: Lab, second_lab: Lab) -> No
     assert await lab.engine.lanes.list() == ["theirs"]
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("wrong", ["a\0b", 7])
 async def test_a_cursor_of_lanes_is_text(lab: Lab, wrong: str) -> None:
     with pytest.raises(Invalid):
@@ -145,6 +146,7 @@ async def test_resuming_wakes_whoever_waits_for_work(lab: Lab) -> None:
     assert [claim.id for claim in await waiter] == [id]
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("wrong", ["", "ä", "x" * 65, "a\n", 7])
 async def test_a_lane_has_a_proper_name(lab: Lab, wrong: str) -> None:
     for call in (lab.engine.lanes.pause(wrong), lab.engine.lanes.resume(wrong)):
@@ -177,6 +179,7 @@ async def test_a_share_nobody_wants_goes_to_the_others(lab: Lab) -> None:
     assert len(await lab.claim(limit=10, lanes={"fast": 9, "slow": 1, "empty": 5})) == 10
 
 
+@pytest.mark.rules
 async def test_weights_are_whole_numbers_above_zero(lab: Lab) -> None:
     for wrong in (0, -1, 1.5, "2"):
         with pytest.raises(Invalid):

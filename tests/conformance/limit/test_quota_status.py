@@ -1,5 +1,7 @@
 """What a quota tells of itself, and rates that are spread."""
 
+import asyncio
+
 import pytest
 
 from flowfabric.core.base.time import Millis
@@ -36,10 +38,8 @@ async def test_every_key_tells_when_it_may_start_again(lab: Lab) -> None:
 async def test_very_many_keys_are_counted(lab: Lab) -> None:
     """Each is exact, also beyond a thousand."""
     await define(lab, concurrency=1)
-    for number in range(12):
-        for start in range(100):
-            key = f"{number}-{start}"
-            await lab.submit(policy={"quotas": [{"quota": "q", "key": key}]})
+    uses = ({"quotas": [{"quota": "q", "key": str(number)}]} for number in range(1200))
+    await asyncio.gather(*(lab.submit(policy=policy) for policy in uses))
     await settled(lab)
     status = await lab.engine.quotas.status("q")
     assert (status.admitted, status.waiting, len(status.keys)) == (1, 1199, 1200)
@@ -57,6 +57,7 @@ async def test_a_delayed_run_names_the_quotas_that_will_keep_it(lab: Lab) -> Non
     assert {"quota_full", "rate_used_up"} <= set(codes)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("per_key", [False, True])
 async def test_smooth_spreads_the_starts_of_a_rate(lab: Lab, per_key: bool) -> None:
     """C-T95: four a second are one every 250 ms, never two at once, also after a pause; and never
@@ -75,6 +76,7 @@ async def test_smooth_spreads_the_starts_of_a_rate(lab: Lab, per_key: bool) -> N
     assert status.waiting == 0
 
 
+@pytest.mark.rules
 async def test_a_rate_holds_at_the_edge_of_its_window(lab: Lab) -> None:
     """C-T95: in no span of a window more are let through than it allows, wherever it begins."""
     await define(lab, rate=Rate(3, Millis(1000)))

@@ -91,6 +91,7 @@ NO_QUOTAS: list[Any] = [
 ]
 
 
+@pytest.mark.rules
 async def test_what_makes_no_sense_is_no_quota(lab: Lab) -> None:
     """C-T94: bad definitions write nothing"""
     for wrong in NO_QUOTAS:
@@ -137,6 +138,7 @@ async def test_an_unknown_quota_is_refused_at_submit(lab: Lab, second_lab: Lab) 
     assert await waits(lab, await one(lab, "unheard of"))
 
 
+@pytest.mark.rules
 async def test_uses_that_make_no_sense_are_refused(lab: Lab) -> None:
     """F-07: fail closed"""
     await define(lab, concurrency=1)

@@ -132,6 +132,7 @@ async def test_an_operator_names_the_right_lane_and_waitpoint(lab: Lab) -> None:
     assert effect_of(await approve(claim.id, "default", answer.primary.id, "x", suffix="1"))
 
 
+@pytest.mark.rules
 async def test_an_operator_s_request_has_to_make_sense(lab: Lab) -> None:
     claim, answer = await waiting(lab)
     wrong: list[dict[str, Any]] = [
@@ -332,6 +333,7 @@ async def test_a_waitpoint_that_is_no_approval_is_never_outdated(lab: Lab) -> No
         await deliver(lab, claim.id, answer.primary)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "terms",
     [

@@ -71,6 +71,7 @@ async def test_a_signal_may_come_before_the_first_claim(lab: Lab) -> None:
     await lab.complete(claim)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "situation", sorted(set(situations.LIVING) - {"suspended", "waiting_children"})
 )
@@ -131,6 +132,7 @@ async def test_nothing_is_sent_to_what_does_not_exist(lab: Lab) -> None:
         assert caught.value.entity == "execution"
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("method", ["send", "decide"])
 async def test_a_name_is_text(lab: Lab, method: str) -> None:
     id = await lab.submit()

@@ -83,6 +83,7 @@ async def test_the_first_key_is_seeded_once(lab: Lab) -> None:
     assert kid_of((await signed(lab))[1]) == "a"
 
 
+@pytest.mark.rules
 async def test_a_seed_has_to_make_sense(lab: Lab) -> None:
     """E-T309: exactly 64 hex digits; a key id without a colon"""
     wrong: list[Any] = ["", "ab", A[:-1], A[:-2], A + "aa", "zz" * 32, None, 5, A[:-1] + "\n"]
@@ -147,6 +148,7 @@ async def test_a_configured_secret_becomes_the_first_key(store: Store, clock: Ma
     await lab.engine.close()
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("wrong", ["", "ab", "zz" * 32, A + "aa"])
 async def test_a_configured_secret_that_is_none_is_refused_at_once(
     store: Store, wrong: str
@@ -226,6 +228,7 @@ async def test_a_key_past_its_grace_is_collected(lab: Lab) -> None:
     assert await lab.engine.keys.rotate("c", C, grace=GRACE) == Rotated("b", "c", 1)
 
 
+@pytest.mark.rules
 async def test_a_rotation_has_to_make_sense(lab: Lab) -> None:
     """E-T306: grace, key id, secret; nothing is changed"""
     rotate = lab.engine.keys.rotate

@@ -177,6 +177,7 @@ async def test_only_the_current_owner_makes_one(lab: Lab) -> None:
         await create(mine, GO)
 
 
+@pytest.mark.rules
 async def test_what_cannot_be_a_waitpoint_is_refused(lab: Lab) -> None:
     claim = await lab.running()
     with pytest.raises(Invalid, match="waitpoint_key_empty"):
@@ -281,6 +282,7 @@ async def test_a_pending_waitpoint_and_fresh_ones_in_one_condition(lab: Lab) -> 
     assert await lab.state(claim.id) is PublicState.WAITING
 
 
+@pytest.mark.rules
 async def test_the_key_of_a_pending_waitpoint_must_fit_the_condition(lab: Lab) -> None:
     claim = await lab.running()
     ticket = await pending(lab, claim, "a")

@@ -32,6 +32,8 @@ from tests.kit.signalling import deliver, deliver_with, delivery_to, effect, fre
 from tests.kit.situations import load, missing_ids, take
 from tests.kit.waits import named, suspend
 
+pytestmark = pytest.mark.rules
+
 Refusal = tuple[type[FlowFabricError], str, str, str]
 
 

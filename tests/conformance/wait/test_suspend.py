@@ -143,6 +143,7 @@ async def test_the_release_is_told_with_its_reason(lab: Lab) -> None:
     assert not await lab.events(claim.id, family=Family.COMPLETION)
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     ("reason", "blocking"),
     [

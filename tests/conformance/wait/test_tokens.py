@@ -197,6 +197,7 @@ async def test_tokens_are_issued_for_open_waitpoints_only(lab: Lab) -> None:
         await issue(claim.id, answer.primary.id)
 
 
+@pytest.mark.rules
 async def test_claims_have_to_make_sense(desk: Desk) -> None:
     wrong: list[dict[str, Any]] = [
         {"approver": 5},

@@ -225,6 +225,7 @@ async def test_suspended_executions_of_one_namespace(lab: Lab) -> None:
     assert len(await listed()) == 3
 
 
+@pytest.mark.rules
 async def test_a_cursor_that_is_none_is_refused(lab: Lab) -> None:
     for cursor in ("x", (1,), (-1, "x"), (Millis(1), "x"), 7):
         with pytest.raises(Invalid):

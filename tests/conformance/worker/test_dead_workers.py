@@ -177,6 +177,7 @@ async def test_several_mark_at_once_while_the_worker_works(lab: Lab, second_lab:
         assert len(await kinds(lab, claim.id)) == 2
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "bad",
     [

@@ -223,6 +223,7 @@ async def test_workers_are_filtered_by_what_they_can_run(lab: Lab) -> None:
     assert await found(kind="draw", namespace="nowhere") == []
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "filters",
     [
@@ -279,6 +280,7 @@ async def test_a_worker_that_lies_is_found_out(lab: Lab) -> None:
 # -- bad values
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize(
     "presence",
     [

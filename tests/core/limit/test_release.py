@@ -4,7 +4,7 @@ from collections import Counter
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -242,7 +242,6 @@ def test_the_moment_told_knows_what_was_let_through_after_the_line_was_looked_at
     assert decided.next_at == START + 50
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=8), st.data())
 def test_lines_are_served_in_turn_whatever_their_length(
     lengths: list[int], data: st.DataObject

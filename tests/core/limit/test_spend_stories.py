@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
@@ -316,7 +316,6 @@ class Walk(Struct):
                 assert noted == self.known.noted(name, word)
 
 
-@settings(deadline=None, max_examples=400)
 @given(STORY)
 def test_any_story_ends_where_plain_addition_does(story: list[Any]) -> None:
     """I-23, I-25, I-26, F-38"""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import schedule as rules
 from flowfabric.core.execution.policy import DEFAULT_POLICY, parse_policy
@@ -44,7 +45,8 @@ class Schedules(Service):
         return await self._change(new.name, lambda old, now: _declared(old, new, now))
 
     async def get(self, name: str) -> Schedule:
-        return _known(await find(self._context.store, SCHEDULES, name), name)
+        asked = check_text(name, "schedule name")
+        return _known(await find(self._context.store, SCHEDULES, asked), asked)
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
         """Schedules by name, after a cursor."""
@@ -59,7 +61,7 @@ class Schedules(Service):
         return await self._change(name, lambda old, now: _resumed(_known(old, name), now))
 
     async def remove(self, name: str) -> None:
-        if not await self._context.store.records.drop(SCHEDULES, name):
+        if not await self._context.store.records.drop(SCHEDULES, check_text(name, "schedule name")):
             raise NotFound("schedule", name)
 
     async def trigger(self, name: str) -> Any:
@@ -108,10 +110,11 @@ class Schedules(Service):
         self, name: str, rule: Callable[[Schedule | None, Millis], Schedule]
     ) -> Schedule:
         """The schedule as the rule wants it."""
+        asked = check_text(name, "schedule name")
         changed = await change(
-            self._context.store, SCHEDULES, name, lambda old, now: (rule(old, now), None)
+            self._context.store, SCHEDULES, asked, lambda old, now: (rule(old, now), None)
         )
-        wanted = _known(changed.after, name)
+        wanted = _known(changed.after, asked)
         if wanted.next_at is not None:
             self._context.post_commit.due(wanted.next_at)
         return wanted
