@@ -30,7 +30,7 @@ ONE_DIALECT = {
 Postgres, and code on SQLite, or code of its own there."""
 
 TWO_MEANINGS = {
-    "Held", "Session", "Waiting",
+    "Held", "Session",
 }  # fmt: skip
 """Class names that still have two meanings. The list only becomes shorter."""
 

@@ -22,13 +22,12 @@ from flowfabric.core.execution import operator
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner, Taking, fence_of, renew, take
-from flowfabric.core.execution.model import Active, Ready, Snapshot, Source
+from flowfabric.core.execution.model import RANK_STEP, Active, Ready, Snapshot, Source
 from flowfabric.core.execution.submission import Submission, create
 from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.engine.commit import retry as module
 from flowfabric.engine.commit.decide import Decision, Decisions
 from flowfabric.engine.commit.post_commit import PostCommit
-from flowfabric.engine.commit.watcher import Waiting
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.store.clock import ManualClock
@@ -105,8 +104,8 @@ def running(number: int = 1) -> Snapshot:
 
 def decisions_on(rows: Rows) -> Decisions:
     store = cast(Store, rows)
-    arrivals = Inbox(store, KnownLimits(store))
-    return Decisions(store, arrivals, PostCommit(store, Waiting(store, arrivals)))
+    post_commit = PostCommit(store)
+    return Decisions(store, Inbox(store, KnownLimits(store), post_commit, RANK_STEP), post_commit)
 
 
 def to_priority(value: int) -> Callable[[Snapshot | None, Millis], Change[operator.Changed]]:

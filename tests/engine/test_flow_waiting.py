@@ -12,9 +12,10 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphNode
 from flowfabric.core.flow.model import Flow
+from flowfabric.engine.commit.post_commit import Commit
+from flowfabric.engine.commit.watcher import AwaitedFlows, Watcher
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow.dispatch import MAX_PASSES
-from flowfabric.engine.flow.watcher import FlowWaiting
 from flowfabric.store.rows.record import FLOWS, RecordKind
 from flowfabric.store.sqlite.store import open_sqlite
 
@@ -46,8 +47,8 @@ async def test_two_hundred_waiters_cost_one_query_per_hint(
         return await plain(kind, ids)
 
     monkeypatch.setattr(engine.store.records, "get", counted)
-    waiting = FlowWaiting(engine.store)
-    tasks = [asyncio.create_task(waiting.end_of(flow)) for flow in flows for _ in range(5)]
+    watcher = Watcher(engine.store, AwaitedFlows(engine.store))
+    tasks = [asyncio.create_task(watcher.end_of(flow, flow)) for flow in flows for _ in range(5)]
     await looked.wait()
     assert asked == [200]
     monkeypatch.setattr(engine.store.records, "get", plain)
@@ -62,8 +63,8 @@ async def test_what_this_process_ends_is_told_without_a_query(
 ) -> None:
     (flow,) = await declare(engine, 1)
     found = (await engine.store.records.get(FLOWS, [flow]))[flow]
-    waiting = FlowWaiting(engine.store)
-    task = asyncio.create_task(waiting.end_of(flow))
+    watcher = Watcher(engine.store, AwaitedFlows(engine.store))
+    task = asyncio.create_task(watcher.end_of(flow, flow))
     looked = asyncio.Event()
 
     async def unwanted(*_: object) -> dict[UUID, Flow]:
@@ -74,7 +75,7 @@ async def test_what_this_process_ends_is_told_without_a_query(
     await looked.wait()
     looked.clear()
     ended = replace(found, ended_at=Millis(5))
-    waiting.ended(ended)
+    watcher.committed(Commit(ended_flows=(ended,)))
     assert await task == ended
     assert not looked.is_set()
 
@@ -89,12 +90,12 @@ async def test_a_sweep_ends_although_flows_never_stop_owing(
     async def owing(limit: int) -> list[UUID]:
         return flows
 
-    async def settle(some: Sequence[UUID], *, counting: bool) -> int:
+    async def resolve(some: Sequence[UUID]) -> int:
         passes.append(some)
         return len(some)
 
     monkeypatch.setattr(engine.store, "owing", owing)
-    monkeypatch.setattr(engine._dispatcher, "_settle_many", settle)
+    monkeypatch.setattr(engine._dispatcher, "_resolve_all", resolve)
     assert await engine._dispatcher.sweep() == 2
     assert passes == [flows] * (1 + MAX_PASSES)
 

@@ -98,7 +98,7 @@ async def after_commit(lab: Lab) -> None:
 def die_after_commits(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that does nothing after a commit, as one that was killed there."""
     monkeypatch.setattr(lab.engine._dispatcher, "kick", lambda flows: None)
-    monkeypatch.setattr(lab.engine._context.post_commit, "owed", lambda flows: None)
+    monkeypatch.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
 
 
 async def owed(flow: Drawn) -> int:

@@ -34,7 +34,7 @@ from flowfabric.core.flow.model import CancelPolicy, Parent
 from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.flow import dispatch, flows, resolver
+from flowfabric.engine.flow import dispatch, resolver
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery
@@ -217,10 +217,10 @@ class FlowPlay:
     def tune(self, *, idle: bool) -> None:
         """Whether the first process settles after its commits or leaves everything to the sweep."""
         self.idle, mine = idle, self.engine._dispatcher
-        vars(mine).pop("kick", None)
-        if idle:
-            vars(mine)["kick"] = _nobody
-        self.engine._context.post_commit.owed = _nobody if idle else mine.owe
+        for method in ("kick", "committed"):
+            vars(mine).pop(method, None)
+            if idle:
+                vars(mine)[method] = _nobody
 
     # -- building
 
@@ -414,7 +414,6 @@ def paged() -> Iterator[None]:
     query = partial(EdgeQuery, limit=PER_PAGE)
     with (
         patch.object(retry, "random", Still()),
-        patch.object(flows, "MAX_PAUSE", 0.0),
         patch.object(resolver, "EdgeQuery", query),
         patch.object(resolver, "PAGE", PER_PAGE),
         patch.object(dispatch, "PAGE", PER_PAGE),

@@ -23,7 +23,7 @@ from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.limit import budget_gate, known_budgets, ledger, releases, sweep
+from flowfabric.engine.limit import budget_gate, known_budgets, releases, sweep
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import Query
@@ -141,9 +141,11 @@ class LimitPlay:
     def tune(self, *, idle: bool) -> None:
         """Whether the first process lets others through after its commits, or leaves everything to
         the sweep."""
-        self.idle, after = idle, self.engine._context.post_commit
-        after.limited = _nobody if idle else self.engine._releases.kick
-        after.let_go = _nobody if idle else self.engine._budget_gate._let_go
+        self.idle = idle
+        for each in (self.engine._releases, self.engine._budget_gate):
+            vars(each).pop("committed", None)
+            if idle:
+                vars(each)["committed"] = _nobody
 
     async def calm_down(self) -> None:
         """No more trouble, and nothing under way."""
@@ -212,8 +214,6 @@ def small() -> Iterator[None]:
     still = Still()
     with (
         patch.object(retry, "random", still),
-        patch.object(releases, "random", still),
-        patch.object(ledger, "random", still),
         patch.object(releases, "MAX_MOVES", 2),
         patch.object(sweep, "PAGE", 2),
         patch.object(budget_gate, "PAGE", 2),

@@ -147,7 +147,7 @@ async def test_a_replay_before_the_flow_was_cancelled_has_a_new_one(
     await work(bench)
     with monkeypatch.context() as dead:
         dead.setattr(bench.engine._dispatcher, "kick", lambda flows: None)
-        dead.setattr(bench.engine._context.post_commit, "owed", lambda chores: None)
+        dead.setattr(bench.engine._dispatcher, "committed", lambda commit: None)
         await run.cancel()
         await run.replay()
         await bench.work()

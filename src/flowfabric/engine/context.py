@@ -1,4 +1,4 @@
-"""What every noun of the engine is made of."""
+"""What the services of the engine share: the context, and the base class of all of them."""
 
 import random
 from collections.abc import Callable
@@ -16,11 +16,12 @@ from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import RANK_STEP, Flags, Snapshot
+from flowfabric.core.flow.model import Flow
 from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.engine.commit.decide import Decisions, LoadedRule, NeedsOf, Rule
 from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.post_commit import PostCommit
-from flowfabric.engine.commit.watcher import Waiting
+from flowfabric.engine.commit.watcher import Watcher
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.engine.wait.keys import Ring
@@ -37,7 +38,7 @@ class Options(Struct, frozen=True, kw_only=True):
     `retention` is how long an ended execution is kept; `reclaim_grace` how long a lost one waits
     before another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key
     that signs waitpoint tokens; without one the engine makes its own when it first needs one,
-    unless `make_keys` is False. With `aging` whoever waits that long is worth one more point of
+    unless `make_keys` is False. With `aging` a run that waits that long is worth one more point of
     priority, so that urgent work cannot keep other work waiting for ever; without it priority
     always comes first.
     """
@@ -49,7 +50,7 @@ class Options(Struct, frozen=True, kw_only=True):
     make_keys: bool = True
 
     def __post_init__(self) -> None:
-        # Kept in milliseconds, in whatever form they came.
+        # Kept in milliseconds, whichever form was given.
         force_setattr(self, "retention", check_span(self.retention, "retention"))
         force_setattr(self, "reclaim_grace", check_span(self.reclaim_grace, "reclaim_grace"))
         if self.aging is not None:
@@ -80,12 +81,13 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class EngineContext(Struct):
-    """What the nouns share."""
+    """One per engine."""
 
     store: Store
     inbox: Inbox
     decisions: Decisions
-    watcher: Waiting
+    watcher: Watcher[Snapshot]
+    flow_watcher: Watcher[Flow]
     post_commit: PostCommit
     ids: Ids
     options: Options
@@ -97,6 +99,8 @@ class EngineContext(Struct):
 
 
 class Service:
+    """The operations of one noun, such as `engine.executions`."""
+
     def __init__(self, context: EngineContext) -> None:
         self._context = context
 
@@ -116,9 +120,8 @@ class Service:
         return _exactly(found.get(key.uuid), key)
 
     async def _let_in(self) -> None:
-        """Before many executions are looked at: those that the application's own transactions
-        have submitted since are shown like all others. A store that can only be read shows the
-        rest."""
+        """Before many executions are read: admits the inbox, so that those the application's own
+        transactions have submitted are shown as well. A read-only store shows the rest."""
         with suppress(StoreReadOnly, StoreFull):
             await self._context.inbox.admit()
 
@@ -144,20 +147,20 @@ class Service:
         return await self._context.decisions.decide(key.uuid, exactly, held)
 
     async def _decide_loaded(
-        self, id: str, rule: LoadedRule[T], ask: NeedsOf, held: Snapshot | None = None
+        self, id: str, rule: LoadedRule[T], needs: NeedsOf, held: Snapshot | None = None
     ) -> T:
-        """As `_decide`, for a rule that must remember more than the execution itself."""
+        """As `_decide`, for a rule that needs more than the execution itself."""
         key = ExecutionId(id)
 
-        def exactly(snapshot: Snapshot | None, now: Millis, memory: Loaded) -> Change[T]:
-            return rule(_exactly(snapshot, key), now, memory)
+        def exactly(snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[T]:
+            return rule(_exactly(snapshot, key), now, loaded)
 
-        def asked(snapshot: Snapshot | None) -> Needs | None:
+        def needed(snapshot: Snapshot | None) -> Needs | None:
             found = _exactly(snapshot, key)
-            # Without the flag there is nothing to remember, and nobody need look.
-            return ask(found) if found and found.head.flags & Flags.WAITPOINTS else None
+            # Without the flag there is nothing to load.
+            return needs(found) if found and found.head.flags & Flags.WAITPOINTS else None
 
-        return await self._context.decisions.decide_loaded(key.uuid, exactly, asked, held)
+        return await self._context.decisions.decide_loaded(key.uuid, exactly, needed, held)
 
 
 def _exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:

@@ -1,7 +1,7 @@
-"""The engine: every operation of the product as a typed method of its noun.
+"""The engine: every operation of the product as a typed method of a service, one per noun.
 
 Worker, server and command line use nothing else. The rules are in `core`, the rows in `store`;
-what is here is batching, the sweep, and what happens after a commit.
+the engine batches, sweeps, and does what follows a commit.
 """
 
 import random
@@ -11,7 +11,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.engine.commit.decide import Decisions
 from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.post_commit import PostCommit
-from flowfabric.engine.commit.watcher import Waiting
+from flowfabric.engine.commit.watcher import AwaitedFlows, AwaitedRuns, Watcher
 from flowfabric.engine.context import EngineContext, Options
 from flowfabric.engine.execution.attempts import Attempts
 from flowfabric.engine.execution.claims import Claims
@@ -24,6 +24,7 @@ from flowfabric.engine.execution.views import Views
 from flowfabric.engine.explain import Explain
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.flows import Flows
+from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.views import FlowViews
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.budgets import Budgets
@@ -48,23 +49,24 @@ class Engine:
         self.identity = context.identity
         self._context = context
         self.inbox = context.inbox
-        self.executions = Executions(context)
+        self.signals = Signals(context)
+        self._resolver = FlowResolver(context, self.signals)
+        self.executions = Executions(context, self._resolver)
         self.lanes = Lanes(context)
         self._releases = Releases(context)
         self._budget_gate = BudgetGate(context, self._releases)
         self.claims = Claims(context, self.lanes, self._budget_gate)
         self.attempts = Attempts(context, self.claims)
         self.suspensions = Suspensions(context, self.attempts)
-        self.signals = Signals(context)
         self.keys = Keys(context.ring)
         self.grants = Grants(context, self._budget_gate)
         self.views = Views(context)
         self.events = Events(context)
         self.workers = Workers(context)
         self.schedules = Schedules(context, self.executions)
-        self._dispatcher = FlowDispatcher(context, self.signals)
-        self.flows = Flows(context, self.executions, self._dispatcher)
-        self.flow_views = FlowViews(context, self._dispatcher.work)
+        self._dispatcher = FlowDispatcher(context, self._resolver)
+        self.flows = Flows(context, self.executions, self._dispatcher, self._resolver)
+        self.flow_views = FlowViews(context, self._resolver)
         self.quotas = Quotas(context, self._releases)
         self.budgets = Budgets(context, self.attempts, self.flows, self._budget_gate)
         self.explain = Explain(context, self._budget_gate)
@@ -77,6 +79,7 @@ class Engine:
             self.workers,
             holder=secrets.token_hex(8),
         )
+        self._subscribe()
 
     @classmethod
     async def open(
@@ -93,16 +96,14 @@ class Engine:
         await store.keep_time()
         chosen = options or Options()
         known_limits = KnownLimits(store)
-        inbox = Inbox(store, known_limits)
-        watcher = Waiting(store, inbox)
-        post_commit = PostCommit(store, watcher)
-        inbox.admitted = post_commit.created
-        inbox.rank_step = chosen.rank_step
+        post_commit = PostCommit(store)
+        inbox = Inbox(store, known_limits, post_commit, chosen.rank_step)
         context = EngineContext(
             store=store,
             inbox=inbox,
             decisions=Decisions(store, inbox, post_commit),
-            watcher=watcher,
+            watcher=Watcher(store, AwaitedRuns(store, inbox)),
+            flow_watcher=Watcher(store, AwaitedFlows(store)),
             post_commit=post_commit,
             ids=Ids(),
             options=chosen,
@@ -114,12 +115,24 @@ class Engine:
         )
         return cls(context)
 
+    def _subscribe(self) -> None:
+        """What follows every commit of this process, in this order."""
+        self._context.post_commit.subscribe(
+            self.sweep,  # is there in time for what becomes due
+            self._context.watcher,  # answers callers that wait for a run
+            self._context.flow_watcher,  # and for a flow
+            self._dispatcher,  # resolves flows
+            self._releases,  # lets runs through their quotas
+            self._budget_gate,  # gives reservations back
+            self._limits,  # looks again when other work can be claimed
+        )
+
     def now(self) -> Millis:
         """The store's clock: the only time that decides anything."""
         return self.store.clock.now()
 
     async def close(self) -> None:
-        """Stops the sweep, finishes what was asked for, lets the store go."""
+        """Stops the sweep, finishes what was asked for, closes the store."""
         await self.sweep.stop()
         await self.executions.drain()
         await self.attempts.drain()
@@ -128,5 +141,5 @@ class Engine:
         await self._limits.drain()
         await self._context.decisions.drain()
         await self._context.watcher.close()
-        await self.flow_views.close()
+        await self._context.flow_watcher.close()
         await self.store.close()

@@ -18,7 +18,9 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.flow.dispatch import FlowDispatcher
@@ -31,12 +33,12 @@ DUTY = "sweep"
 DUTY_SPAN = Millis(2_500)
 PAGE = 500
 MAX_PAUSE = 1.0
-"""The poll floor: so often a process looks for what no hint has told it of."""
+"""The poll floor: how often a process looks for what no hint has named."""
 REST_PAUSE = 1.25
-"""The same when there was nothing at all: with what workers say of themselves that makes one
+"""The same when there was nothing at all: together with the heartbeats of workers that makes one
 statement a second."""
 REST = 30.0
-"""The door looks by itself that rarely: the sweep wakes it."""
+"""The inbox is read without a hint that rarely: the sweep wakes those who admit it."""
 INBOX_PAUSE = 0.02
 TRIM_EVERY = Millis(60_000)
 
@@ -61,43 +63,37 @@ class Sweep(Service):
         self._limits = limits
         self._workers = workers
         self._holder = holder
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._background = Background("the sweep", log)
         self._trimmed_at = Millis(0)
         self._has_duty = False
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
-        context.post_commit.due = self._due_at
 
     def start(self) -> None:
-        """Sweeps in the background whenever this process has the duty, and keeps the door."""
-        if not self._tasks:
-            self._tasks = (
-                asyncio.create_task(self._run(), name="flowfabric-sweep"),
-                asyncio.create_task(self._admit_inbox(), name="flowfabric-door"),
-            )
+        """Sweeps in the background whenever this process has the duty, and admits the inbox."""
+        if not self._background:
+            self._background.start(self._run)
+            self._background.start(self._admit_inbox)
 
     async def stop(self) -> None:
-        tasks, self._tasks = self._tasks, ()
-        if not tasks:
+        if not self._background:
             return
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await self._background.cancel()
         with suppress(FlowFabricError):
             await self._context.store.drop_duty(DUTY, self._holder)
 
     async def once(self) -> int:
-        """Does everything that is due now, whoever has the duty; returns how many executions
-        were looked at."""
+        """Does everything that is due now, whichever process has the duty; returns how many
+        executions were looked at."""
         await self._context.store.keep_time()
         return await self._round(everybody=True)
 
     async def _round(self, *, everybody: bool) -> int:
-        """`everybody`: all who wait for limits are looked at, however long that takes."""
+        """`everybody`: all that wait for limits are looked at, however long that takes."""
         try:
             await self._schedules.fire_due()
         except FlowFabricError as trouble:  # such as a schedule that cannot be read
-            log.warning("schedules could not fire: %s", trouble)
+            log.warning("firing schedules failed; the next round tries again: %s", trouble)
         looked_at: set[UUID] = set()
         while due := await self._context.store.due(self._now(), PAGE):
             fresh = [uuid for uuid in due if uuid not in looked_at]
@@ -121,7 +117,7 @@ class Sweep(Service):
             if isinstance(answer, Corruption):
                 damaged.append(uuid)
             if isinstance(answer, Exception):
-                log.error("execution %s could not be swept: %s", uuid, answer)
+                log.error("execution %s could not be swept; retrying later: %s", uuid, answer)
         if damaged:
             now = self._now()
             await self._context.store.set_aside(damaged, now, Millis(now + SET_ASIDE))
@@ -156,24 +152,24 @@ class Sweep(Service):
                 healthy = True
             except FlowFabricError as error:
                 if healthy:
-                    log.warning("the sweep pauses: %s", error)
+                    log.warning("the sweep failed and pauses until the store answers: %s", error)
                 healthy, pause = False, MAX_PAUSE
-                self._context.store.hints.wake()  # those who rest must see for themselves
+                self._context.store.hints.wake()  # tasks that rest must see for themselves
             except Exception:
-                log.exception("the sweep stumbled and goes on")
+                log.exception("the sweep failed unexpectedly; retrying")
                 pause = MAX_PAUSE
             await self._pause(pause)
 
     async def _admit_inbox(self) -> None:
         """Admits inbox entries soon after they were committed: on a hint, or at the poll floor."""
-        seen = -1  # whatever arrived before this process began
+        seen = -1  # also what was in the inbox before this process began
         while True:
             try:
                 await self._context.store.hints.wait(REST, seen)
                 seen = self._context.store.hints.count
                 await self._context.inbox.admit()
             except FlowFabricError as error:
-                log.debug("the inbox is looked at later: %s", error)
+                log.debug("admitting inbox entries failed; retrying: %s", error)
                 await asyncio.sleep(MAX_PAUSE)
             except Exception:
                 log.exception("admitting inbox entries failed; retrying")
@@ -236,8 +232,12 @@ class Sweep(Service):
     def _soon(self) -> float:
         return REST_PAUSE if self._soonest is None else (self._soonest - self._now()) / 1000
 
-    def _due_at(self, at: Millis) -> None:
-        if self._has_duty and (self._soonest is None or at < self._soonest):
+    def committed(self, commit: Commit) -> None:
+        """Is there in time for what becomes due."""
+        at = commit.due_at
+        if at is None or not self._has_duty:
+            return
+        if self._soonest is None or at < self._soonest:
             self._soonest = at
             self._early.set()
 

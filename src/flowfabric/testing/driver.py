@@ -234,9 +234,7 @@ class Driver:
         engine = await Engine.open(store, options=self.fabric._options, jitter=jitter)
         engine.attempts = WatchedAttempts(engine._context, engine.claims, self.watch)
         engine.views = WatchedViews(engine._context, self.watch, self.drive_to_end)
-        engine.flow_views = WatchedFlowViews(
-            engine._context, engine._dispatcher.work, self.drive_flow
-        )
+        engine.flow_views = WatchedFlowViews(engine._context, engine._resolver, self.drive_flow)
         self._engine = engine
         return engine
 

@@ -124,10 +124,10 @@ class WatchedFlowViews(FlowViews):
     def __init__(
         self,
         context: EngineContext,
-        settling: FlowResolver,
+        resolver: FlowResolver,
         drive: Callable[[UUID, float | None], Awaitable[None]],
     ) -> None:
-        super().__init__(context, settling)
+        super().__init__(context, resolver)
         self._drive = drive
 
     async def wait(self, id: UUID, timeout: Seconds | None = None) -> Flow:

@@ -29,7 +29,7 @@ from flowfabric.core.flow import grow
 from flowfabric.core.flow.grow import Added, AlreadyMember
 from flowfabric.core.flow.join import AllOf, AnyOf, JoinState, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
-from flowfabric.engine.flow import flows
+from flowfabric.engine.commit import retry
 from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.queries import Query
 from tests.kit.flow_lab import failing
@@ -180,7 +180,7 @@ async def test_an_execution_of_another_partition_is_refused_unseen(
     async def asked(*_: object) -> None:
         raise AssertionError("the store was asked")
 
-    monkeypatch.setattr(lab.engine.store, "flows", asked)
+    monkeypatch.setattr(lab.engine.store.records, "get", asked)
     with pytest.raises(Invalid, match="partition mismatch"):
         await lab.engine.flows.join(flow.id, foreign)
 
@@ -417,7 +417,7 @@ async def test_whoever_always_loses_gives_up(lab: Lab, monkeypatch: pytest.Monke
         return False
 
     with monkeypatch.context() as unlucky:
-        unlucky.setattr(flows, "MAX_PAUSE", 0.0)
+        unlucky.setattr(retry, "LONGEST_PAUSE", 0.0)
         unlucky.setattr(lab.engine.store, "apply_flow", lost)
         with pytest.raises(RetryExhausted):
             await flow.link("a>b")

@@ -325,7 +325,7 @@ async def test_an_ending_that_was_taken_back_does_not_reach_anybody(
     """F-17: a failure nobody settled yet is replayed; its children wait for what comes of that"""
     drawn = await declare(lab, "a>b")
     with monkeypatch.context() as still:
-        still.setattr(lab.engine._context.post_commit, "owed", lambda flows: None)
+        still.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
         await lab.fail(await drawn.take("a"), "permanent")
         await replay(drawn, "a")
     await drawn.settled()
@@ -343,7 +343,7 @@ async def test_of_two_endings_the_later_one_is_settled(
     """F-17: failed, replayed, succeeded, all before anybody settled"""
     drawn = await declare(lab, "a>b")
     with monkeypatch.context() as still:
-        still.setattr(lab.engine._context.post_commit, "owed", lambda flows: None)
+        still.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
         await lab.fail(await drawn.take("a"), "permanent")
         await replay(drawn, "a")
         await lab.complete(await drawn.take("a"))

@@ -174,13 +174,13 @@ async def test_a_flow_that_is_counted_while_it_is_looked_at_is_seen_as_it_is(
     drawn = await declare(lab, "a")
     await drawn.fail("a")
     with monkeypatch.context() as still:
-        still.setattr(lab.engine._context.post_commit, "owed", lambda chores: None)
+        still.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
         await replay(drawn, "a")
     honest = lab.engine.store.chores
 
     async def late(flows: Any, limit: int) -> Any:
         monkeypatch.undo()
-        await lab.engine._dispatcher.work.settle(drawn.id)
+        await lab.engine._resolver.resolve(drawn.id)
         return await honest(flows, limit)
 
     monkeypatch.setattr(lab.engine.store, "chores", late)

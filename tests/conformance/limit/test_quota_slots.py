@@ -154,7 +154,7 @@ async def test_a_slot_is_given_back_once_however_often_it_is_said(lab: Lab) -> N
     assert [claim.id for claim in claims] == ids[:2]
     for _ in range(2):
         await lab.complete(claims[0])
-        lab.engine._context.post_commit.limited([claims[0].snapshot.execution] * 2)
+        lab.engine._releases.kick([claims[0].snapshot.execution] * 2)
         await lab.engine.sweep.once()
     assert await slots(lab) == (2, 3)
     for _ in range(2):

@@ -1,7 +1,9 @@
 """What is owed to a flow: written with the change that causes it, done right after, and found by
 the sweep if the process died in between."""
 
+from collections.abc import Iterable
 from enum import IntEnum
+from typing import NamedTuple
 from uuid import UUID
 
 from msgspec import Struct
@@ -10,7 +12,7 @@ from flowfabric.core.execution.model import Ended, Flags, Snapshot, Source
 from flowfabric.core.execution.outcome import Outcome
 
 SIBLING = "sibling_"
-"""How the reason of a cancel begins that a join has asked for."""
+"""Prefix of the cancel reason when a join cancels its siblings."""
 
 
 class OutboxKind(IntEnum):
@@ -40,6 +42,24 @@ class OutboxEntry(Struct, frozen=True):
     kind: OutboxKind
     outcome: Outcome | None = None
     spared: bool = False
+
+
+class MemberEnding(NamedTuple):
+    """How a member ended, and the version it has since."""
+
+    outcome: Outcome
+    number: int
+
+
+def endings_of(entries: Iterable[OutboxEntry]) -> dict[UUID, MemberEnding]:
+    """How members ended. One that was replayed meanwhile has not: it will end again."""
+    found: dict[UUID, MemberEnding] = {}
+    for entry in sorted(entries, key=lambda entry: entry.number):
+        if entry.kind is OutboxKind.ENDED and entry.outcome is not None:
+            found[entry.id] = MemberEnding(entry.outcome, entry.number)
+        elif entry.kind is OutboxKind.REPLAYED:
+            found.pop(entry.id, None)
+    return found
 
 
 def outbox_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:

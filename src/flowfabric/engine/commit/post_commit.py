@@ -1,9 +1,11 @@
-"""What happens after a commit: wake whoever waits. Everything here is a hint; what a crash
-leaves undone is found by the sweep or by the poll floor."""
+"""What follows a commit: subscribers hear what has changed. Everything here is a hint; what a crash
+leaves undone is found by the sweep or at the poll floor."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 from uuid import UUID
+
+from msgspec import Struct
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
@@ -17,108 +19,120 @@ from flowfabric.core.execution.model import (
     Ready,
     Snapshot,
     Suspended,
+    Waiting,
 )
-from flowfabric.core.execution.model import Waiting as Parked
+from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry
-from flowfabric.engine.commit.watcher import Waiting
 from flowfabric.store.contract import Store
 
 _LIMITS = int(Flags.LIMITS)
 
 
-async def _nothing(flow: UUID) -> None: ...
+class Commit(Struct, frozen=True, kw_only=True):
+    """What has changed. `ready`: there is work to claim; `ended` and `ended_flows` are over;
+    `owed` is new in the outboxes of flows; `limited` wait for limits or have given room back;
+    `unleased` lost their lease or gave it up; something is due at `due_at`, the earliest moment;
+    `reopened`: a lane or a worker has changed, so that other work can be claimed."""
+
+    ready: bool = False
+    ended: tuple[UUID, ...] = ()
+    ended_flows: tuple[Flow, ...] = ()
+    owed: tuple[OutboxEntry, ...] = ()
+    limited: tuple[Execution, ...] = ()
+    unleased: tuple[UUID, ...] = ()
+    due_at: Millis | None = None
+    reopened: bool = False
+
+
+class Subscriber(Protocol):
+    def committed(self, commit: Commit) -> None:
+        """Acts on what has changed, without waiting for anything."""
 
 
 class PostCommit:
-    def __init__(self, store: Store, waiting: Waiting) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting = waiting
-        self.due: Callable[[Millis], None] = lambda at: None
-        """Told when something becomes due, so that the sweep of this process is there in time."""
-        self.owed: Callable[[Iterable[OutboxEntry]], None] = lambda entries: None
-        """Told what is owed to flows now."""
-        self.settle: Callable[[UUID], Awaitable[None]] = _nothing
-        """Does everything that is owed to a flow."""
-        self.limited: Callable[[Iterable[Execution]], None] = lambda executions: None
-        """Told who waits for limits, and who has given room back."""
-        self.claimable: Callable[[], None] = lambda: None
-        """Told that a lane or a worker has changed, so that other work can be taken now."""
-        self.let_go: Callable[[Iterable[UUID]], None] = lambda uuids: None
-        """Told which executions nobody holds a lease of any more."""
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def subscribe(self, *subscribers: Subscriber) -> None:
+        """They hear of every commit of this process from now on, in this order."""
+        self._subscribers += subscribers
+
+    def publish(self, commit: Commit) -> None:
+        for subscriber in self._subscribers:
+            subscriber.committed(commit)
+        if commit.ready or commit.ended or commit.ended_flows:
+            self._store.hints.send()
+
+    def due(self, at: Millis) -> None:
+        self.publish(Commit(due_at=at))
+
+    def claimable(self) -> None:
+        self.publish(Commit(reopened=True))
 
     def created(self, snapshots: Iterable[Snapshot]) -> None:
-        work, limited = False, list[Execution]()
-        for snapshot in snapshots:
-            work = True
-            match snapshot.state:
-                case Parked(due_at=int() as at):
-                    self.due(at)
-                case Parked(gate=Gate.LIMIT):
-                    limited.append(snapshot.execution)
-                case _:
-                    pass
-            if snapshot.deadline_at is not None:
-                self.due(snapshot.deadline_at)
-        if work:
-            self._store.hints.send()
-        if limited:
-            self.limited(limited)
+        found = tuple(snapshots)
+        due = [*map(_due_at, found), *(snapshot.deadline_at for snapshot in found)]
+        limited = (each.execution for each in found if _waits_for_limits(each))
+        self.publish(
+            Commit(
+                ready=bool(found),
+                limited=tuple(limited),
+                due_at=_earliest(due),
+            )
+        )
 
     def applied(self, changes: Sequence[Change[Any]]) -> None:
-        work, ended = False, list[UUID]()
-        owed = list[OutboxEntry]()
         moves = [
             (change.before, change.after)
             for change in changes
             if change.before is not None and change.after is not None
         ]
-        for change in changes:
-            owed += change.outbox
+        ready, ended, due = False, list[UUID](), list[Millis | None]()
         for _, after in moves:
             match after.state:
                 case Ready() | Lost():
-                    work = True
+                    ready = True
                 case Ended():
                     ended.append(after.execution.uuid)
                 case _:
-                    self._watch(after)
-        if ended:
-            self._waiting.ended(ended)
-        if owed:
-            self.owed(owed)
-        self._tell_limits(moves)
-        if work or ended:
-            self._store.hints.send()
-
-    def _tell_limits(self, moves: list[tuple[Snapshot, Snapshot]]) -> None:
-        limited = [after.execution for before, after in moves if _makes_room(before, after)]
-        idle = [after.execution.uuid for before, after in moves if _lets_go(before, after)]
-        if limited:
-            self.limited(limited)
-        if idle:
-            self.let_go(idle)
-
-    def _watch(self, snapshot: Snapshot) -> None:
-        """Tells the sweep when something about a parked execution becomes due."""
-        match snapshot.state:
-            case Parked(due_at=int() as at) | Suspended(due_at=int() as at):
-                self.due(at)
-            case _:
-                pass
-        if snapshot.alarm_at is not None:
-            self.due(snapshot.alarm_at)
+                    due += [_due_at(after), after.alarm_at]
+        self.publish(
+            Commit(
+                ready=ready,
+                ended=tuple(ended),
+                owed=tuple(entry for change in changes for entry in change.outbox),
+                limited=tuple(after.execution for before, after in moves if _frees(before, after)),
+                unleased=tuple(
+                    after.execution.uuid for before, after in moves if _unleases(before, after)
+                ),
+                due_at=_earliest(due),
+            )
+        )
 
 
-def _makes_room(before: Snapshot, after: Snapshot) -> bool:
-    """Whether a slot was given back, or somebody came to wait for one."""
+def _earliest(moments: Iterable[Millis | None]) -> Millis | None:
+    return min((at for at in moments if at is not None), default=None)
+
+
+def _due_at(snapshot: Snapshot) -> Millis | None:
+    match snapshot.state:
+        case Waiting(due_at=at) | Suspended(due_at=at):
+            return at
+        case _:
+            return None
+
+
+def _frees(before: Snapshot, after: Snapshot) -> bool:
+    """Whether a slot was given back, or one more waits for a slot."""
     if not int(before.head.flags) & _LIMITS or isinstance(after.state, Ready | Lost | Active):
         return False
     return isinstance(before.state, Ready | Lost | Active) or _waits_for_limits(after)
 
 
 def _waits_for_limits(snapshot: Snapshot) -> bool:
-    return isinstance(snapshot.state, Parked) and snapshot.state.gate is Gate.LIMIT
+    return isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.LIMIT
 
 
-def _lets_go(before: Snapshot, after: Snapshot) -> bool:
+def _unleases(before: Snapshot, after: Snapshot) -> bool:
     return isinstance(before.state, Active) and not isinstance(after.state, Active)

@@ -40,6 +40,7 @@ from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 
@@ -51,8 +52,9 @@ TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 class Executions(Service):
     """`engine.executions`"""
 
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, resolver: FlowResolver) -> None:
         super().__init__(context)
+        self._resolver = resolver
         self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
             "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
         )
@@ -121,7 +123,7 @@ class Executions(Service):
         upstreams: dict[UUID, Snapshot] = {}
         if flow is not None and ask_to_replay(snapshot) is not None:
             # Or an ending that it has heard of skips it again.
-            await self._context.post_commit.settle(flow.id)
+            await self._resolver.resolve(flow.id)
             upstreams = await self._upstreams(flow.id, snapshot.execution.uuid)
         return await self._context.decisions.decide_loaded(
             snapshot.execution.uuid,

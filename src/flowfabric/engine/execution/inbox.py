@@ -1,19 +1,20 @@
-"""The door: submissions made in the application's own transactions become executions here.
+"""The inbox: submissions made in the application's own transactions become executions here.
 
-They were only written there. Validation, route, delay and limits are decided now, by the same
-rules as everywhere; what the rules refuse ends as failed with the reason.
+The transaction only writes them down. Validation, route, delay and limits are decided now, by the
+same rules as for every other submission; what the rules refuse ends as failed with the reason.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.execution.model import RANK_STEP, Snapshot
+from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.policy import parse_policy, write_policy
 from flowfabric.core.execution.submission import Creation, Submission, create, ranked, refuse
+from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.store.contract import MAX_BATCH, Store
 from flowfabric.store.queries import InboxEntry
@@ -26,38 +27,37 @@ _OPTIONS = frozenset(
 class Inbox:
     """`engine.inbox`"""
 
-    def __init__(self, store: Store, known_limits: KnownLimits) -> None:
+    def __init__(
+        self, store: Store, known_limits: KnownLimits, post_commit: PostCommit, rank_step: int
+    ) -> None:
         self._store = store
         self._known_limits = known_limits
-        self.rank_step = RANK_STEP
-        self.admitted: Callable[[Iterable[Snapshot]], None] = lambda snapshots: None
-        """Told what was let in."""
+        self._post_commit = post_commit
+        self._rank_step = rank_step
 
     async def admit(self, uuids: Sequence[UUID] | None = None) -> int:
-        """Lets everything in that waits at the door (of the given ids only, if given)."""
+        """Admits every entry, or those of the given ids; returns how many were admitted."""
         admitted = 0
-        while waiting := await self._store.arrivals(uuids, MAX_BATCH):
-            creations = [
-                ranked(await self._creation(arrival), self.rank_step) for arrival in waiting
-            ]
+        while entries := await self._store.arrivals(uuids, MAX_BATCH):
+            creations = [ranked(await self._creation(entry), self._rank_step) for entry in entries]
             admitted += await self._store.admit(creations, self._store.clock.now())
-            self.admitted(creation.snapshot for creation in creations)
-            if uuids is not None or len(waiting) < MAX_BATCH:
+            self._post_commit.created(creation.snapshot for creation in creations)
+            if uuids is not None or len(entries) < MAX_BATCH:
                 break
         return admitted
 
-    async def _creation(self, arrival: InboxEntry) -> Creation:
-        creation = _creation(arrival)
+    async def _creation(self, entry: InboxEntry) -> Creation:
+        creation = _creation(entry)
         try:
             # What tasks declare for themselves may come with their first worker.
             await self._known_limits.check(creation.snapshot.execution.rules, declared=False)
         except NotFound as error:
-            return _refused(arrival, creation.snapshot.execution.facts.key, str(error))
+            return _refused(entry, creation.snapshot.execution.facts.key, str(error))
         return creation
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
-        """Executions as they stand. One that is not there may be waiting at the door, or was let
-        in by somebody else since the first look."""
+        """Executions as they stand. One that is not there may be in the inbox, or another process
+        has admitted it since the first look."""
         found = await self._store.load(uuids)
         missing = [uuid for uuid in uuids if uuid not in found]
         if missing:
@@ -66,27 +66,27 @@ class Inbox:
         return found
 
 
-def _creation(arrival: InboxEntry) -> Creation:
+def _creation(entry: InboxEntry) -> Creation:
     options: Mapping[str, Any] = {}
     try:
-        options = _options(arrival.options)
+        options = _options(entry.options)
         _check_names(options)
-        return create(_submission(arrival, options), arrival.uuid, arrival.at, key_taken=True)
-    except Exception as error:  # whatever is wrong with one, the others are let in
-        return _refused(arrival, options.get("key"), str(error))
+        return create(_submission(entry, options), entry.uuid, entry.at, key_taken=True)
+    except Exception as error:  # what is wrong with one entry keeps none of the others out
+        return _refused(entry, options.get("key"), str(error))
 
 
-def _refused(arrival: InboxEntry, key: Any, reason: str) -> Creation:
+def _refused(entry: InboxEntry, key: Any, reason: str) -> Creation:
     named = {} if key is None else {"key": key}
-    return refuse(_submission(arrival, named), arrival.uuid, arrival.at, reason)
+    return refuse(_submission(entry, named), entry.uuid, entry.at, reason)
 
 
-def _submission(arrival: InboxEntry, options: Mapping[str, Any]) -> Submission:
+def _submission(entry: InboxEntry, options: Mapping[str, Any]) -> Submission:
     return Submission(
-        kind=arrival.kind,
-        payload=arrival.payload,
-        namespace=arrival.namespace,
-        lane=arrival.lane,
+        kind=entry.kind,
+        payload=entry.payload,
+        namespace=entry.namespace,
+        lane=entry.lane,
         **options,
     )
 
@@ -104,7 +104,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 
 def write_options(submission: Submission) -> bytes:
-    """The document of an arrival for a submission that was checked already."""
+    """The document of an inbox entry for a submission that was checked already."""
     members = {name: getattr(submission, name) for name in _OPTIONS - {"policy"}}
     given = {name: value for name, value in members.items() if value}
     if submission.policy is not None:

@@ -202,7 +202,7 @@ class Views(Service):
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
         async with asyncio.timeout(seconds):
-            return _ending(await self._context.watcher.end_of(key))
+            return _ending(await self._context.watcher.end_of(key, key.uuid))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page begins the next."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Literal
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -16,7 +17,6 @@ from flowfabric.core.base.errors import (
     FlowFabricError,
     FlowTerminal,
     NotFound,
-    RetryExhausted,
     StaleRevision,
 )
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
@@ -66,17 +66,17 @@ from flowfabric.core.flow.replay import (
 from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.records import find
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.flow.dispatch import FlowDispatcher
-from flowfabric.engine.flow.resolver import PAGE
+from flowfabric.engine.flow.resolver import PAGE, FlowResolver
 from flowfabric.engine.flow.walks import reaches, whole
 from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
-MAX_PAUSE = 0.005
 MAX_TOLD = 1000
 
 Decided = Callable[[Flow | None, Millis], Awaitable[FlowChange | None]]
@@ -109,11 +109,16 @@ class Flows(Service):
     """`engine.flows`"""
 
     def __init__(
-        self, context: EngineContext, executions: Executions, dispatcher: FlowDispatcher
+        self,
+        context: EngineContext,
+        executions: Executions,
+        dispatcher: FlowDispatcher,
+        resolver: FlowResolver,
     ) -> None:
         super().__init__(context)
         self._executions = executions
         self._dispatcher = dispatcher
+        self._resolver = resolver
         self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     # -- building
@@ -274,7 +279,7 @@ class Flows(Service):
             return FlowChange(open, after, owed=(entry,))
 
         made = await self._change(key, decide)
-        await self._dispatcher.work.settle(key)
+        await self._resolver.resolve(key)
         return made is not None
 
     # -- steering
@@ -320,7 +325,7 @@ class Flows(Service):
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = check_cancel_policy(policy)
         with suppress(Corruption):  # of a member: cancelling the others does not need it
-            await self._dispatcher.work.settle(key)  # one that is over already cannot be cancelled
+            await self._resolver.resolve(key)  # one that is over already cannot be cancelled
 
         stands: list[Flow] = []
 
@@ -354,18 +359,14 @@ class Flows(Service):
         found = known(await find(self._context.store, FLOWS, key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
-        await self._dispatcher.work.settle(
-            key
-        )  # or an ending told late skips again what waits again
+        await self._resolver.resolve(key)  # or an ending told late skips again what waits again
         plan = plan_replay(*await whole(self._context.store, key))
         for member in plan.members:
             check_replay(member)
         replayed: list[Replayed] = []
         for start in range(0, len(plan.members), PAGE):
             replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
-        await self._dispatcher.work.settle(
-            key
-        )  # the flow is open again before anybody waits for it
+        await self._resolver.resolve(key)  # the flow is open again before a caller waits for it
         return replayed
 
     async def drain(self) -> None:
@@ -441,29 +442,27 @@ class Flows(Service):
     ) -> FlowChange | None:
         """Load, decide, apply; calls of this process for one flow one after the other. One that is
         `new` most likely is looked for only if it turns out to be there."""
-        lock = self._locks.setdefault(id, asyncio.Lock())
-        async with lock:
-            for round in range(MAX_ROUNDS):
-                now = self._now()
-                unseen = new and not round
-                found = None if unseen else await find(self._context.store, FLOWS, id)
-                try:
-                    change = await decide(found, now)
-                except FlowFabricError:
-                    if unseen:
-                        continue  # what would be refused today may be there since yesterday
-                    raise
-                if change is None:
-                    return None
-                if await self._context.store.apply_flow(change):
-                    self._context.post_commit.applied(change.changes)
-                    if change.owed and kick:
-                        self._dispatcher.kick([id])
-                    return change
+
+        async def round(number: int) -> FlowChange | Literal[RaceLost.RACE_LOST] | None:
+            now = self._now()
+            unseen = new and not number
+            found = None if unseen else await find(self._context.store, FLOWS, id)
+            try:
+                change = await decide(found, now)
+            except FlowFabricError:
                 if unseen:
-                    continue
-                await asyncio.sleep(self._jitter() * MAX_PAUSE)  # only jitter
-        raise RetryExhausted(f"lost against rivals {MAX_ROUNDS} times in a row")
+                    return RACE_LOST  # what would be refused today may be there since yesterday
+                raise
+            written = change is None or await self._context.store.apply_flow(change)
+            return change if written else RACE_LOST
+
+        async with self._locks.setdefault(id, asyncio.Lock()):
+            change = await retry(round, f"flow {id}", MAX_ROUNDS)
+        if change is not None:
+            self._context.post_commit.applied(change.changes)
+            if change.owed and kick:
+                self._dispatcher.kick([id])
+        return change
 
     async def _members(self, flow: UUID) -> AsyncIterator[list[Snapshot]]:
         after: UUID | None = None

@@ -1,87 +1,134 @@
-"""Doing what is owed to flows: right after the commit that owes it, or when the sweep finds it.
+"""What resolving a flow means: doing what its outbox asks for.
 
-An ending is settled edge by edge as independent changes of the downstreams, in pages, never in one
-big transaction. Only then is it counted and the entry deleted, so a crash repeats work and never
-loses any; an edge that was settled before is left alone. Two processes may settle the same flow.
+The way of an ending, in one direction: the commit that ends a member writes an outbox entry with
+it; `carry` finds the open edges that leave the member and brings the ending to each downstream,
+whose join decides (`core.flow.progress.settle`) in a change of its own; `count` adds the ending to
+the flow and deletes the entry. Edges are settled in pages, never in one big transaction, and an
+entry goes last: a crash repeats work and never loses any, and an edge that was settled before is
+left alone. Two processes may resolve the same flow.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import LeaseLost, NotFound, NotSignalable
+from flowfabric.core.base.errors import LeaseLost, NotFound, NotSignalable, RetryExhausted
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.lease import Owner
-from flowfabric.core.execution.model import Ended, Outcome, Snapshot, Source
+from flowfabric.core.execution.model import Ended, Snapshot, Source
 from flowfabric.core.flow import children, grow
 from flowfabric.core.flow import progress as rules
 from flowfabric.core.flow.cancel import is_orphan, orphaned
 from flowfabric.core.flow.join import EdgeState, JoinState
-from flowfabric.core.flow.model import CancelPolicy, Flow, Parent, count_outbox
-from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
+from flowfabric.core.flow.model import CancelPolicy, Flow, FlowChange, Parent, count_outbox
+from flowfabric.core.flow.outbox import MemberEnding, OutboxEntry, OutboxKind, endings_of
 from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.records import find
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.store.queries import EdgeQuery, Unsettled
 from flowfabric.store.rows.record import FLOWS
 
 PAGE = 500
-MAX_FLOWS = 64
-MAX_ROUNDS = 20
 COUNT_AT = 50
+MAX_ROUNDS = 20
 CASCADE = Owner(source=Source.FLOW_CASCADE)
 
 log = logging.getLogger("flowfabric.flows")
 
 
-class MemberEnding(NamedTuple):
-    """How a member ended, and the version it has since."""
+class Pass(Struct, frozen=True):
+    """What came of one look at many flows: `done` were counted. `slow` owe more than endings, and
+    each is to be resolved by itself; `again` has moved meanwhile, or owes something new."""
 
-    outcome: Outcome
-    number: int
+    done: int
+    slow: tuple[UUID, ...]
+    again: tuple[UUID, ...] = ()
 
 
 class FlowResolver(Service):
-    """Does what is owed to one flow, or settles endings of many."""
-
     def __init__(self, context: EngineContext, signals: Signals) -> None:
         super().__init__(context)
         self._signals = signals
-        self.cancelling: set[UUID] = set()
-        """Flows whose members are being cancelled: nothing may be settled, or they are skipped."""
+        self._cancelling: set[UUID] = set()
+        """Flows whose members are being cancelled: an edge that is settled now would skip them."""
 
-        self.ended: Callable[[Flow], None] = lambda flow: None
-        """Told which flow has ended, as it was written."""
+    # -- many flows at once
 
-    def counted(self, flow: Flow) -> None:
-        """Tells whoever waits for the flow if it has ended with what was counted."""
-        if flow.ended_at is not None:
-            self.ended(flow)
-            self._context.store.hints.send()
+    async def carry(self, endings: Mapping[UUID, Mapping[UUID, MemberEnding]]) -> int:
+        """Brings endings of members, by flow, to their downstreams; returns how many edges were
+        open. Members that are to be cancelled are left alone: they must not be skipped."""
+        return await self._settle_edges(
+            {
+                (flow, id): ending
+                for flow, members in endings.items()
+                if flow not in self._cancelling
+                for id, ending in members.items()
+            }
+        )
 
-    async def settle(self, flow: UUID) -> None:
+    async def count(self, flows: Sequence[UUID], *, everything: bool) -> Pass:
+        """Counts the endings of flows that owe nothing else, once their edges are settled. Unless
+        `everything` is asked for the sweep may do it later: then only what ends a flow is counted,
+        or revives one, or many endings."""
+        # Before the outbox: counting entries meanwhile moves the version that is compared.
+        found = await self._context.store.records.get(FLOWS, flows)
+        owed: dict[UUID, list[OutboxEntry]] = {}
+        for entry in await self._context.store.chores(flows, PAGE):
+            owed.setdefault(entry.flow, []).append(entry)
+        slow = tuple(flow for flow, entries in owed.items() if not _owes_endings(entries))
+        now = self._now()
+        counts = [
+            count_outbox(found[flow], tuple(entries), now)
+            for flow, entries in owed.items()
+            if flow in found and flow not in slow
+        ]
+        due = [change for change in counts if everything or _cannot_wait(change)]
+        if not due:
+            return Pass(0, slow)
+        await self._settle_edges(
+            {
+                (change.after.id, id): ending
+                for change in due
+                for id, ending in endings_of(change.done).items()
+            }
+        )
+        written = await self._context.store.count_flows(due)
+        again = {each.after.id for each in due if each.after.id not in written or each.owed}
+        self._publish(change.after for change in due if change.after.id not in again)
+        return Pass(len(written), slow, tuple(again))
+
+    # -- one flow
+
+    async def resolve(self, flow: UUID) -> None:
         """Does everything that is owed to a flow, also what comes of doing it."""
-        for _ in range(MAX_ROUNDS):
-            while entries := await self._context.store.chores([flow], PAGE):
-                if not await self._round(flow, entries):
-                    break  # somebody else was faster: look again
-            else:
-                return
-            await asyncio.sleep(0)
 
-    async def _round(self, flow: UUID, entries: Sequence[OutboxEntry]) -> bool:
+        async def round(number: int) -> Literal[RaceLost.RACE_LOST] | None:
+            while entries := await self._context.store.chores([flow], PAGE):
+                if not await self._do(flow, entries):
+                    return RACE_LOST
+            return None
+
+        try:
+            await retry(round, f"flow {flow}", MAX_ROUNDS)
+        except RetryExhausted:
+            log.info("other processes resolve flow %s; the sweep does what they leave", flow)
+
+    async def _do(self, flow: UUID, entries: Sequence[OutboxEntry]) -> bool:
         """Does what these entries ask for and counts them; False when another process did."""
         found = await find(self._context.store, FLOWS, flow)
         if found is None:
@@ -96,20 +143,25 @@ class FlowResolver(Service):
             await self.cancel_members(found)
         if OutboxKind.RELEASE in kinds:
             await self._release(found)
-        await self._settle_endings(flow, entries)
+        await self._settle_edges({(flow, id): end for id, end in endings_of(entries).items()})
         await self._catch_up(flow, entries)
         await self._cancel_siblings(flow, entries)
         if OutboxKind.TELL in kinds:
-            await self._tell(found, max(each.number for each in entries if _is_telling(each)))
+            await self._tell(found, max(each.number for each in _of(OutboxKind.TELL, entries)))
         missing = await self._missing(found) if OutboxKind.CANCEL in kinds else None
         now = self._now()
         change = count_outbox(found, tuple(entries), now, missing)
-        if any(entry.kind is OutboxKind.ORPHANED for entry in entries):
+        if _of(OutboxKind.ORPHANED, entries):
             change = orphaned(change, now)
         counted = await self._context.store.apply_flow(change)
         if counted:
-            self.counted(change.after)
+            self._publish([change.after])
         return counted
+
+    def _publish(self, flows: Iterable[Flow]) -> None:
+        ended = tuple(flow for flow in flows if flow.ended_at is not None)
+        if ended:
+            self._context.post_commit.publish(Commit(ended_flows=ended))
 
     async def _missing(self, flow: Flow) -> int | None:
         """How many members were declared and never written, when the declaration died half way.
@@ -119,19 +171,10 @@ class FlowResolver(Service):
         present = await self._context.store.member_counts(flow.id)
         return max(0, flow.nodes - sum(present.values()))
 
-    async def _settle_endings(self, flow: UUID, entries: Sequence[OutboxEntry]) -> None:
-        endings = endings_of(entries)
-        if not endings:
-            return
-        query = EdgeQuery(flow=flow, upstreams=tuple(endings), unsettled=True)
-        async for page in self._pages(query):
-            told = {state.edge.id: endings[state.edge.upstream] for state in page}
-            await self._settle_page([Unsettled(state, None) for state in page], told)
-
     async def _catch_up(self, flow: UUID, entries: Sequence[OutboxEntry]) -> None:
         """A member that waits again after a replay counts upstreams that have ended since they
         were looked at, and could not settle what was not open then."""
-        replayed = tuple(entry.id for entry in entries if _is_second_chance(entry))
+        replayed = tuple(entry.id for entry in _of(OutboxKind.REPLAYED, entries))
         if not replayed:
             return
         query = EdgeQuery(flow=flow, downstreams=replayed, unsettled=True)
@@ -147,7 +190,7 @@ class FlowResolver(Service):
             await self._all([_settling(child, found) for child, found in by_child.items()])
 
     async def _cancel_siblings(self, flow: UUID, entries: Sequence[OutboxEntry]) -> None:
-        children = tuple(entry.id for entry in entries if entry.kind is OutboxKind.SIBLINGS)
+        children = tuple(entry.id for entry in _of(OutboxKind.SIBLINGS, entries))
         if not children:
             return
         joins = await self._context.store.load(children)
@@ -167,12 +210,12 @@ class FlowResolver(Service):
             return
         pending = flow.cancel.policy is CancelPolicy.PENDING
         rule = partial(_cancel_pending if pending else _cancel, flow.cancel.reason)
-        self.cancelling.add(flow.id)
+        self._cancelling.add(flow.id)
         try:
             async for page in self._members(flow, living=True):
                 await self._all([Decision(each.execution.uuid, rule, each) for each in page])
         finally:
-            self.cancelling.discard(flow.id)
+            self._cancelling.discard(flow.id)
 
     async def _release(self, flow: Flow) -> None:
         """Also those that have ended: a replay must not find them held."""
@@ -229,51 +272,49 @@ class FlowResolver(Service):
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
 
-    async def settle_edges(self, endings: dict[tuple[UUID, UUID], MemberEnding]) -> int:
-        """Settles the edges that leave members (flow, execution) with how these have ended."""
+    async def _settle_edges(self, endings: Mapping[tuple[UUID, UUID], MemberEnding]) -> int:
+        """Settles the open edges that leave members (flow, execution) with how these ended."""
         after, settled = None, 0
-        while page := await self._context.store.unsettled(list(endings), after, PAGE):
-            edges = [found.state.edge for found in page]
-            told = {edge.id: endings[edge.flow, edge.upstream] for edge in edges}
-            await self._settle_page(page, told)
+        while endings and (page := await self._context.store.unsettled(list(endings), after, PAGE)):
+            by_child: dict[UUID, list[Unsettled]] = {}
+            for found in page:
+                by_child.setdefault(found.state.edge.downstream, []).append(found)
+            await self._all([_bringing(found, endings) for found in by_child.values()])
             settled += len(page)
             if len(page) < PAGE:
                 break
-            after = edges[-1].id
+            after = page[-1].state.edge.id
         return settled
 
-    async def _settle_page(self, page: Sequence[Unsettled], told: dict[UUID, MemberEnding]) -> None:
-        by_child: dict[UUID, list[Unsettled]] = {}
-        for found in page:
-            by_child.setdefault(found.state.edge.downstream, []).append(found)
-        await self._all([_bringing(child, found, told) for child, found in by_child.items()])
+
+def _owes_endings(entries: Sequence[OutboxEntry]) -> bool:
+    """Whether a flow owes endings, not too many, and nothing else."""
+    return len(entries) < PAGE and all(entry.kind is OutboxKind.ENDED for entry in entries)
 
 
-def _is_telling(entry: OutboxEntry) -> bool:
-    return entry.kind is OutboxKind.TELL
+def _cannot_wait(change: FlowChange) -> bool:
+    """Whether a count ends the flow, or revives it, or is large."""
+    before, after = change.before, change.after
+    ended = after.ended_at is not None or (before is not None and before.ended_at is not None)
+    return ended or len(change.done) >= COUNT_AT
 
 
-def _is_second_chance(entry: OutboxEntry) -> bool:
-    return entry.kind is OutboxKind.REPLAYED
+def _of(kind: OutboxKind, entries: Sequence[OutboxEntry]) -> list[OutboxEntry]:
+    return [entry for entry in entries if entry.kind is kind]
 
 
-def endings_of(entries: Iterable[OutboxEntry]) -> dict[UUID, MemberEnding]:
-    """How members ended. One that was replayed meanwhile has not: it will end again."""
-    found: dict[UUID, MemberEnding] = {}
-    for entry in sorted(entries, key=lambda entry: entry.number):
-        if entry.kind is OutboxKind.ENDED and entry.outcome is not None:
-            found[entry.id] = MemberEnding(entry.outcome, entry.number)
-        elif entry.kind is OutboxKind.REPLAYED:
-            found.pop(entry.id, None)
-    return found
-
-
-def _bringing(child: UUID, edges: Sequence[Unsettled], told: dict[UUID, MemberEnding]) -> Decision:
-    """The endings of upstreams are brought to a downstream, which need not be read again: what it
-    and its edges are was seen at one moment, and whoever settles one of these moves its version."""
-    states = {found.state.edge.id: found.state for found in edges}
-    settling = _settling(child, [Settlement(id, *told[id]) for id in states])
-    settling.held, settling.memory = edges[0].downstream, Loaded({}, {}, [], states)
+def _bringing(
+    open: Sequence[Unsettled], endings: Mapping[tuple[UUID, UUID], MemberEnding]
+) -> Decision:
+    """Brings the endings of upstreams to a downstream, which need not be read again: it and its
+    edges were seen at one moment, and settling one of these moves its version."""
+    edges = {found.state.edge.id: found.state for found in open}
+    told = [
+        Settlement(id, *endings[state.edge.flow, state.edge.upstream])
+        for id, state in edges.items()
+    ]
+    settling = _settling(open[0].state.edge.downstream, told)
+    settling.held, settling.memory = open[0].downstream, Loaded({}, {}, [], edges)
     return settling
 
 

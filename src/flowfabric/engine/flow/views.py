@@ -34,7 +34,6 @@ from flowfabric.core.flow.outbox import is_spared
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
-from flowfabric.engine.flow.watcher import FlowWaiting
 from flowfabric.store.queries import EdgeQuery, FlowQuery
 from flowfabric.store.rows.record import FLOWS
 
@@ -71,13 +70,9 @@ class FlowDescription(Struct, frozen=True):
 class FlowViews(Service):
     """`engine.flow_views`"""
 
-    def __init__(self, context: EngineContext, settling: FlowResolver) -> None:
+    def __init__(self, context: EngineContext, resolver: FlowResolver) -> None:
         super().__init__(context)
-        self._waiting = FlowWaiting(context.store)
-        settling.ended = self._waiting.ended
-
-    async def close(self) -> None:
-        await self._waiting.close()
+        self._resolver = resolver
 
     async def get(self, id: UUID) -> Flow | None:
         """The flow, with every ending counted, also those that are not written down yet."""
@@ -104,7 +99,7 @@ class FlowViews(Service):
         span = None if timeout is None else check_seconds(timeout, "timeout")
         try:
             async with asyncio.timeout(span):
-                return await self._waiting.end_of(key)
+                return await self._context.flow_watcher.end_of(key, key)
         except TimeoutError:
             flow = known(await self.get(key), key)
             if flow.ended_at is None:
@@ -115,7 +110,7 @@ class FlowViews(Service):
         """Whether a flow was cancelled since the run that started it ended without success, or is
         gone by now; what is owed to it is done first."""
         key = parse_uuid(flow, "flow")
-        await self._context.post_commit.settle(key)
+        await self._resolver.resolve(key)
         found = await find(self._context.store, FLOWS, key)
         return found is None or is_orphan(found)
 

@@ -1,8 +1,8 @@
-"""Budgets at the door: what was taken is shown to its budgets before anybody works on it.
+"""The budget gate: what was claimed is shown to its budgets before a worker gets it.
 
-New work whose budget is spent goes back and waits in the budget's queue. When the budget admits
+A new run whose budget is spent goes back and waits in the budget's queue. When the budget admits
 again (a reset, a raised limit, something given back) a page of those is let in, and another one as
-soon as the first was taken: letting in a hundred thousand to send all but ten away again would be
+soon as the first was claimed: letting in a hundred thousand to send all but ten away again would be
 a storm.
 """
 
@@ -22,7 +22,9 @@ from flowfabric.core.limit import spend as rules
 from flowfabric.core.limit.budget import Exhausted, spent
 from flowfabric.core.limit.budget_gate import is_start, let_in, take_back, turn_away
 from flowfabric.core.limit.quota import budget_queue
+from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_budgets import KnownBudgets
 from flowfabric.engine.limit.ledger import LedgerWriter
@@ -50,13 +52,12 @@ class BudgetGate(Service):
         self._crowded: dict[str, int] = {}
         self._resets: dict[str, Millis] = {}
         self._reserving: set[UUID] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        context.post_commit.let_go = self._let_go
+        self._background = Background("work for budgets", log)
 
     async def check(self, taken: Sequence[Taken]) -> list[Taken]:
         """What may be worked on. The rest waits for its budget. A budget that cannot be read admits
-        nobody: what was taken goes back. If that is all, the error is the caller's; otherwise it is
-        set aside, and the others go on."""
+        nothing: what was claimed goes back. If that is all, the error is the caller's; otherwise
+        it is set aside, and the others go on."""
         try:
             return await self._check(taken)
         except Corruption as error:
@@ -64,7 +65,7 @@ class BudgetGate(Service):
                 await self._leave(taken[0], error)
                 raise
         except FlowFabricError:
-            self._spawn(self._take_back(taken))
+            self._background.start(partial(self._take_back, taken))
             raise
         admitted: list[Taken] = []
         for item in taken:
@@ -102,7 +103,8 @@ class BudgetGate(Service):
         return [item for item in taken if item.snapshot.execution.uuid not in refused]
 
     async def let_in_due(self) -> None:
-        """Lets in who was refused here until a reset that has come since. Others find the sweep."""
+        """Lets in what was refused here until a reset that has come since. The sweep finds the
+        rest."""
         if not self._resets:
             return
         now = self._now()
@@ -128,11 +130,10 @@ class BudgetGate(Service):
 
     @property
     def busy(self) -> bool:
-        return bool(self._tasks)
+        return bool(self._background)
 
     async def drain(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.drain()
         await self.books.drain()
 
     async def _turn_away(self, taken: Sequence[Taken], refused: dict[UUID, Exhausted]) -> None:
@@ -149,7 +150,10 @@ class BudgetGate(Service):
         answers = await self._context.decisions.decide_all(decisions)
         for answer in answers:
             if isinstance(answer, Exception):
-                log.warning("a refused execution keeps its lease until it runs out: %s", answer)
+                log.warning(
+                    "giving back a refused run failed; its lease has to expire: %s",
+                    answer,
+                )
         await self._releases.give_starts_back(_unbegun(turned, answers))
 
     async def _take_back(self, taken: Sequence[Taken]) -> None:
@@ -182,12 +186,12 @@ class BudgetGate(Service):
     def _admit_soon(self, names: Iterable[str]) -> None:
         for name in names:
             self._crowded.pop(name, None)
-            self._spawn(self.let_in(name))
+            self._background.start(partial(self.let_in, name), name)
 
     def free_soon(self, names: Iterable[str]) -> None:
-        """Lets in who waits for one of these budgets, but is no longer limited by it."""
+        """Lets in what waits for one of these budgets, but is no longer limited by it."""
         for name in names:
-            self._spawn(self._free(name))
+            self._background.start(partial(self._free, name), name)
 
     async def _free(self, name: str) -> None:
         store, rule = self._context.store, partial(_let_in, budget=name)
@@ -218,11 +222,11 @@ class BudgetGate(Service):
         if len(waiting) == PAGE:
             self._crowded[name] = 0
 
-    def _let_go(self, uuids: Iterable[UUID]) -> None:
-        for uuid in uuids:
+    def committed(self, commit: Commit) -> None:
+        for uuid in commit.unleased:
             if uuid in self._reserving:
                 self._reserving.discard(uuid)
-                self._spawn(self._give_back_of(uuid))
+                self._background.start(partial(self._give_back_of, uuid))
 
     async def _give_back_of(self, uuid: UUID) -> None:
         found = await self._context.store.books(LedgerNeeds(executions=(uuid,)))
@@ -249,17 +253,12 @@ class BudgetGate(Service):
         ask = LedgerNeeds(budgets=budgets, reservations=(id,))
         return await self.books.post(ask, lambda books, now: rules.drop(books, id, now))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(self._tried(work), name="flowfabric-budgets")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _tried(self, work: Coroutine[None, None, T]) -> T | None:
-        """What comes of the work; None when it is left to the sweep, which costs no other work."""
+        """What comes of the work; None when it failed and is left to the sweep."""
         try:
             return await work
         except FlowFabricError as error:
-            log.warning("a budget is left to the sweep: %s", error)
+            log.warning("work for a budget failed; the sweep tries again: %s", error)
             return None
 
 
@@ -273,7 +272,7 @@ def waited_for(snapshot: Snapshot) -> str | None:
 
 
 def _unbegun(snapshots: Sequence[Snapshot], answers: Sequence[bool | Exception]) -> list[Snapshot]:
-    """Who went back before anybody worked on it: it has started nothing that a rate counts."""
+    """What went back before a worker had it: it has started nothing that a rate counts."""
     pairs = zip(snapshots, answers, strict=True)
     return [snapshot for snapshot, back in pairs if back is True and is_start(snapshot)]
 

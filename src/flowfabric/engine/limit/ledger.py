@@ -1,22 +1,21 @@
-"""Changes of budgets: read the books, decide one after the other, write them as one change.
+"""Changes of budgets: load the ledger, decide one after the other, write them as one change.
 
 A budget is a hot record: a hundred spendings at once ride one write instead of fighting over it.
-Whoever lost against another process reads and decides again.
+A write that lost against another process is decided again.
 """
 
-import asyncio
-import random
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.core.base.errors import Corruption, RetryExhausted
+from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget, exhausted
 from flowfabric.core.limit.budget_changes import turn_over
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import LedgerNeeds
 
@@ -26,7 +25,7 @@ MAX_ROUNDS = 40
 
 
 class Posting(Struct):
-    """A rule waiting to be decided, and what it must know. The rule changes the books only when it
+    """A rule waiting to be decided, and what it needs. The rule changes the ledger only when it
     does not raise. `alone`: budgets of which nothing else is made or deleted in the same batch."""
 
     ask: LedgerNeeds
@@ -57,7 +56,7 @@ class LedgerWriter:
         await self._batcher.drain()
 
     async def _flush(self, postings: list[Posting]) -> list[Any]:
-        """One that needs something that cannot be read is refused alone."""
+        """A posting that needs something that cannot be read is refused alone."""
         try:
             return await self._post(postings)
         except Corruption as error:
@@ -67,34 +66,36 @@ class LedgerWriter:
 
     async def _post(self, postings: list[Posting]) -> list[Any]:
         ask = merged(postings)
-        for round in range(MAX_ROUNDS):
-            now = self._store.clock.now()
-            books = await self._store.books(ask)
-            before = dict(books.budgets)
-            turn_over(books, now)
-            _decide(postings, books, now)
-            if books.empty or await self._store.post(books):
-                self._tell(before, books)
-                return [posting.outcome for posting in postings]
-            await asyncio.sleep(random.uniform(0, 0.002) * round)  # noqa: S311 - only jitter
-        error = RetryExhausted(f"lost against rivals {MAX_ROUNDS} times in a row")
-        return [error for _ in postings]
 
-    def _tell(self, before: dict[str, Budget], books: BudgetLedger) -> None:
-        """Whoever waits for a budget that admits again can be let in."""
+        async def round(number: int) -> list[Any] | Literal[RaceLost.RACE_LOST]:
+            now = self._store.clock.now()
+            ledger = await self._store.books(ask)
+            before = dict(ledger.budgets)
+            turn_over(ledger, now)
+            _decide(postings, ledger, now)
+            if not ledger.empty and not await self._store.post(ledger):
+                return RACE_LOST
+            self._tell(before, ledger)
+            return [posting.outcome for posting in postings]
+
+        names = ", ".join(ask.budgets[:3]) or "the ledger"
+        return await retry(round, f"budget {names}", MAX_ROUNDS)
+
+    def _tell(self, before: dict[str, Budget], ledger: BudgetLedger) -> None:
+        """Runs that wait for a budget that admits again can be let in."""
         opened = [
             name
-            for name in books.changed
+            for name in ledger.changed
             if name in before
             and exhausted(before[name]) is not None
-            and (name not in books.budgets or exhausted(books.budgets[name]) is None)
+            and (name not in ledger.budgets or exhausted(ledger.budgets[name]) is None)
         ]
         if opened:
             self._opened(opened)
 
 
 def merged(postings: list[Posting]) -> LedgerNeeds:
-    """One question for all."""
+    """What all of them need."""
     asks = [posting.ask for posting in postings]
     return LedgerNeeds(
         budgets=_union(ask.budgets for ask in asks),
@@ -108,9 +109,9 @@ def _union(parts: Any) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(item for part in parts for item in part))
 
 
-def _decide(postings: list[Posting], books: BudgetLedger, now: Millis) -> None:
+def _decide(postings: list[Posting], ledger: BudgetLedger, now: Millis) -> None:
     for posting in postings:
         try:
-            posting.outcome = posting.rule(books, now)
-        except Exception as error:  # a rule that stumbles takes nobody along
+            posting.outcome = posting.rule(ledger, now)
+        except Exception as error:  # a rule that fails fails for its caller alone
             posting.outcome = error

@@ -1,24 +1,27 @@
-"""Letting work through its limits: right after a commit that made room, and again by the sweep.
+"""Letting runs through their quotas: right after a commit that made room, and again by the sweep.
 
-Whoever waits for a quota is let through here and nowhere else. One release loads what stands,
-`core.limit.release` decides, the store writes if the quota has not moved meanwhile. Losing that
-race is harmless: what another process let through is not let through twice."""
+A run that waits for a quota is let through here and nowhere else. A release loads the quota and its
+lines, `core.limit.release` decides, the store writes if the quota has not moved meanwhile. Losing
+that race is harmless: what another process let through is not let through twice."""
 
 import asyncio
 import logging
-import random
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from itertools import count
+from typing import Literal
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.errors import FlowFabricError, RetryExhausted
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Execution, Gate, Snapshot, Waiting
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
 from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
 from flowfabric.core.limit.unclaimable import Unclaimable
+from flowfabric.engine.commit.background import Background
+from flowfabric.engine.commit.post_commit import Commit
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.queries import Crowd, QuotaViewRequest
@@ -28,7 +31,6 @@ MAX_MOVES = 500
 LEAST = 32
 FIRST_LINES = 64
 MIXED_LINES = 500
-MAX_ROUNDS = 10
 AT_ONCE = 4
 KNOWN = 100_000
 REFRESH = 1.0
@@ -51,7 +53,7 @@ class Releases(Service):
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
         self._dirty: dict[str, set[int] | None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("letting runs through quotas", log)
         self._busy: set[str] = set()
         self._known: set[int] = set()
         self._new: dict[int, Uses] = {}
@@ -64,33 +66,44 @@ class Releases(Service):
         self._moves = count(1)
         self._opens_at: dict[str, Millis] = {}
         self.closed = ClosedRoutes(context)
-        context.post_commit.limited = self.kick
+
+    def committed(self, commit: Commit) -> None:
+        if commit.limited:
+            self.kick(commit.limited)
 
     def kick(self, executions: Iterable[Execution]) -> None:
-        """Told of executions that wait for their limits, or have just given room back."""
+        """Looks at the limits of executions that wait for them or have given room back."""
         for execution in executions:
-            self._note(execution.uses)
+            uses = execution.uses
+            queue = queue_of(uses)
+            self._learn_uses(uses)
+            for use in uses:
+                queues = self._dirty.setdefault(use.quota, set())
+                if queues is not None:
+                    queues.add(queue)
+            if uses and queue not in self._known:
+                self._new[queue] = uses
             self.closed.meet(execution.route)
         self._start()
 
     def changed(self, quota: Quota) -> None:
-        """Told that a quota has other limits now."""
+        """Looks at a quota that has other limits now."""
         self._shapes[quota.name] = _shape(quota)
         self._dirty[quota.name] = None
         self._start()
 
     def gone(self, name: str) -> None:
-        """Told that a quota was deleted: nobody has to wait for it any more."""
+        """Lets through what waited for a quota that was deleted."""
         self._dirty[name] = None
         self._start()
 
     @property
     def next_at(self) -> Millis | None:
-        """When a rate has room for somebody who waits."""
+        """When a rate has room for a run that waits."""
         return min(self._opens_at.values(), default=None)
 
     def forget_rates(self) -> None:
-        """Told that everybody is looked at anew."""
+        """Every line is looked at again, so what was known of rates is not needed."""
         self._opens_at.clear()
 
     def reopen(self, now: Millis) -> None:
@@ -101,19 +114,18 @@ class Releases(Service):
         self._start()
 
     def forget_queues(self) -> None:
-        """Told that queues nobody stood in are unknown to the store now."""
+        """The store may have forgotten queues that were empty."""
         self._known.clear()
 
     @property
     def busy(self) -> bool:
-        return bool(self._tasks)
+        return bool(self._background)
 
     async def drain(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.drain()
 
     async def look_at(self, crowds: Sequence[tuple[Crowd, Snapshot]]) -> None:
-        """Lets through who is first in these queues, and those behind, as far as there is room."""
+        """Lets through the first of these queues, and those behind, as far as there is room."""
         lines: dict[str, set[int]] = {}
         unknown: dict[int, Uses] = {}
         for crowd, snapshot in crowds:
@@ -146,29 +158,15 @@ class Releases(Service):
             )
         self.kick(snapshot.execution for snapshot in limited)
 
-    def _note(self, uses: Uses) -> None:
-        if not uses:
-            return
-        queue = queue_of(uses)
-        self._learn_uses(uses)
-        for use in uses:
-            queues = self._dirty.setdefault(use.quota, set())
-            if queues is not None:
-                queues.add(queue)
-        if queue not in self._known:
-            self._new[queue] = uses
-
     def _start(self) -> None:
-        """One more task, if there is something to do that nobody does."""
-        if self._next() is not None and len(self._tasks) < AT_ONCE:
-            task = asyncio.create_task(self._run(), name="flowfabric-release")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        """One more task, if a quota is to be looked at and no task does."""
+        if self._next() is not None and len(self._background) < AT_ONCE:
+            self._background.start(self._run)
 
     def _next(self) -> str | None:
         """The quota to look at next. Quotas that are used together are looked at one after the
-        other, the one first that moved somebody longest ago: a line that needs two of them must not
-        always come first because of the second."""
+        other, the one first that let a run through longest ago: a line that needs two of them must
+        not always come first because of the second."""
         waiting = self._dirty.keys() - self._busy
         if self._busy & self._shared:
             waiting -= self._shared
@@ -187,11 +185,11 @@ class Releases(Service):
         try:
             await self.closed.refresh(now_and_then=True)
         except FlowFabricError as error:
-            log.warning("lanes and workers are looked at later: %s", error)
+            log.warning("looking at lanes and workers failed; retrying later: %s", error)
 
     async def _introduce(self) -> None:
-        """Has the store know the queues that are new to this process. Whoever finds another task at
-        it waits: its own queue may be among those."""
+        """Has the store know the queues that are new to this process. A task that finds another one
+        at it waits: its own queue may be among those."""
         async with self._introducing:
             if not self._new:
                 return
@@ -199,14 +197,14 @@ class Releases(Service):
             try:
                 await self._context.store.put_queues(list(fresh.items()))
             except FlowFabricError as error:
-                log.warning("queues are left to the sweep: %s", error)
+                log.warning("introducing queues of quotas failed; the sweep tries again: %s", error)
                 return
             if len(self._known) > KNOWN:
                 self._known.clear()
             self._known.update(fresh)
 
     async def _serve(self, quota: str, queues: set[int] | None) -> None:
-        """Lets through whom there is room for; these lines are looked at in any case."""
+        """Lets through as many as there is room for; these lines are looked at in any case."""
         among = self._among(quota, queues)
         all_seen = await self._tried(quota, among)
         if among is None and queues and not all_seen:
@@ -225,8 +223,8 @@ class Releases(Service):
         return queues
 
     async def _tried(self, quota: str, queues: set[int] | None) -> bool:
-        """Lets through whom there is room for and who can be taken. Room that nobody of those needs
-        is for work without a live worker: one that does not register may come for it. Returns
+        """Lets through what there is room for and can be claimed. Room that none of those needs is
+        for runs without a live worker: one that does not register may come for them. Returns
         whether every line was looked at; what cannot be done now is left to the sweep."""
         closed = self.closed.known
         try:
@@ -234,40 +232,43 @@ class Releases(Service):
                 await self._release(quota, queues, closed)
             return await self._release(quota, queues, replace(closed, unserved=()))
         except FlowFabricError as error:
-            log.warning("whoever waits for quota %s is left to the sweep: %s", quota, error)
+            log.warning("releasing quota %s failed; the sweep tries again: %s", quota, error)
             return True
 
     async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
-        """Until nobody more can go."""
+        """Until no more can go."""
         among = None if queues is None else tuple(sorted(queues))
         lines = MIXED_LINES if self._shapes.get(quota) is ReleaseShape.MIXED else FIRST_LINES
         lines = lines if among is None else len(among)
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
-        lost = 0
-        while lost < MAX_ROUNDS:
+        view = QuotaView({}, ())
+        decided = Release()
+
+        async def round(number: int) -> int | Literal[RaceLost.RACE_LOST] | None:
+            nonlocal view, decided
             now = self._now()
-            shut = (closed.closed, closed.draining)
-            ask = QuotaViewRequest(quota, among, lines, depth, now, *shut)
-            standing = await self._context.store.standing(ask)
-            self._learn(standing)
-            decided = release(standing, now, MAX_MOVES)
+            ask = QuotaViewRequest(quota, among, lines, depth, now, closed.closed, closed.draining)
+            view = await self._context.store.standing(ask)
+            self._learn(view)
+            decided = release(view, now, MAX_MOVES)
             self._wake_at(quota, decided.next_at)
             if not decided.moves:
-                return len(standing.lines) < lines
+                return None
             moved = await self._context.store.release(decided)
-            if moved is None:
-                lost += 1
-                await asyncio.sleep(random.uniform(0, 0.002) * lost)  # noqa: S311 - only jitter
-                continue
-            lost = 0
-            self._moved(quota, len(moved))
-            whole = len(moved) == len(decided.moves) < MAX_MOVES
-            if whole and not _more(standing, ask, decided):
-                return True
-            depth = _depth(len(standing.lines), MAX_MOVES)
-        # Rivals, or a queue that is known in part: then it is known after this.
-        await self._context.store.put_queues([(line.id, line.uses) for line in standing.lines])
-        return True
+            return RACE_LOST if moved is None else len(moved)
+
+        try:
+            while (moved := await retry(round, f"quota {quota}")) is not None:
+                self._moved(quota, moved)
+                all_moved = moved == len(decided.moves) < MAX_MOVES
+                if all_moved and not _more(view, lines, depth, decided):
+                    return True
+                depth = _depth(len(view.lines), MAX_MOVES)
+        except RetryExhausted:
+            # Rivals, or a queue that the store knows in part: then it knows it after this.
+            await self._context.store.put_queues([(line.id, line.uses) for line in view.lines])
+            return True
+        return len(view.lines) < lines
 
     def _moved(self, quota: str, count: int) -> None:
         self._moved_at[quota] = next(self._moves)
@@ -275,10 +276,10 @@ class Releases(Service):
         if count:
             self._context.store.hints.send()
 
-    def _learn(self, standing: QuotaView) -> None:
-        for name, quota in standing.quotas.items():
+    def _learn(self, view: QuotaView) -> None:
+        for name, quota in view.quotas.items():
             self._shapes[name] = _shape(quota)
-        for line in standing.lines:
+        for line in view.lines:
             self._learn_uses(line.uses)
 
     def _learn_uses(self, uses: Uses) -> None:
@@ -313,7 +314,7 @@ def _depth(lines: int, pace: int) -> int:
     return max(2, 2 * max(pace, LEAST) // max(1, lines))
 
 
-def _more(standing: QuotaView, ask: QuotaViewRequest, decided: Release) -> bool:
-    """Whether somebody may go who was not looked at."""
-    deep = decided.emptied and any(len(line.waiting) >= ask.depth for line in standing.lines)
-    return deep or len(standing.lines) >= ask.lines
+def _more(view: QuotaView, lines: int, depth: int, decided: Release) -> bool:
+    """Whether a run may go that was not looked at."""
+    deep = decided.emptied and any(len(line.waiting) >= depth for line in view.lines)
+    return deep or len(view.lines) >= lines

@@ -1,4 +1,4 @@
-"""What the sweep does for limits: whoever waits at one is looked at, whoever put them there."""
+"""What the sweep does for limits: every line that waits at one is looked at."""
 
 import asyncio
 import logging
@@ -7,6 +7,8 @@ from flowfabric.core.base.errors import Corruption, FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Snapshot
 from flowfabric.core.limit.release import forgotten_at
+from flowfabric.engine.commit.background import Background
+from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
 from flowfabric.engine.limit.releases import Releases
@@ -15,7 +17,7 @@ from flowfabric.store.readable import load_each, load_readable, tell
 
 PAGE = 500
 REST = 9.0
-"""How many times as long as it took to look at everybody who waits nobody is looked at again."""
+"""How many times as long as a look at all that wait took, before the next one."""
 MAX_REST = 10.0
 BEHIND = 20
 """How many of a queue are looked at when its first cannot be read."""
@@ -29,13 +31,12 @@ class LimitSweep(Service):
         self._releases = releases
         self._budget_gate = budget_gate
         self._rests_until = 0.0
-        self._looks: set[asyncio.Task[None]] = set()
-        context.post_commit.claimable = self._look_soon
+        self._background = Background("looking at limits", log)
 
     async def sweep(self, *, everybody: bool = True) -> None:
-        """Resets budgets that are due, then lets in and through everybody there is room for.
-        Without `everybody` only now and then, if that takes long: room is given away when it
-        comes to be, and what is due meanwhile must not wait for those who can only wait."""
+        """Resets budgets that are due, then lets in and through all that there is room for.
+        Without `everybody` only now and then, if that takes long: room is given away as soon as
+        there is any, and what is due meanwhile must not wait for those that can only wait."""
         loop = asyncio.get_running_loop()
         try:
             await self._budget_gate.sweep()
@@ -47,7 +48,7 @@ class LimitSweep(Service):
             ended_at = loop.time()
             self._rests_until = ended_at + min(MAX_REST, REST * (ended_at - begun_at))
         except FlowFabricError as error:
-            log.warning("limits are left for the next round: %s", error)
+            log.warning("sweeping limits failed; the next round tries again: %s", error)
 
     async def trim(self) -> None:
         """Forgets what no limit asks for any more."""
@@ -59,9 +60,9 @@ class LimitSweep(Service):
             pass
 
     async def drain(self) -> None:
-        """Until whoever can go now has gone."""
-        while self._looks or self._budget_gate.busy or self._releases.busy:
-            await asyncio.gather(*self._looks)
+        """Returns when everything that can go now has gone."""
+        while self._background or self._budget_gate.busy or self._releases.busy:
+            await self._background.drain()
             await self._budget_gate.drain()
             await self._releases.drain()
 
@@ -72,25 +73,20 @@ class LimitSweep(Service):
 
     @property
     def opens_at(self) -> Millis | None:
-        """When a rate has room for somebody who waits."""
+        """When a rate has room for a run that waits."""
         return self._releases.next_at
 
     async def resets_at(self) -> Millis | None:
         """When the next budget begins a new period."""
         return await self._budget_gate.next_at()
 
-    def _look_soon(self) -> None:
-        """Told that other work can be taken than before."""
-        task = asyncio.create_task(self._look_again(), name="flowfabric-limits")
-        self._looks.add(task)
-        task.add_done_callback(self._looks.discard)
+    def committed(self, commit: Commit) -> None:
+        if commit.reopened:
+            self._background.start_once("of reopened lanes", self._look_again)
 
     async def _look_again(self) -> None:
-        try:
-            await self._releases.closed.refresh()
-            await self._look_at_all()
-        except FlowFabricError as error:
-            log.warning("limits are left to the sweep: %s", error)
+        await self._releases.closed.refresh()
+        await self._look_at_all()
 
     async def _look_at_all(self) -> None:
         after, waited = -1, False
@@ -108,7 +104,7 @@ class LimitSweep(Service):
             await self._releases.give_starts_back(given)
 
     async def _next_in(self, queue: int) -> Snapshot | None:
-        """Somebody of a queue whose first cannot be read."""
+        """A run of a queue whose first cannot be read."""
         uuids = await self._context.store.executions_in(InQueue(queue), BEHIND)
         found = await load_readable(self._context.store.load, uuids)
         return next(iter(found.values()), None)
@@ -127,8 +123,8 @@ class LimitSweep(Service):
         for name in {waited_for(snapshot) for _, snapshot in known} - {None}:
             try:
                 await self._budget_gate.let_in(name or "")
-            except Corruption as error:  # keeps nobody from the other budgets
-                log.warning("whoever waits for budget %s waits on: %s", name, error)
+            except Corruption as error:  # keeps no run from the other budgets
+                log.warning("budget %s cannot be read; its runs wait on: %s", name, error)
         await self._releases.look_at(
             [(crowd, snapshot) for crowd, snapshot in known if crowd.gate is Gate.LIMIT]
         )
