@@ -49,7 +49,8 @@ from flowfabric.worker.errors import (
     WaitClosed,
     WaitTimeout,
 )
-from flowfabric.worker.run.loop import Worker, WorkerOptions
+from flowfabric.worker.run.loop import Worker
+from flowfabric.worker.run.options import WorkerOptions
 
 __all__ = [
     "AllOf",

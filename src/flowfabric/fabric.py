@@ -31,7 +31,8 @@ from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.api.transactions import TransactionalClient
-from flowfabric.worker.run.loop import Worker, WorkerOptions
+from flowfabric.worker.run.loop import Worker
+from flowfabric.worker.run.options import WorkerOptions
 from flowfabric.worker.run.steps import StepFunction, StepOptions
 
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.worker.api.run import Run
-from flowfabric.worker.run.loop import WorkerOptions
+from flowfabric.worker.run.options import WorkerOptions
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ async def test_a_waiting_worker_hears_of_it(
 ) -> None:
     """Nobody polls here: the notification of the transaction is all there is."""
     monkeypatch.setattr("flowfabric.engine.sweep.MAX_PAUSE", 60)
-    monkeypatch.setattr("flowfabric.worker.run.loop.REST", 60)
+    monkeypatch.setattr("flowfabric.worker.run.claiming.REST", 60)
     monkeypatch.setattr("flowfabric.engine.commit.watcher.POLL_FLOOR", 60)
     seen = asyncio.Event()
 

@@ -17,7 +17,8 @@ from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.run.executor import Executor
-from flowfabric.worker.run.loop import Worker, WorkerOptions
+from flowfabric.worker.run.loop import Worker
+from flowfabric.worker.run.options import WorkerOptions
 
 TTL = Millis(30_000)
 

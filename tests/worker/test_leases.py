@@ -293,5 +293,5 @@ async def test_a_cancelled_run_is_no_reason_to_warn(
             await until(lambda: worker.active)
             await run.cancel()
             await until(lambda: not worker.active)
-    assert caplog.text.count("has ended meanwhile; its handler is stopped") == 2
+    assert caplog.text.count("was ended by others; its handler is stopped") == 2
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -253,7 +253,7 @@ async def test_a_worker_hears_of_it_soon_after_the_commit(
     fabric: Fabric, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowfabric.engine.sweep.MAX_PAUSE", 60)
-    monkeypatch.setattr("flowfabric.worker.run.loop.REST", 60)
+    monkeypatch.setattr("flowfabric.worker.run.claiming.REST", 60)
     task = fabric.task()(double)
     async with working(fabric):
         assert await (await task.submit(1)).result(20) == 2  # it works and waits

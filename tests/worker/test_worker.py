@@ -107,7 +107,7 @@ async def test_a_worker_larger_than_a_claim_fills_up_without_a_pause(
     await job.submit_many([()] * 1100)
     async with working(fabric, concurrency=1050, ttl=Millis(30_000)) as worker:
         pauses: list[float | None] = []
-        monkeypatch.setattr(worker, "_pause", pauses.append)
+        monkeypatch.setattr(worker._claimer, "_pause", pauses.append)
         await until(lambda: len(worker.active) == 1050)
         assert pauses == []
         monkeypatch.undo()
@@ -356,8 +356,8 @@ async def test_an_outage_is_told_once_and_ends_by_itself(
         assert await (await job.submit(2)).result(15) == 2
     told = [r.getMessage() for r in caplog.records if r.name == "flowfabric.worker"]
     assert told == [
-        "the store does not answer, claiming pauses: unavailable: the wire is cut",
-        "the store answers again, claiming goes on",
+        "the store does not answer; claiming pauses and retries: unavailable: the wire is cut",
+        "the store answers again; claiming continues",
     ]
 
 
@@ -380,7 +380,7 @@ async def test_a_store_that_stumbles_does_not_end_the_worker(
     engine.claims.claim = stumble  # type: ignore[method-assign]
     async with working(fabric):
         assert await (await job.submit()).result(10) == "done"
-    assert sum("claiming stumbled" in record.getMessage() for record in caplog.records) == 1
+    assert sum("claiming failed" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_waiting_for_a_result_ends_with_the_engine(fabric: Fabric) -> None:

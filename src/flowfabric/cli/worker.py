@@ -13,7 +13,7 @@ from flowfabric.cli.errors import usage
 from flowfabric.cli.json import iso
 from flowfabric.cli.output import Screen, redact
 from flowfabric.core.base.time import Millis, parse_span
-from flowfabric.worker.run.loop import WorkerOptions
+from flowfabric.worker.run.options import WorkerOptions
 
 log = logging.getLogger("flowfabric.worker")
 

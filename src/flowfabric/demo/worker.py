@@ -5,7 +5,7 @@ import sys
 
 from flowfabric.core.base.time import Millis
 from flowfabric.demo.tasks import fabric
-from flowfabric.worker.run.loop import WorkerOptions
+from flowfabric.worker.run.options import WorkerOptions
 
 LEASE = Millis(2_000)
 

@@ -13,7 +13,8 @@ from flowfabric.testing.watch import current_run
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import LOST
 from flowfabric.worker.run.executor import Executor
-from flowfabric.worker.run.loop import HandlerRuntime, Worker, WorkerOptions
+from flowfabric.worker.run.loop import HandlerRuntime, Worker
+from flowfabric.worker.run.options import WorkerOptions
 from flowfabric.worker.run.processes import Answer, Processes, answer_of, call
 from flowfabric.worker.run.steps import skip_pauses
 from flowfabric.worker.run.threads import Threads
@@ -34,7 +35,7 @@ class ManualWorker(Worker):
     async def claim(self) -> int:
         """Starts every run that can be claimed now; returns how many."""
         offered = {word for task in self._tasks.values() for word in task.options.capabilities}
-        self.options = replace(self.options, capabilities=sorted(offered))
+        self._claimer.options = replace(self.options, capabilities=sorted(offered))
         return await self._claim(self._runtime.executor)
 
     async def renew(self, ttl: Millis | None = None) -> None:

@@ -66,6 +66,11 @@ class ProbationWard:
         return self._trial is not None
 
     @property
+    def idle(self) -> bool:
+        """Whether the worker runs nothing."""
+        return not self._active
+
+    @property
     def has_turn(self) -> bool:
         """Whether a suspect may be taken before others."""
         return not self.closed and time.monotonic() >= self._others_until

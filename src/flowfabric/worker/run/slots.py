@@ -1,4 +1,4 @@
-"""How much more a worker can take: in all, of a task with a limit of its own, in processes."""
+"""How many more runs a worker can take: in all, of a task with its own limit, in processes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,8 @@ class ClaimRequest(Struct, frozen=True):
 
 
 class Slots:
+    """The slots of one worker, and the claims that would fill them."""
+
     def __init__(
         self, concurrency: int, processes: int, tasks: Mapping[str, Task[Any, Any]]
     ) -> None:
@@ -38,15 +40,15 @@ class Slots:
         self._taken[kind] -= 1
         self._all -= 1
 
-    def wishes(self) -> Iterator[ClaimRequest]:
-        """The claims to make, one after the other; what one takes is room the next has not."""
+    def requests(self) -> Iterator[ClaimRequest]:
+        """The claims to make, one after the other: each sees the slots the one before has left."""
         yield from self.narrow()
         yield self.wide()
 
     def narrow(self) -> list[ClaimRequest]:
-        """Claims for tasks of which fewer can be taken than there is room in all."""
+        """Claims for tasks of which fewer runs can be taken than there are slots in all."""
         processes = self._processes_left()
-        wishes, in_processes = [], set()
+        requests, in_processes = [], set()
         for name, task in self._tasks.items():
             left = self._left_of(task, processes)
             if not 0 < left < self.left:
@@ -54,13 +56,13 @@ class Slots:
             if left == processes and task.mode is Mode.PROCESS:
                 in_processes.add(name)
             else:
-                wishes.append(ClaimRequest(frozenset({name}), left))
+                requests.append(ClaimRequest(frozenset({name}), left))
         if in_processes:
-            wishes.append(ClaimRequest(frozenset(in_processes), processes))
-        return wishes
+            requests.append(ClaimRequest(frozenset(in_processes), processes))
+        return requests
 
     def wide(self) -> ClaimRequest:
-        """The claim for all others, in one order."""
+        """The claim for all other tasks, in the order of the store."""
         processes = self._processes_left()
         kinds = {
             name
@@ -71,7 +73,7 @@ class Slots:
 
     @property
     def limited(self) -> bool:
-        """Whether room for some task is less than room in all."""
+        """Whether a task has fewer slots left than there are in all."""
         processes = self._processes_left()
         return any(self._left_of(task, processes) < self.left for task in self._tasks.values())
 
