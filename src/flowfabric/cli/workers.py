@@ -176,7 +176,7 @@ async def expired(
 
 def _document(entry: Presence, held: int | None, now: Millis) -> Document:
     found = document(entry)
-    del found["stamp"]
+    del found["version"]
     found |= {"alive": entry.alive(now), "load": round(entry.load, 3)}
     return found if held is None else {**found, "held": held}
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -14,7 +14,6 @@ from flowfabric.core.base.errors import (
     Invalid,
     LeaseLost,
     NotFound,
-    RetryExhausted,
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_flag, check_limit, check_whole
@@ -25,6 +24,7 @@ from flowfabric.core.execution import registry as rules
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.registry import (
+    FOREVER,
     HeldLease,
     Marked,
     NotRegistered,
@@ -33,14 +33,19 @@ from flowfabric.core.execution.registry import (
     Registered,
 )
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.records import RecordChange, RecordRule, change, find
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.store.rows.record import PRESENCES
+
+T = TypeVar("T")
 
 MAX_PAGE = 1000
 PAGE = 500
-ROUNDS = 10
 LOOK_EVERY = Millis(1_000)
 ABANDONED_AFTER = Millis(5_000)
 """How long whoever marked a worker dead has for its leases before the sweep helps."""
+
+_RANDOM_BITS = 2**62 - 1
 
 log = logging.getLogger("flowfabric.registry")
 
@@ -57,15 +62,19 @@ class Workers(Service):
         An instance that another worker id registered is refused (`Invalid`), and so is one that was
         marked dead until its leases are revoked (`Contention`: try again later)."""
         checked = rules.check_presence(presence)
-        for _ in range(ROUNDS):
-            old = await self._find(checked.instance, checked.namespace)
-            new, outcome = rules.register(old, checked, self._now())
-            if await self._put(new, old):
-                if isinstance(outcome, Registered):
-                    log.info("worker %s (%s) registered as %s", *_named(new), new.worker)
-                    self._context.post_commit.claimable()
-                return outcome
-        raise _rivals()
+        first = _first_version(self._fresh())
+
+        def rule(
+            old: Presence | None, now: Millis
+        ) -> tuple[Presence | None, Registered | Refreshed]:
+            entry, outcome = rules.register(old, checked, now)
+            return replace(entry, version=first), outcome
+
+        outcome = (await self._change(checked.key, rule)).outcome
+        if isinstance(outcome, Registered):
+            log.info("worker %s (%s) registered as %s", *_named(checked), checked.worker)
+            self._context.post_commit.claimable()
+        return outcome
 
     async def heartbeat(
         self,
@@ -79,16 +88,16 @@ class Workers(Service):
         or the instance is another worker's by now (with `worker`); it must register again."""
         _check_key(instance, namespace)
         check_whole(running, "running")
-        for _ in range(ROUNDS):
-            old = await self._find(instance, namespace)
+
+        def rule(
+            old: Presence | None, now: Millis
+        ) -> tuple[Presence | None, Refreshed | NotRegistered]:
             if old is None or worker not in (None, old.worker):
-                return NotRegistered()
-            new = rules.beat(old, self._now(), running)
-            if new is None:
-                return NotRegistered()
-            if await self._put(new, old):
-                return Refreshed(new.expires_at)
-        raise _rivals()
+                return old, NotRegistered()
+            new = rules.beat(old, now, running)
+            return (old, NotRegistered()) if new is None else (new, Refreshed(new.expires_at))
+
+        return (await self._change((namespace, instance), rule)).outcome
 
     async def deregister(
         self, instance: str, *, namespace: str = "default", worker: str | None = None
@@ -96,14 +105,18 @@ class Workers(Service):
         """What a worker does when it stops cleanly. An entry that is marked dead, or that is
         another worker's by now (with `worker`), stays."""
         _check_key(instance, namespace)
-        for _ in range(ROUNDS):
-            old = await self._find(instance, namespace)
+
+        def rule(
+            old: Presence | None, now: Millis
+        ) -> tuple[Presence | None, Marked | NotRegistered]:
             if old is None or old.marked_at is not None or worker not in (None, old.worker):
-                return NotRegistered()
-            if await self._context.store.drop_presence(old):
-                log.info("worker %s (%s) signed off", instance, namespace)
-                return Marked()
-        raise _rivals()
+                return old, NotRegistered()
+            return None, Marked()
+
+        outcome = (await self._change((namespace, instance), rule)).outcome
+        if isinstance(outcome, Marked):
+            log.info("worker %s (%s) signed off", instance, namespace)
+        return outcome
 
     async def mark_dead(
         self, instance: str, *, namespace: str = "default", reason: str, revoke: bool = False
@@ -117,22 +130,28 @@ class Workers(Service):
         _check_key(instance, namespace)
         why = rules.check_reason(reason)
         revoking = check_flag(revoke, "revoke")
-        for _ in range(ROUNDS):
-            old = await self._find(instance, namespace)
+
+        def rule(
+            old: Presence | None, now: Millis
+        ) -> tuple[Presence | None, Marked | NotRegistered]:
             if old is None or (old.marked_at is not None and not revoking):
-                return NotRegistered()
+                return old, NotRegistered()
             if not revoking:
-                if await self._context.store.drop_presence(old):
-                    log.info("worker %s (%s) was marked dead: %s", instance, namespace, why)
-                    return Marked()
-            elif (marked := await self._mark(old, why)) is not None:
-                return Marked(await self._revoke(marked))
-        raise _rivals()
+                return None, Marked()
+            return (old if old.marked_at is not None else rules.mark(old, why, now)), Marked()
+
+        changed = await self._change((namespace, instance), rule)
+        if changed.written:
+            leases = ", with its leases" if revoking else ""
+            log.info("worker %s (%s) was marked dead%s: %s", instance, namespace, leases, why)
+        if isinstance(changed.outcome, NotRegistered) or changed.after is None:
+            return changed.outcome
+        return Marked(await self._revoke(changed.after))
 
     async def get(self, instance: str, *, namespace: str = "default") -> Presence | None:
         """A worker's entry, also one that ran out or is marked dead, until it is swept."""
         _check_key(instance, namespace)
-        return await self._find(instance, namespace)
+        return await find(self._context.store, PRESENCES, (namespace, instance))
 
     async def held(self, entries: Sequence[Presence]) -> list[int]:
         """How many leases each of these workers really holds, whatever it says is running."""
@@ -198,11 +217,12 @@ class Workers(Service):
         return found[:most]
 
     async def _page(self, namespace: str | None, cursor: tuple[str, str]) -> "Sequence[Presence]":
-        return await self._context.store.presences(namespace, cursor, PAGE)
+        where = {} if namespace is None else {"namespace": namespace}
+        return await self._context.store.records.page(PRESENCES, cursor, PAGE, where)
 
     async def sweep(self) -> int:
         """Forgets workers whose time ran out; returns how many."""
-        lapsed = await self._context.store.drop_lapsed_presences(self._now())
+        lapsed = await self._context.store.records.expire(PRESENCES, self._now())
         for namespace, instance in lapsed:
             log.info("worker %s (%s) fell silent and is forgotten", instance, namespace)
         return len(lapsed)
@@ -215,27 +235,17 @@ class Workers(Service):
             return
         self._looked_at = now
         try:
-            for entry in await self._context.store.marked_presences(PAGE):
+            marked = {"expires_at": FOREVER}
+            for entry in await self._context.store.records.page(PRESENCES, None, PAGE, marked):
                 if now - (entry.marked_at or 0) >= ABANDONED_AFTER:
                     await self._revoke(entry)
         except FlowFabricError as error:  # what is left stays marked, for the next time
             log.warning("the leases of a dead worker could not be revoked yet: %s", error)
 
-    async def _find(self, instance: str, namespace: str) -> Presence | None:
-        return await self._context.store.presence(namespace, instance)
-
-    async def _put(self, new: Presence, old: Presence | None) -> bool:
-        return await self._context.store.put_presence(replace(new, stamp=self._fresh()), old)
-
-    async def _mark(self, old: Presence, reason: str) -> Presence | None:
-        """The marked entry, None when a rival was faster. One that is marked already stays so."""
-        if old.marked_at is not None:
-            return old
-        marked = replace(rules.mark(old, reason, self._now()), stamp=self._fresh())
-        if not await self._context.store.put_presence(marked, old):
-            return None
-        log.info("worker %s (%s) was marked dead, with its leases: %s", *_named(old), reason)
-        return marked
+    async def _change(
+        self, key: tuple[str, str], rule: RecordRule[Presence, T]
+    ) -> RecordChange[Presence, T]:
+        return await change(self._context.store, PRESENCES, key, rule)
 
     async def _revoke(self, entry: Presence) -> int:
         """Revokes what a marked worker held, then lets its entry go; returns how many leases."""
@@ -249,7 +259,7 @@ class Workers(Service):
             if len(page) < PAGE:
                 break
             after = page[-1].id.uuid
-        await self._context.store.drop_presence(entry)
+        await self._context.store.records.drop(PRESENCES, entry.key, entry.version)
         return count
 
     async def _take_away(self, entry: Presence, page: Sequence[HeldLease]) -> int:
@@ -286,6 +296,11 @@ def _named(entry: Presence) -> tuple[str, str]:
     return entry.instance, entry.namespace
 
 
+def _first_version(id: UUID) -> int:
+    """A version that no earlier entry had, from the random bits of a new id."""
+    return max(1, id.int & _RANDOM_BITS)
+
+
 def _check_key(instance: object, namespace: object) -> None:
     check_worker(instance, "instance")
     check_namespace(namespace)
@@ -301,7 +316,3 @@ def _cursor(after: object, namespace: str | None) -> tuple[str, str]:
             return check_text(place, "cursor"), check_text(instance, "cursor")
         case _:
             raise Invalid("a cursor of workers is a pair of namespace and instance")
-
-
-def _rivals() -> RetryExhausted:
-    return RetryExhausted("lost against rivals ten times in a row")

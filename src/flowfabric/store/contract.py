@@ -23,7 +23,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
-from flowfabric.core.execution.registry import HeldLease, Presence
+from flowfabric.core.execution.registry import HeldLease
 from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
@@ -274,28 +274,8 @@ class LaneStore(Protocol):
         """How many executions of a lane are ready (not lost), by route, each up to 100,000."""
 
 
-class PresenceStore(Protocol):
-    """The registry of workers, one entry per namespace and instance, and what they hold."""
-
-    async def presence(self, namespace: str, instance: str) -> Presence | None:
-        """A worker's entry in the registry."""
-
-    async def presences(
-        self, namespace: str | None, after: tuple[str, str], limit: int
-    ) -> list[Presence]:
-        """Entries by (namespace, instance), also those that ran out or are marked dead."""
-
-    async def marked_presences(self, limit: int) -> list[Presence]:
-        """Entries of workers that are marked dead."""
-
-    async def put_presence(self, presence: Presence, old: Presence | None) -> bool:
-        """Writes an entry if what is stored has the stamp of `old` (None: there is nothing)."""
-
-    async def drop_presence(self, old: Presence) -> bool:
-        """Deletes an entry if what is stored has the stamp of `old`."""
-
-    async def drop_lapsed_presences(self, now: Millis) -> list[tuple[str, str]]:
-        """Deletes entries that ran out, never marked ones; returns (namespace, instance)."""
+class WorkerStore(Protocol):
+    """What workers hold. Their entries in the registry are records (`PRESENCES`)."""
 
     async def held_leases(
         self,
@@ -312,7 +292,7 @@ class PresenceStore(Protocol):
         """How many leases these instances hold, those that hold none left out."""
 
 
-class Store(PresenceStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStore, Protocol):
+class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStore, Protocol):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str

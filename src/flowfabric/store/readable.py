@@ -5,14 +5,11 @@ Who asks for one thing by name gets `Corruption`, which names it. Who asks for m
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from flowfabric.core.base import document
-from flowfabric.core.base.document import Document
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
@@ -32,7 +29,6 @@ _named: set[str] = set()
 
 Row = TypeVar("Row")
 T = TypeVar("T")
-D = TypeVar("D", bound=Document)
 K = TypeVar("K")
 Load = Callable[[Sequence[K]], Awaitable[dict[K, T]]]
 
@@ -68,17 +64,6 @@ def named(what: str, key: object, read: Callable[[], T]) -> T:
         return read()
     except UNREADABLE as error:
         raise unreadable(what, key, error) from None
-
-
-def read_document(cls: type[D], what: str, row: Sequence[Any]) -> D:
-    """The document in a row (key, doc)."""
-    key, doc = row
-    return named(what, key, lambda: document.read(cls, bytes(doc)))
-
-
-def readable_documents(cls: type[D], what: str, rows: Iterable[Sequence[Any]]) -> list[D]:
-    """The documents of rows (key, doc)."""
-    return readable(rows, lambda row: read_document(cls, what, row), what, itemgetter(0))
 
 
 async def load_each(load: Load[K, T], keys: Sequence[K]) -> dict[K, T | Corruption]:

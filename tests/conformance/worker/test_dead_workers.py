@@ -102,8 +102,9 @@ async def test_the_sweep_finishes_what_was_begun(
     claims = await holding(lab, 3)
     with monkeypatch.context() as cut:
         left = [survives]
-        for name in ("apply", "drop_presence"):
-            cut.setattr(lab.engine.store, name, failing(getattr(lab.engine.store, name), left))
+        store = lab.engine.store
+        cut.setattr(store, "apply", failing(store.apply, left))
+        cut.setattr(store.records, "drop", failing(store.records.drop, left))
         with pytest.raises(Unavailable):
             await mark(lab)
     assert await leases(lab) == 3 - survives
@@ -198,7 +199,7 @@ async def test_arguments_are_checked_before_any_access(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any]
 ) -> None:
     """C-T132"""
-    monkeypatch.setattr(lab.engine.store, "presence", None)
+    monkeypatch.setattr(lab.engine.store.records, "get", None)
     with pytest.raises(Invalid):
         await lab.engine.workers.mark_dead(
             bad.get("instance", W1.instance),

@@ -109,8 +109,8 @@ async def test_a_heartbeat_does_not_bring_back_what_is_gone(
         await workers.mark_dead("ada-1", reason="host lost")
         await workers.register(ada(worker="bob"))
 
-    Race(lab, monkeypatch).before("put_presence", taken_over)
-    assert await workers.heartbeat("ada-1", worker="ada") == NotRegistered()
+    Race(lab, monkeypatch).before("records.put", taken_over)
+    assert await workers.heartbeat("ada-1", worker="ada", running=1) == NotRegistered()
     (found,) = await workers.list()
     assert found.worker == "bob"
     assert await workers.deregister("ada-1", worker="ada") == NotRegistered()
@@ -124,12 +124,12 @@ async def test_who_always_loses_gives_up(lab: Lab, monkeypatch: pytest.MonkeyPat
     async def never(*_: object) -> bool:
         return False
 
-    for name in ("put_presence", "drop_presence"):
-        monkeypatch.setattr(lab.engine.store, name, never)
+    for name in ("put", "drop"):
+        monkeypatch.setattr(lab.engine.store.records, name, never)
     workers = lab.engine.workers
     for call in (
         lambda: workers.register(ada()),
-        lambda: workers.heartbeat("ada-1"),
+        lambda: workers.heartbeat("ada-1", running=1),
         lambda: workers.deregister("ada-1"),
         lambda: workers.mark_dead("ada-1", reason=""),
         lambda: workers.mark_dead("ada-1", reason="", revoke=True),

@@ -35,7 +35,8 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
     says that it claims from every namespace; its entry stands in one all the same.
 
     `marked_at` and `reason` are there while the leases of a worker that was marked dead are being
-    revoked. `stamp` names the last write; whoever writes next compares it.
+    revoked. `version` is of the last write, and the next one compares it; the first one is new
+    every time a worker registers, so that an entry never passes for one before it.
     """
 
     worker: str
@@ -52,7 +53,7 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
     seen_at: Millis = Millis(0)
     marked_at: Millis | None = None
     reason: str = ""
-    stamp: UUID | None = None
+    version: int = 0
 
     @property
     def key(self) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import QuotaViewRequest, ReadySlots
 from flowfabric.store.readable import load_readable
-from flowfabric.store.rows.record import LANES
+from flowfabric.store.rows.record import LANES, PRESENCES
 
 REFRESH = 1.0
 """Seconds until a lane that another process closed, or a worker that came or went, is seen."""
@@ -111,7 +111,7 @@ async def live_workers(store: Store, now: Millis) -> list[Presence]:
     found: list[Presence] = []
     after = ("", "")
     while len(found) < MAX_WORKERS:
-        page = await store.presences(None, after, PAGE)
+        page = await store.records.page(PRESENCES, after, PAGE)
         found += [presence for presence in page if presence.alive(now)]
         if len(page) < PAGE:
             break

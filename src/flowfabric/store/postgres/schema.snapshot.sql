@@ -138,6 +138,7 @@ table presence.namespace text not null
 table presence.instance text not null
 table presence.expires_at bigint not null
 table presence.doc bytea not null
+table presence.version bigint not null
 table progress.at bigint not null
 table progress.id uuid not null
 table progress.percent integer
@@ -301,6 +302,7 @@ constraint parked_start CHECK (((start >= 0) AND (start <= 4)))
 constraint parked_suspended CHECK ((((gate = 20) = (note IS NOT NULL)) AND ((gate = 20) = (since IS NOT NULL))))
 constraint parked_version CHECK ((version >= 1))
 constraint presence_pkey PRIMARY KEY (namespace, instance)
+constraint presence_version CHECK ((version >= 1))
 constraint progress_pkey PRIMARY KEY (id)
 constraint queue_id CHECK ((id >= 0))
 constraint queue_pkey PRIMARY KEY (quota, id)

@@ -15,7 +15,7 @@ from flowfabric.store.postgres import lease as leases
 from flowfabric.store.postgres import records as record_rows
 from flowfabric.store.postgres import submit as submissions
 from flowfabric.store.postgres import waits as wait_rows
-from flowfabric.store.postgres import workers as presence_rows
+from flowfabric.store.postgres import workers as worker_rows
 from flowfabric.store.postgres.address import read_address
 from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.dialer import Dialer
@@ -89,14 +89,8 @@ class PostgresStore:
     note = _method(leases.note)
     apply = _method(changes.apply)
 
-    presence = _method(presence_rows.presence)
-    presences = _method(presence_rows.presences)
-    marked_presences = _method(presence_rows.marked_presences)
-    held_leases = _method(presence_rows.held_leases)
-    held_counts = _method(presence_rows.held_counts)
-    put_presence = _method(presence_rows.put_presence)
-    drop_presence = _method(presence_rows.drop_presence)
-    drop_lapsed_presences = _method(presence_rows.drop_lapsed_presences)
+    held_leases = _method(worker_rows.held_leases)
+    held_counts = _method(worker_rows.held_counts)
 
     due = _method(upkeep.due)
     set_aside = _method(upkeep.set_aside)

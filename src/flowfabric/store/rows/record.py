@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base import document
 from flowfabric.core.base.document import Document
+from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.limit.budget import ATTACHED, Budget
@@ -168,6 +169,17 @@ SCHEDULES: RecordKind[str, Schedule] = RecordKind(
     columns={"next_at": attrgetter("next_at")},
     due="next_at",
     read=_reading(Schedule, "name"),
+    write=document.write,
+)
+
+PRESENCES: RecordKind[tuple[str, str], Presence] = RecordKind(
+    name="worker",
+    table="presence",
+    key={"namespace": "text", "instance": "text"},
+    columns={"expires_at": attrgetter("kept_until")},
+    due="expires_at",
+    first=attrgetter("version"),
+    read=_reading(Presence, "namespace", "instance"),
     write=document.write,
 )
 

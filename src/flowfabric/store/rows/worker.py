@@ -6,7 +6,7 @@ from uuid import UUID
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.model import WorkerIdentity
-from flowfabric.core.execution.registry import HeldLease, Presence
+from flowfabric.core.execution.registry import HeldLease
 from flowfabric.store.queries import Holding
 
 
@@ -33,8 +33,3 @@ def read_holding(row: Sequence[Any]) -> Holding:
     """From a row of `held_counts`."""
     name, instance, namespace, leases = row
     return Holding(WorkerIdentity(name, instance), namespace, leases)
-
-
-def stamp_of(entry: Presence) -> str | None:
-    """The stamp as it stands in the document."""
-    return None if entry.stamp is None else str(entry.stamp)

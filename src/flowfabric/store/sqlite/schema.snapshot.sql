@@ -194,7 +194,7 @@ CREATE TABLE presence (
     namespace text not null,
     instance text not null,
     expires_at integer not null,
-    doc blob not null,
+    doc blob not null, version integer not null default 1 check (version >= 1),
     primary key (namespace, instance)
 ) strict, without rowid;
 

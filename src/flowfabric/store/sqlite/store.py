@@ -20,7 +20,7 @@ from flowfabric.store.sqlite import flows as flow_reads
 from flowfabric.store.sqlite import records as record_rows
 from flowfabric.store.sqlite import submit as submissions
 from flowfabric.store.sqlite import waits as wait_rows
-from flowfabric.store.sqlite import workers as presence_rows
+from flowfabric.store.sqlite import workers as worker_rows
 from flowfabric.store.sqlite.connection import MEMORY, check_library, check_path
 from flowfabric.store.sqlite.runner import Runner
 from flowfabric.store.sqlite.runners import Runners, open_runners
@@ -130,14 +130,8 @@ class SqliteStore:
     note = _batched(claims.note)
     apply = _batched(changes.apply)
 
-    presence = _reading(presence_rows.presence)
-    presences = _reading(presence_rows.presences)
-    marked_presences = _reading(presence_rows.marked_presences)
-    held_leases = _reading(presence_rows.held_leases)
-    held_counts = _reading(presence_rows.held_counts)
-    put_presence = _writing(presence_rows.put_presence)
-    drop_presence = _writing(presence_rows.drop_presence)
-    drop_lapsed_presences = _writing(presence_rows.drop_lapsed_presences)
+    held_leases = _reading(worker_rows.held_leases)
+    held_counts = _reading(worker_rows.held_counts)
 
     due = _reading(upkeep.due)
     set_aside = _batched(upkeep.set_aside)

@@ -1,37 +1,4 @@
--- The worker registry. An entry that is marked dead has an expiry that never comes.
-
--- name: presence
-select instance, doc from presence where namespace = :namespace and instance = :instance
-
--- name: presences
-select instance, doc from presence
-where (namespace, instance) > (:after_namespace, :after_instance)
-    and (:namespace is null or namespace = :namespace)
-order by namespace, instance limit :limit
-
--- name: marked_presences
-select instance, doc from presence where expires_at = :forever order by namespace, instance limit :limit
-
--- name: new_presence
-insert into presence (namespace, instance, expires_at, doc)
-values (:namespace, :instance, :expires_at, :doc)
-on conflict (namespace, instance) do nothing
-returning instance
-
--- name: changed_presence
-update presence set expires_at = :expires_at, doc = :doc
-where namespace = :namespace and instance = :instance
-    and iif(json_valid(cast(doc as text)), json_extract(cast(doc as text), '$.stamp'), null) is :stamp
-returning instance
-
--- name: dropped_presence
-delete from presence
-where namespace = :namespace and instance = :instance
-    and iif(json_valid(cast(doc as text)), json_extract(cast(doc as text), '$.stamp'), null) is :stamp
-returning instance
-
--- name: lapsed_presences
-delete from presence where expires_at <= :now returning namespace, instance
+-- The leases workers hold.
 
 -- name: held_leases
 select
