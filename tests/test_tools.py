@@ -1,3 +1,4 @@
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,8 @@ class Writer:
     def check_sql(self, only: dict[str, set[str]] = NOTHING) -> list[str]:
         return check_sql.check(self.root, only)
 
-    def check_house(self, *two_meanings: str) -> list[str]:
-        return check_house.check(self.root, set(two_meanings))
+    def check_house(self, *two_meanings: str, uncalled: Collection[str] = ()) -> list[str]:
+        return check_house.check(self.root, set(two_meanings), uncalled)
 
 
 def function(lines: int) -> str:
@@ -75,6 +76,52 @@ def test_a_class_name_has_one_meaning(write: Writer) -> None:
         "class Thing has several meanings: src/flowfabric/a.py, src/flowfabric/b.py"
     ]
     assert write.check_house("Thing") == []
+
+
+def test_only_the_retry_loop_gives_up(write: Writer) -> None:
+    write("src/flowfabric/engine/commit/retry.py", "raise RetryExhausted('ten times')")
+    write("src/flowfabric/worker/loop.py", "try: pass\nexcept RetryExhausted: pass")
+    assert write.check_house() == []
+    write("src/flowfabric/engine/flow/flows.py", "x = 1\nerror = RetryExhausted('often')")
+    assert write.check_house() == [
+        "src/flowfabric/engine/flow/flows.py:2: use the retry loop of engine/commit/retry.py"
+    ]
+
+
+SERVICES = """
+class Lanes(Service):
+    async def pause(self): ...
+    async def _row(self): ...
+    def drop(self): ...
+class Engine:
+    def __init__(self, context):
+        self.lanes, self.context = None, context
+        self.lanes = Lanes(context)
+        self._hidden = Lanes(context)
+"""
+
+
+@pytest.mark.parametrize(
+    ("caller", "text"),
+    [
+        ("cli/lanes.py", "engine.lanes.pause()"),
+        ("fabric.py", "lanes = self.engine.lanes\nlanes.pause()"),
+        ("engine/sweep.py", "self._lanes.pause()"),
+    ],
+)
+def test_an_operation_of_the_engine_has_a_caller(write: Writer, caller: str, text: str) -> None:
+    write("src/flowfabric/engine/engine.py", SERVICES)
+    (complaint,) = write.check_house()
+    assert complaint.startswith("engine.lanes.pause has no caller in worker, cli")
+    assert write.check_house(uncalled={"lanes.pause"}) == []
+    write("src/flowfabric/core/lane.py", "engine.lanes.pause()")
+    assert len(write.check_house()) == 1, "not every part of the product is a reason"
+    write(f"src/flowfabric/{caller}", text)
+    assert write.check_house() == []
+    assert write.check_house(uncalled={"lanes.pause", "lanes.gone"}) == [
+        "engine.lanes.pause has a caller: take it off UNCALLED",
+        "engine.lanes.gone is no operation: take it off UNCALLED",
+    ]
 
 
 def test_what_is_within_the_limits_is_in_order(write: Writer) -> None:

@@ -1,4 +1,5 @@
-"""Fails when the tree leaves the plan: five words, equal dialects, unique class names.
+"""Fails when the tree leaves the plan: five words, equal dialects, unique class names, one retry
+loop, no operation without a caller.
 
 The five words are execution, wait, flow, limit and worker. `core`, `engine` and the tests are cut
 by them, so that a newcomer who knows the word knows the folder.
@@ -7,7 +8,7 @@ by them, so that a newcomer who knows the word knows the folder.
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 WORDS = {"execution", "wait", "flow", "limit", "worker"}
@@ -34,13 +35,32 @@ TWO_MEANINGS = {
 }  # fmt: skip
 """Class names that still have two meanings. The list only becomes shorter."""
 
+CALLERS = ("worker", "cli", "testing", "demo", "server", "dashboard", "fabric.py")
+"""Who may be the reason that the engine offers an operation, beside another service of it."""
 
-def check(root: Path, two_meanings: set[str]) -> list[str]:
+UNCALLED = {
+    "attempts.wait_children", "budgets.attached_to",
+    "claims.held_by", "claims.mark_expired", "claims.renew_all",
+    "executions.change_priority", "executions.expire", "executions.get_tag",
+    "executions.set_tag", "executions.set_tags",
+    "flow_views.edge", "flow_views.eligibility", "flow_views.flow_of", "flow_views.groups",
+    "flows.acknowledge", "flows.apply", "flows.cancel_header",
+    "grants.eligible", "grants.try_resume", "quotas.create",
+    "signals.approve", "signals.of", "suspensions.expire", "suspensions.observe",
+    "views.current_attempt", "views.vector",
+}  # fmt: skip
+"""Operations that the specification names for the HTTP server, which is not written yet. The list
+only becomes shorter: a new operation comes with its caller."""
+
+
+def check(root: Path, two_meanings: set[str], uncalled: Collection[str] = ()) -> list[str]:
     """The complaints about the tree under `root`, none if it is in order."""
     return [
         *_strange_folders(root),
         *_unequal_dialects(root),
         *_ambiguous_classes(root, two_meanings),
+        *_strange_retries(root),
+        *_uncalled_operations(root, uncalled),
     ]
 
 
@@ -81,6 +101,65 @@ def _ambiguous_classes(root: Path, two_meanings: set[str]) -> Iterator[str]:
             yield f"class {name} has one meaning: take it off TWO_MEANINGS"
 
 
+def _strange_retries(root: Path) -> Iterator[str]:
+    """There is one retry loop, so there is one place that gives up."""
+    commit = root / "src/flowfabric/engine/commit"
+    for path, node in _nodes(root / "src"):
+        if not isinstance(node, ast.Call) or _name(node.func) != "RetryExhausted":
+            continue
+        if commit not in path.parents:
+            where = path.relative_to(root).as_posix()
+            yield f"{where}:{node.lineno}: use the retry loop of engine/commit/retry.py"
+
+
+def _uncalled_operations(root: Path, uncalled: Collection[str]) -> Iterator[str]:
+    """An operation is called where a file uses both names, of the service and of the method."""
+    package = root / "src/flowfabric"
+    used: dict[Path, set[str]] = defaultdict(set)
+    for place in (*CALLERS, "engine"):
+        for path, node in _nodes(package / place):
+            if isinstance(node, ast.Attribute):
+                used[path].add(node.attr.lstrip("_") if place == "engine" else node.attr)
+    operations = _operations(package / "engine")
+    for service, method in operations:
+        called = any({service, method} <= names for names in used.values())
+        if called is (f"{service}.{method}" in uncalled):
+            yield (
+                f"engine.{service}.{method} has a caller: take it off UNCALLED"
+                if called
+                else f"engine.{service}.{method} has no caller in {', '.join(CALLERS)}"
+            )
+    for name in sorted(set(uncalled) - {f"{service}.{method}" for service, method in operations}):
+        yield f"engine.{name} is no operation: take it off UNCALLED"
+
+
+def _operations(engine: Path) -> list[tuple[str, str]]:
+    """Public coroutine methods of public services: `self.lanes = Lanes(…)` makes `lanes` one."""
+    methods: dict[str, list[str]] = {}
+    services: dict[str, str] = {}
+    for path, node in _nodes(engine):
+        if isinstance(node, ast.ClassDef):
+            methods[node.name] = [
+                each.name
+                for each in node.body
+                if isinstance(each, ast.AsyncFunctionDef) and not each.name.startswith("_")
+            ]
+        if path.name == "engine.py" and isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            if isinstance(target, ast.Attribute) and isinstance(value, ast.Call):
+                services[target.attr] = _name(value.func)
+    return [
+        (service, method)
+        for service, kind in services.items()
+        if not service.startswith("_")
+        for method in methods.get(kind, ())
+    ]
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def _nodes(place: Path) -> Iterator[tuple[Path, ast.AST]]:
     paths: Iterable[Path] = [place] if place.is_file() else sorted(place.rglob("*.py"))
     for path in paths:
@@ -89,7 +168,7 @@ def _nodes(place: Path) -> Iterator[tuple[Path, ast.AST]]:
 
 
 def main() -> int:
-    complaints = check(Path(__file__).resolve().parent.parent, TWO_MEANINGS)
+    complaints = check(Path(__file__).resolve().parent.parent, TWO_MEANINGS, UNCALLED)
     print("\n".join(complaints) or "house: in order")
     return 1 if complaints else 0
 
