@@ -100,10 +100,10 @@ def test_a_grant_that_cannot_be_given_says_why(cli: Cli, run: str) -> None:
     wrong = ("grants", "issue", run, *ADA)
     assert "1 to 60000" in cli.complaint(*wrong, "--ttl", "2m", code=2)
     assert "goes with --reclaim" in cli.complaint(*wrong, "--max-reclaims", "1", code=2)
-    assert "no grant names this worker" in cli.complaint("grants", "redeem", run, *ADA, code=1)
+    assert "no grant for this worker" in cli.complaint("grants", "redeem", run, *ADA, code=1)
     key = ("grants", "issue", run, "--worker", "ada", "--key", "k")
     assert cli(*key).stdout == cli(*key).stdout == "k\n"
-    assert "held until" in cli.complaint("grants", "issue", run, "--worker", "bob", code=1)
+    assert "granted until" in cli.complaint("grants", "issue", run, "--worker", "bob", code=1)
     assert "not_a_handle" in cli.complaint("lease", "complete", "--handle", "x", code=2)
 
 

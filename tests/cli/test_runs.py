@@ -158,13 +158,13 @@ def test_a_run_is_held_back_and_let_go(cli: Cli, work: Work) -> None:
     assert work() == 0
     assert "an operator holds it back: not today" in cli("why", id).stdout
     assert cli.json("run", "unhold", id) == {"id": id, "state": "waiting"}
-    assert cli.complaint("run", "unhold", id, code=1).startswith(id)
+    assert id in cli.complaint("run", "unhold", id, code=1)
     assert work() == 1
 
 
 def test_replaying_a_run_that_has_not_ended_fails(cli: Cli) -> None:
     id = cli.submit("greet", "--arg", "name=x")
-    assert cli.complaint("run", "replay", id, code=1).startswith(id)
+    assert id in cli.complaint("run", "replay", id, code=1)
 
 
 def test_many_ids_come_from_stdin_and_each_is_answered(cli: Cli, greeted: str) -> None:

@@ -1,7 +1,7 @@
 """What the owner of a lease can do with it: complete, fail, delay, hand back.
 
-Every rule first asks whether the call is a repeat whose effect already happened (a lost reply
-must be harmless), then passes the gate, then decides.
+Every rule first checks whether the call repeats one that already took effect (a lost reply must be
+harmless), then checks ownership, then decides.
 """
 
 from msgspec import Struct
@@ -60,7 +60,7 @@ class Delayed(Struct, frozen=True):
 def complete(
     snapshot: Snapshot | None, now: Millis, owner: Owner, result: bytes | None = None
 ) -> "Change[Completed]":
-    """Ends the execution in success; the first result stays, whoever repeats the call."""
+    """Ends the execution in success. The first result stays, even if the call is repeated."""
     snapshot = present(snapshot)
     if _ended_by(snapshot, owner, Outcome.SUCCESS):
         return unchanged(Completed(snapshot.execution.id))
@@ -79,7 +79,8 @@ def complete(
 
 
 class JitterSource(Struct, frozen=True):
-    """What a failure brings along to decide the retry: luck for the jitter, a wanted delay."""
+    """What decides the pause before a retry: a random number for the jitter, or a requested
+    delay."""
 
     jitter: float = 0.0
     after: Millis | None = None
@@ -109,7 +110,8 @@ def fail(
 def time_out(
     snapshot: Snapshot, now: Millis, lease: Lease, jitter: float
 ) -> "Change[RetryScheduled | TerminalFailed]":
-    """The attempt ran too long: a failure of category timeout, and `expired` when it is final."""
+    """The attempt exceeded its timeout: a failure of category timeout, and `expired` if no retry is
+    left."""
     failure = Failure(message="attempt_timeout", category=Category.TIMEOUT)
     if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, Category.TIMEOUT):
         return _schedule_retry(snapshot, now, lease, failure, JitterSource(jitter))
@@ -119,8 +121,8 @@ def time_out(
 def time_out_owned(
     snapshot: Snapshot | None, now: Millis, owner: Owner, jitter: float
 ) -> "Change[RetryScheduled | TerminalFailed]":
-    """The owner gives up an attempt that ran too long by its own timer, which may be a little ahead
-    of the store's clock."""
+    """The owner ends an attempt that exceeded its timeout by the worker's timer, which may be a
+    little ahead of the store's clock."""
     snapshot = present(snapshot)
     if (repeat := _failed_by(snapshot, owner, Outcome.EXPIRED)) is not None:
         return unchanged(repeat)
@@ -128,7 +130,7 @@ def time_out_owned(
     if isinstance(lease, Change):
         return lease
     if lease.times_out_at is None:
-        raise Invalid("this attempt has no timeout")
+        raise Invalid("the attempt has no timeout")
     return time_out(snapshot, now, lease, jitter)
 
 
@@ -140,19 +142,20 @@ def delay(
     *,
     step: Step | None = None,
 ) -> "Change[Delayed]":
-    """Gives the lease up and has the same attempt continued at `until`."""
+    """Gives up the lease; the same attempt continues at `until`."""
     change = _pause(snapshot, now, owner, until, EventKind.DELAYED, "worker_delay")
     parked = change.after is not None and isinstance(change.outcome, Delayed)
     return replace(change, steps=(step,)) if step is not None and parked else change
 
 
 def hand_back(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Change[Delayed]":
-    """Gives the lease up at once (a worker that stops): same attempt, no retry spent."""
+    """Gives up the lease at once because the worker stops: the same attempt continues, no retry is
+    used."""
     return _pause(snapshot, now, owner, now, EventKind.HANDED_BACK, HANDED_BACK)
 
 
 def pause_attempt(snapshot: Snapshot, now: Millis, lease: Lease, reason: str) -> tuple[Life, Next]:
-    """The life and the next start of an execution whose attempt is interrupted on purpose."""
+    """The life and the next start of an execution whose owner interrupts its attempt."""
     earlier = snapshot.life.paused if lease.start is Start.CONTINUE else None
     timeout = None if lease.times_out_at is None else Millis(max(1, lease.times_out_at - now))
     paused = Paused(
@@ -176,7 +179,7 @@ def released(
 
 
 def same_release(snapshot: Snapshot, fence: Fence | None, operation: str) -> Released | None:
-    """The release this very fence made before, if that was the last thing that happened."""
+    """The earlier release by the same fence, if nothing has happened since."""
     last = snapshot.life.released
     if fence is None or last is None or last.epoch != snapshot.head.epoch:
         return None
@@ -287,7 +290,7 @@ def _end_failed(
 
 
 def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
-    """Whether this very fence brought the execution to this end before."""
+    """Whether the same fence has already ended the execution in this way."""
     fence = owner.fence
     match snapshot.state:
         case Ended(outcome=reached, lease=Lease() as lease) if reached is outcome:

@@ -1,7 +1,7 @@
-"""Attempts as history: the record of each numbered try.
+"""The history of attempts: one record per numbered try.
 
-The current attempt is inline in the state row; a row of its own is written only when another
-attempt takes its place. So the common execution, run once, writes no attempt row at all.
+The current attempt is part of the state row; it gets its own row only when another attempt replaces
+it. So the common execution, which runs once, writes no attempt row at all.
 """
 
 from msgspec.structs import replace
@@ -30,14 +30,14 @@ _ENDINGS = {
 
 
 def inline_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
-    """The attempts that are not in history yet, oldest first: a replaced one, then the current."""
+    """The attempts that have no row yet, oldest first: a replaced one, then the current one."""
     replaced = closing_attempts(snapshot)
     current = current_attempt(snapshot)
     return replaced if current is None else (*replaced, current)
 
 
 def closing_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
-    """The lost attempt a reclaim has replaced; whoever moves the state on writes it down."""
+    """The lost attempt that a reclaim has replaced; the next change of the state writes its row."""
     lapsed = snapshot.life.lapsed
     if lapsed is None or lapsed.index == snapshot.current_attempt:
         return ()
@@ -51,7 +51,7 @@ def closing_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
 
 
 def current_attempt(snapshot: Snapshot) -> Attempt | None:
-    """The record of the attempt in hand, None between two attempts or before the first."""
+    """The record of the current attempt; None between two attempts or before the first."""
     match snapshot.state:
         case Active(lease=lease):
             return attempt_of(snapshot, lease, AttemptOutcome.STARTED, None)
@@ -146,7 +146,7 @@ def _from_paused(
 
 
 def _with_given(snapshot: Snapshot, attempt: Attempt) -> Attempt:
-    """The record with the id and the policy its claim has given it, if any."""
+    """The record with the id and the policy that its claim gave it, if any."""
     given = snapshot.given_to(attempt.index)
     return attempt if given is None else replace(attempt, id=given.id, policy=given.policy)
 

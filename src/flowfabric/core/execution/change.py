@@ -1,4 +1,5 @@
-"""A change: what a rule decided, to be written only if nothing moved meanwhile."""
+"""A change: what a rule decided. It is written only if the versions it was decided on are
+current."""
 
 from typing import Generic, Never, TypeVar
 from uuid import UUID
@@ -14,9 +15,9 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.flow.outbox import OutboxEntry, outbox_of, turned
 from flowfabric.core.wait.model import DedupRecord, ReceivedSignal, Waitpoint
 
-# What an execution may own although its end is written unseen: flows are told by outbox entries, a
-# slot is given back by the very row that goes, reservations are let go after the commit.
-# Numbers, since flags are slow and every ending is asked.
+# What an execution may own although its end is written without a load: outbox entries notify its
+# flows, the removed row is the slot it gives back, and reservations are released after the commit.
+# Plain numbers, because flags are slow and every ending is tested.
 _MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT)
 
 T = TypeVar("T")
@@ -26,14 +27,14 @@ T_co = TypeVar("T_co", covariant=True)
 class Change(Struct, Generic[T_co], frozen=True, gc=False):
     """The new value of one execution, its history, and the answer for the caller.
 
-    `before` is what the rule decided on (None: the execution does not exist yet); the store
-    writes only while that very version stands. `after` is None when nothing is to be written.
-    An `outcome` that is an error is raised after the change was applied.
+    `before` is what the rule decided on (None: the execution does not exist yet); the store writes
+    only if that version is current. `after` is None if there is nothing to write. An `outcome` that
+    is an error is raised after the change was applied.
 
-    `waitpoints` are new ones, `signals` newly accepted ones; `counted` are signals (by number)
-    accepted earlier that a suspension has used up now; `dedup` replace records of the same key.
-    `settled` are edges into a member of a flow with how their upstream ended (None: not settled
-    after all), `owed` what is to be done for the flow besides its ending.
+    `waitpoints` and `signals` are new ones; `counted` are the numbers of earlier signals that a
+    suspension has now used; `dedup` records replace those of the same key. `settled` are edges into
+    a member of a flow with how their upstream ended (None: open again); `owed` is what the flow is
+    owed besides its ending.
     """
 
     outcome: T_co | FlowFabricError
@@ -51,20 +52,20 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
 
     @property
     def outbox(self) -> tuple[OutboxEntry, ...]:
-        """All that is owed to flows after this change."""
+        """Everything that is owed to flows after this change."""
         return self.owed + outbox_of(self.before, self.after)
 
     @property
     def alarm(self) -> Millis | None:
-        """The alarm that stands after this change."""
+        """The alarm after this change."""
         return None if self.after is None else self.after.alarm_at
 
     @property
     def plain_end(self) -> bool:
-        """Whether the ending touches nothing but the lease, and what it owes to a flow: one
-        statement, no load.
+        """Whether the ending touches only the lease and the flow outbox: one statement, no load.
 
-        A refusal is none: a lease that looks expired to its holder may have been renewed.
+        A refusal is not a plain end: a lease that looks expired to its holder may have been
+        renewed.
         """
         return (
             not isinstance(self.outcome, FlowFabricError)
@@ -80,12 +81,12 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
 
 
 def unchanged(outcome: T) -> Change[T]:
-    """Nothing to write, only an answer."""
+    """A change that writes nothing and only answers."""
     return Change(outcome=outcome)
 
 
 def refused(change: "Change[object]", error: FlowFabricError) -> "Change[Never]":
-    """The change is written although the caller gets an error (a lease found expired)."""
+    """A change that is written although the caller gets an error (an expired lease)."""
     return Change(error, change.before, change.after, change.events, change.attempts)
 
 
@@ -112,7 +113,7 @@ def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
 
 
 def _between(first: "Change[object]", second: "Change[object]") -> tuple[OutboxEntry, ...]:
-    """What only shows between the two: one that ended and was replayed owes both."""
+    """What is owed only between the two: an execution that ended and was replayed owes both."""
     if not (turned(first.before, first.after) and turned(second.before, second.after)):
         return ()
     return outbox_of(first.before, first.after) + outbox_of(second.before, second.after)

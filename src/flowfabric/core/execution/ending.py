@@ -1,4 +1,4 @@
-"""How an execution ends from outside, whatever it is doing."""
+"""How an execution is ended from outside, in any state."""
 
 from typing import Any, Never
 
@@ -20,8 +20,8 @@ def end(
     life: Life,
     reason: str,
 ) -> "Change[Never]":
-    """The change that ends an execution in any state; an attempt in hand ends with it. Its outcome
-    is for the caller to put in."""
+    """The change that ends an execution in any state, together with its current attempt. The caller
+    fills in the outcome."""
     state = snapshot.state
     lease = state.lease if isinstance(state, Active) else None
     current = snapshot.current_attempt
@@ -53,7 +53,7 @@ def end(
 
 
 def event_of(snapshot: Snapshot, now: Millis, kind: EventKind, detail: dict[str, Any]) -> Event:
-    """An event of an execution that nobody holds a lease of."""
+    """An event of an execution without a lease."""
     return Event(
         uuid=snapshot.execution.uuid,
         at=now,

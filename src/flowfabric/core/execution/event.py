@@ -1,7 +1,7 @@
 """Events: one row per transition, written with the change that caused it.
 
-Lease, completion, operator and signal events are projections of the same row, so that no transition
-is told twice and none is forgotten.
+Lease, completion, operator and signal events are projections of the same row, so that every
+transition is reported exactly once.
 """
 
 from enum import IntEnum, StrEnum
@@ -47,7 +47,7 @@ class EventKind(IntEnum):
 
 
 class Family(StrEnum):
-    """The outboxes of old, now filters over one table."""
+    """A filter over the one table of events."""
 
     LEASE = "lease"
     COMPLETION = "completion"
@@ -83,7 +83,7 @@ class StoredEvent(Struct, frozen=True):
 
     @property
     def lease(self) -> str | None:
-        """acquired, reclaimed, released, expired, revoked; None when no lease moved."""
+        """acquired, reclaimed, released, expired or revoked; None if no lease changed."""
         if self.kind in _RELEASING and self.worker is None:
             return None
         return _LEASE.get(self.kind)
@@ -153,7 +153,7 @@ _REASON = {
 
 
 def kinds_of(family: Family) -> frozenset[EventKind]:
-    """Which kinds a family's subscriber may see."""
+    """The kinds of events in a family."""
     match family:
         case Family.LEASE:
             return frozenset(_LEASE)

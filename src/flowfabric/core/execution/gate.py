@@ -1,11 +1,11 @@
-"""The door to `ready`: gates are asked in one fixed order and work waits at the first closed one.
+"""The gates before `ready`, in one fixed order: an execution waits at the first closed gate.
 
-held (unsealed, blocked) → dependencies → not before → budget → limits → ready. What has not been
-reached yet travels in the execution's life, so passing one gate asks the rest.
+held (unsealed, blocked) → dependencies → not before → budget → limits → ready. The gates that were
+not reached yet are stored in the execution's life, so passing one gate checks the rest.
 
-The limits gate is the last one and opened by `release` only: whoever uses a quota waits there, if
-only for a moment. A budget is asked after the take: one that was turned away waits at its gate
-until the budget has room again.
+The limits gate is the last, and only `release` opens it: every execution that uses a quota waits
+there, if only for a moment. Budgets are checked after the claim: an execution that was sent back
+waits at the budget gate until the budget has room again.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ DELAYS = frozenset({Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DEL
 
 
 def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
-    """Where an execution that wants to run stands at `now`."""
+    """The state at `now` of an execution that wants to run."""
     for gate in closed(life, now, flags):
         due_at = life.not_before if gate in DELAYS else None
         return Waiting(gate=gate, next=next, due_at=due_at)
@@ -27,7 +27,7 @@ def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
 
 
 def closed(life: Life, now: Millis, flags: Flags) -> Iterator[Gate]:
-    """Every gate that is closed, in the order they are asked."""
+    """Every closed gate, in order."""
     if life.unsealed:
         yield Gate.UNSEALED
     if life.blocked is not None:

@@ -1,7 +1,7 @@
-"""Operators' and schedulers' way to a lease: reserve an execution for one worker, then take it.
+"""Grants: an operator or a scheduler reserves an execution for one worker, which then takes it.
 
-A grant is a hold on the ready row, never a state: it hides the execution from other workers
-until it is redeemed or runs out, and one that ran out needs nobody to clean up.
+A grant is a hold on the ready row, never a state: it hides the execution from other workers until
+it is redeemed or expires. An expired grant needs no cleanup.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ OPERATOR = "operator"
 
 
 class Granted(Struct, frozen=True):
-    """`key` proves which grant it is; whoever redeems may present it, or only its worker's name."""
+    """`key` identifies the grant; the redeemer may present it, or only the worker's name."""
 
     id: ExecutionId
     worker: str
@@ -65,17 +65,17 @@ class NotReclaimable(Struct, frozen=True):
 
 
 class ReclaimCapExceeded(Struct, frozen=True):
-    """`reclaims` is the stored count when granting, the attempted one when redeeming."""
+    """`reclaims` is the stored count on issue, and the attempted count on redemption."""
 
     reclaims: int
 
 
 class GrantNotFound(Struct, frozen=True):
-    """No reclaim grant stands for this execution, or it ran out."""
+    """The execution has no reclaim grant, or it has expired."""
 
 
 class Grantee(Struct, frozen=True):
-    """Who asks for a grant, for how long, under which key and on what grounds."""
+    """Who asks for a grant, for how long, under which key and why."""
 
     worker: str
     capabilities: Capabilities
@@ -86,10 +86,10 @@ class Grantee(Struct, frozen=True):
 
 
 def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Change[Granted]":
-    """Reserves an eligible execution. An interrupted one is redeemed by `claim_resumed`."""
+    """Reserves an eligible execution. For an interrupted attempt, redeem with `claim_resumed`."""
     snapshot = present(snapshot)
     if not isinstance(snapshot.state, Ready):
-        raise NotEligible("only an execution that waits for a worker can be granted")
+        raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
     if (granted := _own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
     _refuse_live_hold(snapshot.state.hold, now)
@@ -108,15 +108,15 @@ def claim_granted(
         return unchanged(snapshot)
     ready = _leaseable(snapshot)
     if ready.next.start is Start.CONTINUE:
-        raise UseClaimResumed("an interrupted attempt waits to be continued")
+        raise UseClaimResumed(f"{snapshot.run} has an interrupted attempt: use claim_resumed")
     _check_grant(snapshot, now, ready.hold, taking)
     _check_attempt(expected_attempt, ready.next.attempt)
     return take(snapshot, now, ready.next, taking)
 
 
 def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Change[Snapshot]":
-    """Redeems a grant on an interrupted attempt: the same attempt goes on under a new lease, and a
-    repeat by the same caller gets that lease."""
+    """Redeems a grant on an interrupted attempt: the same attempt continues under a new lease. A
+    repeat by the same caller gets the same lease."""
     snapshot = present(snapshot)
     if _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
@@ -124,15 +124,15 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
         case Ready(next=Next(start=Start.CONTINUE)) as ready:
             pass
         case Ready():
-            raise NotResumed("no interrupted attempt waits to be continued")
-        case _:  # also one that a worker holds: the grant was used up by its claim
-            raise NotLeaseable("the execution does not wait for a worker")
+            raise NotResumed(f"{snapshot.run} has no interrupted attempt to continue")
+        case _:  # also if a worker holds it: its claim has used the grant
+            raise NotLeaseable(f"{snapshot.run} does not wait for a worker")
     _check_grant(snapshot, now, ready.hold, taking)
     return take(snapshot, now, ready.next, taking)
 
 
 def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Change[Snapshot]":
-    """An operator takes a waiting execution in one step, whatever it requires."""
+    """An operator takes a waiting execution in one step, ignoring its requirements."""
     snapshot = present(snapshot)
     if _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
@@ -140,9 +140,9 @@ def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "
         case Ready() as ready:
             pass
         case Active():
-            raise LeaseConflict("a worker holds the lease")
+            raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case _:
-            raise NotEligible("only an execution that waits for a worker can be taken")
+            raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be taken")
     _refuse_live_hold(ready.hold, now)
     return take(snapshot, now, ready.next, taking)
 
@@ -150,7 +150,7 @@ def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "
 def issue_reclaim_grant(
     snapshot: Snapshot | None, now: Millis, grantee: Grantee, cap: int | None = None
 ) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
-    """Reserves a lost execution for a rescuer; a lease found expired is marked first."""
+    """Reserves a lost execution for one worker; an expired lease is first marked as lost."""
     snapshot = present(snapshot)
     match snapshot.state:
         case Active(lease=lease) if lease.expires_at <= now:
@@ -162,14 +162,14 @@ def issue_reclaim_grant(
         case Lost():
             return _grant_lost(snapshot, now, grantee, cap)
         case _:
-            return unchanged(NotReclaimable("the execution is not lost"))
+            return unchanged(NotReclaimable(f"{snapshot.run} is not lost"))
 
 
 def reclaim(
     snapshot: Snapshot | None, now: Millis, taking: Taking, cap: int | None = None
 ) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
-    """Redeems a reclaim grant: a new attempt starts in place of the lost one. A repeat by the same
-    caller gets the same lease."""
+    """Redeems a reclaim grant: a new attempt replaces the lost one. A repeat by the same caller
+    gets the same lease."""
     if snapshot is not None and _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     if snapshot is None or isinstance(snapshot.state, Ready):
@@ -178,11 +178,11 @@ def reclaim(
     if not isinstance(hold, Hold) or hold.worker is None:
         return unchanged(GrantNotFound())
     if hold.worker != taking.worker.id:
-        raise Invalid(f"the grant names worker {hold.worker!r}")
+        raise Invalid(f"the grant of {snapshot.run} is for worker {hold.worker!r}")
     if not hold.alive(now) or not _is_of_key(snapshot, taking):
         return unchanged(GrantNotFound())
     if not isinstance(snapshot.state, Lost):
-        return unchanged(NotReclaimable("the execution is not lost"))
+        return unchanged(NotReclaimable(f"{snapshot.run} is not lost"))
     if _over(snapshot, snapshot.life.max_reclaims if cap is None else cap):
         ended = end_lost(snapshot, now, snapshot.state.next.attempt - 1)
         outcome = ReclaimCapExceeded(snapshot.life.losses)
@@ -191,7 +191,7 @@ def reclaim(
 
 
 def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
-    """The lease this very call has made before, if it still stands: its reply was lost."""
+    """The lease that the same call made before, if it still exists: the reply was lost."""
     match snapshot.state:
         case Active(lease=lease) if (lease.id, lease.worker) == (taking.lease_id, taking.worker):
             return lease if lease.expires_at > now else None
@@ -201,7 +201,7 @@ def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
 
 def _check_attempt(expected: int | None, attempt: int) -> None:
     if expected is not None and expected != attempt:
-        raise StaleLease(f"the attempt is {attempt}, not {expected}")
+        raise StaleLease(f"the run is at attempt {attempt}, not {expected}")
 
 
 def _leaseable(snapshot: Snapshot) -> Ready:
@@ -209,23 +209,23 @@ def _leaseable(snapshot: Snapshot) -> Ready:
         case Ready() as ready:
             return ready
         case Active():
-            raise LeaseConflict("a worker holds the lease")
+            raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case _:
-            raise NotLeaseable("the execution does not wait for a worker")
+            raise NotLeaseable(f"{snapshot.run} does not wait for a worker")
 
 
 def _refuse_live_hold(hold: Hold | None, now: Millis) -> None:
     if hold is not None and hold.alive(now):
-        raise GrantExists(f"held until {hold.until}")
+        raise GrantExists(f"the run is granted until {hold.until}")
 
 
 def _check_grant(snapshot: Snapshot, now: Millis, hold: Hold | None, taking: Taking) -> None:
     if hold is None or hold.worker != taking.worker.id:
-        raise InvalidGrant("no grant names this worker")
+        raise InvalidGrant(f"{snapshot.run} has no grant for this worker")
     if not _is_of_key(snapshot, taking):
-        raise InvalidGrant("the grant has another key")
+        raise InvalidGrant(f"the grant of {snapshot.run} has another key")
     if hold.until < now:
-        raise GrantExpired(f"the grant ran out at {hold.until}")
+        raise GrantExpired(f"the grant of {snapshot.run} expired at {hold.until}")
 
 
 def _hold(
@@ -264,7 +264,7 @@ def _granted(snapshot: Snapshot, grant: Grant, grantee: Grantee) -> Granted:
 
 
 def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
-    """The grant that stands. One that was redeemed or ran out does not."""
+    """The live grant; None if it was redeemed or has expired."""
     hold, grant = getattr(snapshot.state, "hold", None), snapshot.life.grant
     if grant is None or not isinstance(hold, Hold) or not hold.alive(now):
         return None
@@ -273,7 +273,7 @@ def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
 
 
 def _own_grant(snapshot: Snapshot, now: Millis, grantee: Grantee) -> Granted | None:
-    """The grant this very caller was given under the same key: its reply was lost."""
+    """The grant that the same caller got under the same key: the reply was lost."""
     grant = grant_at(snapshot, now)
     if grant is None or not grantee.key or grant.id != grant_id_from_key(grantee.key):
         return None
@@ -283,7 +283,7 @@ def _own_grant(snapshot: Snapshot, now: Millis, grantee: Grantee) -> Granted | N
 
 
 def _is_of_key(snapshot: Snapshot, taking: Taking) -> bool:
-    """Whether the grant is the one whose key was presented, if one was."""
+    """Whether the grant has the presented key; True if none was presented."""
     grant = snapshot.life.grant
     return taking.grant is None or (grant is not None and grant.id == taking.grant)
 
@@ -306,7 +306,7 @@ def _grant_lost(
 
 
 def _over(snapshot: Snapshot, cap: int | None) -> bool:
-    """Whether taking over would exceed the cap: the one given counts every loss."""
+    """Whether a takeover would exceed the cap; a given cap counts every loss."""
     if cap is None:
         return over_cap(snapshot.execution, snapshot.life)
     return snapshot.life.losses > cap

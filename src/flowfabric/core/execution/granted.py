@@ -1,7 +1,7 @@
-"""What a grant says beside the hold that makes it, and what its holder may say about the attempt.
+"""The record of a grant, and what its holder may decide about the attempt.
 
-The hold on the ready row decides who may take an execution; this is the record of it: who was
-granted what, until when, and on what grounds. It stays until the next grant of the execution.
+The hold on the ready row decides who may take an execution. The record says who was granted what,
+until when and why; it is kept until the next grant of the execution.
 """
 
 from enum import StrEnum
@@ -23,7 +23,7 @@ KEY_PREFIX = "ffg1."
 
 
 class GrantKind(StrEnum):
-    """What a grant is redeemed for: a new attempt, the interrupted one, or one after a loss."""
+    """What a grant is for: a new attempt, the interrupted one, or a new one after a loss."""
 
     CLAIM = "claim"
     RESUME = "resume"
@@ -31,7 +31,7 @@ class GrantKind(StrEnum):
 
 
 class GrantNotes(Struct, frozen=True, kw_only=True):
-    """What a scheduler may keep with a grant for the record; nothing is decided by it."""
+    """Notes that a scheduler may keep with a grant. No rule reads them."""
 
     capability_hash: str | None = None
     route_snapshot: str | None = None
@@ -42,7 +42,7 @@ NO_NOTES = GrantNotes()
 
 
 class Grant(Document, frozen=True, kw_only=True):
-    """A grant as it is kept. `id` is made from its key, which itself is not kept."""
+    """A grant as stored. `id` is derived from its key, which is not stored."""
 
     id: str = ""
     kind: GrantKind = GrantKind.CLAIM
@@ -59,7 +59,7 @@ class Grant(Document, frozen=True, kw_only=True):
 
 class NewAttempt(Struct, frozen=True, kw_only=True):
     """What the holder of a grant may decide about the attempt it starts: its id, the policy it runs
-    under (kept with it; of its members the attempt timeout counts), how long it may take, and a
+    under (stored with it; only its attempt timeout takes effect), how long it may take, and a
     deadline of the whole execution."""
 
     id: UUID | None = None
@@ -72,7 +72,7 @@ AS_PLANNED = NewAttempt()
 
 
 class GivenAttempt(Document, frozen=True, kw_only=True):
-    """The id and the policy that were given to the attempt of this index."""
+    """The id and the policy that a claim gave to the attempt of this index."""
 
     index: int = 0
     id: UUID | None = None
@@ -80,12 +80,12 @@ class GivenAttempt(Document, frozen=True, kw_only=True):
 
 
 def grant_id_from_key(key: str) -> str:
-    """The id of the grant a key belongs to: the same in every process, and for ever."""
+    """The id of the grant with this key, the same in every process and release."""
     return sha256(check_grant_key(key).encode()).hexdigest()
 
 
 def hash_capabilities(capabilities: frozenset[str]) -> str:
-    """One short text for a set of capabilities, for grants that say nothing else."""
+    """A short digest of a set of capabilities, for grants without one."""
     return sha256(",".join(sorted(capabilities)).encode()).hexdigest()[:16]
 
 
@@ -111,7 +111,7 @@ def check_notes(notes: object) -> GrantNotes:
 
 
 def check_new_attempt(attempt: object) -> NewAttempt:
-    """`attempt` with every member checked; a policy may be a document as at a submission."""
+    """`attempt` with every member checked; a policy may be a document, as in a submission."""
     given = check_kind_of(attempt, NewAttempt, "the attempt")
     if given == AS_PLANNED:
         return AS_PLANNED

@@ -1,8 +1,8 @@
 """Handles: what a worker holds while it owns a lease, as opaque signed text.
 
 `ffh1.` and, in URL-safe base64: the length of the body, the body, and a signature over prefix,
-length and body. Whoever lacks the key can neither make a handle nor change one. A handle is a
-value: it may be copied, stored and presented again.
+length and body. Without the key, a handle can be neither made nor changed. A handle is a value: it
+may be copied, stored and presented again.
 """
 
 import hmac
@@ -25,7 +25,7 @@ _SIGNATURE = 16
 
 
 class HandleKind(StrEnum):
-    """How the lease came about. A suspended handle has given its lease up."""
+    """How the lease began. A suspended handle has given up its lease."""
 
     FRESH = "fresh"
     RESUMED = "resumed"
@@ -89,7 +89,7 @@ def _sign(signed: bytes, key: bytes) -> bytes:
 
 
 def _parts(text: str) -> tuple[bytes, bytes]:
-    """The signed part and its signature, told apart by the length at the front."""
+    """The signed part and its signature, separated by the length at the front."""
     raw = _from_text(text)
     if len(raw) < _LENGTH + _SIGNATURE:
         raise InvalidHandle("truncated")
@@ -131,5 +131,5 @@ def _from_text(text: str) -> bytes:
         raise InvalidHandle("malformed") from None
 
 
-# "+" and "/" are no characters of ours; they become "!", which no base64 has.
+# "+" and "/" do not occur in a handle; they become "!", which is not base64.
 _STANDARD = bytes.maketrans(b"-_+/", b"+/!!")

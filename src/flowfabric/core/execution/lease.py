@@ -1,7 +1,7 @@
-"""Ownership: the gate every owner passes, and how a lease is taken, lost and given back.
+"""Ownership: the check of every owner operation, and how a lease is taken, lost and given back.
 
-A lease belongs to the execution, not to the attempt. Each one has a higher epoch than all
-before it, and whoever presents an older fence can change nothing.
+A lease belongs to the execution, not to the attempt. Each lease has a higher epoch than all before
+it, and an owner with an older fence cannot change anything.
 """
 
 from typing import Never, TypeVar
@@ -52,7 +52,7 @@ MAX_TTL = Millis(24 * 3_600_000)
 
 
 class Owner(Struct, frozen=True):
-    """Who asks. Either a whole fence, or none of it and an operator as the source."""
+    """The caller: either a whole fence, or no fence and an operator as the source."""
 
     lease_id: UUID | None = None
     epoch: int | None = None
@@ -61,14 +61,14 @@ class Owner(Struct, frozen=True):
 
     @property
     def fence(self) -> Fence | None:
-        """The whole fence, or None when the caller presents none of it."""
+        """The whole fence, or None if the caller presents none of it."""
         match (self.lease_id, self.epoch, self.attempt_id):
             case (None, None, None):
                 return None
             case (UUID() as lease_id, int() as epoch, UUID() as attempt_id) if type(epoch) is int:
                 return Fence(lease_id, epoch, attempt_id)
             case _:
-                raise PartialFence("lease id, epoch and attempt id belong together")
+                raise PartialFence("give lease id, epoch and attempt id together, or none of them")
 
     @classmethod
     def of(cls, fence: Fence) -> "Owner":
@@ -76,7 +76,7 @@ class Owner(Struct, frozen=True):
 
 
 def check_owner(owner: object) -> Owner:
-    """`owner` if it is one and its source can be stored."""
+    """`owner` if it is an Owner and its source can be stored."""
     checked = check_kind_of(owner, Owner, "owner")
     check_text(checked.source, "source", limit=MAX_NAME)
     return checked
@@ -131,7 +131,8 @@ def required_fence(owner: Owner) -> Fence | None:
 
 
 def enter(snapshot: Snapshot, now: Millis, owner: Owner) -> "Lease | Change[Never]":
-    """The gate of every owner operation: the lease, or the change that marks it expired.
+    """The check of every owner operation: returns the lease, or the change that marks it as
+    expired.
 
     The order is part of the contract: fence present, active, not revoked, not expired, current.
     An expired lease is marked as lost even though the caller gets an error.
@@ -143,22 +144,22 @@ def enter(snapshot: Snapshot, now: Millis, owner: Owner) -> "Lease | Change[Neve
         case Lost(revoked=True):
             raise LeaseRevoked(_revocation(snapshot))
         case Lost():
-            raise LeaseExpired("the lease ran out and the execution awaits a reclaim")
+            raise LeaseExpired(f"the lease of {snapshot.run} expired; a worker may take it over")
         case _:
             raise not_active(snapshot)
     if lease.expires_at <= now:
         expired = lose(snapshot, now, lease, revoked=False)
-        return refused(expired, LeaseExpired(f"the lease ran out at {lease.expires_at}"))
+        return refused(expired, LeaseExpired(f"the lease of {snapshot.run} expired"))
     if fence is not None and fence != fence_of(snapshot, lease):
-        raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
+        raise StaleLease(f"{snapshot.run} has a newer lease, epoch {snapshot.head.epoch}")
     return lease
 
 
 def renew(snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis) -> "Change[Renewed]":
-    """Says why a renewal was refused, or extends a lease. Never shortens one."""
+    """Extends a lease, or says why not. Never shortens one."""
     snapshot = present(snapshot)
     if owner.fence is None:
-        raise FenceRequired("a lease is renewed by its owner only")
+        raise FenceRequired("only the owner of a lease can renew it")
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
@@ -177,7 +178,7 @@ def lose(
     reason: str = "",
     grace: Millis = NO_TIME,
 ) -> "Change[Lease]":
-    """Takes the lease away. Whether somebody may take over is decided when somebody does."""
+    """Takes the lease away. Whether a worker may take over is decided at the takeover."""
     if snapshot.head.flags & Flags.SPENT:
         return put_back(snapshot, lease)
     lapsed = LostLease(
@@ -220,7 +221,7 @@ def revoke(
     lease_id: UUID | None = None,
     instance: str = "",
 ) -> "Change[Revoked | AlreadySatisfied]":
-    """An operator takes a lease away; a lease id or an instance can aim it."""
+    """An operator takes a lease away; optionally only a given lease id or instance."""
     snapshot = present(snapshot)
     match snapshot.state:
         case Lost(revoked=True):
@@ -234,7 +235,7 @@ def revoke(
     if instance and instance != lease.worker.instance:
         return unchanged(AlreadySatisfied("different_worker_instance_id"))
     if lease_id is not None and lease_id != lease.id:
-        raise StaleLease("another lease stands")
+        raise StaleLease(f"{snapshot.run} has another lease")
     change = lose(snapshot, now, lease, revoked=True, reason=reason)
     return _answer(change, Revoked(lease.id, snapshot.head.epoch))
 
@@ -242,7 +243,7 @@ def revoke(
 def mark_expired(
     snapshot: Snapshot | None, now: Millis, grace: Millis = NO_TIME
 ) -> "Change[MarkedExpired | AlreadySatisfied]":
-    """Marks a lease that ran out as lost; anything else is left alone and told apart."""
+    """Marks an expired lease as lost; in any other state, changes nothing and says why."""
     if snapshot is None:
         return unchanged(AlreadySatisfied("execution_not_found"))
     match snapshot.state:
@@ -258,8 +259,8 @@ def mark_expired(
 
 
 class Taking(Struct, frozen=True):
-    """What a claim brings: its own id becomes the lease id of everything it takes. `grant` is the
-    id of the grant it redeems, if it must be a certain one."""
+    """The arguments of a claim. Its id becomes the lease id of everything it takes. `grant` is the
+    id of the grant it redeems, if it must be a particular one."""
 
     lease_id: UUID
     worker: WorkerIdentity
@@ -271,8 +272,7 @@ class Taking(Struct, frozen=True):
 def take(snapshot: Snapshot, now: Millis, next: Next, taking: Taking) -> "Change[Snapshot]":
     """Gives the lease of a ready or lost execution to a worker.
 
-    The store's claim statement repeats exactly this for many rows at once; there nothing is said
-    about the attempt.
+    The store's claim statement does exactly this for many rows at once, without `NewAttempt`.
     """
     timeout = next.timeout if taking.attempt.timeout is None else taking.attempt.timeout
     lease = Lease(
@@ -294,8 +294,8 @@ def take(snapshot: Snapshot, now: Millis, next: Next, taking: Taking) -> "Change
 
 
 def _with_given(head: Head, index: int, attempt: NewAttempt) -> Head:
-    """The head with what a claim has said about its attempt. What was said about the attempt
-    before it is kept: that one may not be in history yet."""
+    """The head with what a claim gave its attempt. What the previous attempt was given is kept,
+    because that attempt may not have a row yet."""
     life, flags = head.life, head.flags
     if attempt.deadline_at is not None:
         life, flags = replace(life, deadline_at=attempt.deadline_at), flags | Flags.DEADLINE
@@ -311,7 +311,7 @@ _TAKEN = {Start.CONTINUE: EventKind.RESUMED, Start.RECLAIM: EventKind.RECLAIMED}
 def lease_event(
     snapshot: Snapshot, now: Millis, lease: Lease, kind: EventKind, **detail: object
 ) -> Event:
-    """An event about a lease that stands in, or just left, the given snapshot."""
+    """An event about a lease that is in the given snapshot, or has just left it."""
     given = {key: value for key, value in detail.items() if value is not None}
     return Event(
         uuid=snapshot.execution.uuid,

@@ -1,11 +1,11 @@
-"""What an execution is: facts that never change, a head that every state row carries, and
-one state out of a closed union.
+"""An execution: facts that never change, a head that every state row carries, and one state of a
+closed union.
 
-The state is a union and not a vector so that an impossible combination cannot be written
-down; `vector.py` projects it to the seven public dimensions.
+The state is a union, so that an impossible combination cannot be written; `status.py` projects it
+to the seven public dimensions.
 
-Values never refer back to themselves, so the garbage collector need not look at them (`gc=False`):
-a busy engine makes a hundred thousand of them a second.
+Values never form cycles, so the garbage collector need not track them (`gc=False`): a busy engine
+creates a hundred thousand of them a second.
 """
 
 from enum import IntEnum, IntFlag, StrEnum
@@ -32,11 +32,11 @@ from flowfabric.core.limit.quota import Uses
 from flowfabric.core.wait.model import Waits
 
 HANDED_BACK = "handed_back"
-"""Why an attempt is interrupted whose worker stops."""
+"""The reason of an interrupted attempt whose worker stops."""
 
 
 class Gate(IntEnum):
-    """Why a waiting execution waits. Gates are asked in the order of `gate.admit`."""
+    """Why an execution waits. `gate.admit` fixes the order of the gates."""
 
     ARRIVAL = 0
     UNSEALED = 1
@@ -51,10 +51,10 @@ class Gate(IntEnum):
 
 
 class Flags(IntFlag):
-    """What else an execution owns. Only without any may an end be written unseen.
+    """What else an execution owns. Only an execution without flags may end without a load.
 
-    The last two are marks of a lost execution that a claim has to see (`takeover.py`): SUSPECT, it
-    may have ended its worker; SPENT, the next claim gives it up instead of taking it over.
+    The last two mark a lost execution for the claim (`takeover.py`). SUSPECT: it may have killed
+    its worker. SPENT: the next claim gives it up instead of taking it over.
     """
 
     NONE = 0
@@ -68,13 +68,13 @@ class Flags(IntFlag):
     SPENT = 128
 
 
-# A number, since flags are slow and every change is asked.
+# A plain number, because flags are slow and every change is tested.
 _SUSPECT = int(Flags.SUSPECT)
 _LIMITS = int(Flags.LIMITS)
 
 
 class Source(StrEnum):
-    """Who asks for an owner operation. Any other text is allowed as a custom source."""
+    """The source of an owner operation. Any other text is allowed as a custom source."""
 
     LEASE_HOLDER = "lease_holder"
     OPERATOR = "operator_override"
@@ -113,7 +113,7 @@ class Fence(Struct, frozen=True, gc=False):
 
 
 class Paused(Struct, frozen=True, omit_defaults=True):
-    """An attempt that gave its lease up and will be continued."""
+    """An interrupted attempt: it gave up its lease and will be continued."""
 
     index: int
     type: Start
@@ -140,7 +140,8 @@ class LostLease(Struct, frozen=True, omit_defaults=True):
 
 
 class Released(Struct, frozen=True, omit_defaults=True):
-    """What the last owner operation did and under which fence: a repeat gets the same answer."""
+    """What the last owner operation did, and under which fence, so that a repeat gets the same
+    answer."""
 
     operation: str
     lease_id: UUID
@@ -150,23 +151,23 @@ class Released(Struct, frozen=True, omit_defaults=True):
 
 
 class Probation(StrEnum):
-    """How a worker runs a suspect: with nothing else in its process, or beside older runs that
-    would not end in time."""
+    """How a worker runs a suspect: alone in its process, or beside older runs that did not end in
+    time."""
 
     ALONE = "alone"
     BESIDE = "beside"
 
 
 class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """What happened to the execution so far. Empty for one that just runs once.
+    """What has happened to the execution so far. Empty for one that runs just once.
 
-    `flows` are those it has started and not heard of since. They are cancelled when it ends other
-    than in success, and a replay remembers them as `orphans`. `place` is its rank by creation, kept
-    where aging makes that another number than `rank_of` gives.
+    `flows` are those it has started and not yet heard from. They are cancelled when it ends without
+    success, and a replay remembers them as `orphans`. `place` is its rank by creation, stored if
+    aging makes it differ from `rank_of`.
 
-    `losses` are all leases it has lost. Of those `excused` are not its fault, and `revokes` were
-    an operator's doing since it was last excused. `max_reclaims` is the cap its grant brought.
-    `touched_at` is when a change last happened to it that is told by no event and no lease.
+    `losses` are all leases it has lost. `excused` of them are not its fault, and `revokes` were
+    revoked by an operator since it was last excused. `max_reclaims` is the cap given by its grant.
+    `touched_at` is the moment of the last change that no event and no lease shows.
     """
 
     priority: int | None = None
@@ -221,7 +222,7 @@ NO_FACTS = Facts()
 
 
 class Execution(Struct, frozen=True, gc=False):
-    """Written once at submit, never updated. The payload is loaded only by those who need it."""
+    """Written once at submit, never updated. The payload is loaded only where it is needed."""
 
     uuid: UUID
     created_at: Millis
@@ -246,7 +247,7 @@ class Execution(Struct, frozen=True, gc=False):
 
     @property
     def uses(self) -> Uses:
-        """The quotas it needs room in whenever it is ready or runs."""
+        """The quotas in which it needs room while it is ready or running."""
         return self.policy.quotas if self.policy else ()
 
     @property
@@ -255,8 +256,8 @@ class Execution(Struct, frozen=True, gc=False):
 
 
 class Head(Struct, frozen=True, gc=False):
-    """Carried by every state row. `version` moves with every change an owner's decision
-    depends on; `epoch` grows with every lease and never falls."""
+    """The part that every state row carries. `version` moves with every change that an owner's
+    decision depends on; `epoch` grows with every lease and never falls."""
 
     version: int = 1
     epoch: int = 0
@@ -266,7 +267,7 @@ class Head(Struct, frozen=True, gc=False):
 
 
 class Next(Struct, frozen=True, gc=False):
-    """What the next claim will run: attempt `attempt`, begun as `start`."""
+    """What the next claim will run: attempt `attempt`, started as `start`."""
 
     start: Start
     attempt: int
@@ -278,7 +279,8 @@ class Next(Struct, frozen=True, gc=False):
 
 
 class Hold(Struct, frozen=True, gc=False):
-    """Keeps a ready execution for one worker (a grant), or from everybody (a grace period)."""
+    """Reserves a ready execution for one worker (a grant), or keeps it from all workers (a grace
+    period)."""
 
     until: Millis
     worker: str | None = None
@@ -314,7 +316,7 @@ class Active(Struct, frozen=True, gc=False, tag=True):
 
 
 class Lost(Struct, frozen=True, gc=False, tag=True):
-    """Nobody runs it although nobody ended it; `life.lapsed` tells whose lease it was."""
+    """It has not ended, but no worker runs it; `life.lapsed` is its former lease."""
 
     revoked: bool
     next: Next
@@ -330,7 +332,8 @@ class Suspended(Struct, frozen=True, gc=False, tag=True):
 
 
 class Ended(Struct, frozen=True, gc=False, tag=True):
-    """`attempt` is the last one made (None: never run); `pending` the start that never came."""
+    """`attempt` is the last attempt (None: it never ran); `pending` is the start that did not
+    happen."""
 
     outcome: Outcome
     ended_at: Millis
@@ -344,7 +347,7 @@ State = Waiting | Ready | Active | Lost | Suspended | Ended
 
 
 class Snapshot(Struct, frozen=True, gc=False):
-    """One execution as it stands: what a rule decides on."""
+    """One execution at one version: what a rule decides on."""
 
     execution: Execution
     head: Head
@@ -363,6 +366,11 @@ class Snapshot(Struct, frozen=True, gc=False):
         return after
 
     @property
+    def run(self) -> str:
+        """How errors name it to users."""
+        return f"run {self.execution.id}"
+
+    @property
     def life(self) -> Life:
         return self.head.life
 
@@ -373,14 +381,14 @@ class Snapshot(Struct, frozen=True, gc=False):
 
     @property
     def place(self) -> int:
-        """Its rank by creation, which is its place in a line. The rank of one that was let through
-        its limits is by admission."""
+        """Its rank by creation, which is its place in a line. An admitted execution is ranked by
+        its admission instead."""
         kept = self.head.life.place
         return rank_of(self.execution.created_at, self.priority) if kept is None else kept
 
     @property
     def admitted_at(self) -> Millis:
-        """When one with limits was let through them; when it was created otherwise."""
+        """The moment of admission if it has limits, otherwise of creation."""
         return Millis(self.execution.created_at + self.head.rank - self.place)
 
     @property
@@ -391,8 +399,8 @@ class Snapshot(Struct, frozen=True, gc=False):
 
     @property
     def alarm_at(self) -> Millis | None:
-        """When the execution must be looked at whatever its state: its deadline, or the end of a
-        waitpoint that is pending. An ended one need not be."""
+        """When the sweep must look at the execution, in any state: its deadline, or the expiry of a
+        pending waitpoint. None if it has ended."""
         if isinstance(self.state, Ended):
             return None
         waits = self.head.life.waits
@@ -412,7 +420,7 @@ class Snapshot(Struct, frozen=True, gc=False):
 
     @property
     def current_attempt(self) -> int | None:
-        """The attempt in hand: running, interrupted or the one that ended it; None between two."""
+        """The current attempt: running, interrupted or the last; None between two attempts."""
         match self.state:
             case Active(lease=lease):
                 return lease.attempt
@@ -432,19 +440,19 @@ class Snapshot(Struct, frozen=True, gc=False):
         return None if index is None else self.attempt_id_of(index)
 
     def attempt_id_of(self, index: int) -> UUID:
-        """The id of an attempt: derived from its index, unless its claim has given one."""
+        """The id of an attempt: derived from its index, unless its claim gave it one."""
         given = self.given_to(index)
         if given is not None and given.id is not None:
             return given.id
         return derive_attempt_id(self.execution.uuid, index)
 
     def given_to(self, index: int | None) -> GivenAttempt | None:
-        """What the claim of an attempt has said about it."""
+        """What the claim of an attempt gave it."""
         return next((given for given in self.head.life.given if given.index == index), None)
 
     @property
     def reclaims(self) -> int:
-        """Losses that were answered by a new attempt."""
+        """How many losses were followed by a new attempt."""
         return self.head.life.losses - isinstance(self.state, Lost)
 
     @property
@@ -459,16 +467,16 @@ class Snapshot(Struct, frozen=True, gc=False):
 
 
 def excused(life: Life) -> Life:
-    """The life of one that has shown that a worker survives it. Without a probation others may
-    have been there as well: then it is no suspect any more, and what it has lost still counts."""
+    """The life of an execution that a worker has survived. Without a probation, others may have run
+    beside it: then it is no longer a suspect, but its losses still count."""
     if life.probation is None:
         return life
     return replace(life, excused=life.losses, revokes=0, probation=None)
 
 
 def _survived(before: State, after: State, life: Life) -> bool:
-    """Whether an attempt has come to a suspension, a delay or a failure of its own. Handing it back
-    says nothing: the worker stops, wherever the attempt is."""
+    """Whether an attempt has reached a suspension, a delay or its own failure. A hand-back proves
+    nothing, because a stopping worker does it at any point."""
     match after:
         case Suspended():
             return isinstance(before, Active)
@@ -480,9 +488,9 @@ def _survived(before: State, after: State, life: Life) -> bool:
 
 
 def _still_open(waits: Waits, state: State) -> Waits:
-    """What is left to wait for in a new state: no suspension outside of one, and no waitpoint of an
-    attempt that will not go on. What belongs to the execution itself outlasts its end: nobody can
-    signal it there, but a replay finds it again."""
+    """What an execution still waits for in a new state: no suspension unless it is suspended, and
+    no waitpoint of an attempt that does not continue. Waitpoints of the execution itself survive
+    its end: they accept no signals, but a replay finds them again."""
     if isinstance(state, Ended):
         known = {p.id: p for p in (*waits.pending, *waits.active) if p.attempt is None}
         lasting = tuple(replace(p, counted=0) for p in known.values())
@@ -504,7 +512,7 @@ def _attempt_going_on(state: State) -> int | None:
 
 
 class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """One numbered try. Written to history when another one takes its place."""
+    """One numbered try. It gets its own row when another attempt replaces it."""
 
     index: int
     type: Start

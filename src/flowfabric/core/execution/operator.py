@@ -1,4 +1,4 @@
-"""What happens to an execution from outside its attempt: cancel, expire, replay, block, …"""
+"""What operators and timers do to an execution: cancel, expire, replay, block, …"""
 
 from uuid import UUID
 
@@ -60,7 +60,7 @@ from flowfabric.core.wait.resume import expire_suspension
 from flowfabric.core.wait.waitpoint import expire_pending
 
 STRAY = "never_became_a_member"
-"""Why one is cancelled that was made for a flow and then left alone."""
+"""The cancel reason of an execution that was created for a flow but never joined it."""
 _UNFENCED = frozenset({Source.OPERATOR, Source.FLOW_CASCADE, Source.SYSTEM_TIMEOUT})
 
 
@@ -93,7 +93,7 @@ class Unblocked(Struct, frozen=True):
 def cancel(
     snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> "Change[Cancelled]":
-    """Ends the execution as cancelled, whatever it is doing. Cancelling twice is one cancel."""
+    """Ends the execution as cancelled, in any state. Cancelling twice is one cancel."""
     snapshot = present(snapshot)
     id = snapshot.execution.id
     if isinstance(snapshot.state, Ended):
@@ -109,7 +109,8 @@ def cancel(
 def cancel_owned(
     snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> "Change[Cancelled]":
-    """A worker cancels what it owns: the whole fence, through the gate of every owner."""
+    """A worker cancels the execution it owns: it needs the whole fence, like every owner
+    operation."""
     snapshot = present(snapshot)
     required_fence(owner)
     if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
@@ -121,9 +122,9 @@ def cancel_owned(
 def expire(
     snapshot: Snapshot | None, now: Millis, jitter: float = 0.0
 ) -> "Change[Expired | AlreadySatisfied | RetryScheduled]":
-    """Ends an execution whose deadline passed, or an attempt that ran too long.
+    """Ends an execution whose deadline has passed, or an attempt that exceeded its timeout.
 
-    The timer is looked at again on what is stored now, so a stale one does nothing.
+    The timer is checked again on the stored state, so a stale timer does nothing.
     """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
@@ -150,11 +151,11 @@ def change_priority(
     anywhere: bool = False,
     step: int = RANK_STEP,
 ) -> "Change[Changed]":
-    """Moves a waiting execution in the claim order. `anywhere` also while it is parked."""
+    """Moves a ready execution in the claim order; with `anywhere`, also a parked one."""
     snapshot = present(snapshot)
     allowed = (Ready, Waiting, Suspended) if anywhere else (Ready,)
     if not isinstance(snapshot.state, allowed):
-        raise NotEligible("only an execution that waits for a worker can change its priority")
+        raise NotEligible(f"{snapshot.run} does not wait for a worker; its priority stays as it is")
     new = clamp_priority(priority)
     place = rank_of(snapshot.execution.created_at, new, step)
     limited = snapshot.head.flags & Flags.LIMITS
@@ -172,8 +173,8 @@ def change_priority(
 def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
     """Runs an ended execution again: a new attempt, a fresh retry budget, the same history.
 
-    Recorded steps are kept when the run had not succeeded; after a success a new generation of
-    steps begins.
+    Recorded steps are kept if the run had not succeeded; after a success, a new generation of steps
+    starts.
     """
     snapshot = present(snapshot)
     ended = check_replay(snapshot)
@@ -194,9 +195,9 @@ def check_replay(snapshot: Snapshot) -> Ended:
     """The ending of an execution that may be replayed."""
     ended = snapshot.state
     if not isinstance(ended, Ended):
-        raise NotTerminal("only an ended execution can be replayed")
+        raise NotTerminal(f"{snapshot.run} has not ended, so it cannot be replayed")
     if snapshot.life.replays >= snapshot.execution.rules.max_replay_count:
-        raise MaxReplays(f"replayed {snapshot.life.replays} times")
+        raise MaxReplays(f"{snapshot.run} was replayed {snapshot.life.replays} times, the limit")
     return ended
 
 
@@ -208,7 +209,7 @@ def block(
     if isinstance(snapshot.state, Ended):
         raise not_active(snapshot)
     if not isinstance(snapshot.state, Ready):
-        raise NotEligible("only an execution that waits for a worker can be blocked")
+        raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be blocked")
     if reason not in ADMISSION_BLOCKS:
         raise InvalidBlockingReason(reason)
     life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail, touched_at=now)
@@ -225,9 +226,9 @@ def unblock(
         case Waiting(gate=Gate.BLOCKED, next=next):
             pass
         case _:
-            raise NotEligible("the execution is not blocked")
+            raise NotEligible(f"{snapshot.run} is not blocked")
     if expected is not None and expected != snapshot.life.blocked:
-        raise NotEligible(f"blocked for {snapshot.life.blocked}, not {expected}")
+        raise NotEligible(f"{snapshot.run} is blocked for {snapshot.life.blocked}, not {expected}")
     life = replace(snapshot.life, blocked=None, detail=None, touched_at=now)
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
@@ -236,9 +237,9 @@ def unblock(
 def due(
     snapshot: Snapshot | None, now: Millis, jitter: float, grace: Millis, signal_id: UUID
 ) -> "Change[object]":
-    """Whatever time has made due for this execution. A stale timer changes nothing.
+    """Does what is due for this execution. A stale timer changes nothing.
 
-    `signal_id` is for the signal that tells of a suspension's timeout.
+    `signal_id` is the id of the signal that reports a suspension's timeout.
     """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
@@ -263,7 +264,8 @@ def due(
 
 
 def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
-    """An arrival the rules refused: it ends without ever having run, for the reason it carries."""
+    """Ends an inbox submission that the rules refused, without running it, for the stored
+    reason."""
     failure = snapshot.life.failure or Failure(message="refused", category="permanent")
     after = snapshot.to(Ended(outcome=Outcome.FAILED, ended_at=now))
     detail = {"reason": "refused", "message": failure.message, "category": failure.category}
@@ -280,26 +282,26 @@ def _time_out(
 
 
 def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
-    """An owner must present its fence; operators, cascades and timeouts need none."""
-    fence = owner.fence  # a part of one is a mistake, whoever asks
+    """Checks the fence of an owner; operators, cascades and timeouts need none."""
+    fence = owner.fence  # a partial fence is a mistake of any caller
     if owner.source in _UNFENCED:
         return
     match snapshot.state:
         case Active() | Lost() if fence is None:
-            raise FenceRequired("cancelling a running execution takes its fence")
+            raise FenceRequired("cancelling a running run as its owner needs the fence")
         case Lost(revoked=True):
             raise LeaseRevoked(snapshot.life.lapsed.reason if snapshot.life.lapsed else "")
         case Active(lease=lease):
             if fence != fence_of(snapshot, lease):
-                raise StaleLease(f"another lease stands, epoch {snapshot.head.epoch}")
+                raise StaleLease(f"{snapshot.run} has a newer lease, epoch {snapshot.head.epoch}")
         case _ if fence is not None:
-            raise StaleLease("the fence is not the current one")
+            raise StaleLease(f"the fence is not the current one of {snapshot.run}")
         case _:
             pass
 
 
 def reborn(snapshot: Snapshot, now: Millis, ended: Ended) -> tuple[Life, Flags]:
-    """The life a replay starts with: counters of this run at zero, the deadline from now."""
+    """The life that a replay starts with: counters at zero, the deadline counted from now."""
     old = snapshot.life
     relative = snapshot.execution.rules.execution_deadline
     flags = snapshot.head.flags & ~(Flags.DEADLINE | Flags.SPENT | Flags.SUSPECT)

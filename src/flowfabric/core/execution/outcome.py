@@ -11,12 +11,12 @@ class Outcome(IntEnum):
     SKIPPED = 4
 
     def __bool__(self) -> bool:
-        """An ending is something, success included, although its number is zero."""
+        """True for every ending, including success, whose number is zero."""
         return True
 
 
 class Start(IntEnum):
-    """How the next claim begins: a new attempt of some type, or the interrupted one again."""
+    """How the next claim starts: a new attempt of some type, or the interrupted one again."""
 
     INITIAL = 0
     RETRY = 1
@@ -26,7 +26,7 @@ class Start(IntEnum):
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt stands or ended; the last four are final."""
+    """The state or ending of an attempt; the last four are final."""
 
     CREATED = "created"
     STARTED = "started"

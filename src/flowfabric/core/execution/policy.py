@@ -1,8 +1,9 @@
-"""The policy document of an execution: everything its submitter may decide about its treatment.
+"""The policy document of an execution: what its submitter decides about retries, timeouts, limits,
+…
 
 Attribute names are the member names of the JSON document. A document from outside goes through
-`parse_policy`, which fails closed: what cannot be understood refuses the creation, it never
-becomes an execution with fewer restrictions. One from the store goes through `read_policy`.
+`parse_policy`, which fails closed: a document that cannot be read refuses the submission; it never
+creates an execution with fewer restrictions. A document from the store goes through `read_policy`.
 """
 
 import json
@@ -26,9 +27,9 @@ from flowfabric.core.wait.model import MAX_SIGNALS
 
 MAX_POLICY = 1 << 16
 DEFAULT_RECLAIM_CAP = 3
-"""How often a lost execution is taken over when its submitter says nothing else."""
+"""How often a lost execution is taken over by default."""
 
-# Longer documents are read anew each time, so that the caches stay within a few megabytes.
+# Longer documents are not cached, so that the caches stay within a few megabytes.
 _CACHED_SIZE = 2048
 
 Timeout = Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)]
@@ -38,7 +39,7 @@ TimeoutBehavior = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_
 
 
 class TimeoutPolicy(Document, frozen=True, kw_only=True):
-    """Limits of time; the deadline counts from the creation."""
+    """Time limits; the deadline counts from the creation."""
 
     attempt_timeout_ms: Timeout | None = None
     execution_deadline_ms: Timeout | None = None
@@ -46,7 +47,7 @@ class TimeoutPolicy(Document, frozen=True, kw_only=True):
 
 
 class SuspensionPolicy(Document, frozen=True, kw_only=True):
-    """What a suspension does that says nothing else."""
+    """Defaults of a suspension."""
 
     default_timeout_ms: Timeout | None = None
     timeout_behavior: TimeoutBehavior = "fail"
@@ -69,7 +70,7 @@ class StreamPolicy(Document, frozen=True, kw_only=True):
 
 
 class Policy(Document, frozen=True, kw_only=True):
-    """The whole document. `fallback_policy` is kept as it came: nothing acts on it."""
+    """The whole document. `fallback_policy` is stored as given and has no effect."""
 
     priority: Priority = 0
     delay_until: Moment | None = None
@@ -98,7 +99,7 @@ class Policy(Document, frozen=True, kw_only=True):
 
     @property
     def reclaim_cap(self) -> int:
-        """How often the execution may be reclaimed; the timeout policy's word comes first."""
+        """How often the execution may be reclaimed; the timeout policy takes precedence."""
         limits = self.timeout_policy
         if limits is None or limits.max_reclaim_count is None:
             return self.max_reclaim_count
@@ -106,7 +107,7 @@ class Policy(Document, frozen=True, kw_only=True):
 
     @property
     def retention(self) -> Millis | None:
-        """How long the ended execution is kept, when it has a retention of its own."""
+        """How long the ended execution is kept, if it has its own retention."""
         return None if self.stream_policy is None else _span(self.stream_policy.retention_ttl_ms)
 
     @property
@@ -119,7 +120,7 @@ DEFAULT_POLICY = Policy()
 
 
 def parse_policy(data: bytes | str | Mapping[str, Any] | Policy | None) -> Policy:
-    """The policy in a document from outside, its capabilities sorted; None is the default one.
+    """The policy in a document from outside, with sorted capabilities; the default policy for None.
 
     Raises `InvalidPolicy` with the detail `malformed`, `malformed: …` naming the member, or
     `routing_requirements:not_object`; `InvalidCapabilities`; `PayloadTooLarge` above 64 KiB.
@@ -174,7 +175,7 @@ def _parse(data: bytes) -> Policy:
 
 
 def _limited(policy: Policy) -> Policy:
-    """The policy, what it says of limits checked and in one order."""
+    """The policy with its limits checked and sorted."""
     if not policy.quotas and not policy.budget_ids:
         return policy
     try:
@@ -186,7 +187,7 @@ def _limited(policy: Policy) -> Policy:
 
 
 def _as_json(data: object) -> bytes:
-    """One form for every way to hand over a policy, so that all pass the same checks."""
+    """The JSON of a policy in any accepted form, so that all forms pass the same checks."""
     try:
         match data:
             case bytes():
@@ -206,7 +207,7 @@ def _as_json(data: object) -> bytes:
 
 
 def _strict_json(members: dict[str, Any]) -> bytes:
-    # msgspec would write NaN as null, and a limit that is null is no limit.
+    # msgspec would write NaN as null, and a null limit is no limit.
     text = json.dumps(members, allow_nan=False, ensure_ascii=False, default=_plain)
     return text.encode()
 

@@ -1,4 +1,4 @@
-"""A suspect on probation: what its worker says about it. See `takeover.py` for what that means."""
+"""A suspect on probation: what its worker reports. `takeover.py` explains suspects."""
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from flowfabric.core.execution.model import Flags, Probation, Snapshot, excused
 def watch(
     snapshot: Snapshot | None, now: Millis, owner: Owner, how: Probation
 ) -> "Change[Snapshot]":
-    """The owner of a suspect begins it with nothing else in its process, or beside older runs."""
+    """The owner starts a suspect, alone in its process or beside older runs."""
     snapshot = present(snapshot)
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
@@ -25,8 +25,8 @@ def watch(
 
 
 def clear(snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str) -> "Change[bool]":
-    """The owner of a suspect has survived it so far; `reason` says how far. False when it was no
-    suspect any more."""
+    """Clears a suspect that its owner has survived; `reason` says how far. False if it was no
+    longer a suspect."""
     snapshot = present(snapshot)
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):

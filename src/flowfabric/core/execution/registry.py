@@ -1,6 +1,6 @@
-"""The worker registry: which workers are there, what they can run, and when they last said so.
+"""The worker registry: which workers are alive, what they can run, and when they last reported.
 
-Advisory: it authorises nothing and ends no lease. A worker need not register to claim.
+It is advisory: it authorises nothing and ends no lease. A worker need not register to claim.
 """
 
 from uuid import UUID
@@ -31,12 +31,12 @@ FOREVER = Millis(2**63 - 1)
 class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
     """One worker process. `running` is what it held at its last heartbeat.
 
-    No lanes or no kinds means that it did not narrow them down: it may take any. `everywhere`
-    says that it claims from every namespace; its entry stands in one all the same.
+    No lanes or no kinds means any. `everywhere` means that it claims from every namespace; its
+    entry is in one namespace all the same.
 
-    `marked_at` and `reason` are there while the leases of a worker that was marked dead are being
-    revoked. `version` is of the last write, and the next one compares it; the first one is new
-    every time a worker registers, so that an entry never passes for one before it.
+    `marked_at` and `reason` are set while the leases of a worker marked dead are being revoked.
+    `version` identifies the last write; the next write compares it. Every registration starts with
+    a new version, so that an entry is never mistaken for an earlier one.
     """
 
     worker: str
@@ -57,7 +57,7 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is listed by, and so the cursor of a list."""
+        """The sort key of a list, and so its cursor."""
         return self.namespace, self.instance
 
     @property
@@ -66,12 +66,12 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def kept_until(self) -> Millis:
-        """A marked entry does not run out: it goes when its leases have gone."""
+        """A marked entry does not expire; it is removed when its leases are gone."""
         return self.expires_at if self.marked_at is None else FOREVER
 
     @property
     def load(self) -> float:
-        """The share of its room that is taken, 1.0 when it is full."""
+        """The share of its concurrency in use; 1.0 if it is full."""
         return self.running / self.concurrency
 
     @property
@@ -83,7 +83,7 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HeldLease(Struct, frozen=True):
-    """A lease a worker really holds, whatever it says of itself."""
+    """A lease that a worker holds according to the store."""
 
     id: ExecutionId
     lease_id: UUID
@@ -106,18 +106,18 @@ class Refreshed(Struct, frozen=True):
 
 
 class NotRegistered(Struct, frozen=True):
-    """Nobody of that name is there (any more): register again."""
+    """The worker has no live entry: register again."""
 
 
 class Marked(Struct, frozen=True):
-    """The worker was taken off the registry; `revoked` of its leases were taken away."""
+    """The worker was removed from the registry; `revoked` leases were revoked."""
 
     revoked: int = 0
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
     """A filter over workers; members at their default do not filter. `alive` is True for live
-    workers, False for those that ran out or were marked dead, None for both."""
+    workers, False for expired or marked ones, None for both."""
 
     lane: str | None = None
     kind: str | None = None
@@ -134,7 +134,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 def check_presence(presence: object) -> Presence:
-    """`presence` if it is one, with only what a worker may say of itself."""
+    """`presence` with only the members that a worker may set itself."""
     checked = check_kind_of(presence, Presence, "presence")
     check_worker(checked.worker, "worker")
     check_worker(checked.instance, "instance")
@@ -172,8 +172,8 @@ def check_reason(reason: object) -> str:
 def register(
     old: Presence | None, new: Presence, now: Millis
 ) -> tuple[Presence, Registered | Refreshed]:
-    """The entry of a worker that says what it is. A live instance never changes its worker, and
-    one that was marked dead stays so until its leases are revoked."""
+    """The entry of a worker that registers. A live instance never changes its worker, and a marked
+    one stays marked until its leases are revoked."""
     if old is not None and old.marked_at is not None:
         raise Contention(
             f"instance {new.instance!r} was marked dead and its leases are being revoked"
@@ -186,7 +186,7 @@ def register(
 
 
 def beat(old: Presence, now: Millis, running: int) -> Presence | None:
-    """The entry after a heartbeat, None when it had run out or was marked dead."""
+    """The entry after a heartbeat; None if it had expired or was marked dead."""
     return replace(old, seen_at=now, running=running) if old.alive(now) else None
 
 
@@ -201,8 +201,8 @@ def is_its(entry: Presence, worker: WorkerIdentity, namespace: str) -> bool:
 
 
 def falls_with(entry: Presence, lease: HeldLease) -> bool:
-    """Whether marking the worker dead takes the lease away. What it claimed after that proves
-    that it lives, and taking that as well might never come to an end."""
+    """Whether marking the worker dead revokes the lease. Leases taken after the mark stay: they
+    prove that the worker lives, and revoking them might never end."""
     return (
         entry.marked_at is not None
         and lease.since <= entry.marked_at

@@ -1,4 +1,4 @@
-"""When a failed attempt is followed by another one, and after how long."""
+"""Whether a failed attempt is retried, and after which pause."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -10,14 +10,14 @@ from msgspec.structs import force_setattr
 from flowfabric.core.base.document import Document
 from flowfabric.core.base.time import MAX_SPAN, Millis, check_span
 
-#: A span of at most ten years, as a member of a document.
+#: A duration of at most ten years, as a member of a document.
 Span = Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)]
 #: A count that every store can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Category(StrEnum):
-    """Why an attempt failed, as far as retrying is concerned."""
+    """Why an attempt failed, as far as retries are concerned."""
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
@@ -27,7 +27,7 @@ class Category(StrEnum):
 
 
 def _in_milliseconds(backoff: Document, *names: str) -> None:
-    """Spans may be written in words; what else is wrong with a backoff its policy refuses."""
+    """Converts durations given as text; the policy checks everything else."""
     for name in names:
         given = getattr(backoff, name)
         if isinstance(given, str | timedelta):
@@ -45,8 +45,8 @@ class Fixed(Document, frozen=True, tag_field="type", tag="fixed"):
 
 
 class Exponential(Document, frozen=True, tag_field="type", tag="exponential"):
-    """A delay that grows by `multiplier` with every retry up to `maximum`. Both are milliseconds,
-    or "5s"."""
+    """A delay that starts at `initial` and grows by `multiplier` with every retry, up to `maximum`.
+    Delays are milliseconds, or "5s"."""
 
     initial: Span = msgspec.field(default=1000, name="initial_delay_ms")
     maximum: Span = msgspec.field(default=60_000, name="max_delay_ms")
@@ -61,7 +61,7 @@ Backoff = Fixed | Exponential
 
 
 class RetryPolicy(Document, frozen=True):
-    """How often and how fast to retry. No categories means all that can be retried at all."""
+    """How often and how fast to retry. No categories means every retryable category."""
 
     max_retries: Count = 3
     backoff: Backoff = Exponential()
@@ -71,7 +71,7 @@ class RetryPolicy(Document, frozen=True):
 def may_retry(policy: RetryPolicy | None, retries: int, category: Category) -> bool:
     """Whether a failure of `category` is retried after `retries` retries so far.
 
-    What is permanent or cancelled never is; without a policy nothing is.
+    Permanent failures and cancels are never retried; without a policy, nothing is.
     """
     if policy is None or category in (Category.PERMANENT, Category.CANCELLED):
         return False
@@ -81,9 +81,10 @@ def may_retry(policy: RetryPolicy | None, retries: int, category: Category) -> b
 
 
 def backoff_delay(policy: RetryPolicy, retries: int, jitter: float) -> Millis:
-    """How long to wait before the next attempt, `retries` being those before this failure.
+    """The pause before the next attempt, after `retries` earlier retries.
 
-    `jitter` is a uniform number in [0, 1); with jitter it shortens the delay by up to a half.
+    `jitter` is a uniform number in [0, 1); if the policy uses jitter, it shortens the delay by up
+    to a half.
     """
     backoff = policy.backoff
     delay = _full_delay(backoff, retries)

@@ -1,7 +1,7 @@
 """Capabilities: which worker may run which execution.
 
-A capability is a flat, case-sensitive token. An execution requires a set of them, a worker offers
-a set, and the worker may run the execution when nothing required is missing.
+A capability is a flat, case-sensitive token. An execution requires a set of them, a worker offers a
+set, and the worker may run the execution if it offers all of them.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ MAX_JOINED_BYTES = 4096
 
 
 def check_capabilities(tokens: object, where: str = "required") -> tuple[str, ...]:
-    """The tokens, sorted and without repetition.
+    """The tokens, sorted and without duplicates.
 
     Raises `InvalidCapabilities` with a detail of `where`, a colon, and one of not_array,
     non_string_token, empty_token, comma_in_token, control_or_whitespace, too_many_tokens,
@@ -32,17 +32,17 @@ def check_capabilities(tokens: object, where: str = "required") -> tuple[str, ..
 
 
 def missing(required: Iterable[str], offered: Capabilities) -> tuple[str, ...]:
-    """What `required` has and `offered` lacks, sorted."""
+    """The required capabilities that are not offered, sorted."""
     return tuple(sorted(set(required) - offered))
 
 
 def satisfies(required: Iterable[str], offered: Capabilities) -> bool:
-    """Whether nothing required is missing; an empty requirement suits every worker."""
+    """Whether no required capability is missing; an empty requirement suits every worker."""
     return offered.issuperset(required)
 
 
 def _token_size(token: object, where: str) -> int:
-    """The bytes of an acceptable token."""
+    """The size of a valid token in bytes."""
     if not isinstance(token, str):
         raise InvalidCapabilities(f"{where}:non_string_token")
     if not token:
@@ -58,5 +58,5 @@ def _utf8_size(token: str, where: str) -> int:
     try:
         return len(token.encode())
     except UnicodeEncodeError:
-        # A lone surrogate is no character, so this is not a string that could be stored.
+        # A lone surrogate is not a character, so this string cannot be stored.
         raise InvalidCapabilities(f"{where}:non_string_token") from None

@@ -1,7 +1,7 @@
-"""Schedules: what is submitted again and again, by a cron expression or by an interval.
+"""Schedules: runs that are submitted repeatedly, by a cron expression or at an interval.
 
-Times of a cron expression are those of a time zone, daylight saving included: a time that does not
-exist on a day is made up for right after the change, one that exists twice counts once.
+The times of a cron expression are local to a time zone and follow daylight saving. A time that does
+not exist on some day runs right after the clock change; a time that occurs twice runs once.
 """
 
 from collections.abc import Iterator
@@ -25,21 +25,21 @@ SHORTEST = Millis(1000)
 
 
 class CatchUp(StrEnum):
-    """What happens to the times that passed while nobody could submit."""
+    """What happens to times that passed while no worker was running."""
 
     LATEST = "latest"
-    """One run for all of them."""
+    """One run for all missed times."""
     ALL = "all"
-    """One run for each, the last thousand at most."""
+    """One run for each missed time, up to the last thousand."""
     NONE = "none"
-    """None of them, unless it is less than a minute late."""
+    """No run, unless the time is less than a minute late."""
 
 
 LATE = Millis(60_000)
 
 
 class Schedule(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """Exactly one of `cron` and `every` is set. `next_at` is None only while nothing is to come."""
+    """Exactly one of `cron` and `every` is set. `next_at` is None only if no time is left."""
 
     name: str
     kind: str
@@ -58,14 +58,14 @@ class Schedule(Document, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Firing(Struct, frozen=True):
-    """The moments a schedule owes runs for, and the schedule afterwards."""
+    """The moments for which a schedule owes runs, and the schedule afterwards."""
 
     moments: tuple[Millis, ...]
     after: Schedule
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
-    """The schedule if it can ever be due; Invalid says what is wrong with it otherwise."""
+    """The schedule if it is valid and can become due; `Invalid` says what is wrong otherwise."""
     schedule = check_shape(schedule, Schedule, "schedule", spans=("every",))
     schedule = replace(schedule, catch_up=CatchUp(schedule.catch_up))
     check_json(schedule.options, "options of a schedule")
@@ -73,9 +73,9 @@ def check_schedule(schedule: Schedule) -> Schedule:
     if not schedule.name:
         raise Invalid("a schedule needs a name")
     if (schedule.cron is None) == (schedule.every is None):
-        raise Invalid("a schedule has either a cron expression or an interval")
+        raise Invalid("a schedule needs either a cron expression or an interval")
     if schedule.every is not None and schedule.every < SHORTEST:
-        raise Invalid(f"an interval is at least {SHORTEST} ms")
+        raise Invalid(f"the interval of a schedule must be at least {SHORTEST} ms")
     if schedule.every is not None:
         check_span(schedule.every, "the interval of a schedule")
     _zone(schedule.timezone)
@@ -91,12 +91,12 @@ def begin(schedule: Schedule, now: Millis) -> Schedule:
 
 
 def skip_ahead(schedule: Schedule, now: Millis) -> Schedule:
-    """The schedule with what passed by `now` left out, its rhythm kept."""
+    """The schedule without the times that passed by `now`; its rhythm is kept."""
     return replace(schedule, next_at=_following(schedule, now))
 
 
 def redefine(old: Schedule, new: Schedule, now: Millis) -> Schedule:
-    """What is stored when it is declared again: its times start anew only if they changed."""
+    """The schedule to store when it is declared again; it starts over only if its times changed."""
     times = ("cron", "every", "timezone")
     same = all(getattr(old, name) == getattr(new, name) for name in times)
     kept = replace(
@@ -106,7 +106,7 @@ def redefine(old: Schedule, new: Schedule, now: Millis) -> Schedule:
 
 
 def fire(schedule: Schedule, now: Millis) -> Firing:
-    """What is due by `now`. A paused schedule owes nothing and does not fall behind."""
+    """The firing that is due by `now`. A paused schedule owes nothing and does not fall behind."""
     if schedule.next_at is None or schedule.next_at > now:
         return Firing((), schedule)
     missed = _missed(schedule, now)
@@ -128,7 +128,7 @@ def _owed(catch_up: CatchUp, missed: tuple[Millis, ...], now: Millis) -> tuple[M
 
 
 def _missed(schedule: Schedule, now: Millis) -> tuple[Millis, ...]:
-    """Every moment from `next_at` to `now`; of very many the last thousand."""
+    """Every moment from `next_at` to `now`, at most the last thousand."""
     first = schedule.next_at or now
     if schedule.every is not None:
         count = (now - first) // schedule.every + 1
@@ -157,14 +157,16 @@ def _cron_moments(schedule: Schedule, after: Millis) -> Iterator[Millis]:
     try:
         from cronsim import CronSim, CronSimError
     except ModuleNotFoundError:
-        raise Invalid("cron expressions need: pip install 'flowfabric[schedules]'") from None
+        raise Invalid(
+            "cron expressions need an extra: pip install 'flowfabric[schedules]'"
+        ) from None
     start = to_datetime(after).astimezone(_zone(schedule.timezone))
     try:
         moments = CronSim(schedule.cron or "", start)
     except CronSimError as error:
         raise Invalid(f"{schedule.cron!r} is not a cron expression: {error}") from None
-    # An hour that the clocks repeat counts once, by its first pass: in the second one the iterator
-    # begins with moments that are over.
+    # An hour that the clocks repeat counts once, in its first pass. In the second pass, the
+    # iterator starts with moments that are over.
     return (at for at in map(_millis, moments) if at > after)
 
 

@@ -1,7 +1,7 @@
 """The seven public dimensions of an execution, as one pure function of its state.
 
-Exactly the seventeen legal combinations can come out (S1–S17); nothing is stored, so nothing
-can disagree. A state that no rule writes is told as `Corruption`, never guessed at.
+Exactly the seventeen legal combinations (S1–S17) are possible. Nothing derived is stored, so
+nothing can disagree. A state that no rule writes raises `Corruption`.
 """
 
 from enum import StrEnum
@@ -84,7 +84,7 @@ class AttemptState(StrEnum):
 
 
 class PublicState(StrEnum):
-    """Where a run stands, in one word; the last five are endings."""
+    """The state of a run, in one word; the last five are endings."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -100,7 +100,7 @@ class PublicState(StrEnum):
 
 
 class Vector(Struct, frozen=True):
-    """Outcome is `none` or the word of the ending."""
+    """The seven dimensions. `outcome` is `none` or the word of the ending."""
 
     phase: Phase
     ownership: Ownership
@@ -121,7 +121,7 @@ ADMISSION_BLOCKS = {
     Blocking.OPERATOR: Eligibility.OPERATOR,
     Blocking.POLICY: Eligibility.LANE_STATE,
 }
-"""Which eligibility an admission block of a given reason has."""
+"""The eligibility for each reason of an admission block."""
 
 _SUSPENSION_REASONS = {
     "waiting_for_signal": Blocking.SIGNAL,
@@ -161,7 +161,7 @@ _STARTS = {
     Blocking.RETRY_BACKOFF: {Start.RETRY},
     Blocking.RESUME_DELAY: {Start.CONTINUE},
 }
-"""What can wait for these reasons; for any other reason, everything."""
+"""What can wait for these reasons; any start can wait for the other reasons."""
 
 _NEVER_RUN = {Outcome.CANCELLED, Outcome.EXPIRED, Outcome.SKIPPED}
 _NEW_ATTEMPTS = {Start.INITIAL, Start.RETRY, Start.REPLAY}
@@ -201,7 +201,7 @@ def vector(snapshot: Snapshot) -> Vector:
 
 
 def public_state(snapshot: Snapshot) -> PublicState:
-    """The public state alone; what is claimable waits, as the whole vector would say."""
+    """Only the public state; a claimable execution is waiting, as in the full vector."""
     if isinstance(snapshot.state, Ready):
         return PublicState.WAITING
     return vector(snapshot).public
@@ -234,7 +234,7 @@ def vector_of(state: State, life: Life) -> Vector:
 
 
 def blocking_detail(snapshot: Snapshot) -> str | None:
-    """The free-text companion of the blocking reason."""
+    """The blocking reason as free text."""
     life = snapshot.head.life
     match snapshot.state:
         case Waiting(gate=Gate.DELAY | Gate.WORKER_DELAY, due_at=due_at):
@@ -258,7 +258,7 @@ def _blocked(reason: str | None, next: Next) -> Vector:
         blocking = Blocking(reason or Blocking.OPERATOR)
         return _runnable(ADMISSION_BLOCKS[blocking], blocking, next)
     except (KeyError, ValueError):
-        raise Corruption(f"blocked for {reason!r}, which is no reason") from None
+        raise Corruption(f"blocked for the unknown reason {reason!r}") from None
 
 
 def _runnable(eligibility: Eligibility, blocking: Blocking, next: Next) -> Vector:

@@ -1,4 +1,4 @@
-"""Durable steps: what a handler did once is recorded and never done again."""
+"""Durable steps: a recorded step of a handler never runs again."""
 
 from uuid import UUID
 
@@ -12,8 +12,8 @@ from flowfabric.core.wait.model import Signal
 class Step(Struct, frozen=True):
     """One recorded step. Steps belong to the execution, not to the attempt.
 
-    `generation` grows when a successful execution is replayed; `occurrence` counts calls of the
-    same name in the order they were made; `position` is the place in that order over all names.
+    `generation` grows when a successful execution is replayed; `occurrence` counts the calls of the
+    same name in order; `position` counts the calls of all names.
     """
 
     generation: int
@@ -24,10 +24,10 @@ class Step(Struct, frozen=True):
 
 
 class Recorded(Struct, frozen=True, omit_defaults=True):
-    """What a step row holds: the value a step returned, the moment a sleep ends, or how a wait
-    ended (`waited` is a word of `core.wait.model.Waited`, `value` why, if somebody said so). Which
-    signals it heard is told by `signal` where it was one, and by `suspension` otherwise, then of
-    one `waitpoint` if it waited at one."""
+    """The content of a step row: the value a step returned, the moment a sleep ends, or how a wait
+    ended (`waited` is a word of `core.wait.model.Waited`, `value` is the reason, if one was given).
+    The signals that a wait received are named by `signal` if it was one, otherwise by `suspension`,
+    and by `waitpoint` if it waited at one."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     until: Millis | None = None

@@ -1,4 +1,4 @@
-"""Submitting: what a caller asks for, checked once, and the execution it becomes."""
+"""Submitting: a checked request and the execution it becomes."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """A request to run something. Only `kind` is needed."""
+    """A request to run a task. Only `kind` is required."""
 
     kind: str
     payload: bytes = b""
@@ -72,7 +72,7 @@ class Submitted(Struct, frozen=True, gc=False):
 
 
 class Duplicate(Struct, frozen=True, gc=False):
-    """Nothing was created: the key or the id was known already."""
+    """Nothing was created: the key or the id already exists."""
 
     id: ExecutionId
 
@@ -86,14 +86,14 @@ class Creation(Struct, frozen=True, gc=False):
     key: str | None = None
     key_until: Millis = Millis(0)
     minted: bool = True
-    """Whether the id is our own: then nobody else can have created it."""
+    """Whether we created the id, so that no other caller can have used it."""
 
 
 def create(
     submission: Submission, fresh: UUID, now: Millis, *, key_taken: bool = False
 ) -> Creation:
-    """The execution a submission becomes; raises before anything is written. `key_taken`: its key
-    was taken when it arrived."""
+    """The execution that a submission becomes; raises before anything is written. `key_taken`: its
+    key already existed when it reached the inbox."""
     policy = None if submission.policy is None else parse_policy(submission.policy)
     rules = policy or DEFAULT_POLICY
     execution = _execution(submission, policy, fresh, now)
@@ -110,7 +110,7 @@ def create(
 
 
 def ranked(creation: Creation, step: int) -> Creation:
-    """The creation with its place in the claim order by another step of priority."""
+    """The creation, ranked with another step of priority."""
     if step == RANK_STEP:
         return creation
     snapshot = creation.snapshot
@@ -122,8 +122,8 @@ def ranked(creation: Creation, step: int) -> Creation:
 
 
 def refuse(submission: Submission, fresh: UUID, now: Millis, reason: str) -> Creation:
-    """The execution an arrival becomes that the rules refuse: due at once, to end as failed. What
-    it brings is kept as far as it can be; its key always, so that it goes when the run does."""
+    """The execution of an inbox submission that the rules refuse: due at once, to end as failed.
+    Its members are kept as far as possible; the key always, so that it is deleted with the run."""
     plain = Submission(
         kind=_or_else(check_kind, submission.kind, "refused"),
         payload=_or_else(_check_payload, submission.payload, b""),
@@ -205,7 +205,7 @@ def _check_payload(value: object) -> bytes:
 
 
 def _or_else(check: Callable[[object], T], value: object, instead: T) -> T:
-    """`value` if it is acceptable."""
+    """`value` if it passes the check, otherwise `instead`."""
     try:
         return check(value)
     except Invalid:
@@ -213,7 +213,7 @@ def _or_else(check: Callable[[object], T], value: object, instead: T) -> T:
 
 
 def check_priority(value: object) -> int:
-    """`value` in the range of priorities if it is a whole number."""
+    """`value`, clamped to the range of priorities."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise Invalid(f"priority must be a whole number, not {type(value).__name__}")
     return clamp_priority(value)

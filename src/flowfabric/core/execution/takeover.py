@@ -1,14 +1,13 @@
-"""Taking over what was lost: how often, and with which care.
+"""Taking over lost executions: how often, and how carefully.
 
-A lost execution is taken over by the next claim, but not for ever: a handler that ends its process
-would end one worker after the other. The cap acts when somebody takes over. `lose` only marks the
-row SPENT; the claim that comes across it gives it up (`give_up`).
+The next claim takes a lost execution over, but not forever: a handler that kills its process would
+kill one worker after the other. The cap acts at the takeover. `lose` only marks the row SPENT; the
+claim that finds it gives it up (`give_up`).
 
-A lease that ran out may be the fault of the execution, or of any other in the same process, or of
-the machine. So the execution is a SUSPECT until it has shown that a worker survives it: workers run
-a suspect alone (`watch`), and one that gets past a step, a suspension or its end is cleared, with
-all its losses excused. Only the guilty one is lost again while it is alone, so only it comes to the
-cap.
+An expired lease may be the fault of the execution, of any other in the same process, or of the
+machine. So the execution is a SUSPECT until a worker has survived it: workers run a suspect alone
+(`watch`), and one that gets past a step, a suspension or its end is cleared, with all its losses
+excused. Only the guilty one is lost again while it is alone, so only it reaches the cap.
 
     poison and 20 others share a worker, which dies    21 suspects, one loss each
     the others run alone and survive                   cleared: 20 × 0 counted losses
@@ -37,16 +36,16 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.policy import DEFAULT_RECLAIM_CAP
 
 MAX_LOSSES = 1000
-"""Most losses of an execution whose cap is lower, however many of them are excused."""
+"""The most losses of an execution, excused or not, unless its cap is higher."""
 
 GIVEN_UP = Failure(message="max_reclaims_exceeded", category="infra_crash")
 
 
 def over_cap(execution: Execution, life: Life) -> bool:
-    """Whether a lost execution may not be taken over any more.
+    """Whether a lost execution may no longer be taken over.
 
-    A cap of the submitter's own counts revoked leases as well; the default one counts only what
-    may be the execution's fault.
+    A cap set by the submitter also counts revoked leases; the default cap counts only what may be
+    the execution's fault.
     """
     cap = execution.reclaim_cap
     revokes = life.revokes if cap == DEFAULT_RECLAIM_CAP else 0
@@ -54,7 +53,7 @@ def over_cap(execution: Execution, life: Life) -> bool:
 
 
 def marked(execution: Execution, flags: Flags, life: Life, *, suspect: bool) -> Flags:
-    """The flags of a lost execution. One that is given up by the next claim needs no care."""
+    """The flags of a lost execution. One that the next claim gives up is not a suspect."""
     clean = flags & ~(Flags.SUSPECT | Flags.SPENT)
     granted = life.max_reclaims is not None and life.losses <= life.max_reclaims
     if over_cap(execution, life) and not granted:
@@ -63,7 +62,8 @@ def marked(execution: Execution, flags: Flags, life: Life, *, suspect: bool) -> 
 
 
 def lost_life(life: Life, *, revoked: bool) -> Life:
-    """The counts after one more loss. One beside others is no evidence: theirs may be the fault."""
+    """The counts after one more loss. A loss beside others proves nothing: another one may be
+    guilty."""
     return replace(
         life,
         losses=life.losses + 1,
@@ -75,15 +75,16 @@ def lost_life(life: Life, *, revoked: bool) -> Life:
 
 
 def losses_kept(snapshot: Snapshot) -> tuple[int, int]:
-    """The losses a replay starts with, and how many of them count: none under the default cap."""
+    """The losses that a replay starts with, and how many of them count: none under the default
+    cap."""
     life, cap = snapshot.life, snapshot.execution.reclaim_cap
     counted = 0 if cap == DEFAULT_RECLAIM_CAP else min(life.losses - life.excused, cap)
     return min(life.losses, cap), counted
 
 
 def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[bool]":
-    """Ends a spent execution that a claim took, as if the claim had left it where it was. False
-    when somebody else has it meanwhile."""
+    """Ends a spent execution that a claim took, as if the claim had not touched it. False if
+    another owner has it by now."""
     match snapshot:
         case Snapshot(state=Active(lease=current)) if current.id == lease.id:
             return replace(end_lost(snapshot, now, current.attempt - 1), outcome=True)
@@ -111,6 +112,6 @@ def end_lost(snapshot: Snapshot, now: Millis, attempt: int) -> "Change[bool]":
 
 
 def put_back(snapshot: Snapshot, lease: Lease) -> "Change[Lease]":
-    """Whoever took a spent execution went away before giving it up: the next claim does."""
+    """The process that took a spent execution died before it gave it up: the next claim will."""
     next = Next(lease.start, lease.attempt, snapshot.execution.rules.attempt_timeout)
     return Change(lease, snapshot, snapshot.to(Lost(revoked=False, next=next)))
