@@ -75,7 +75,7 @@ class RecordStore(Protocol):
     """Documents that are read and written by key and version (`store.rows.record` has the kinds).
 
     Who writes a record names the version it was decided on, 0 for one that is not there. The next
-    version is one more, and the first one is the kind's to say (`RecordKind.written`).
+    version is one more, and the first one is the kind's to say (`RecordKind.numbered`).
     """
 
     async def get(self, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, V]:

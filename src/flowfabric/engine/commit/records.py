@@ -48,7 +48,7 @@ async def change(
         if after is None:
             written = await store.records.drop(kind, key, expected)
         else:
-            after = kind.written(after, expected)
+            after = kind.numbered(after, expected)
             written = await store.records.put(kind, after, expected)
         return RecordChange(before, after, outcome) if written else RACE_LOST
 

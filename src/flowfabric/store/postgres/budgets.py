@@ -102,7 +102,7 @@ def _new_budgets(books: BudgetLedger) -> list[Row]:
 
 
 def _new_budget(budget: Budget) -> Row:
-    return BUDGETS.row(BUDGETS.written(budget, 0))
+    return BUDGETS.row(BUDGETS.numbered(budget, 0))
 
 
 def _values(books: BudgetLedger) -> list[Any]:
@@ -110,7 +110,7 @@ def _values(books: BudgetLedger) -> list[Any]:
     removed = books.removed
     compared = sorted((name, version) for name, version in books.changed.items() if version)
     changed = [
-        BUDGETS.row(BUDGETS.written(books.budgets[name], version))
+        BUDGETS.row(BUDGETS.numbered(books.budgets[name], version))
         for name, version in compared
         if name not in removed
     ]

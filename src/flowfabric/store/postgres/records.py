@@ -33,7 +33,7 @@ async def page(
 
 
 async def put(session: Session, kind: RecordKind[K, V], value: V, expected: int) -> bool:
-    row = kind.row(kind.written(value, expected))
+    row = kind.row(kind.numbered(value, expected))
     return await session.record.run(partial(_put, session, kind, row, expected))
 
 

@@ -27,7 +27,7 @@ Row = tuple[Any, ...]
 
 
 class Versioned(Protocol):
-    """What a record is: it knows the version it was read with, 0 if it was never stored."""
+    """A value that knows the version it was read with, 0 if it was never stored."""
 
     @property
     def version(self) -> int: ...
@@ -37,7 +37,6 @@ K = TypeVar("K")
 V = TypeVar("V", bound=Versioned)
 D = TypeVar("D", bound=Document)
 
-
 ONLY = 1
 """The key of a kind that has one record."""
 
@@ -45,11 +44,12 @@ ONLY = 1
 class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
     """One kind of record and its table.
 
-    `name` is what errors call one. `key` are the key columns with their SQL types; the value has
-    members of the same names. `read` makes a value of (key columns, version, document). `columns`
-    are the columns other statements look by, and what stands in them. `due` is the column with the
-    moment something is to happen to a record. `owned` are tables whose rows go with a record, with
-    the column that holds its key. `first` is the version of a new record.
+    `name` is what errors call a record. `key` names the key columns and their SQL types; a value
+    has members of the same names. `columns` are the other columns that statements look by, and how
+    each is made of a value. `due`, one of them, holds the moment at which a record needs attention.
+    `owned` are tables whose rows go when a record goes, with the column that holds its key. `first`
+    gives the version of a new record. `read` makes a value of key columns, version and document;
+    `write` makes the document of a value.
     """
 
     name: str
@@ -63,19 +63,19 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
     first: Callable[[V], int] = lambda value: 1
 
     def key_of(self, value: V) -> K:
-        """The key as callers use it: the only member of it, or all as a tuple."""
+        """The key as callers use it: its only member, or a tuple of all."""
         return cast(K, attrgetter(*self.key)(value))
 
     def title(self, key: K) -> str:
-        """How a record is called in errors and logs."""
+        """What errors and logs call a record."""
         return self.name if key == ONLY else f"{self.name} {self.parts(key)[-1]}"
 
     def parts(self, key: K) -> Row:
-        """The key as it stands in the key columns."""
+        """The values of the key columns."""
         return key if isinstance(key, tuple) else (key,)
 
     def key_in(self, row: Sequence[Any]) -> K:
-        """The key of a row of its columns."""
+        """The key that the values of the key columns make."""
         return cast(K, row[0] if len(self.key) == 1 else tuple(row))
 
     @property
@@ -83,8 +83,8 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
         """A key before every other."""
         return ("",) * len(self.key)
 
-    def written(self, value: V, expected: int) -> V:
-        """The value with the version it is stored with over the expected one (0: there is none)."""
+    def numbered(self, value: V, expected: int) -> V:
+        """The value with the version it gets when it replaces the expected one (0: none)."""
         version = expected + 1 if expected else self.first(value)
         return cast(V, replace(cast(Any, value), version=version))
 
@@ -99,8 +99,8 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
         return (*self.parts(self.key_of(value)), value.version, *columns, self.write(value))
 
     def by_key(self, rows: Iterable[Sequence[Any]]) -> dict[K, V]:
-        """The values of rows (key columns, version, document) that were asked for by key: one that
-        cannot be read raises Corruption, which names it."""
+        """The values of rows (key columns, version, document) that were asked for by key.
+        Corruption names a row that cannot be read."""
         found = [named(self.name, self._shown(row), partial(self.value, row)) for row in rows]
         return {self.key_of(value): value for value in found}
 
@@ -109,7 +109,7 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
         rows: Iterable[Sequence[Any]],
         left_out: Callable[[Sequence[Any]], None] = lambda row: None,
     ) -> list[V]:
-        """The values of such rows that can be read; `left_out` is called with each other row."""
+        """The values of such rows that can be read; `left_out` gets each row that cannot."""
         return readable(rows, self.value, self.name, self._shown, left_out)
 
     def value(self, row: Sequence[Any]) -> V:
@@ -122,7 +122,7 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
 
 
 def _reading(cls: type[D], *members: str) -> Callable[[Sequence[Any], int, Any], D]:
-    """Reads documents; `members` are those that the key columns say."""
+    """How documents of a class are read; `members` are filled in from the key columns."""
 
     def read(key: Sequence[Any], version: int, doc: Any) -> D:
         found = document.read(cls, bytes(doc))
@@ -132,13 +132,13 @@ def _reading(cls: type[D], *members: str) -> Callable[[Sequence[Any], int, Any],
 
 
 def _made_at(value: Quota | Budget) -> int:
-    """What is new begins with the moment it was made: one that is made again must not look like
-    the one before to a decision about that."""
+    """A new record begins with the moment it was made, so that a decision about one that was
+    deleted does not fit the one that was made in its place."""
     return max(1, value.created_at)
 
 
 def _read_lane(key: Sequence[Any], version: int, doc: Any) -> Lane:
-    """A lane nothing was ever decided about has no document."""
+    """A lane that no operator has touched has no document."""
     return Lane(name=key[0], version=version) if doc is None else _lane_of(key, version, doc)
 
 
@@ -146,13 +146,13 @@ _lane_of = _reading(Lane, "name")
 
 
 def _scope(budget: Budget) -> str | None:
-    """Only of budgets that hold without being named."""
+    """Only budgets that hold without being named have one in their row."""
     return str(budget.scope) if budget.scope in ATTACHED else None
 
 
 class SealedKeyring(Struct, frozen=True):
-    """The keys that sign tokens as they are stored; `core.wait.keyring` reads and writes `doc`.
-    Nothing here looks inside or shows it: it holds secrets."""
+    """The stored keys that sign tokens. `core.wait.keyring` reads and writes `doc`; the store never
+    looks inside it, and no `repr` shows it, because it holds secrets."""
 
     doc: bytes
     version: int = 0
@@ -178,7 +178,7 @@ PRESENCES: RecordKind[tuple[str, str], Presence] = RecordKind(
     key={"namespace": "text", "instance": "text"},
     columns={"expires_at": attrgetter("kept_until")},
     due="expires_at",
-    first=attrgetter("version"),
+    first=lambda presence: max(1, presence.version),
     read=_reading(Presence, "namespace", "instance"),
     write=document.write,
 )
@@ -217,7 +217,7 @@ BUDGETS: RecordKind[str, Budget] = RecordKind(
     read=_reading(Budget, "name"),
     write=document.write,
 )
-"""Read alone or listed. `post` writes them, together with what was spent."""
+"""`records` reads and lists budgets; `post` writes them, together with what was spent."""
 
 FLOWS: RecordKind[UUID, Flow] = RecordKind(
     name="flow",
@@ -233,7 +233,7 @@ FLOWS: RecordKind[UUID, Flow] = RecordKind(
     read=_reading(Flow),
     write=document.write,
 )
-"""Read alone. `apply_flow` and `count_flows` write them, together with their executions."""
+"""`records` reads flows; `apply_flow` and `count_flows` write them, with their executions."""
 
 KEYRING: RecordKind[int, SealedKeyring] = RecordKind(
     name="the key ring",

@@ -88,7 +88,7 @@ def _write_budgets(session: Session, books: BudgetLedger) -> None:
         for name in ("gone_budgets", "gone_budget_ledgers", "gone_budget_charges"):
             session.among(name, removed)
     rows = [
-        BUDGETS.row(BUDGETS.written(books.budgets[name], version))
+        BUDGETS.row(BUDGETS.numbered(books.budgets[name], version))
         for name, version in books.changed.items()
         if name in books.budgets
     ]

@@ -32,7 +32,7 @@ def page(
 
 
 def put(session: Session, kind: RecordKind[K, V], value: V, expected: int) -> bool:
-    (row,) = plain([kind.row(kind.written(value, expected))])
+    (row,) = plain([kind.row(kind.numbered(value, expected))])
     if expected:
         return _one(session, "changed_record", kind, *row, expected)
     return _one(session, "new_record", kind, *row)
