@@ -55,7 +55,7 @@ def test_spending_is_counted_refused_and_corrected(cli: Cli) -> None:
     told = cli.json("budgets", "show", "team")
     assert (told["used"], told["granted"], told["resets"]) == ({}, {}, 1)
     complaint = cli.complaint("budgets", "delete", "org", code=2)
-    assert complaint == "other budgets are part of 'org': delete them first"
+    assert complaint == "budget 'org' has child budgets: delete them first"
     assert cli("budgets", "delete", "team", "org").stdout == "deleted team\ndeleted org\n"
 
 
@@ -110,7 +110,7 @@ def test_a_budget_of_a_flow_or_run_is_found_however_its_id_is_written(cli: Cli) 
         (["set", "team", "--hard", "a=0"], "the hard limit of a (leave it out for none)", 2),
         (["set", "team", "--soft", "tokens=11"], "the soft limit of tokens is above the hard", 2),
         (["set", "team", "--more", "tokens=1"], "--more of tokens is given without a soft", 2),
-        (["set", "team", "--parent", "org"], "budget 'team' cannot become part of another one", 2),
+        (["set", "team", "--parent", "org"], "budget 'team' cannot get another parent", 2),
         (["set", "x", "--hard", "a=1", "--parent", "org"], "no budget org", 3),
         (
             ["set", "team", "--every", "1d", "--cron", "* * * * *"],

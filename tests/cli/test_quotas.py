@@ -107,7 +107,7 @@ def test_a_quota_is_asked_for_one_run(cli: Cli, wait_for: Callable[[str], None])
         (["set", "api"], "no limit is given: --rate, --concurrency, or one of them per key", 2),
         (["set", "api", "--rate", "soon"], "--rate is not a rate such as '100/m' or '5/30s'", 2),
         (["set", "api", "--rate-per-key", "0/m"], "the count of --rate-per-key must be", 2),
-        (["set", "api", "--rate", "none"], "a quota limits concurrency or a rate, this one", 2),
+        (["set", "api", "--rate", "none"], "a quota needs a concurrency or a rate", 2),
         (["set", " ", "--rate", "1/m"], "the name of a quota must be printable text", 2),
         (["show", "api"], "no quota api", 3),
     ],

@@ -141,7 +141,7 @@ async def test_a_key_is_an_argument_or_a_function_of_them(bench: Bench) -> None:
         ({"quotas": "api"}, "quotas must be a list of names or a mapping"),
         ({"quotas": [""]}, "the name of a quota must be printable text"),
         ({"quotas": ["a", "a"]}, "quota 'a' is used twice"),
-        ({"quotas": [f"q{n}" for n in range(9)]}, "an execution uses at most 8 quotas"),
+        ({"quotas": [f"q{n}" for n in range(9)]}, "a run uses at most 8 quotas"),
         ({"budgets": "team"}, "budgets must be a list of names"),
         ({"budgets": [7]}, "the name of a budget"),
     ],

@@ -165,7 +165,7 @@ async def test_only_one_that_waits_for_its_limits_can_be_admitted(lab: Lab) -> N
     stranger = await lab.submit()
     with pytest.raises(Invalid, match="does not use quota 'q'"):
         await check("q", stranger)
-    with pytest.raises(NotFound, match="execution"):
+    with pytest.raises(NotFound, match="no run"):
         await check("q", MISSING)
     with pytest.raises(NotFound, match="quota"):
         await check("nothing", stranger)

@@ -108,7 +108,7 @@ async def test_a_reservation_belongs_to_one_execution(lab: Lab) -> None:
         lab.engine.budgets.cancel_reservation(other, held.id),
         lab.engine.budgets.reserve(other, {"tokens": 7}, id=held.id),
     ):
-        with pytest.raises(Invalid, match="another execution"):
+        with pytest.raises(Invalid, match="another run"):
             await call
     assert (await reserved(lab, "team"), await used(lab, "team")) == ([7], [0])
 

@@ -24,20 +24,20 @@ def with_budgets(*budgets: Budget) -> BudgetLedger:
 
 def test_what_is_there_is_not_made_again() -> None:
     """C-T79"""
-    books = BudgetLedger()
-    assert create(books, soft(), NOW) == Created("team")
-    assert create(books, soft(limits={}), NOW) == Known("team")
-    assert books.budgets["team"].limits["tokens"].hard == 50
-    assert books.changed == {"team": 0}
+    ledger = BudgetLedger()
+    assert create(ledger, soft(), NOW) == Created("team")
+    assert create(ledger, soft(limits={}), NOW) == Known("team")
+    assert ledger.budgets["team"].limits["tokens"].hard == 50
+    assert ledger.changed == {"team": 0}
 
 
 def test_a_new_definition_keeps_what_was_spent() -> None:
     """C-T93, F-39"""
     old = soft(used={"tokens": 3}, granted={"tokens": 1}, breaches=2, period=4, version=7)
-    books = with_budgets(old)
+    ledger = with_budgets(old)
     other = soft(limits={"cost": Limit(hard=1)}, on_hard=OnHard.WARN, used={"tokens": 99}, period=9)
-    assert define(books, other, NOW) == Known("team")
-    after = books.budgets["team"]
+    assert define(ledger, other, NOW) == Known("team")
+    after = ledger.budgets["team"]
     assert (after.limits, after.on_hard) == (other.limits, OnHard.WARN)
     assert (after.used, after.granted, after.breaches, after.period) == (
         old.used,
@@ -45,64 +45,64 @@ def test_a_new_definition_keeps_what_was_spent() -> None:
         2,
         4,
     )
-    assert books.changed == {"team": 7}
-    assert define(books, Budget(name="new"), NOW) == Created("new")
+    assert ledger.changed == {"team": 7}
+    assert define(ledger, Budget(name="new"), NOW) == Created("new")
 
 
 def test_resets_begin_anew_only_when_their_times_change() -> None:
     """F-41"""
-    books = with_budgets(soft(every=Millis(5000), next_reset_at=Millis(NOW + 100)))
-    define(books, soft(every=Millis(5000), on_hard=OnHard.WARN), NOW)
-    assert books.budgets["team"].next_reset_at == NOW + 100
-    define(books, soft(every=Millis(6000)), NOW)
-    assert books.budgets["team"].next_reset_at == NOW + 6000
-    define(books, soft(), NOW)
-    assert books.budgets["team"].next_reset_at is None
+    ledger = with_budgets(soft(every=Millis(5000), next_reset_at=Millis(NOW + 100)))
+    define(ledger, soft(every=Millis(5000), on_hard=OnHard.WARN), NOW)
+    assert ledger.budgets["team"].next_reset_at == NOW + 100
+    define(ledger, soft(every=Millis(6000)), NOW)
+    assert ledger.budgets["team"].next_reset_at == NOW + 6000
+    define(ledger, soft(), NOW)
+    assert ledger.budgets["team"].next_reset_at is None
 
 
 def test_the_parent_is_chosen_once() -> None:
-    books = with_budgets(Budget(name="org"), soft())
-    with pytest.raises(Invalid, match="part of another"):
-        define(books, soft(parent="org"), NOW)
+    ledger = with_budgets(Budget(name="org"), soft())
+    with pytest.raises(Invalid, match="another parent"):
+        define(ledger, soft(parent="org"), NOW)
     with pytest.raises(NotFound, match="nowhere"):
-        create(books, Budget(name="b", parent="nowhere"), NOW)
-    assert books.changed == {}
+        create(ledger, Budget(name="b", parent="nowhere"), NOW)
+    assert ledger.changed == {}
 
 
 def test_budgets_are_nested_only_so_deep() -> None:
-    books = BudgetLedger()
-    create(books, Budget(name="0"), NOW)
+    ledger = BudgetLedger()
+    create(ledger, Budget(name="0"), NOW)
     for depth in range(1, MAX_DEPTH):
-        create(books, Budget(name=str(depth), parent=str(depth - 1)), NOW)
+        create(ledger, Budget(name=str(depth), parent=str(depth - 1)), NOW)
     with pytest.raises(Invalid, match="deep"):
-        create(books, Budget(name="more", parent=str(MAX_DEPTH - 1)), NOW)
-    assert "more" not in books.budgets
-    assert books.budgets[str(MAX_DEPTH - 1)].parts == 0
+        create(ledger, Budget(name="more", parent=str(MAX_DEPTH - 1)), NOW)
+    assert "more" not in ledger.budgets
+    assert ledger.budgets[str(MAX_DEPTH - 1)].parts == 0
 
 
 def test_one_that_others_are_part_of_stays() -> None:
-    books = BudgetLedger()
-    create(books, Budget(name="org"), NOW)
-    create(books, Budget(name="a", parent="org"), NOW)
-    create(books, Budget(name="b", parent="org"), NOW)
-    assert remove(books, "a")
-    with pytest.raises(Invalid, match="part of 'org'"):
-        remove(books, "org")
-    assert remove(books, "b")
-    assert remove(books, "org")
-    assert not remove(books, "org")
-    assert books.removed == {"a", "b", "org"}
+    ledger = BudgetLedger()
+    create(ledger, Budget(name="org"), NOW)
+    create(ledger, Budget(name="a", parent="org"), NOW)
+    create(ledger, Budget(name="b", parent="org"), NOW)
+    assert remove(ledger, "a")
+    with pytest.raises(Invalid, match="'org' has child budgets"):
+        remove(ledger, "org")
+    assert remove(ledger, "b")
+    assert remove(ledger, "org")
+    assert not remove(ledger, "org")
+    assert ledger.removed == {"a", "b", "org"}
 
 
 def test_a_new_part_changes_the_whole_so_that_nobody_deletes_it_meanwhile() -> None:
-    books = with_budgets(Budget(name="org", version=3))
-    create(books, Budget(name="a", parent="org"), NOW)
-    assert books.changed == {"a": 0, "org": 3}
+    ledger = with_budgets(Budget(name="org", version=3))
+    create(ledger, Budget(name="a", parent="org"), NOW)
+    assert ledger.changed == {"a": 0, "org": 3}
 
 
 def test_a_reset_begins_a_new_period() -> None:
     """C-T84: usage is gone, counters stay, what is set aside stays set aside"""
-    books = with_budgets(
+    ledger = with_budgets(
         soft(
             used={"tokens": 9},
             reserved={"tokens": 2},
@@ -118,24 +118,24 @@ def test_a_reset_begins_a_new_period() -> None:
             next_reset_at=Millis(NOW + 100),
         )
     )
-    assert reset(books, "team", NOW) == Reset(Millis(NOW + 100))
-    after = books.budgets["team"]
+    assert reset(ledger, "team", NOW) == Reset(Millis(NOW + 100))
+    after = ledger.budgets["team"]
     assert (after.used, after.overrun, after.granted) == ({}, {}, {})
     assert (after.reserved, after.breaches, after.soft_breaches) == ({"tokens": 2}, 1, 2)
     assert (after.breached_at, after.breached_dimension) == (None, None)
     assert (after.period, after.resets, after.reset_at) == (5, 5, NOW)
     with pytest.raises(NotFound):
-        reset(books, "nowhere", NOW)
+        reset(ledger, "nowhere", NOW)
 
 
 def test_a_stale_timer_resets_nothing() -> None:
     """C-T86"""
-    books = with_budgets(soft(used={"tokens": 9}, every=Millis(5000), next_reset_at=NOW))
-    turn_over(books, Millis(NOW - 1))
-    assert books.empty
+    ledger = with_budgets(soft(used={"tokens": 9}, every=Millis(5000), next_reset_at=NOW))
+    turn_over(ledger, Millis(NOW - 1))
+    assert ledger.empty
     for _ in range(2):
-        turn_over(books, Millis(NOW + 3))
-        team = books.budgets["team"]
+        turn_over(ledger, Millis(NOW + 3))
+        team = ledger.budgets["team"]
         assert (team.used, team.resets, team.period) == ({}, 1, 1)
         assert (team.reset_at, team.next_reset_at) == (NOW, NOW + 5000)
     plain = with_budgets(soft(used={"tokens": 9}))
@@ -144,30 +144,30 @@ def test_a_stale_timer_resets_nothing() -> None:
 
 
 def test_by_cron_a_period_begins_at_the_moment_that_was_due() -> None:
-    books = with_budgets(soft(used={"tokens": 9}, cron="0 * * * *", next_reset_at=NOW))
-    turn_over(books, Millis(NOW + 3))
-    team = books.budgets["team"]
+    ledger = with_budgets(soft(used={"tokens": 9}, cron="0 * * * *", next_reset_at=NOW))
+    turn_over(ledger, Millis(NOW + 3))
+    team = ledger.budgets["team"]
     assert (team.used, team.reset_at) == ({}, NOW)
     assert team.next_reset_at is not None
     assert team.next_reset_at > NOW + 3
 
 
 def test_a_grant_raises_the_soft_limit_until_the_next_reset() -> None:
-    books = with_budgets(soft())
-    assert grant(books, "team", "tokens", 5, NOW, "one") == 10
-    assert grant(books, "team", "tokens", 5, NOW, "one") == 10
-    assert grant(books, "team", "tokens", 5, NOW, "two") == 15
-    reset(books, "team", NOW)
-    assert books.budgets["team"].soft("tokens") == 5
+    ledger = with_budgets(soft())
+    assert grant(ledger, "team", "tokens", 5, NOW, "one") == 10
+    assert grant(ledger, "team", "tokens", 5, NOW, "one") == 10
+    assert grant(ledger, "team", "tokens", 5, NOW, "two") == 15
+    reset(ledger, "team", NOW)
+    assert ledger.budgets["team"].soft("tokens") == 5
     with pytest.raises(Invalid, match="no soft limit"):
-        grant(books, "team", "cost", 5, NOW, "three")
+        grant(ledger, "team", "cost", 5, NOW, "three")
     with pytest.raises(NotFound):
-        grant(books, "nowhere", "tokens", 5, NOW, "three")
+        grant(ledger, "nowhere", "tokens", 5, NOW, "three")
 
 
 def test_grants_have_a_bound() -> None:
-    books = with_budgets(soft())
-    grant(books, "team", "tokens", MAX_AMOUNT, NOW, "one")
+    ledger = with_budgets(soft())
+    grant(ledger, "team", "tokens", MAX_AMOUNT, NOW, "one")
     with pytest.raises(Invalid, match="that many"):
-        grant(books, "team", "tokens", 1, NOW, "two")
-    assert books.budgets["team"].granted == {"tokens": MAX_AMOUNT}
+        grant(ledger, "team", "tokens", 1, NOW, "two")
+    assert ledger.budgets["team"].granted == {"tokens": MAX_AMOUNT}

@@ -55,7 +55,7 @@ class Hall:
         line.sort(key=lambda one: (one.rank, one.uuid))
         return candidate
 
-    def standing(self, quota: str | None = None) -> QuotaView:
+    def view(self, quota: str | None = None) -> QuotaView:
         """What a release for a quota sees; without one it sees everything."""
         seen = [uses for uses in self.waiting if quota is None or quota in dict(uses)]
         name = quota or ""
@@ -75,7 +75,7 @@ class Hall:
         return QuotaView(dict(self.quotas), lines, slots, admitted, served)
 
     def decide(self, quota: str | None = None, *, at: int | None = None) -> Release:
-        return release(self.standing(quota), Millis(self.now if at is None else at), MOST)
+        return release(self.view(quota), Millis(self.now if at is None else at), MOST)
 
     def release(self, quota: str | None = None) -> list[Candidate]:
         """Decides and writes; returns who went in, in order."""
@@ -385,7 +385,7 @@ def test_no_more_than_asked_for_go_at_once(most: int) -> None:
     hall = Hall(Quota(name="a", concurrency=100))
     for n in range(10):
         hall.come(at_line(a=f"k{n % 3}"))
-    assert len(release(hall.standing("a"), hall.now, most).moves) == most
+    assert len(release(hall.view("a"), hall.now, most).moves) == most
 
 
 def test_what_no_window_reaches_is_forgotten() -> None:

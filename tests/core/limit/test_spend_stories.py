@@ -49,8 +49,8 @@ def team(hard: int | None = 10, **members: Any) -> Budget:
     return Budget(**given)
 
 
-def used(books: BudgetLedger) -> dict[str, dict[str, int]]:
-    return {name: budget.used for name, budget in books.budgets.items()}
+def used(ledger: BudgetLedger) -> dict[str, dict[str, int]]:
+    return {name: budget.used for name, budget in ledger.budgets.items()}
 
 
 class Item(Struct):
@@ -179,18 +179,18 @@ class Walk(Struct):
     """Both sides, and what every step must hold."""
 
     shelf: Shelf
-    books: BudgetLedger
+    ledger: BudgetLedger
     known: Reference
     owners: dict[UUID, UUID] = field(default_factory=dict)
     steps: int = 0
 
     @classmethod
     def begin(cls) -> "Walk":
-        books = BudgetLedger()
+        ledger = BudgetLedger()
         for name, parent in PARENTS.items():
-            budget_changes.create(books, Budget(name=name, parent=parent), NOW)
+            budget_changes.create(ledger, Budget(name=name, parent=parent), NOW)
         shelf = Shelf(BudgetLedger())
-        walk = cls(shelf, shelf.commit(books), Reference())
+        walk = cls(shelf, shelf.commit(ledger), Reference())
         for name, hard in (("org", 20), ("team", 12), ("run", 8)):
             walk.redefine(name, hard, hard, True)
         walk.commit()
@@ -198,7 +198,7 @@ class Walk(Struct):
 
     def step(self, word: str, *given: Any) -> None:
         self.steps += 1
-        before = {name: budget for name, budget in self.books.budgets.items()}
+        before = {name: budget for name, budget in self.ledger.budgets.items()}
         getattr(self, word)(*given)
         if word != "redefine":
             self._check_bounds(before)
@@ -206,7 +206,7 @@ class Walk(Struct):
 
     def spend(self, names: Any, amounts: Any, execution: UUID | None) -> None:
         self._charged(
-            spend(self.books, Expense(names, amounts, execution), NOW),
+            spend(self.ledger, Expense(names, amounts, execution), NOW),
             names,
             amounts,
             lambda levels: self.known.count(levels, amounts, execution),
@@ -215,17 +215,17 @@ class Walk(Struct):
     def reserve(self, names: Any, amounts: Any, execution: UUID, id: UUID) -> None:
         wanted = Expense(names, amounts, execution)
         if id in self.known.set_aside:
-            before = self.books.budgets.copy()
+            before = self.ledger.budgets.copy()
             if self.owners[id] == execution:
-                assert isinstance(reserve(self.books, wanted, id, 1, NOW), Reserved)
+                assert isinstance(reserve(self.ledger, wanted, id, 1, NOW), Reserved)
             else:
                 with pytest.raises(Invalid):
-                    reserve(self.books, wanted, id, 1, NOW)
-            assert self.books.budgets == before
+                    reserve(self.ledger, wanted, id, 1, NOW)
+            assert self.ledger.budgets == before
             return
         self.owners[id] = execution
         self._charged(
-            reserve(self.books, wanted, id, 1, NOW),
+            reserve(self.ledger, wanted, id, 1, NOW),
             names,
             amounts,
             lambda levels: self.known.set_aside.update({id: (levels, dict(amounts))}),
@@ -233,28 +233,28 @@ class Walk(Struct):
 
     def settle(self, names: Any, amounts: Any, execution: UUID, id: UUID) -> None:
         key = f"{self.steps}"
-        known = self.books.reservations.get(id)
+        known = self.ledger.reservations.get(id)
         chosen = names if known is None else known.budgets
-        answer = settle(self.books, Expense(chosen, amounts, execution, key=key), id, NOW)
+        answer = settle(self.ledger, Expense(chosen, amounts, execution, key=key), id, NOW)
         levels, _ = self.known.set_aside.pop(id, (self.known.covered(names), {}))
         self.known.count_bounded(levels, amounts, execution)
-        again = settle(self.books, Expense(chosen, amounts, execution, key=key), id, NOW)
+        again = settle(self.ledger, Expense(chosen, amounts, execution, key=key), id, NOW)
         assert again == AlreadyApplied(answer)  # type: ignore[arg-type]
 
     def drop(self, id: UUID) -> None:
-        assert drop(self.books, id, NOW) is (self.known.set_aside.pop(id, None) is not None)
-        assert not drop(self.books, id, NOW)
+        assert drop(self.ledger, id, NOW) is (self.known.set_aside.pop(id, None) is not None)
+        assert not drop(self.ledger, id, NOW)
 
     def release(self, name: str, execution: UUID) -> None:
         """I-26: twice is once."""
-        release(self.books, name, execution, NOW)
+        release(self.ledger, name, execution, NOW)
         self.known.release(name, execution)
-        before = used(self.books)
-        assert release(self.books, name, execution, NOW) == {}
-        assert used(self.books) == before
+        before = used(self.ledger)
+        assert release(self.ledger, name, execution, NOW) == {}
+        assert used(self.ledger) == before
 
     def reset(self, name: str) -> None:
-        budget_changes.reset(self.books, name, NOW)
+        budget_changes.reset(self.ledger, name, NOW)
         self.known.reset(name)
 
     def turn(self, level: str, name: str, execution: UUID) -> None:
@@ -264,12 +264,12 @@ class Walk(Struct):
         self.release(name, execution)
 
     def grant(self, name: str) -> None:
-        before = used(self.books)
+        before = used(self.ledger)
         try:
-            budget_changes.grant(self.books, name, "tokens", 3, NOW, f"{self.steps}")
+            budget_changes.grant(self.ledger, name, "tokens", 3, NOW, f"{self.steps}")
         except Invalid:
-            assert self.books.budgets[name].soft("tokens") is None
-        assert used(self.books) == before
+            assert self.ledger.budgets[name].soft("tokens") is None
+        assert used(self.ledger) == before
 
     def redefine(self, name: str, cost: int | None, tokens: int | None, strict: bool) -> None:
         self.known.hard[name] = {"cost": cost, "tokens": tokens}
@@ -280,10 +280,10 @@ class Walk(Struct):
             limits={"cost": Limit(hard=cost), "tokens": Limit(hard=tokens, soft=tokens)},
             on_hard=OnHard.REFUSE if strict else OnHard.WARN,
         )
-        budget_changes.define(self.books, new, NOW)
+        budget_changes.define(self.ledger, new, NOW)
 
     def commit(self) -> None:
-        self.books = self.shelf.commit(self.books)
+        self.ledger = self.shelf.commit(self.ledger)
 
     def _charged(self, answer: object, names: Any, amounts: Any, count: Any) -> None:
         levels = self.known.covered(names)
@@ -294,7 +294,7 @@ class Walk(Struct):
 
     def _check_bounds(self, before: dict[str, Budget]) -> None:
         """I-23: nothing passes a strict limit that did not before."""
-        for name, budget in self.books.budgets.items():
+        for name, budget in self.ledger.budgets.items():
             for word in DIMENSIONS:
                 hard = budget.hard(word)
                 if hard is not None and budget.strict:
@@ -303,14 +303,14 @@ class Walk(Struct):
 
     def _check_totals(self) -> None:
         """I-25: and the ledgers of the period are what executions have spent."""
-        for name, budget in self.books.budgets.items():
+        for name, budget in self.ledger.budgets.items():
             for word in DIMENSIONS:
                 assert budget.used.get(word, 0) == self.known.used(name, word)
                 assert budget.reserved.get(word, 0) == self.known.reserved(name, word)
                 assert budget.overrun.get(word, 0) == self.known.over[name][word]
                 noted = sum(
                     ledger.amounts.get(word, 0)
-                    for ledger in self.books.ledgers.values()
+                    for ledger in self.ledger.ledgers.values()
                     if ledger.budget == name and ledger.period == budget.period
                 )
                 assert noted == self.known.noted(name, word)

@@ -1,9 +1,10 @@
-"""Budgets: how much may be spent, of whatever can be counted.
+"""Budgets: how much may be spent of anything that can be counted.
 
 A budget counts named dimensions (tokens, cost in cents, milliseconds, calls) in whole numbers. A
-hard limit is never passed, a soft one is told. A budget may be part of a larger one, and what is
-spent of it is spent of all it is part of. Admission asks `used < hard`, spending `used + amount <=
-hard`: nothing starts once a budget is spent, and it can be spent exactly.
+hard limit is never exceeded; a soft limit is reported. A budget may be part of a larger one: what
+is spent from it is also spent from all its parents. Admission checks `used < hard`, spending checks
+`used + amount <= hard`: nothing starts once a budget is used up, and a budget can be used up
+exactly.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,8 +30,9 @@ MAX_DIMENSIONS = 64
 
 
 class Scope(StrEnum):
-    """What a budget belongs to. Those of a namespace, a flow or a run hold for everything in it
-    without being named; the others hold for whoever names them, or is part of them."""
+    """What a budget belongs to. Budgets of a namespace, a flow or a run apply to everything in it
+    without being named; others apply to the executions that name them, and to their child
+    budgets."""
 
     ORGANISATION = "organisation"
     TENANT = "tenant"
@@ -43,24 +45,24 @@ ATTACHED = frozenset({Scope.NAMESPACE, Scope.FLOW, Scope.RUN})
 
 
 class OnHard(StrEnum):
-    """What happens when somebody wants to spend more than the hard limit leaves."""
+    """What happens when an amount does not fit below the hard limit."""
 
     REFUSE = "refuse"
-    """The spending is refused, and nothing new is started."""
+    """The amount is refused, and nothing new starts."""
     CANCEL_PENDING = "cancel_pending"
-    """As refuse, and what the flow has not started yet is cancelled."""
+    """Like `refuse`; members of the flow that have not started are cancelled."""
     SUSPEND = "suspend"
-    """As refuse, and the run waits for a human, who may raise the limit."""
+    """Like `refuse`; the run waits for a person, who may raise the limit."""
     WARN = "warn"
-    """It is counted nevertheless and told: the limit is advice."""
+    """The limit is advisory: the amount is counted and reported."""
 
 
 class OnSoft(StrEnum):
-    """What happens when the soft limit is passed."""
+    """What happens when the soft limit is exceeded."""
 
     WARN = "warn"
     APPROVE = "approve"
-    """The run waits for a human, who may allow more."""
+    """The run waits for a person, who may allow more."""
 
 
 class Limit(Document, frozen=True, kw_only=True):
@@ -75,9 +77,9 @@ Amounts = dict[str, int]
 
 
 class Budget(Document, frozen=True, kw_only=True):
-    """The definition, and what was spent in the current period. `overrun` is what was really
-    consumed beyond a hard limit (settled after it was reserved too low): never part of `used`.
-    `parts` is how many budgets are part of this one."""
+    """The definition, and what was spent in the current period. `overrun` was consumed beyond a
+    hard limit (a reservation was too low) and is never part of `used`. `parts` is the number of
+    child budgets."""
 
     name: str = ""
     parent: str | None = None
@@ -115,7 +117,7 @@ class Budget(Document, frozen=True, kw_only=True):
         return None if limit is None else limit.hard
 
     def soft(self, dimension: str) -> int | None:
-        """The soft limit, with what was granted on top of it."""
+        """The soft limit, including what was granted on top."""
         limit = self.limits.get(dimension)
         if limit is None or limit.soft is None:
             return None
@@ -127,7 +129,7 @@ class Budget(Document, frozen=True, kw_only=True):
 
 
 class Exhausted(Struct, frozen=True):
-    """Why a budget lets nothing start."""
+    """Why a budget admits nothing."""
 
     budget: str
     dimension: str
@@ -149,8 +151,8 @@ class Ledger(Struct, frozen=True):
 
 
 class Reservation(Struct, frozen=True):
-    """An estimate that is set aside until it is settled, or until the lease that made it is gone:
-    the one of this epoch. `budgets` are those that were named, and all they are part of."""
+    """An estimate that is reserved until it is settled, or until the lease of this epoch is gone.
+    `budgets` are the named ones and all their parents."""
 
     id: UUID
     budgets: tuple[str, ...]
@@ -161,7 +163,7 @@ class Reservation(Struct, frozen=True):
 
 
 def exhausted(budget: Budget) -> Exhausted | None:
-    """The first dimension that is spent, or None while the budget admits new work."""
+    """The first dimension that is used up; None while the budget admits new work."""
     if not budget.strict:
         return None
     for dimension, limit in sorted(budget.limits.items()):
@@ -172,7 +174,7 @@ def exhausted(budget: Budget) -> Exhausted | None:
 
 
 def chain(budgets: Mapping[str, Budget], names: Iterable[str]) -> list[Budget]:
-    """The named budgets and all they are part of, each once, the named ones first."""
+    """The named budgets and all their parents, each once, the named ones first."""
     found: dict[str, Budget] = {}
     pending = list(names)
     while pending:
@@ -190,7 +192,7 @@ def chain(budgets: Mapping[str, Budget], names: Iterable[str]) -> list[Budget]:
 
 
 def spent(budgets: Mapping[str, Budget], names: Iterable[str]) -> Exhausted | None:
-    """Why nothing may start; a budget that was deleted limits nothing."""
+    """Why nothing may start; a deleted budget limits nothing."""
     known = [name for name in names if name in budgets]
     for budget in chain(budgets, known):
         if (why := exhausted(budget)) is not None:
@@ -199,7 +201,7 @@ def spent(budgets: Mapping[str, Budget], names: Iterable[str]) -> Exhausted | No
 
 
 def check_budget(budget: Budget) -> Budget:
-    """The definition if it makes sense; Invalid says what is wrong with it otherwise."""
+    """The definition if it is valid; `Invalid` says what is wrong otherwise."""
     check_budget_name(budget.name)
     if budget.parent is not None:
         check_budget_name(budget.parent)
@@ -237,10 +239,10 @@ def check_budget_name(name: object) -> str:
 
 
 def check_budget_names(names: object) -> tuple[str, ...]:
-    """The names without repetition, in the order given."""
+    """The names without duplicates, in the given order."""
     found = tuple(dict.fromkeys(check_budget_name(name) for name in check_names(names, "budgets")))
     if len(found) > MAX_ATTACHED:
-        raise Invalid(f"an execution has at most {MAX_ATTACHED} budgets")
+        raise Invalid(f"a run has at most {MAX_ATTACHED} budgets")
     return found
 
 
@@ -266,15 +268,15 @@ def check_amounts(amounts: object, what: str = "an amount") -> Amounts:
 
 
 def following_reset(budget: Budget, now: Millis) -> Millis | None:
-    """The first reset after `now`, in the rhythm of those before: nothing drifts."""
+    """The first reset after `now`, in the rhythm of the earlier ones, without drift."""
     if budget.every is None and budget.cron is None:
         return None
     return skip_ahead(_timing(budget), now).next_at
 
 
 def current(budget: Budget, now: Millis) -> Budget:
-    """The budget in the period of `now`. A period ends at its moment, whether or not anybody has
-    written it down since: every rule decides on this, the sweep only tidies up."""
+    """The budget in the period of `now`. A period ends on time, whether or not the new one is
+    stored yet: every rule decides on this value, and the sweep only tidies up."""
     due = budget.next_reset_at
     if due is None or due > now:
         return budget
@@ -284,7 +286,7 @@ def current(budget: Budget, now: Millis) -> Budget:
 
 
 def new_period(budget: Budget, began_at: Millis) -> Budget:
-    """Nothing spent. What runs have set aside stays set aside."""
+    """The budget at the start of a period: nothing is spent, reservations stay."""
     return replace(
         budget,
         used={},
@@ -300,7 +302,7 @@ def new_period(budget: Budget, began_at: Millis) -> Budget:
 
 
 def begin(budget: Budget, now: Millis) -> Budget:
-    """A new budget: nothing spent, the first reset an interval from now."""
+    """A new budget: nothing is spent, the first reset is one interval from now."""
     fresh = Budget(
         name=budget.name,
         parent=budget.parent,

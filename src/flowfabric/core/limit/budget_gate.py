@@ -1,4 +1,5 @@
-"""Budgets at the door: who was taken although a budget is spent goes back and waits for it."""
+"""The budget gate: an execution that was claimed although its budget is used up goes back and
+waits."""
 
 from msgspec.structs import replace
 
@@ -23,11 +24,11 @@ from flowfabric.core.limit.budget import Exhausted
 from flowfabric.core.limit.lane import BEGINS
 
 STARTS = BEGINS | {Start.RETRY}
-"""Taking one of these is new work. What runs already is never turned away."""
+"""Claiming one of these starts new work. An execution that has started is never sent back."""
 
 
 def is_start(snapshot: Snapshot) -> bool:
-    """Whether the attempt that was just taken is new work."""
+    """Whether the claimed attempt is new work."""
     state = snapshot.state
     return isinstance(state, Active) and state.lease.start in STARTS
 
@@ -35,8 +36,8 @@ def is_start(snapshot: Snapshot) -> bool:
 def turn_away(
     snapshot: Snapshot | None, now: Millis, lease: Lease, why: Exhausted
 ) -> "Change[bool]":
-    """Gives a lease back before anybody has worked under it: everything is as before the take, but
-    for the epoch, and it waits for the budget. False when somebody else has it meanwhile."""
+    """Gives a lease back before its handler starts: everything is as before the claim, except the
+    epoch, and the execution waits for the budget. False if another owner has it by now."""
     if snapshot is None or not _holds(snapshot, lease):
         return unchanged(False)
     life = replace(snapshot.life, budget=why.budget, detail=str(why))
@@ -47,8 +48,8 @@ def turn_away(
 
 
 def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[bool]":
-    """Undoes a take whose budgets could not be asked. What runs already goes on in the same
-    attempt; new work stays new work, so that its budgets are asked the next time."""
+    """Undoes a claim whose budgets could not be read. A started attempt continues; new work stays
+    new work, so that its budgets are checked at the next claim."""
     if snapshot is None or not _holds(snapshot, lease):
         return unchanged(False)
     if lease.start not in STARTS:
@@ -62,7 +63,7 @@ def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[b
 
 
 def let_in(snapshot: Snapshot | None, now: Millis, budget: str) -> "Change[bool]":
-    """The budget it waits for has room again: the rest of the gates are asked."""
+    """The budget has room again: checks the remaining gates."""
     match snapshot:
         case Snapshot(state=Waiting(gate=Gate.BUDGET, next=next)) if snapshot.life.budget == budget:
             life = replace(snapshot.life, budget=None, detail=None, touched_at=now)
@@ -73,7 +74,8 @@ def let_in(snapshot: Snapshot | None, now: Millis, budget: str) -> "Change[bool]
 
 
 def give_slot_back(snapshot: Snapshot | None, now: Millis) -> "Change[bool]":
-    """One that nobody can take gives its slot back and waits in its line again, at its place."""
+    """An execution that no worker can take gives its slot back and returns to its place in its
+    line."""
     match snapshot:
         case Snapshot(state=Ready(next=next)) if snapshot.head.flags & Flags.LIMITS:
             after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
@@ -83,7 +85,7 @@ def give_slot_back(snapshot: Snapshot | None, now: Millis) -> "Change[bool]":
 
 
 def _span(lease: Lease) -> Millis | None:
-    """The time the attempt has, as if it had not begun."""
+    """The full time of the attempt, as if it had not started."""
     if lease.times_out_at is None:
         return None
     return Millis(lease.times_out_at - lease.started_at)

@@ -1,7 +1,7 @@
-"""Asking a quota for one execution: admitted now, or what keeps it waiting.
+"""Asks a quota to admit one execution: admitted now, or why not.
 
-The question takes the room it is answered with. Room is taken in every quota the execution uses or
-in none, exactly as a release takes it: being ready is the slot, the start counts in the window.
+A positive answer takes the room: in every quota that the execution uses or in none, exactly like a
+release. The ready row is the slot, and the start counts in the window.
 """
 
 from msgspec import Struct
@@ -27,7 +27,7 @@ from flowfabric.core.limit.release import Candidate, QuotaView, Release, Room, r
 
 
 class Admitted(Struct, frozen=True):
-    """It has room in its quotas. `already`: it had before this question, which took nothing."""
+    """The execution has room in its quotas. `already`: it had room before, so nothing was taken."""
 
     id: ExecutionId
     already: bool = False
@@ -41,7 +41,8 @@ class RateExceeded(Struct, frozen=True):
 
 
 class ConcurrencyExceeded(Struct, frozen=True):
-    """A quota has no free slot: `taken` of `cap`, for all of it or for the key that was asked."""
+    """A quota has no free slot: `taken` of `cap`, for the whole quota or for the execution's
+    key."""
 
     quota: str
     cap: int
@@ -53,10 +54,10 @@ Admission = Admitted | Refused
 
 
 def has_room(snapshot: Snapshot, quota: str) -> bool:
-    """Whether the execution has its room already; False when it waits for it. Every other one
-    cannot be asked for."""
+    """Whether the execution already has its room; False if it waits for it. Raises in any other
+    state."""
     if all(use.quota != quota for use in snapshot.execution.uses):
-        raise Invalid(f"the execution does not use quota {quota!r}")
+        raise Invalid(f"{snapshot.run} does not use quota {quota!r}")
     match snapshot.state:
         case Ready() | Active() | Lost():
             return True
@@ -65,26 +66,26 @@ def has_room(snapshot: Snapshot, quota: str) -> bool:
         case Ended():
             raise not_active(snapshot)
         case _:
-            raise NotEligible("the execution does not wait for its limits")
+            raise NotEligible(f"{snapshot.run} does not wait for its limits")
 
 
 def admit_one(
-    snapshot: Snapshot, now: Millis, quota: str, standing: QuotaView
+    snapshot: Snapshot, now: Millis, quota: str, view: QuotaView
 ) -> Release | Refused | None:
-    """The release of this very execution, or why there is none; None when its line is not among
-    what was loaded, because it has gone on meanwhile."""
+    """The release of this execution, or why it is refused; None if its line was not loaded, because
+    the execution has moved on."""
     uses, state = snapshot.execution.uses, snapshot.state
-    lines = [line for line in standing.lines if line.id == queue_of(uses)]
+    lines = [line for line in view.lines if line.id == queue_of(uses)]
     if not lines or not isinstance(state, Waiting):
         return None
     starts = _starts(state.next)
-    refused = _refused(Room(standing, now), snapshot, quota, now, starts=starts)
+    refused = _refused(Room(view, now), snapshot, quota, now, starts=starts)
     if refused is not None:
         return refused
     candidate = Candidate(
         snapshot.execution.uuid, snapshot.head.version, snapshot.head.rank, starts
     )
-    alone = replace(standing, lines=[replace(lines[0], waiting=[candidate])])
+    alone = replace(view, lines=[replace(lines[0], waiting=[candidate])])
     return release(alone, now, 1)
 
 
@@ -95,7 +96,8 @@ def _starts(next: Next) -> bool:
 def _refused(
     room: Room, snapshot: Snapshot, quota: str, now: Millis, *, starts: bool
 ) -> Refused | None:
-    """The rate first, then concurrency; of several quotas the one that was asked for."""
+    """Why it is refused: the rate first, then concurrency; of several quotas, the one that was
+    asked."""
     uses = snapshot.execution.uses
     used_up = room.used_up(uses) if starts else []
     if used_up:

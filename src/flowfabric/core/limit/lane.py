@@ -1,6 +1,6 @@
-"""Lanes: whether their work is taken, how much of it at once, and in which proportion.
+"""Lanes: whether their executions are claimed, how many at once, and in which proportion.
 
-All of it is asked when work is claimed. No execution moves when a lane is paused or opened.
+The claim checks all of it. No execution moves when a lane is paused or resumed.
 """
 
 from enum import IntEnum
@@ -16,23 +16,23 @@ from flowfabric.core.execution.model import Start
 MAX_WEIGHT = 1000
 
 BEGINS = frozenset({Start.INITIAL, Start.REPLAY})
-"""Taking one of these begins a run, or begins it again."""
+"""Claiming one of these starts a run, or starts it again."""
 
 
 class LaneState(IntEnum):
-    """Numbers are stored."""
+    """The numbers are stored."""
 
     OPEN = 0
     PAUSED = 1
-    """Nothing is taken."""
+    """Nothing is claimed."""
     DRAINING = 2
-    """What has begun goes on (retries, resumes, reclaims included); nothing begins, nor begins
-    again: a replay waits."""
+    """Started executions continue, including retries, resumes and reclaims; nothing new starts, not
+    even a replay."""
 
 
 class Lane(Document, frozen=True, kw_only=True):
-    """What an operator decided about a lane. `by`, `at` and `reason` are of the last change of its
-    state. `concurrency` is how many of it may run at once, None for any number."""
+    """An operator's settings of a lane. `by`, `at` and `reason` belong to the last change of its
+    state. `concurrency` is how many may run at once; None for any number."""
 
     name: str = ""
     state: LaneState = LaneState.OPEN
@@ -45,15 +45,15 @@ class Lane(Document, frozen=True, kw_only=True):
 
 
 def begins(lane: Lane, start: Start) -> bool:
-    """Whether anything of the lane is taken that begins like this. The claims of the stores repeat
-    this and `is_full` for many rows at once."""
+    """Whether the lane yields executions with this start. The stores' claim statements repeat this
+    and `is_full` for many rows at once."""
     if lane.state is LaneState.DRAINING:
         return start not in BEGINS
     return lane.state is LaneState.OPEN
 
 
 def is_full(lane: Lane, running: int) -> bool:
-    """Whether as many of the lane run as may."""
+    """Whether the lane has reached its concurrency."""
     return lane.concurrency is not None and running >= lane.concurrency
 
 
@@ -66,7 +66,7 @@ def check_lane_settings(lane: Lane) -> Lane:
 
 
 def set_state(lane: Lane, state: LaneState, by: str, reason: str, now: Millis) -> Lane:
-    """The lane in a state; saying it again keeps who said it first."""
+    """The lane in a new state; repeating it keeps the first `by` and `at`."""
     check_text(by, "who", limit=256)
     check_text(reason, "reason", limit=MAX_REASON)
     if lane.state is state:

@@ -1,10 +1,11 @@
-"""Quotas: how many executions may run at once, and how many may start within a span of time.
+"""Quotas: how many executions may run at once, and how many may start in a period.
 
-An execution that uses quotas waits in a queue until all of them have room. The queue is named by
-the very combination of quotas and keys, so everybody who waits for the same thing stands in one
-line, and two customers never stand in each other's.
+An execution that uses quotas waits in a queue until all of them have room. A queue is one
+combination of quotas and keys, so all executions that wait for the same thing form one line, and
+two customers never share a line.
 
-A slot *is* being ready or running: nothing counts slots, so none can leak or be given back twice.
+A slot *is* the ready or running row: there is no counter, so no slot can leak or be given back
+twice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,15 +25,15 @@ from flowfabric.core.base.time import Millis, check_span, parse_span
 
 MAX_USES = 8
 OF_TASK = "task:"
-"""How the names of quotas begin that tasks declare for themselves."""
+"""Prefix of the quotas that tasks declare for themselves."""
 
 SMOOTH = " smooth"
 _UNITS = {"s": "1s", "m": "1m", "h": "1h", "d": "1d"}
 
 
 class Rate(Struct, frozen=True, gc=False, omit_defaults=True):
-    """At most `count` are let through in any span of `window`; `smooth`: spread evenly over it,
-    instead of all at its beginning."""
+    """At most `count` admissions in any period of `window`; `smooth` spreads them evenly instead of
+    all at the beginning."""
 
     count: int
     window: Millis
@@ -44,17 +45,17 @@ class Rate(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def interval(self) -> Millis:
-        """How far apart starts are that are spread; more than one a millisecond share it."""
+        """The time between two spread starts; several share a millisecond if there are more."""
         return Millis(max(1, -(-self.window // self.count)))
 
     @property
     def at_once(self) -> int:
-        """How many may start within an interval when they are spread."""
+        """How many may start within an interval if they are spread."""
         return max(1, self.count // self.window)
 
 
 class Use(Document, frozen=True, kw_only=True):
-    """What an execution asks of one quota. Everything without a key shares the empty one."""
+    """An execution's use of one quota. Uses without a key share the empty key."""
 
     quota: str = ""
     key: str = ""
@@ -64,8 +65,8 @@ Uses = tuple[Use, ...]
 
 
 class Quota(Document, frozen=True, kw_only=True):
-    """The limits of one name; None is no limit. Those per key hold for each key on its own. Whoever
-    was let through at a moment after `since` was so under these limits."""
+    """A named set of limits; None is no limit. Limits per key apply to each key separately.
+    Admissions after `since` happened under these limits."""
 
     name: str = ""
     concurrency: int | None = None
@@ -88,13 +89,13 @@ class Quota(Document, frozen=True, kw_only=True):
 
 
 def check_quota(quota: Quota) -> Quota:
-    """The quota if it limits something; Invalid says what is wrong with it otherwise."""
+    """The quota if it is valid; `Invalid` says what is wrong otherwise."""
     check_quota_name(quota.name)
     for cap in (quota.concurrency, quota.concurrency_per_key):
         if cap is not None:
             check_whole(cap, "concurrency", 1)
     if not any(limit is not None for limit in quota.limits):
-        raise Invalid("a quota limits concurrency or a rate, this one limits nothing")
+        raise Invalid("a quota needs a concurrency or a rate")
     return replace(
         quota, rate=_checked_rate(quota.rate), rate_per_key=_checked_rate(quota.rate_per_key)
     )
@@ -112,7 +113,7 @@ def _checked_rate(rate: Rate | None) -> Rate | None:
 def check_quota_name(name: object, what: str = "the name of a quota") -> str:
     text = check_text(name, what, limit=MAX_NAME)
     if not text or not text.isprintable() or text != text.strip():
-        raise Invalid(f"{what} must be printable text without blanks at its ends")
+        raise Invalid(f"{what} must be printable text without leading or trailing blanks")
     return text
 
 
@@ -126,12 +127,13 @@ def check_uses(uses: Iterable[Use]) -> Uses:
             raise Invalid(f"quota {use.quota!r} is used twice")
         found[use.quota] = use
     if len(found) > MAX_USES:
-        raise Invalid(f"an execution uses at most {MAX_USES} quotas")
+        raise Invalid(f"a run uses at most {MAX_USES} quotas")
     return tuple(found[name] for name in sorted(found))
 
 
 def parse_rate(value: object, what: str = "rate") -> Rate:
-    """The rate `value` names: `"100/m"`, `"5/30s"`, `"100/m smooth"`, or a pair of count and span.
+    """The rate `value` names: `"100/m"`, `"5/30s"`, `"100/m smooth"`, or a pair of count and
+    duration.
 
     >>> parse_rate("100/m")
     Rate(count=100, window=60000, smooth=False)
@@ -165,12 +167,12 @@ def _rate(count: int, span: object, what: str) -> Rate:
 
 
 def queue_of(uses: Uses) -> int:
-    """The number of the queue for these uses: the same in every process, and for ever."""
+    """The number of the queue for these uses, the same in every process and release."""
     return _number(tuple((use.quota, use.key) for use in uses))
 
 
 def budget_queue(budget: str) -> int:
-    """The number of the queue of those who wait for a budget."""
+    """The number of the queue of executions that wait for a budget."""
     return _number(budget)
 
 

@@ -1,10 +1,11 @@
-"""Letting work through a limit: who of those that wait for a quota may start now.
+"""Release: which of the executions that wait for a quota may start now.
 
-Lines are served in turn, the least recently served first, so that somebody with a hundred thousand
-waiting executions gets no more than somebody with ten. Within a line the order is that of claims.
+Lines are served in turn, the least recently served first, so that a customer with a hundred
+thousand waiting executions gets no more than a customer with ten. Within a line, the order is that
+of claims.
 
-Those let through are claimed in the order in which they were: each has a moment of admission that
-takes the place of its creation in its rank. A turn is such a moment and a number within it.
+Admitted executions are claimed in the order of their admission: the moment of admission replaces
+the creation in their rank. A turn is such a moment and a number within it.
 """
 
 import heapq
@@ -18,27 +19,27 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.quota import Quota, Rate, Use, Uses
 
 TURNS = 1 << 13
-"""How many turns a millisecond has: more than one release ever serves."""
+"""How many turns a millisecond has: more than one release ever needs."""
 
 AHEAD = 10_000
-"""How many milliseconds moments of admission may run ahead of the clock, so as to tell apart what
-one millisecond has let through. Beyond that the order within a moment is that of ids."""
+"""How many milliseconds admissions may run ahead of the clock, to order what one millisecond has
+admitted. Beyond that, ids decide the order within a moment."""
 
 Window = Sequence[tuple[Millis, int]]
-"""How many were admitted when, oldest first."""
+"""How many were admitted at which moment, oldest first."""
 
 Key = tuple[str, str]
-"""A quota, and what of it is limited: all of it, or one of its keys (`one_key`)."""
+"""A quota and its limited part: the whole quota, or one of its keys (`one_key`)."""
 
 ALL = ""
 
 LONG = 3_600_000
-"""Longer windows are not told to the millisecond."""
+"""Longer windows are not exact to the millisecond."""
 
 
 class Candidate(Struct, frozen=True, gc=False):
-    """One that waits. `starts`: letting it go on is the start of an attempt, which a rate counts;
-    an attempt that goes on after a wait needs a slot only."""
+    """A waiting execution. `starts`: admitting it starts an attempt, which a rate counts; an
+    attempt that continues after a wait needs only a slot."""
 
     uuid: UUID
     version: int
@@ -56,9 +57,9 @@ class Line(Struct, frozen=True):
 
 
 class QuotaView(Struct, frozen=True):
-    """What a release decides on. `quotas` are all those the lines use, as far as they exist; `held`
-    is how many slots each combination of uses has; `admitted` the windows of rates; `served` the
-    latest turn of each quota."""
+    """What a release decides on. `quotas` are those that the lines use and that exist; `held` is
+    the number of slots of each combination of uses; `admitted` are the windows of rates; `served`
+    is the latest turn of each quota."""
 
     quotas: dict[str, Quota]
     lines: Sequence[Line]
@@ -68,7 +69,8 @@ class QuotaView(Struct, frozen=True):
 
 
 class Move(Struct, frozen=True, gc=False):
-    """One that is let through. `at` is its moment of admission: claims of one priority go by it."""
+    """An admitted execution. `at` is its moment of admission, which orders claims of one
+    priority."""
 
     uuid: UUID
     version: int
@@ -76,9 +78,9 @@ class Move(Struct, frozen=True, gc=False):
 
 
 class Release(Struct, frozen=True):
-    """What is to be written, if the quotas still have these versions. `emptied`: of some line all
-    that were read may go, so that there may be room for more. `next_at` is when a rate that keeps
-    somebody waiting has room again."""
+    """What to write if the quotas still have these versions. `emptied`: all candidates of some line
+    were admitted, so there may be room for more. `next_at` is when a rate that others wait for has
+    room again."""
 
     versions: dict[str, int] = field(default_factory=dict)
     moves: Sequence[Move] = ()
@@ -91,7 +93,8 @@ class Release(Struct, frozen=True):
 
 
 class StartsBack(Struct, frozen=True):
-    """Admissions that came to nothing: `count` of those noted from `since` to `until`."""
+    """Admissions that did not lead to a start: `count` of those recorded from `since` to
+    `until`."""
 
     quota: str
     key: str
@@ -101,7 +104,7 @@ class StartsBack(Struct, frozen=True):
 
 
 class Full(Struct, frozen=True):
-    """A limit of concurrency without a free slot; `of_key`: the one for its key."""
+    """A concurrency limit without a free slot; `of_key`: the limit per key."""
 
     use: Use
     cap: int
@@ -119,17 +122,17 @@ class UsedUp(Struct, frozen=True):
 
 
 def one_key(key: str) -> str:
-    """What of a quota is limited for one key."""
+    """The name of the part of a quota that one key uses."""
     return f"={key}"
 
 
-def release(standing: QuotaView, now: Millis, most: int) -> Release:
-    """As many as there is room for, `most` at most, one of each line in turn."""
-    room = Room(standing, now)
-    lines = [_Served(line, room.need(line.uses)) for line in standing.lines if line.waiting]
+def release(view: QuotaView, now: Millis, most: int) -> Release:
+    """Admits as many as there is room for, at most `most`, one of each line in turn."""
+    room = Room(view, now)
+    lines = [_Served(line, room.need(line.uses)) for line in view.lines if line.waiting]
     queue = list(lines)
     heapq.heapify(queue)
-    turns = Turns(_latest(standing), now)
+    turns = Turns(_latest(view), now)
     moves: list[Move] = []
     while queue and len(moves) < most:
         served = queue[0]
@@ -153,7 +156,7 @@ def release(standing: QuotaView, now: Millis, most: int) -> Release:
         },
         admissions=(admissions := room.admissions),
         forget={
-            name: Millis(forgotten_at(now) - standing.quotas[name].longest_window)
+            name: Millis(forgotten_at(now) - view.quotas[name].longest_window)
             for name, _, _ in admissions
         },
         at=now,
@@ -163,30 +166,31 @@ def release(standing: QuotaView, now: Millis, most: int) -> Release:
 
 
 def forgotten_at(now: Millis) -> Millis:
-    """The log of admissions reaches back from this moment as far as the longest window. It is so
-    much longer than the window that one whose admission is forgotten takes nothing back that a
-    window still counts, however far its moment was ahead."""
+    """Admissions before this moment are deleted from the log. The log is longer than the longest
+    window, so that a run whose admission was deleted takes back no start that a window still
+    counts, however far ahead its moment was."""
     return Millis(now - AHEAD)
 
 
-def _latest(standing: QuotaView) -> int:
-    """The turn all new ones are after: of those served before, and of the moments at which the
-    limits were other ones."""
-    turns = [*standing.served.values(), *(q.since * TURNS for q in standing.quotas.values())]
+def _latest(view: QuotaView) -> int:
+    """The turn that all new turns must follow: the latest turn served, or the latest change of
+    limits."""
+    turns = [*view.served.values(), *(q.since * TURNS for q in view.quotas.values())]
     return max(turns, default=0)
 
 
-def limits_since(quota: Quota, standing: QuotaView, now: Millis) -> Quota:
-    """New limits of a quota: from the moment on after everybody was let through under others."""
-    latest = standing.served.get(quota.name, 0) // TURNS
+def limits_since(quota: Quota, view: QuotaView, now: Millis) -> Quota:
+    """The quota with new limits, valid from the moment after the last admission under the old
+    ones."""
+    latest = view.served.get(quota.name, 0) // TURNS
     return replace(quota, since=Millis(max(now, latest)))
 
 
 class Turns:
-    """Hands out turns, each later than every one before, and the moments they stand for.
+    """Hands out turns, each later than all before, and their moments.
 
-    Claims break ties by id. So whoever comes after somebody with a larger id gets the next
-    millisecond: A1, B1, C1, A2 are let through at 5, 5, 5 and 6 when all As were created first.
+    Claims break ties by id. So an execution that follows one with a larger id gets the next
+    millisecond: A1, B1, C1, A2 are admitted at 5, 5, 5 and 6 if all As were created first.
     """
 
     def __init__(self, latest: int, now: Millis) -> None:
@@ -214,8 +218,8 @@ def _next_moment(turn: int) -> int:
 
 
 class Need(Struct, frozen=True):
-    """What a combination of uses asks for: slots below caps, starts within rates. `versions` must
-    stand for a decision about it; 0 is a quota that must not be there. One that was deleted limits
+    """What a combination of uses needs: slots below caps, starts within rates. A decision requires
+    `versions` to be current; 0 means that the quota must not exist. A deleted quota limits
     nothing."""
 
     slots: tuple[tuple[Key, int], ...]
@@ -225,7 +229,7 @@ class Need(Struct, frozen=True):
 
 
 class _Served:
-    """A line while it is served; the one that was served longest ago comes first."""
+    """A line while it is being served; the line served longest ago comes first."""
 
     def __init__(self, line: Line, need: Need) -> None:
         self.line = line
@@ -244,10 +248,10 @@ class _Served:
         return (self.order, 0 if self.order else self.line.turn, rank)
 
     def next(self, room: "Room") -> Candidate | None:
-        """The best candidate there is room for. A rate that is used up stops only starts."""
+        """The best candidate for which there is room. A used-up rate stops only starts."""
         if not room.has_slot(self.need):
             self._passed_over = bool(self._left)
-            return None  # nobody of this line can go
+            return None  # no candidate of this line can be admitted
         may_start = room.may_start(self.need)
         while self._left:
             candidate = self._left.pop()
@@ -257,21 +261,21 @@ class _Served:
         return None
 
     def opens_at(self, room: "Room") -> Millis | None:
-        """When time alone lets somebody of this line start."""
+        """When a candidate of this line can start without another change."""
         return room.opens_at(self.line.uses) if self._passed_over else None
 
 
 class Room:
     """What is left of the quotas' limits."""
 
-    def __init__(self, standing: QuotaView, now: Millis) -> None:
-        self._quotas = standing.quotas
-        self._admitted = standing.admitted
+    def __init__(self, view: QuotaView, now: Millis) -> None:
+        self._quotas = view.quotas
+        self._admitted = view.admitted
         self._now = now
         self._used: dict[Key, int] = {}
         self._starts: dict[Key, int] = {}
         self._admissions: dict[Key, tuple[int, Rate]] = {}
-        for uses, count in standing.held:
+        for uses, count in view.held:
             for use in uses:
                 for key in _keys(use):
                     self._used[key] = self._used.get(key, 0) + count
@@ -312,7 +316,8 @@ class Room:
         ]
 
     def opens_at(self, uses: Uses) -> Millis | None:
-        """When the rates of these uses allow a start; None if they do now, or a slot is missing."""
+        """When the rates of these uses allow a start; None if they allow it now, or if a slot is
+        missing."""
         if self.full(uses):
             return None
         return max((wait.opens_at for wait in self.used_up(uses)), default=None)
@@ -344,12 +349,12 @@ class Room:
         return left
 
     def _since(self, span: Millis, key: Key) -> int:
-        """How many were let through within a span."""
+        """How many were admitted within a period."""
         since = self._now - span
         return sum(n for at, n in self._admitted.get(key, ()) if at > since)
 
     def _opens_at(self, rate: Rate, key: Key) -> Millis:
-        """When enough of the window has passed for one more to start."""
+        """When enough of the window has passed for one more start."""
         mine, _ = self._admissions.get(key, (0, rate))
         noted = [*self._admitted.get(key, ()), (_noted_at(rate, self._now), mine)]
         window = sorted(noted, reverse=True)
@@ -372,13 +377,13 @@ class Room:
 def starts_back(
     unstarted: Iterable[tuple[Uses, Millis]], quotas: Mapping[str, Quota]
 ) -> list[StartsBack]:
-    """What rates count of those who were let through at these moments and went back before they
-    were begun.
+    """The starts that rates have counted for executions that were admitted at these moments and
+    went back before they started.
 
-    A moment may be ahead of the release it is of, so that it names a span. Of a span the oldest
-    admissions are taken back: what is left is never older than what really started, and no window
-    gets more starts than it may have. Who was let through under other limits may not have been
-    counted, and leaves the log alone.
+    A moment may be ahead of its release, so it stands for a range. The oldest admissions of the
+    range are taken back: the remaining ones are never older than the real starts, and no window
+    gets more starts than allowed. An execution admitted under other limits may not have been
+    counted, so it takes nothing back.
     """
     found: dict[Key, StartsBack] = {}
     for uses, at in unstarted:
@@ -406,7 +411,7 @@ def _keys(use: Use) -> tuple[Key, Key]:
 
 
 def _passed(window: Window, most: int, span: Millis) -> Millis:
-    """When fewer than `most` of these, the latest first, are within a span."""
+    """When fewer than `most` of these, latest first, are within the period."""
     count = 0
     for at, number in window:
         count += number
@@ -416,8 +421,8 @@ def _passed(window: Window, most: int, span: Millis) -> Millis:
 
 
 def _noted_at(rate: Rate, now: Millis) -> Millis:
-    """When an admission of now is said to have been. Of long windows a thousandth is the finest
-    that is told apart, always later than it was: the log stays short, nobody starts too early."""
+    """The moment under which an admission of now is recorded. Long windows are rounded up to a
+    thousandth of the window: the log stays short, and no execution starts too early."""
     if rate.window <= LONG or rate.smooth:
         return now
     grain = rate.window // 1000

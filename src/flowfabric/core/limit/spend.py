@@ -1,7 +1,7 @@
-"""Spending: what is charged to budgets, set aside, given back and reset.
+"""Spending: charges, reservations and releases of budgets.
 
-Every rule looks at all budgets it concerns before it changes any: a refusal counts nothing. Rules
-of one batch are decided one after the other on the same `BudgetLedger` and written as one change.
+Every rule checks all its budgets before it changes any: a refusal counts nothing. The rules of one
+batch are decided one after the other on the same `BudgetLedger` and written as one change.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ from flowfabric.core.limit.budget import (
 )
 
 REMEMBERED = Millis(24 * 3_600_000)
-"""How long a key keeps the same spending from being counted again."""
+"""How long a key prevents the same amount from being counted again."""
 
 LedgerKey = tuple[str, UUID]
 ChargeKey = tuple[str, str]
@@ -36,8 +36,8 @@ class Spent(Struct, frozen=True, tag=True):
 
 
 class SoftBreach(Struct, frozen=True, tag=True):
-    """Counted, and a limit that does not refuse was passed. `more` is what an approval would add,
-    when the budget asks for one."""
+    """Counted, and a soft or advisory limit was exceeded. `more` is what an approval would add, if
+    the budget asks for one."""
 
     budget: str
     dimension: str
@@ -48,7 +48,7 @@ class SoftBreach(Struct, frozen=True, tag=True):
 
 
 class HardBreach(Struct, frozen=True, tag=True):
-    """Nothing was counted: it would not fit. `used` is what is taken already."""
+    """Nothing was counted, because the amount does not fit. `used` is already taken."""
 
     budget: str
     dimension: str
@@ -58,7 +58,7 @@ class HardBreach(Struct, frozen=True, tag=True):
 
 
 class Overrun(Struct, frozen=True, tag=True):
-    """Counted up to the limit; `excess` was consumed beyond it and is kept apart."""
+    """Counted up to the limit; `excess` was consumed beyond it and is kept separately."""
 
     budget: str
     dimension: str
@@ -72,7 +72,7 @@ Charged = Spent | SoftBreach | HardBreach
 
 
 class AlreadyApplied(Struct, frozen=True):
-    """The key was seen before; `outcome` is what it answered then."""
+    """The key was already used; `outcome` is the first answer."""
 
     outcome: Counted
 
@@ -86,19 +86,19 @@ class Created(Struct, frozen=True):
 
 
 class Known(Struct, frozen=True):
-    """There is a budget of that name; nothing was compared or changed."""
+    """A budget of that name exists; nothing was compared or changed."""
 
     name: str
 
 
 class Reset(Struct, frozen=True):
-    """The next scheduled reset, None when there is none."""
+    """The next scheduled reset; None if there is none."""
 
     next_reset_at: Millis | None
 
 
 class Charge(Document, frozen=True, kw_only=True):
-    """What a key was counted as, kept so that a repeat counts nothing."""
+    """The outcome of a key, stored so that a repeat counts nothing."""
 
     budget: str = ""
     key: str = ""
@@ -108,9 +108,8 @@ class Charge(Document, frozen=True, kw_only=True):
 
 
 class BudgetLedger(Struct):
-    """What is known of the budgets a batch concerns: as it was read, with what was posted since.
-    `changed` are the versions to compare, `made` the reservations of this batch; the rest is what
-    to write."""
+    """The budgets of a batch, as read and with the batch's postings so far. `changed` are the
+    versions to compare, `made` the reservations of this batch; the rest is what to write."""
 
     budgets: dict[str, Budget] = field(default_factory=dict)
     ledgers: dict[LedgerKey, Ledger] = field(default_factory=dict)
@@ -135,7 +134,7 @@ class BudgetLedger(Struct):
         self.removed.discard(budget.name)
 
     def remove(self, name: str) -> None:
-        """The budget goes, and what was noted of it."""
+        """Deletes the budget and its records."""
         self.changed.setdefault(name, self.budgets.pop(name).version)
         self.removed.add(name)
 
@@ -152,23 +151,23 @@ class BudgetLedger(Struct):
 
     def put_reservation(self, id: UUID, reservation: Reservation | None) -> None:
         if reservation is not None:
-            if id not in self.new_reservations:  # else it replaces one that is stored
+            if id not in self.new_reservations:  # otherwise it replaces a stored one
                 self.made.add(id)
             self.reservations[id] = self.new_reservations[id] = reservation
             return
         self.reservations.pop(id, None)
-        if id in self.made:  # nobody has stored it yet, so nothing has to go
+        if id in self.made:  # not stored yet, so there is nothing to delete
             del self.new_reservations[id]
         else:
             self.new_reservations[id] = None
 
 
 class Expense(Struct, frozen=True):
-    """A request to charge budgets (and all they are part of) for an execution, if one is named.
-    `stale`: whoever asks has lost its lease; what was consumed is counted all the same.
-    `attached`: these budgets hold for the execution, nobody named them just now; one that was
-    deleted limits nothing. `epoch` is that of the lease it is asked under, if under one: what an
-    earlier one of this execution has set aside is given back first."""
+    """A request to charge budgets and their parents, for an execution if one is named. `stale`: the
+    caller has lost its lease; the consumed amount is counted all the same. `attached`: the budgets
+    apply to the execution and were not named by this call; a deleted one limits nothing. `epoch` is
+    that of the caller's lease, if any: reservations of earlier leases of this execution are
+    released first."""
 
     budgets: tuple[str, ...]
     amounts: Amounts
@@ -179,49 +178,49 @@ class Expense(Struct, frozen=True):
     epoch: int | None = None
 
 
-def spend(books: BudgetLedger, asked: Expense, now: Millis) -> Charged | AlreadyApplied:
-    """Counts an amount, or refuses it whole. A refusal is not remembered: nothing was applied, so
-    the same key may try again later."""
-    if (known := repeated(books, asked, now)) is not None:
+def spend(ledger: BudgetLedger, asked: Expense, now: Millis) -> Charged | AlreadyApplied:
+    """Counts an amount, or refuses all of it. A refusal is not stored, so the same key may try
+    again later."""
+    if (known := repeated(ledger, asked, now)) is not None:
         return known
-    names = _wanted(books, asked)
-    _drop_earlier(books, asked.execution, asked.epoch, now)
-    budgets = chain(books.budgets, names)
+    names = _wanted(ledger, asked)
+    _drop_earlier(ledger, asked.execution, asked.epoch, now)
+    budgets = chain(ledger.budgets, names)
     if (breach := _breach(budgets, asked.amounts)) is not None:
-        _mark(books, books.budgets[breach.budget], breach.dimension, now)
+        _mark(ledger, ledger.budgets[breach.budget], breach.dimension, now)
         return breach
     outcome: Spent | SoftBreach = Spent()
     for budget in budgets:
-        found = _count(books, budget, asked.amounts, now)
+        found = _count(ledger, budget, asked.amounts, now)
         if isinstance(outcome, Spent):
             outcome = found
-    _enter(books, budgets, asked.execution, asked.amounts)
-    remember(books, asked, outcome, now)
+    _enter(ledger, budgets, asked.execution, asked.amounts)
+    remember(ledger, asked, outcome, now)
     return outcome
 
 
 def reserve(
-    books: BudgetLedger, asked: Expense, reservation: UUID, epoch: int, now: Millis
+    ledger: BudgetLedger, asked: Expense, reservation: UUID, epoch: int, now: Millis
 ) -> Reserved | HardBreach:
-    """Sets an estimate aside, so that nobody else spends it. Repeating it changes nothing, unless
-    the first time was under a lease that is gone: then it is made anew."""
+    """Reserves an estimate, so that no other execution can spend it. Repeating it changes nothing,
+    unless the first reservation's lease is gone: then it is made again."""
     if asked.execution is None:
-        raise Invalid("a reservation belongs to an execution")
-    known = books.reservations.get(reservation)
+        raise Invalid("a reservation needs a run")
+    known = ledger.reservations.get(reservation)
     if known is not None and known.execution != asked.execution:
-        raise Invalid("the reservation belongs to another execution")
+        raise Invalid("the reservation belongs to another run")
     if known is not None and known.epoch == epoch:
         return Reserved(known)
-    names = _wanted(books, asked)
-    drop(books, reservation, now)
-    _drop_earlier(books, asked.execution, epoch, now)
-    budgets = chain(books.budgets, names)
+    names = _wanted(ledger, asked)
+    drop(ledger, reservation, now)
+    _drop_earlier(ledger, asked.execution, epoch, now)
+    budgets = chain(ledger.budgets, names)
     if (breach := _breach(budgets, asked.amounts)) is not None:
-        _mark(books, books.budgets[breach.budget], breach.dimension, now)
+        _mark(ledger, ledger.budgets[breach.budget], breach.dimension, now)
         return breach
     for budget in budgets:
         reserved = plus(budget.reserved, asked.amounts)
-        books.put(replace(books.budgets[budget.name], reserved=reserved, updated_at=now))
+        ledger.put(replace(ledger.budgets[budget.name], reserved=reserved, updated_at=now))
     new = Reservation(
         id=reservation,
         budgets=tuple(budget.name for budget in budgets),
@@ -230,72 +229,72 @@ def reserve(
         amounts=asked.amounts,
         at=now,
     )
-    books.put_reservation(reservation, new)
+    ledger.put_reservation(reservation, new)
     return Reserved(new)
 
 
 def settle(
-    books: BudgetLedger, asked: Expense, reservation: UUID, now: Millis
+    ledger: BudgetLedger, asked: Expense, reservation: UUID, now: Millis
 ) -> Counted | AlreadyApplied:
-    """Counts what was really consumed in place of what was set aside. What does not fit was
-    consumed all the same: it is counted up to the limit, and kept apart beyond it."""
-    if (known := repeated(books, asked, now)) is not None:
+    """Counts the consumed amount in place of the reservation. An amount that does not fit was
+    consumed all the same: it is counted up to the limit, and the rest is kept separately."""
+    if (known := repeated(ledger, asked, now)) is not None:
         return known
-    names = _wanted(books, asked)
-    drop(books, reservation, now)
-    budgets = chain(books.budgets, names)
+    names = _wanted(ledger, asked)
+    drop(ledger, reservation, now)
+    budgets = chain(ledger.budgets, names)
     outcome: Counted = Spent()
     for budget in budgets:
-        found = _count_bounded(books, budget, asked.amounts, now)
+        found = _count_bounded(ledger, budget, asked.amounts, now)
         if isinstance(outcome, Spent):
             outcome = found
-    _enter(books, budgets, asked.execution, asked.amounts)
-    remember(books, asked, outcome, now)
+    _enter(ledger, budgets, asked.execution, asked.amounts)
+    remember(ledger, asked, outcome, now)
     return outcome
 
 
-def drop(books: BudgetLedger, reservation: UUID, now: Millis) -> bool:
-    """Gives back what was set aside; False when it was given back before."""
-    found = books.reservations.get(reservation)
+def drop(ledger: BudgetLedger, reservation: UUID, now: Millis) -> bool:
+    """Releases a reservation; False if it was already released."""
+    found = ledger.reservations.get(reservation)
     if found is None:
         return False
-    for name in budgets_left(found, books.budgets):
-        budget = books.budgets[name]
+    for name in budgets_left(found, ledger.budgets):
+        budget = ledger.budgets[name]
         reserved = _minus(budget.reserved, found.amounts)
-        books.put(replace(budget, reserved=reserved, updated_at=now))
-    books.put_reservation(reservation, None)
+        ledger.put(replace(budget, reserved=reserved, updated_at=now))
+    ledger.put_reservation(reservation, None)
     return True
 
 
 def _drop_earlier(
-    books: BudgetLedger, execution: UUID | None, epoch: int | None, now: Millis
+    ledger: BudgetLedger, execution: UUID | None, epoch: int | None, now: Millis
 ) -> None:
-    """Gives back what leases of this execution that are gone have set aside: whoever took it over
-    must not be refused because of what it could not settle."""
-    for found in list(books.reservations.values()) if epoch is not None else ():
-        known = all(name in books.budgets for name in found.budgets)
+    """Releases the reservations of earlier leases of this execution, so that the new owner is not
+    refused because of them."""
+    for found in list(ledger.reservations.values()) if epoch is not None else ():
+        known = all(name in ledger.budgets for name in found.budgets)
         if known and found.execution == execution and found.epoch < (epoch or 0):
-            drop(books, found.id, now)
+            drop(ledger, found.id, now)
 
 
-def release(books: BudgetLedger, name: str, execution: UUID, now: Millis) -> Amounts:
-    """Takes back what an execution spent of a budget in the current period, and of all it is part
-    of; twice is once. What was spent before a reset is gone already."""
-    first, *upper = chain(books.budgets, [name])
-    entry = books.ledgers.get((first.name, execution))
+def release(ledger: BudgetLedger, name: str, execution: UUID, now: Millis) -> Amounts:
+    """Takes back what an execution spent from a budget and its parents in the current period;
+    repeating it has no effect. What was spent before a reset is already cleared."""
+    first, *upper = chain(ledger.budgets, [name])
+    entry = ledger.ledgers.get((first.name, execution))
     if entry is None:
         return {}
     if entry.period != first.period:
-        books.put_ledger((first.name, execution), None)
+        ledger.put_ledger((first.name, execution), None)
         return {}
     for budget in (first, *upper):
-        _take_back(books, budget, execution, entry.amounts, now)
+        _take_back(ledger, budget, execution, entry.amounts, now)
     return entry.amounts
 
 
 def budgets_left(reservation: Reservation, known: Mapping[str, Budget]) -> list[str]:
-    """The budgets a reservation was made of, as far as they still exist. One that was deleted and
-    made anew since has nothing set aside for it."""
+    """The budgets of a reservation that still exist. A budget that was deleted and created again
+    has no reservation."""
     return [
         name
         for name in reservation.budgets
@@ -303,27 +302,27 @@ def budgets_left(reservation: Reservation, known: Mapping[str, Budget]) -> list[
     ]
 
 
-def repeated(books: BudgetLedger, asked: Expense, now: Millis) -> AlreadyApplied | None:
+def repeated(ledger: BudgetLedger, asked: Expense, now: Millis) -> AlreadyApplied | None:
     if asked.key is None:
         return None
     for name in asked.budgets:
-        charge = books.charges.get((name, asked.key))
+        charge = ledger.charges.get((name, asked.key))
         if charge is not None and charge.until > now:
             return AlreadyApplied(charge.outcome)
     return None
 
 
-def _wanted(books: BudgetLedger, asked: Expense) -> tuple[str, ...]:
+def _wanted(ledger: BudgetLedger, asked: Expense) -> tuple[str, ...]:
     """The budgets to charge; NotFound for one that is unknown, before anything changes."""
     names = asked.budgets
     if asked.attached:
-        names = tuple(name for name in names if name in books.budgets)
-    chain(books.budgets, names)
+        names = tuple(name for name in names if name in ledger.budgets)
+    chain(ledger.budgets, names)
     return names
 
 
 def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
-    """The first dimension that does not fit, in the order of names."""
+    """The first dimension that does not fit, by name."""
     for budget in budgets:
         for dimension, amount in sorted(amounts.items()):
             taken, hard = budget.taken(dimension), budget.hard(dimension)
@@ -334,8 +333,8 @@ def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
     return None
 
 
-def _mark(books: BudgetLedger, budget: Budget, dimension: str, now: Millis) -> None:
-    books.put(
+def _mark(ledger: BudgetLedger, budget: Budget, dimension: str, now: Millis) -> None:
+    ledger.put(
         replace(
             budget,
             breaches=budget.breaches + 1,
@@ -347,19 +346,19 @@ def _mark(books: BudgetLedger, budget: Budget, dimension: str, now: Millis) -> N
 
 
 def _count(
-    books: BudgetLedger, budget: Budget, amounts: Amounts, now: Millis
+    ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: Millis
 ) -> Spent | SoftBreach:
     used = plus(budget.used, amounts)
     after = replace(budget, used=used, updated_at=now)
     breach = _soft_breach(after, amounts)
     if breach is not None:
         after = replace(after, soft_breaches=after.soft_breaches + 1)
-    books.put(after)
+    ledger.put(after)
     return breach or Spent()
 
 
-def _count_bounded(books: BudgetLedger, budget: Budget, amounts: Amounts, now: Millis) -> Counted:
-    """As `_count`, for what was consumed whether it fits or not."""
+def _count_bounded(ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: Millis) -> Counted:
+    """Like `_count`, for an amount that was consumed whether it fits or not."""
     fits: Amounts = {}
     over: list[Overrun] = []
     for dimension, amount in sorted(amounts.items()):
@@ -369,13 +368,13 @@ def _count_bounded(books: BudgetLedger, budget: Budget, amounts: Amounts, now: M
         if fits[dimension] < amount:
             excess = amount - fits[dimension]
             over.append(Overrun(budget.name, dimension, taken + fits[dimension], bound, excess))
-    counted = _count(books, budget, fits, now)
+    counted = _count(ledger, budget, fits, now)
     if not over:
         return counted
-    after = books.budgets[budget.name]
+    after = ledger.budgets[budget.name]
     overrun = plus(after.overrun, {breach.dimension: breach.excess for breach in over})
     bounded = {name: min(number, MAX_AMOUNT) for name, number in overrun.items()}
-    _mark(books, replace(after, overrun=bounded), over[0].dimension, now)
+    _mark(ledger, replace(after, overrun=bounded), over[0].dimension, now)
     return over[0]
 
 
@@ -393,49 +392,49 @@ def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
 
 
 def _enter(
-    books: BudgetLedger, budgets: Iterable[Budget], execution: UUID | None, amounts: Amounts
+    ledger: BudgetLedger, budgets: Iterable[Budget], execution: UUID | None, amounts: Amounts
 ) -> None:
-    """Notes in the ledgers what an execution spent: what was really counted, and when."""
+    """Records in the ledgers what was counted for an execution, and when."""
     if execution is None:
         return
     for before in budgets:
-        after = books.budgets[before.name]
+        after = ledger.budgets[before.name]
         counted = {
             name: grown
             for name in amounts
             if (grown := after.used.get(name, 0) - before.used.get(name, 0)) > 0
         }
         key = (before.name, execution)
-        old = books.ledgers.get(key)
+        old = ledger.ledgers.get(key)
         so_far = old.amounts if old is not None and old.period == after.period else {}
         total = plus(so_far, counted)
         if total:
-            books.put_ledger(key, Ledger(before.name, execution, after.period, total))
+            ledger.put_ledger(key, Ledger(before.name, execution, after.period, total))
 
 
 def _take_back(
-    books: BudgetLedger, budget: Budget, execution: UUID, amounts: Amounts, now: Millis
+    ledger: BudgetLedger, budget: Budget, execution: UUID, amounts: Amounts, now: Millis
 ) -> None:
     key = (budget.name, execution)
-    entry = books.ledgers.get(key)
+    entry = ledger.ledgers.get(key)
     if entry is None:
         return
     if entry.period != budget.period:
-        books.put_ledger(key, None)
+        ledger.put_ledger(key, None)
         return
     back = {name: min(number, entry.amounts.get(name, 0)) for name, number in amounts.items()}
-    books.put(replace(budget, used=_minus(budget.used, back), updated_at=now))
+    ledger.put(replace(budget, used=_minus(budget.used, back), updated_at=now))
     left = _minus(entry.amounts, back)
-    books.put_ledger(key, replace(entry, amounts=left) if left else None)
+    ledger.put_ledger(key, replace(entry, amounts=left) if left else None)
 
 
-def remember(books: BudgetLedger, asked: Expense, outcome: Counted, now: Millis) -> None:
+def remember(ledger: BudgetLedger, asked: Expense, outcome: Counted, now: Millis) -> None:
     if asked.key is None:
         return
     until = Millis(now + REMEMBERED)
-    for name in _wanted(books, asked):
+    for name in _wanted(ledger, asked):
         charge = Charge(budget=name, key=asked.key, until=until, outcome=outcome, stale=asked.stale)
-        books.put_charge(charge)
+        ledger.put_charge(charge)
 
 
 def plus(first: Amounts, second: Amounts) -> Amounts:

@@ -1,7 +1,7 @@
-"""Work that nobody can take now: its lane is closed, or no live worker can run it.
+"""Executions that no worker can take now: the lane is closed, or no live worker can run them.
 
-Such work does not keep a slot of a quota that others wait for. It stays in its line, at its place,
-until somebody can take it.
+Such an execution does not keep a quota slot that others wait for. It stays at its place in its line
+until a worker can take it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +17,13 @@ from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Room
 
 KEEPS_SLOT = Millis(5_000)
-"""How long one that nobody can take keeps its slot from others."""
+"""How long an execution that no worker can take keeps its slot."""
 
 
 class Unclaimable(Struct, frozen=True):
-    """Routes by what is in the way: a paused lane, a draining one (which takes what has begun), or
-    that no live worker can run it. A worker need not register to claim, so the last is a guess."""
+    """Routes by obstacle: a paused lane, a draining lane (which yields only started executions), or
+    no live worker that can run them. A worker need not register to claim, so the last is a
+    guess."""
 
     paused: tuple[Route, ...] = ()
     draining: tuple[Route, ...] = ()
@@ -37,7 +38,7 @@ class Unclaimable(Struct, frozen=True):
 
     @property
     def closed(self) -> tuple[Route, ...]:
-        """The routes nothing is taken of."""
+        """The routes from which nothing is claimed."""
         return self.paused + self.unserved
 
     @property
@@ -48,8 +49,8 @@ class Unclaimable(Struct, frozen=True):
 def unclaimable(
     routes: Iterable[Route], lanes: Mapping[str, Lane], workers: Sequence[Presence], now: Millis
 ) -> Unclaimable:
-    """Of these routes those nobody can take work of. Without any live worker nobody is asked: there
-    is no other who could use a slot."""
+    """The routes from which no worker can claim. Without any live worker, workers are not
+    considered: no other execution could use a slot."""
     live = _distinct(worker for worker in workers if worker.alive(now))
     states = {name: lane.state for name, lane in lanes.items()}
     paused, draining, unserved = [], [], []
@@ -65,7 +66,7 @@ def unclaimable(
 
 
 def yields_slot(snapshot: Snapshot, now: Millis, lane: Lane, closed: Unclaimable) -> bool:
-    """Whether an execution that is ready has had its slot for long enough without a taker."""
+    """Whether a ready execution has held its slot long enough without being claimed."""
     state = snapshot.state
     if not isinstance(state, Ready) or not snapshot.head.flags & Flags.LIMITS:
         return False
@@ -79,26 +80,26 @@ def yields_slot(snapshot: Snapshot, now: Millis, lane: Lane, closed: Unclaimable
     return now - since >= KEEPS_SLOT
 
 
-def in_the_way(holder: Uses, standing: QuotaView, now: Millis) -> bool:
-    """Whether a slot of the holder is one that somebody who waits has too few of."""
-    room = Room(standing, now)
+def in_the_way(holder: Uses, view: QuotaView, now: Millis) -> bool:
+    """Whether the holder uses a slot that a waiting execution needs."""
+    room = Room(view, now)
     own = {(use.quota, use.key) for use in holder}
     quotas = {quota for quota, _ in own}
     return any(
         (full.use.quota, full.use.key) in own if full.of_key else full.use.quota in quotas
-        for line in standing.lines
+        for line in view.lines
         for full in room.full(line.uses)
     )
 
 
 def counted_start(snapshot: Snapshot) -> bool:
-    """Whether a rate has counted that it was let through."""
+    """Whether a rate has counted its admission."""
     state = snapshot.state
     return isinstance(state, Ready) and state.next.start is not Start.CONTINUE
 
 
 def _distinct(workers: Iterable[Presence]) -> list[Presence]:
-    """One of each sort: a thousand processes of one deployment can run the same."""
+    """One worker of each sort: a thousand processes of one deployment can run the same."""
     found = {
         (each.namespace, each.everywhere, each.lanes, each.kinds, each.capabilities): each
         for each in workers
