@@ -308,9 +308,9 @@ async def test_charges_are_forgotten_when_their_time_has_passed(bench: Bench) ->
     for number in range(5):
         books.put_charge(charge("team", f"{number}", bench.now + number))
     assert await bench.store.post(books)
-    assert await bench.store.trim_charges(Millis(bench.now - 1), 9) == 0
-    assert await bench.store.trim_charges(Millis(bench.now + 3), 3) == 3
-    assert await bench.store.trim_charges(Millis(bench.now + 3), 9) == 1
+    assert await bench.store.trim_limits(Millis(bench.now - 1), Millis(bench.now - 1), 9) == 0
+    assert await bench.store.trim_limits(Millis(bench.now + 3), Millis(bench.now + 3), 3) == 3
+    assert await bench.store.trim_limits(Millis(bench.now + 3), Millis(bench.now + 3), 9) == 1
     keys = tuple(("team", f"{number}") for number in range(5))
     assert (await bench.store.books(LedgerNeeds(charges=keys))).charges.keys() == {("team", "4")}
 

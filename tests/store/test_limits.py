@@ -21,7 +21,7 @@ from flowfabric.core.limit.release import Move, Release, StartsBack
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import Crowd, InQueue, QueueCount, WaitCount
+from flowfabric.store.queries import Crowd, InQueue, LaneCounts, QueueCount, WaitCount
 from flowfabric.store.rows.record import QUOTAS
 from tests.kit.situations import RETRY, suspension
 from tests.store.limit_bench import (
@@ -475,16 +475,16 @@ async def test_what_nobody_needs_is_trimmed(bench: Bench) -> None:
     await bench.store.put_queues([*empty, (queue(a="4", b=""), uses_of(a="4", b=""))])
     given = {("a", ""): 1, ("a", "=x"): 1, ("slots", ""): 1, ("deleted", ""): 1}
     await bench.through(admissions=given)
-    some = await bench.store.trim_queues(bench.now, 2)
+    some = await bench.store.trim_limits(bench.now, bench.now, 2)
     assert 2 <= some <= 4  # the limit may hold for each kind of row
-    assert await bench.store.trim_queues(bench.now, 99) == 7 - some
-    assert await bench.store.trim_queues(bench.now, 99) == 0
+    assert await bench.store.trim_limits(bench.now, bench.now, 99) == 7 - some
+    assert await bench.store.trim_limits(bench.now, bench.now, 99) == 0
     assert len(await bench.store.queue_counts("a", 9)) == 3
     assert ("a", "") in (await bench.standing("a")).admitted
     bench.clock.advance(MINUTE)
-    assert await bench.store.trim_queues(bench.now, 1) == 1
-    assert await bench.store.trim_queues(bench.now, 99) == 1
-    assert await bench.store.trim_queues(bench.now, 99) == 0
+    assert await bench.store.trim_limits(bench.now, bench.now, 1) == 1
+    assert await bench.store.trim_limits(bench.now, bench.now, 99) == 1
+    assert await bench.store.trim_limits(bench.now, bench.now, 99) == 0
 
 
 async def test_who_waits_in_a_lane_is_counted_by_gate_and_queue(bench: Bench) -> None:
@@ -503,10 +503,9 @@ async def test_who_waits_in_a_lane_is_counted_by_gate_and_queue(bench: Bench) ->
         WaitCount(Gate.DELAY, None, 2),
         WaitCount(None, None, 3),
     }
-    counts = await bench.store.wait_counts("default", None)
+    counts = (await bench.store.lane_counts("default", None)).waiting
     assert len(counts) == 4
     assert set(counts) == everywhere
-    assert await bench.store.wait_counts("default", "ns") == [
-        WaitCount(Gate.LIMIT, queue(a="y"), 1)
-    ]
-    assert await bench.store.wait_counts("unheard of", None) == []
+    one = (await bench.store.lane_counts("default", "ns")).waiting
+    assert one == (WaitCount(Gate.LIMIT, queue(a="y"), 1),)
+    assert await bench.store.lane_counts("unheard of", None) == LaneCounts((), {})

@@ -48,9 +48,10 @@ async def test_many_processes_may_migrate_at_once(fresh_database: Callable[..., 
     stores = [await open_postgres(url, clock=ManualClock()) for _ in range(5)]
     versions = await asyncio.gather(*(store.migrate() for store in stores))
     assert set(versions) == {len(load_migrations("postgres"))}
-    secrets = await asyncio.gather(*(store.secret() for store in stores))
-    assert len(set(secrets)) == 1
-    assert len(secrets[0]) == 32
+    known = await asyncio.gather(*(store.identity() for store in stores))
+    assert len(set(known)) == 1
+    assert len(known[0].secret) == 32
+    assert repr(known[0].secret) not in repr(known[0])
     for store in stores:
         await store.close()
 
@@ -88,16 +89,16 @@ async def test_a_schema_has_a_plain_name(bench: Bench, schema: str) -> None:
 
 
 async def test_a_secret_that_was_deleted_is_made_anew_or_told(bench: Bench) -> None:
-    first = await bench.store.secret()
+    first = (await bench.store.identity()).secret
     raw = await bench.raw()
     await raw.execute("delete from flowfabric.meta where key = 'secret'")
-    assert await bench.store.secret() != first
+    assert (await bench.store.identity()).secret != first
     await raw.execute(
         """create rule forget as on insert to flowfabric.meta do instead nothing;
         delete from flowfabric.meta where key = 'secret'"""
     )
     with pytest.raises(Corruption):
-        await bench.store.secret()
+        await bench.store.identity()
 
 
 async def test_the_view_and_the_tables_have_the_shared_columns(bench: Bench) -> None:

@@ -381,7 +381,7 @@ async def test_the_store_itself_wakes_nobody(bench: Bench) -> None:
 async def test_a_commit_of_another_connection_wakes(bench: Bench, path: str) -> None:
     other = await open_sqlite(path)
     waiting = asyncio.create_task(other.hints.wait(10))
-    await other.secret()
+    await other.identity()
     await bench.submit()
     assert await waiting
     await other.close()
@@ -391,7 +391,7 @@ async def test_without_threads_the_next_one_who_waits_sees_other_commits(
     bench: Bench, path: str
 ) -> None:
     other = await open_sqlite(path, inline=True)
-    await other.secret()
+    await other.identity()
     await bench.submit()
     assert await other.hints.wait(10)
     await other.close()

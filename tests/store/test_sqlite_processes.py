@@ -179,7 +179,7 @@ async def run(what: str, path: str, number: int, *numbers: int) -> None:
         case "until killed":
             await until_killed(store, number)
         case _:
-            print((await store.secret()).hex())
+            print((await store.identity()).secret.hex())
     await store.close()
 
 

@@ -98,6 +98,7 @@ class Engine:
         known_limits = KnownLimits(store)
         post_commit = PostCommit(store)
         inbox = Inbox(store, known_limits, post_commit, chosen.rank_step)
+        identity = await store.identity()
         context = EngineContext(
             store=store,
             inbox=inbox,
@@ -107,8 +108,8 @@ class Engine:
             post_commit=post_commit,
             ids=Ids(),
             options=chosen,
-            secret=await store.secret(),
-            identity=await store.identity(),
+            secret=identity.secret,
+            identity=identity.name,
             jitter=jitter or random.SystemRandom(),
             ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
             known_limits=known_limits,

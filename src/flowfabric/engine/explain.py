@@ -233,11 +233,12 @@ class _LaneLook:
 
     async def explain(self, name: str, namespace: str | None) -> LaneExplanation:
         store = self._store
-        waiting = await store.wait_counts(name, namespace)
+        found = await store.lane_counts(name, namespace)
         counts = [
-            Counted(each.gate, each.queue, each.count) for each in waiting if each.gate is not None
+            Counted(each.gate, each.queue, each.count)
+            for each in found.waiting
+            if each.gate is not None
         ]
-        ready = await store.ready_routes(name, namespace)
         public = (await store.counts(namespace, name)).by_state
         lane = await lane_of(store, name)
         await self._name_queues(counts)
@@ -248,8 +249,8 @@ class _LaneLook:
             active=public.get(PublicState.ACTIVE, 0),
             suspended=public.get(PublicState.SUSPENDED, 0),
             running=await running_of(store, lane),
-            ready=ready,
-            workers=await live_workers(store, self._now) if ready else (),
+            ready=found.ready,
+            workers=await live_workers(store, self._now) if found.ready else (),
             queues=self._queues,
             budgets=self._budgets,
             rooms=self._rooms,

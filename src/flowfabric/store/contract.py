@@ -25,7 +25,6 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
 from flowfabric.core.execution.registry import HeldLease
 from flowfabric.core.execution.routing import Capabilities
-from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.join import EdgeState
@@ -50,7 +49,9 @@ from flowfabric.store.queries import (
     FlowQuery,
     Glance,
     Holding,
+    Identity,
     InboxEntry,
+    LaneCounts,
     LedgerNeeds,
     Page,
     Place,
@@ -61,7 +62,6 @@ from flowfabric.store.queries import (
     SideWrite,
     Taken,
     Unsettled,
-    WaitCount,
 )
 from flowfabric.store.rows.record import K, RecordKind, V
 
@@ -152,9 +152,6 @@ class FlowStore(Protocol):
         """Executions of a flow (with the flag that makes them members) by id; `living`: those
         that have not ended."""
 
-    async def member_counts(self, flow: UUID) -> dict[PublicState, int]:
-        """How many members of a flow are in each public state."""
-
     async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
         """Writes changes that only count chores: each flow whose version stands, with its chores
         that are done and those that are owed. The flows were read before the chores, so a version
@@ -175,7 +172,7 @@ class FlowStore(Protocol):
 
 class QuotaStore(Protocol):
     """The queues before quotas, which are records themselves (`QUOTAS`). The rows of the queues of
-    a quota that is dropped stay until `trim_queues`, so that executions that wait in them are
+    a quota that is dropped stay until `trim_limits`, so that executions that wait in them are
     found.
 
     The state rows `ready`, `lease` and `parked` carry `queue` (`rows.queue_number`): of an
@@ -227,14 +224,14 @@ class QuotaStore(Protocol):
     async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
         """How many parked rows of a queue are before (rank, id), counted up to `limit`."""
 
-    async def trim_queues(self, now: Millis, limit: int) -> int:
-        """Deletes rows of queues nobody waits in and nobody holds a slot of (all rows of a queue
-        together, `limit` queues at most), and admissions that no window which ends at `now`
-        reaches; returns how many rows."""
+    async def trim_limits(self, now: Millis, forgotten: Millis, limit: int) -> int:
+        """Deletes rows of queues in which nothing waits and which have no slots taken (all rows of
+        a queue together, `limit` queues at most), admissions that no window which ends at
+        `forgotten` reaches, and charges whose time has passed; returns how many rows."""
 
-    async def wait_counts(self, lane: str, namespace: str | None) -> list[WaitCount]:
+    async def lane_counts(self, lane: str, namespace: str | None) -> LaneCounts:
         """How many executions of a lane wait at which gate and in which queue, and how many are
-        ready; each counted up to 100,000."""
+        ready on which route; each counted up to 100,000."""
 
 
 class BudgetStore(Protocol):
@@ -257,9 +254,6 @@ class BudgetStore(Protocol):
         """Reservations whose lease is gone: there is no row in `lease` of that execution with
         that epoch."""
 
-    async def trim_charges(self, now: Millis, limit: int) -> int:
-        """Deletes charges whose time has passed; returns how many."""
-
 
 class LaneStore(Protocol):
     """Lanes. What was decided about a lane is a record (`LANES`). A claim repeats
@@ -269,9 +263,6 @@ class LaneStore(Protocol):
 
     async def routes(self) -> list[Route]:
         """Every route anything was ever submitted to."""
-
-    async def ready_routes(self, lane: str, namespace: str | None) -> dict[Route, int]:
-        """How many executions of a lane are ready (not lost), by route, each up to 100,000."""
 
 
 class WorkerStore(Protocol):
@@ -309,12 +300,9 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         """Brings the schema up to date and returns its version. Safe to call from many
         processes at once; raises SchemaTooNew for a database of a newer release."""
 
-    async def secret(self) -> bytes:
-        """The key that signs handles: made once per database, the same for every process."""
-
-    async def identity(self) -> str:
-        """Names the database itself, however it is reached. `store.foreign` compares a connection
-        of the application with it."""
+    async def identity(self) -> Identity:
+        """What the database is called and the key that signs its handles, the same for every
+        process."""
 
     async def keep_time(self) -> None:
         """Compares the clock with what all processes know of it (`StoreClock`), now and then and
@@ -343,6 +331,7 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         `suspects` leaves out suspects or all others. A row that is SPENT is taken without a new
         epoch and without an event, for the caller to give it up."""
 
+    @property
     def suspects_seen(self) -> bool:
         """Whether a suspect waited, of any route, when this process last claimed. Costs nothing;
         True before the first claim."""
@@ -444,8 +433,10 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         """Leases with an expiry at or before `as_of`, marked as lost or not, and those that were
         revoked before that, by (expires_at, id)."""
 
-    async def counts(self, namespace: str | None, lane: str | None) -> Counts:
-        """How many executions are in each public state."""
+    async def counts(
+        self, namespace: str | None = None, lane: str | None = None, *, flow: UUID | None = None
+    ) -> Counts:
+        """How many executions are in each public state; with a flow, how many of its members."""
 
     async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
         """Adds or replaces tags, all or none; False when there is no such execution."""

@@ -19,6 +19,17 @@ from flowfabric.core.flow.model import FlowState
 from flowfabric.core.limit.quota import Uses
 
 
+class Identity(Struct, frozen=True):
+    """`name` is the same however the database is reached; `store.foreign` compares a connection of
+    the application with it. `secret` signs handles and is made once per database."""
+
+    name: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Identity({self.name!r})"
+
+
 class Suspects(StrEnum):
     """Which executions a claim takes: as they come, only those that are no suspects, or only
     suspects (`core/execution/takeover.py`)."""
@@ -278,6 +289,13 @@ class WaitCount(Struct, frozen=True):
     gate: Gate | None
     queue: int | None
     count: int
+
+
+class LaneCounts(Struct, frozen=True):
+    """What waits in a lane, and how many executions of it are ready (not lost), by route."""
+
+    waiting: tuple[WaitCount, ...]
+    ready: Mapping[Route, int]
 
 
 class LedgerNeeds(Struct, frozen=True):

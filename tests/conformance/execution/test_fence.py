@@ -332,7 +332,7 @@ async def test_a_handle_says_how_its_lease_came_about(lab: Lab) -> None:
 async def test_a_handle_signed_elsewhere_opens_nothing(lab: Lab, store: Store) -> None:
     claim = await lab.running()
     body = lab.engine.attempts.open(lab.engine.attempts.seal(claim))
-    secret = await store.secret()
+    secret = (await store.identity()).secret
     forged = [
         seal(body, b"another key"),
         seal(replace(body, store="another store"), secret),
@@ -351,7 +351,7 @@ async def test_a_handle_signed_elsewhere_opens_nothing(lab: Lab, store: Store) -
 async def test_a_handle_that_gave_its_lease_up_owns_nothing(lab: Lab, store: Store) -> None:
     claim = await lab.running()
     body = lab.engine.attempts.open(lab.engine.attempts.seal(claim))
-    suspended = seal(replace(body, kind=HandleKind.SUSPENDED), await store.secret())
+    suspended = seal(replace(body, kind=HandleKind.SUSPENDED), (await store.identity()).secret)
     before = await everything(lab, claim.id)
     await refuse_all(lab, suspended, InvalidHandle)
     assert await everything(lab, claim.id) == before

@@ -208,7 +208,7 @@ async def test_members_are_read_in_pages_by_id(bench: Bench) -> None:
     assert found[1::2] == members[1::2]
     assert found[::2] == [change.after for change in changes]
     assert await _members(bench, flow, living=True) == members[1::2]
-    counts = await bench.store.member_counts(flow.id)
+    counts = (await bench.store.counts(flow=flow.id)).by_state
     assert counts == {
         **dict.fromkeys(PublicState, 0),
         PublicState.WAITING: MANY // 2,
@@ -260,14 +260,14 @@ async def test_members_are_counted_in_every_state(bench: Bench) -> None:
         bench.ending(failed, Outcome.FAILED),
     )
     await bench.store.submit([bench.creation(flow, flagged=False)], bench.now)
-    counts = await bench.store.member_counts(flow.id)
+    counts = (await bench.store.counts(flow=flow.id)).by_state
     twice = {PublicState.WAITING: 2, PublicState.ACTIVE: 2}
     assert counts == {**dict.fromkeys(PublicState, 1), **twice}
     living = await bench.store.members(flow.id, living=True)
     everyone = await bench.store.members(flow.id)
     assert len(everyone) == sum(counts.values())
     assert len(living) == len(everyone) - 5
-    empty = await bench.store.member_counts(A)
+    empty = (await bench.store.counts(flow=A)).by_state
     assert empty == dict.fromkeys(PublicState, 0)
 
 

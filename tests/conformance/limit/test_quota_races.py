@@ -213,7 +213,7 @@ async def test_a_queue_half_trimmed_counts_for_all_its_quotas(lab: Lab, second_l
     for name in ("a", "b"):
         await define(lab, name, concurrency=1)
     await finish(lab, await began(lab, "a", "b"))
-    await second_lab.engine.store.trim_queues(lab.clock.now(), 1)
+    await second_lab.engine.store.trim_limits(lab.clock.now(), lab.clock.now(), 1)
     await one(lab, "a", "b")
     for name in ("a", "b"):
         await one(lab, name)

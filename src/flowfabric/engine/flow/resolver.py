@@ -168,8 +168,8 @@ class FlowResolver(Service):
         One that is still under way finds the cancel, and then they are counted again."""
         if flow.graph is None:
             return None
-        present = await self._context.store.member_counts(flow.id)
-        return max(0, flow.nodes - sum(present.values()))
+        present = await self._context.store.counts(flow=flow.id)
+        return max(0, flow.nodes - sum(present.by_state.values()))
 
     async def _catch_up(self, flow: UUID, entries: Sequence[OutboxEntry]) -> None:
         """A member that waits again after a replay counts upstreams that have ended since they

@@ -91,7 +91,8 @@ class FlowViews(Service):
         flow = await self.get(id)
         if flow is None:
             return None
-        return FlowDescription(flow, await self._context.store.member_counts(flow.id))
+        counts = (await self._context.store.counts(flow=flow.id)).by_state
+        return FlowDescription(flow, {state: counts[state] for state in PublicState})
 
     async def wait(self, id: UUID, timeout: Seconds | None = None) -> Flow:
         """The flow once all its members have ended; TimeoutError after `timeout` seconds."""

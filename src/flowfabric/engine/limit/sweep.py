@@ -53,11 +53,9 @@ class LimitSweep(Service):
     async def trim(self) -> None:
         """Forgets what no limit asks for any more."""
         now = self._now()
-        while await self._context.store.trim_queues(forgotten_at(now), PAGE) >= PAGE:
+        while await self._context.store.trim_limits(now, forgotten_at(now), PAGE) >= PAGE:
             pass
         self._releases.forget_queues()
-        while await self._context.store.trim_charges(now, PAGE) == PAGE:
-            pass
 
     async def drain(self) -> None:
         """Returns when everything that can go now has gone."""

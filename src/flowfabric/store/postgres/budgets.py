@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget, Reservation
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.postgres.dialer import Connection
@@ -63,10 +62,6 @@ async def attached(session: Session) -> list[tuple[str, str, str]]:
 async def stale_reservations(session: Session, limit: int) -> list[Reservation]:
     rows = await session.fetch(session.sweep, "stale_reservations", limit)
     return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
-
-
-async def trim_charges(session: Session, now: Millis, limit: int) -> int:
-    return len(await session.fetch(session.sweep, "trimmed_charges", now, limit))
 
 
 async def _post(session: Session, post: _Post, connection: Connection, repeated: bool) -> bool:

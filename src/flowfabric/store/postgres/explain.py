@@ -3,10 +3,18 @@
 from functools import partial
 from uuid import UUID
 
-from flowfabric.core.execution.model import Route
+from flowfabric.core.execution.model import Gate, Route
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
-from flowfabric.store.queries import HoldingSlots, InQueue, Place, ReadySlots, RunningIn
+from flowfabric.store.queries import (
+    HoldingSlots,
+    InQueue,
+    LaneCounts,
+    Place,
+    ReadySlots,
+    RunningIn,
+    WaitCount,
+)
 
 MOST = 100_000
 """Where counting stops."""
@@ -33,12 +41,20 @@ async def routes(session: Session) -> list[Route]:
     return list(session.book.names.routes.values())
 
 
-async def ready_routes(session: Session, lane: str, namespace: str | None) -> dict[Route, int]:
-    rows = await session.fetch(session.report, "ready_routes", lane, namespace, MOST)
-    return {
-        Route(place, lane, kind, tuple(tokens.split(",")) if tokens else ()): count
-        for place, kind, tokens, count in rows
-    }
+async def lane_counts(session: Session, lane: str, namespace: str | None) -> LaneCounts:
+    waiting = await session.fetch(session.report, "wait_counts", lane, namespace, MOST)
+    ready = await session.fetch(session.report, "ready_routes", lane, namespace, MOST)
+    return LaneCounts(
+        tuple(
+            WaitCount(None if gate is None else Gate(gate), queue, count)
+            for gate, queue, count in waiting
+            if count
+        ),
+        {
+            Route(place, lane, kind, tuple(tokens.split(",")) if tokens else ()): count
+            for place, kind, tokens, count in ready
+        },
+    )
 
 
 async def _learn(session: Session, connection: Connection, repeated: bool) -> None:

@@ -1,7 +1,6 @@
 """Flows, their edges and members, and what is owed to them."""
 
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +8,6 @@ from uuid import UUID
 
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
@@ -17,7 +15,6 @@ from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import Session, columns, same
-from flowfabric.store.postgres.states import state_of
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.readable import tell
 from flowfabric.store.rows import flow as flow_rows
@@ -72,14 +69,6 @@ async def members(
 ) -> list[Snapshot]:
     name = "living_members" if living else "members"
     return await session.snapshots(session.load, name, flow, after or _FIRST, limit)
-
-
-async def member_counts(session: Session, flow: UUID) -> dict[PublicState, int]:
-    found: Counter[PublicState] = Counter()
-    rows = await session.fetch(session.report, "member_counts", flow)
-    for place, cell, blocked, count in rows:
-        found[state_of(place, cell, blocked)] += count
-    return {state: found[state] for state in PublicState}
 
 
 async def count_flows(session: Session, changes: Sequence[FlowChange]) -> set[UUID]:

@@ -13,13 +13,10 @@ from flowfabric.core.limit.release import Candidate, Key, Line, QuotaView, Relea
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Session, columns
-from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, WaitCount
+from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows.limit import QUEUE, queue_rows, read_uses, servable
 from flowfabric.store.rows.record import QUOTAS
-
-COUNTED = 100_000
-"""Counting stops here."""
 
 FEW_SLOTS = 2000
 """So many slots of all quotas are faster counted together than queue by queue."""
@@ -74,21 +71,12 @@ async def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: i
     return int(count)
 
 
-async def trim_queues(session: Session, now: Millis, limit: int) -> int:
-    queues = await session.fetch(session.sweep, "trimmed_queues", limit)
-    left = max(0, limit - len(queues))
-    admissions = await session.fetch(session.sweep, "trimmed_admissions", now, left)
-    return len(queues) + len(admissions)
-
-
-async def wait_counts(session: Session, lane: str, namespace: str | None) -> list[WaitCount]:
-    values = (lane, namespace, COUNTED)
-    rows = await session.fetch(session.report, "wait_counts", *values)
-    return [
-        WaitCount(None if gate is None else Gate(gate), queue, count)
-        for gate, queue, count in rows
-        if count
-    ]
+async def trim_limits(session: Session, now: Millis, forgotten: Millis, limit: int) -> int:
+    trimmed = len(await session.fetch(session.sweep, "trimmed_queues", limit))
+    for name, moment in (("trimmed_admissions", forgotten), ("trimmed_charges", now)):
+        left = max(0, limit - trimmed)
+        trimmed += len(await session.fetch(session.sweep, name, moment, left))
+    return trimmed
 
 
 def _numbers(session: Session, routes: Sequence[Route]) -> list[int]:

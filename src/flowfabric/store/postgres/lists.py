@@ -56,13 +56,22 @@ async def expired_leases(
     return await session.report.run(partial(_expired, session, values))
 
 
-async def counts(session: Session, namespace: str | None, lane: str | None) -> Counts:
-    others = [outcome for outcome in OUTCOMES if outcome]
-    values = (namespace, lane, COUNTED + 1, others)
-    rows = await session.fetch(session.report, "state_counts", *values)
+async def counts(
+    session: Session,
+    namespace: str | None = None,
+    lane: str | None = None,
+    *,
+    flow: UUID | None = None,
+) -> Counts:
+    if flow is not None:
+        rows = await session.fetch(session.report, "member_counts", flow)
+    else:
+        others = [outcome for outcome in OUTCOMES if outcome]
+        values = (namespace, lane, COUNTED + 1, others)
+        rows = await session.fetch(session.report, "state_counts", *values)
     found: Counter[str] = Counter()
     for place, cell, blocked, count in rows:
-        found[str(state_of(place, cell, blocked))] += count
+        found[state_of(place, cell, blocked)] += count
     return Counts(
         by_state={state: min(found[state], COUNTED) for state in PublicState},
         capped=frozenset(state for state, count in found.items() if count > COUNTED),

@@ -9,6 +9,7 @@ from flowfabric.store import clock as clocks
 from flowfabric.store.foreign import postgres_identity
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
+from flowfabric.store.queries import Identity
 from flowfabric.store.sql import load_migrations
 
 MIGRATION_SECONDS = 3600.0
@@ -31,7 +32,12 @@ async def migrate(session: Session) -> int:
     return version
 
 
-async def secret(session: Session) -> bytes:
+async def identity(session: Session) -> Identity:
+    name = postgres_identity(await session.fetch(session.sweep, "database_identity"))
+    return Identity(name, await _secret(session))
+
+
+async def _secret(session: Session) -> bytes:
     fresh = secrets.token_bytes(32)
     await session.fetch(session.sweep, "new_secret", fresh)
     rows = await session.fetch(session.sweep, "secret")
@@ -55,11 +61,6 @@ async def _correction(session: Session) -> bytes | None:
 
 async def _put_correction(session: Session, value: bytes, expected: bytes | None) -> bool:
     return bool(await session.fetch(session.sweep, "new_clock_correction", value, expected))
-
-
-async def identity(session: Session) -> str:
-    rows = await session.fetch(session.sweep, "database_identity")
-    return postgres_identity(rows)
 
 
 async def schema_text(session: Session) -> str:

@@ -75,7 +75,6 @@ class PostgresStore:
         self._keeper = keeper
 
     migrate = _method(schema.migrate)
-    secret = _method(schema.secret)
     identity = _method(schema.identity)
     keep_time = _method(schema.keep_time)
     schema_text = _method(schema.schema_text)
@@ -107,7 +106,6 @@ class PostgresStore:
     apply_flow = _method(flow_reads.apply_flow)
     edges = _method(flow_reads.edges)
     members = _method(flow_reads.members)
-    member_counts = _method(flow_reads.member_counts)
     chores = _method(flow_reads.chores)
     unsettled = _method(flow_reads.unsettled)
     count_flows = _method(flow_reads.count_flows)
@@ -120,17 +118,15 @@ class PostgresStore:
     crowds = _method(limits.crowds)
     queue_counts = _method(limits.queue_counts)
     ahead_of = _method(limits.ahead_of)
-    wait_counts = _method(limits.wait_counts)
-    trim_queues = _method(limits.trim_queues)
+    trim_limits = _method(limits.trim_limits)
 
     books = _method(budgets.books)
     post = _method(budgets.post)
     attached = _method(budgets.attached)
     stale_reservations = _method(budgets.stale_reservations)
-    trim_charges = _method(budgets.trim_charges)
 
     executions_in = _method(explain.executions_in)
-    ready_routes = _method(explain.ready_routes)
+    lane_counts = _method(explain.lane_counts)
     routes = _method(explain.routes)
 
     load = _method(reads.load)
@@ -152,6 +148,7 @@ class PostgresStore:
         await self.session.notices.close()
         await self.session.wires.close()
 
+    @property
     def suspects_seen(self) -> bool:
         return self.session.learned.suspects
 

@@ -4,7 +4,6 @@ from operator import itemgetter
 
 from msgspec.json import encode
 
-from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Ledger, Reservation
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.queries import LedgerNeeds
@@ -60,10 +59,6 @@ def attached(session: Session) -> list[tuple[str, str, str]]:
 def stale_reservations(session: Session, limit: int) -> list[Reservation]:
     rows = session.rows("stale_reservations", {"limit": limit})
     return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
-
-
-def trim_charges(session: Session, now: Millis, limit: int) -> int:
-    return session.execute("trimmed_charges", {"now": now, "limit": limit}).rowcount
 
 
 def _add_reservations(found: BudgetLedger, session: Session, name: str, ids: list[bytes]) -> None:

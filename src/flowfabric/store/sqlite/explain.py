@@ -2,8 +2,16 @@
 
 from uuid import UUID
 
-from flowfabric.core.execution.model import Route
-from flowfabric.store.queries import HoldingSlots, InQueue, Place, ReadySlots, RunningIn
+from flowfabric.core.execution.model import Gate, Route
+from flowfabric.store.queries import (
+    HoldingSlots,
+    InQueue,
+    LaneCounts,
+    Place,
+    ReadySlots,
+    RunningIn,
+    WaitCount,
+)
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers, route_numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
@@ -34,8 +42,15 @@ def routes(session: Session) -> list[Route]:
     return list(session.names.routes.values())
 
 
-def ready_routes(session: Session, lane: str, namespace: str | None) -> dict[Route, int]:
+def lane_counts(session: Session, lane: str, namespace: str | None) -> LaneCounts:
     session.learn_routes()
     routes = dict(routes_for(session, [lane], namespace))
     values = {"routes": numbers(routes), "most": MOST}
-    return {routes[number]: count for number, count in session.rows("ready_routes", values)}
+    return LaneCounts(
+        tuple(
+            WaitCount(None if gate is None else Gate(gate), queue, min(count, MOST))
+            for gate, queue, count in session.rows("wait_counts", values)
+            if count
+        ),
+        {routes[number]: count for number, count in session.rows("ready_routes", values)},
+    )

@@ -1,13 +1,11 @@
 """Flows, their edges and members, and what is owed to them."""
 
-from collections import Counter
 from collections.abc import Sequence
 from uuid import UUID
 
 from flowfabric.core.base.time import MAX_MILLIS
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
@@ -17,7 +15,6 @@ from flowfabric.store.rows.flow import EdgeSearch, read_chores
 from flowfabric.store.rows.record import FLOWS
 from flowfabric.store.sqlite import apply
 from flowfabric.store.sqlite.apply import Decided
-from flowfabric.store.sqlite.lists import public_of
 from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
@@ -85,13 +82,6 @@ def members(
     name = "living_members" if living else "members"
     values = {"flow": flow.bytes, "after": b"" if after is None else after.bytes, "limit": limit}
     return readable_snapshots(session, [id for (id,) in session.rows(name, values)])
-
-
-def member_counts(session: Session, flow: UUID) -> dict[PublicState, int]:
-    found: Counter[PublicState] = Counter()
-    for spot, reason, count in session.rows("member_counts", {"flow": flow.bytes}):
-        found[public_of(spot, reason)] += count
-    return {state: found[state] for state in PublicState}
 
 
 def count_flows(session: Session, counts: Sequence[FlowChange]) -> set[UUID]:

@@ -22,7 +22,7 @@ from flowfabric.core.limit.release import (
     one_key,
 )
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest, WaitCount
+from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
     queue_rows,
@@ -30,7 +30,6 @@ from flowfabric.store.rows.limit import (
     servable,
 )
 from flowfabric.store.rows.record import QUOTAS
-from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers, route_numbers
 from flowfabric.store.sqlite.session import Session, read_uuid
 
@@ -121,27 +120,19 @@ def idle_queues(session: Session, limit: int) -> list[int]:
     return [id for (id,) in session.rows("idle_queues", {"limit": limit})]
 
 
-def trim_queues(session: Session, idle: Sequence[int], now: Millis, limit: int) -> int:
-    """Deletes those of the idle queues that still are, and admissions of the past."""
+def trim_limits(
+    session: Session, idle: Sequence[int], now: Millis, forgotten: Millis, limit: int
+) -> int:
+    """Deletes those of the idle queues that still are, and admissions and charges of the past."""
     gone = 0
     for id in idle:
         gone += session.execute("trimmed_queues", {"id": id}).rowcount
     for name, window in _windows(session.rows("admission_quotas")):
-        values = {"quota": name, "until": now - window, "limit": limit - gone}
+        values = {"quota": name, "until": forgotten - window, "limit": limit - gone}
         if gone < limit:
             gone += session.execute("trimmed_admissions", values).rowcount
-    return gone
-
-
-def wait_counts(session: Session, lane: str, namespace: str | None) -> list[WaitCount]:
-    session.learn_routes()
-    routes = numbers(number for number, _ in routes_for(session, [lane], namespace))
-    rows = session.rows("wait_counts", {"routes": routes, "most": MOST})
-    return [
-        WaitCount(None if gate is None else Gate(gate), queue, min(count, MOST))
-        for gate, queue, count in rows
-        if count
-    ]
+    charges = {"now": now, "limit": max(0, limit - gone)}
+    return gone + session.execute("trimmed_charges", charges).rowcount
 
 
 def _lines(session: Session, ask: QuotaViewRequest) -> list[Line]:

@@ -70,14 +70,26 @@ def page(session: Session, query: Query) -> Page:
     )
 
 
-def counts(session: Session, namespace: str | None, lane: str | None) -> Counts:
-    values = {"routes": numbers(_routes(session, namespace, lane)), "window": 2 * MOST + 1}
+def counts(
+    session: Session,
+    namespace: str | None = None,
+    lane: str | None = None,
+    *,
+    flow: UUID | None = None,
+) -> Counts:
+    window = 2 * MOST + 1
+    if flow is not None:
+        rows = session.rows("member_counts", {"flow": flow.bytes})
+    else:
+        routes = numbers(_routes(session, namespace, lane))
+        rows = session.rows("state_counts", {"routes": routes, "window": window})
     found: Counter[str] = Counter()
-    for spot, reason, count in session.rows("state_counts", values):
+    for spot, reason, count in rows:
         found[public_of(spot, reason)] += count
     capped = {state for state, count in found.items() if count > MOST}
-    for (full,) in session.rows("full_windows", {"window": 2 * MOST + 1}):
-        capped |= {_PUBLIC[spot] for spot in _sharing(full) if spot in _PUBLIC}
+    if flow is None:
+        for (full,) in session.rows("full_windows", {"window": window}):
+            capped |= {_PUBLIC[spot] for spot in _sharing(full) if spot in _PUBLIC}
     return Counts(
         by_state={state: min(found[state], MOST) for state in PublicState},
         capped=frozenset(capped),

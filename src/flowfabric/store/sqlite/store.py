@@ -10,6 +10,7 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import Clock, StoreClock, SystemClock, keep_time
 from flowfabric.store.foreign import sqlite_identity
+from flowfabric.store.queries import Identity
 from flowfabric.store.rows.flow import Turn
 from flowfabric.store.sqlite import apply as changes
 from flowfabric.store.sqlite import budgets, explain, limits, lists, reads, schema
@@ -117,7 +118,7 @@ class SqliteStore:
         self._turn = Turn()
 
     migrate = _writing(schema.migrate)
-    secret = _writing(upkeep.secret)
+    _secret = _writing(upkeep.secret)
     _correction = _reading(upkeep.correction)
     _put_correction = _writing(upkeep.put_correction)
 
@@ -148,7 +149,6 @@ class SqliteStore:
     apply_flow = _writing(flow_reads.apply_flow)
     edges = _reading(flow_reads.edges)
     members = _reading(flow_reads.members)
-    member_counts = _reading(flow_reads.member_counts)
     chores = _reading(flow_reads.chores)
     unsettled = _reading(flow_reads.unsettled)
     count_flows = _writing(flow_reads.count_flows)
@@ -161,18 +161,16 @@ class SqliteStore:
     crowds = _reading(limits.crowds)
     queue_counts = _reading(limits.queue_counts)
     ahead_of = _reading(limits.ahead_of)
-    wait_counts = _reading(limits.wait_counts)
     _idle_queues = _reading(limits.idle_queues)
-    _trim_queues = _writing(limits.trim_queues)
+    _trim_limits = _writing(limits.trim_limits)
 
     books = _reading(budgets.books)
     post = _writing(budgets.post)
     attached = _reading(budgets.attached)
     stale_reservations = _reading(budgets.stale_reservations)
-    trim_charges = _writing(budgets.trim_charges)
 
     executions_in = _reading(explain.executions_in)
-    ready_routes = _reading(explain.ready_routes)
+    lane_counts = _reading(explain.lane_counts)
     routes = _reading(explain.routes)
 
     load = _reading(reads.load)
@@ -192,8 +190,9 @@ class SqliteStore:
         if self.clock.wants_keeping:
             await keep_time(self.clock, self._correction, self._put_correction)
 
-    async def identity(self) -> str:
-        return f"sqlite {MEMORY} {id(self)}" if self.path == MEMORY else sqlite_identity(self.path)
+    async def identity(self) -> Identity:
+        name = f"sqlite {MEMORY} {id(self)}" if self.path == MEMORY else sqlite_identity(self.path)
+        return Identity(name, await self._secret())
 
     async def owing(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owing_after, limit)
@@ -204,9 +203,10 @@ class SqliteStore:
             self.writer.post(upkeep.shrink)  # the last page: what is empty need not stay large
         return trimmed
 
-    async def trim_queues(self, now: Millis, limit: int) -> int:
-        return await self._trim_queues(await self._idle_queues(limit), now, limit)
+    async def trim_limits(self, now: Millis, forgotten: Millis, limit: int) -> int:
+        return await self._trim_limits(await self._idle_queues(limit), now, forgotten, limit)
 
+    @property
     def suspects_seen(self) -> bool:
         return self.writer.session.registry.suspects_seen
 

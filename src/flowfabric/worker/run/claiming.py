@@ -87,12 +87,12 @@ class Claimer:
     async def claim(self, launch: Launch) -> int:
         """Starts a suspect if it is the turn of one, otherwise as many runs as there are slots for.
         A worker with nothing else to do takes suspects out of turn."""
-        seen = self._engine.store.suspects_seen
-        asked = self._ward.has_turn and seen()
+        store = self._engine.store
+        asked = self._ward.has_turn and store.suspects_seen
         if asked and await self._claim_suspect(launch):
             return 1
         count = await self._claim_others(launch)
-        if count or asked or not self._ward.idle or not seen():
+        if count or asked or not self._ward.idle or not store.suspects_seen:
             return count
         return await self._claim_suspect(launch)
 
