@@ -1,12 +1,10 @@
-"""The worker registry: who is there, what they can run, and what they hold."""
+"""The worker registry: which workers are there, what they can run, and what they hold."""
 
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
-
-from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
     Corruption,
@@ -43,7 +41,7 @@ MAX_PAGE = 1000
 PAGE = 500
 LOOK_EVERY = Millis(1_000)
 ABANDONED_AFTER = Millis(5_000)
-"""How long whoever marked a worker dead has for its leases before the sweep helps."""
+"""How long the process that marked a worker dead has to revoke its leases; then the sweep does."""
 
 _RANDOM_BITS = 2**62 - 1
 
@@ -58,23 +56,19 @@ class Workers(Service):
         self._looked_at = Millis(0)
 
     async def register(self, presence: Presence) -> Registered | Refreshed:
-        """Says that a worker is there and what it can run; saying it again replaces what was said.
-        An instance that another worker id registered is refused (`Invalid`), and so is one that was
+        """Enters a worker and what it can run into the registry, in place of its earlier entry.
+        Refuses an instance that another worker id has registered (`Invalid`), and one that is
         marked dead until its leases are revoked (`Contention`: try again later)."""
         checked = rules.check_presence(presence)
         first = _first_version(self._fresh())
-
-        def rule(
-            old: Presence | None, now: Millis
-        ) -> tuple[Presence | None, Registered | Refreshed]:
-            entry, outcome = rules.register(old, checked, now)
-            return replace(entry, version=first), outcome
-
-        outcome = (await self._change(checked.key, rule)).outcome
-        if isinstance(outcome, Registered):
-            log.info("worker %s (%s) registered as %s", *_named(checked), checked.worker)
+        changed = await self._change(
+            checked.key, lambda old, now: rules.register(old, now, checked, first)
+        )
+        if isinstance(changed.outcome, Registered):
+            place = checked.namespace
+            log.info("worker %s (%s) registered as %s", checked.instance, place, checked.worker)
             self._context.post_commit.claimable()
-        return outcome
+        return changed.outcome
 
     async def heartbeat(
         self,
@@ -84,20 +78,14 @@ class Workers(Service):
         running: int = 0,
         worker: str | None = None,
     ) -> Refreshed | NotRegistered:
-        """Says that a worker is still there. NotRegistered: its time ran out, it was marked dead,
-        or the instance is another worker's by now (with `worker`); it must register again."""
+        """Keeps a worker in the registry. NotRegistered: its time ran out, it was marked dead, or
+        the instance is another worker's by now (with `worker`); it must register again."""
         _check_key(instance, namespace)
         check_whole(running, "running")
-
-        def rule(
-            old: Presence | None, now: Millis
-        ) -> tuple[Presence | None, Refreshed | NotRegistered]:
-            if old is None or worker not in (None, old.worker):
-                return old, NotRegistered()
-            new = rules.beat(old, now, running)
-            return (old, NotRegistered()) if new is None else (new, Refreshed(new.expires_at))
-
-        return (await self._change((namespace, instance), rule)).outcome
+        changed = await self._change(
+            (namespace, instance), lambda old, now: rules.beat(old, now, running, worker)
+        )
+        return changed.outcome
 
     async def deregister(
         self, instance: str, *, namespace: str = "default", worker: str | None = None
@@ -105,42 +93,29 @@ class Workers(Service):
         """What a worker does when it stops cleanly. An entry that is marked dead, or that is
         another worker's by now (with `worker`), stays."""
         _check_key(instance, namespace)
-
-        def rule(
-            old: Presence | None, now: Millis
-        ) -> tuple[Presence | None, Marked | NotRegistered]:
-            if old is None or old.marked_at is not None or worker not in (None, old.worker):
-                return old, NotRegistered()
-            return None, Marked()
-
-        outcome = (await self._change((namespace, instance), rule)).outcome
-        if isinstance(outcome, Marked):
+        changed = await self._change(
+            (namespace, instance), lambda old, now: rules.leave(old, now, worker)
+        )
+        if changed.written:
             log.info("worker %s (%s) signed off", instance, namespace)
-        return outcome
+        return changed.outcome
 
     async def mark_dead(
         self, instance: str, *, namespace: str = "default", reason: str, revoke: bool = False
     ) -> Marked | NotRegistered:
-        """Takes a worker off the registry.
+        """Removes a dead worker from the registry.
 
         Without `revoke` its leases are untouched and run out by themselves. With it, the entry is
         marked first, then the leases it held by then are revoked, each as a change of its own, and
-        then the entry goes. Should this process die meanwhile, the sweep goes on; asking once more
-        does so as well. A worker that is alive after all learns it from its lost leases."""
+        then the entry goes. If this process dies meanwhile, the sweep or a second call continues.
+        A worker that is alive after all finds its leases lost."""
         _check_key(instance, namespace)
         why = rules.check_reason(reason)
         revoking = check_flag(revoke, "revoke")
-
-        def rule(
-            old: Presence | None, now: Millis
-        ) -> tuple[Presence | None, Marked | NotRegistered]:
-            if old is None or (old.marked_at is not None and not revoking):
-                return old, NotRegistered()
-            if not revoking:
-                return None, Marked()
-            return (old if old.marked_at is not None else rules.mark(old, why, now)), Marked()
-
-        changed = await self._change((namespace, instance), rule)
+        changed = await self._change(
+            (namespace, instance),
+            lambda old, now: rules.mark_dead(old, now, why, revoke=revoking),
+        )
         if changed.written:
             leases = ", with its leases" if revoking else ""
             log.info("worker %s (%s) was marked dead%s: %s", instance, namespace, leases, why)
@@ -154,7 +129,7 @@ class Workers(Service):
         return await find(self._context.store, PRESENCES, (namespace, instance))
 
     async def held(self, entries: Sequence[Presence]) -> list[int]:
-        """How many leases each of these workers really holds, whatever it says is running."""
+        """How many leases each of these workers holds, which may differ from what it reports."""
         if not entries:
             return []
         names = sorted({entry.instance for entry in entries})
@@ -213,7 +188,7 @@ class Workers(Service):
         while len(found) < most and (page := await self._page(place, cursor)):
             now = self._now()
             found += [entry for entry in page if wanted.has(entry, now)]
-            cursor = page[-1].key  # a page may be short without those it cannot read
+            cursor = page[-1].key  # a page is short when entries cannot be read
         return found[:most]
 
     async def _page(self, namespace: str | None, cursor: tuple[str, str]) -> "Sequence[Presence]":
@@ -221,15 +196,15 @@ class Workers(Service):
         return await self._context.store.records.page(PRESENCES, cursor, PAGE, where)
 
     async def sweep(self) -> int:
-        """Forgets workers whose time ran out; returns how many."""
+        """Removes workers whose time ran out; returns how many."""
         lapsed = await self._context.store.records.expire(PRESENCES, self._now())
         for namespace, instance in lapsed:
-            log.info("worker %s (%s) fell silent and is forgotten", instance, namespace)
+            log.info("worker %s (%s) fell silent and was removed", instance, namespace)
         return len(lapsed)
 
     async def finish(self) -> None:
-        """Revokes the leases of workers that were marked dead by somebody who did not come to the
-        end of it. The sweep asks for this often, so it looks once a second at most."""
+        """Continues where a process that marked a worker dead did not finish revoking its leases.
+        The sweep asks for this often, so it looks once a second at most."""
         now = self._now()
         if 0 <= now - self._looked_at < LOOK_EVERY:
             return
@@ -239,8 +214,11 @@ class Workers(Service):
             for entry in await self._context.store.records.page(PRESENCES, None, PAGE, marked):
                 if now - (entry.marked_at or 0) >= ABANDONED_AFTER:
                     await self._revoke(entry)
-        except FlowFabricError as error:  # what is left stays marked, for the next time
-            log.warning("the leases of a dead worker could not be revoked yet: %s", error)
+        except FlowFabricError as error:  # the rest stays marked
+            log.warning(
+                "revoking the leases of workers marked dead failed; the next sweep continues: %s",
+                error,
+            )
 
     async def _change(
         self, key: tuple[str, str], rule: RecordRule[Presence, T]
@@ -248,7 +226,7 @@ class Workers(Service):
         return await change(self._context.store, PRESENCES, key, rule)
 
     async def _revoke(self, entry: Presence) -> int:
-        """Revokes what a marked worker held, then lets its entry go; returns how many leases."""
+        """Revokes what a marked worker held, then deletes its entry; returns how many leases."""
         count, after = 0, None
         place = None if entry.everywhere else entry.namespace
         while True:
@@ -279,21 +257,17 @@ def _fall(
 
 def _is_gone(lease: HeldLease, answer: Any) -> bool:
     """Whether this revoked the lease. One that ended meanwhile needs nothing, one that cannot be
-    read runs out by itself; a store that does not answer is asked again, by whoever sweeps."""
+    read runs out by itself; when the store does not answer, the next sweep asks again."""
     match answer:
         case leases.Revoked():
             return True
         case leases.AlreadySatisfied() | LeaseLost() | NotFound():
             return False
         case Corruption():
-            log.error("the lease of %s could not be revoked: %s", lease.id, answer)
+            log.error("the lease of run %s cannot be revoked and will expire: %s", lease.id, answer)
             return False
         case _:
             raise answer
-
-
-def _named(entry: Presence) -> tuple[str, str]:
-    return entry.instance, entry.namespace
 
 
 def _first_version(id: UUID) -> int:

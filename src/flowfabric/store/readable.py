@@ -1,6 +1,7 @@
 """Rows that cannot be read: each is named in the log once and costs no other row anything.
 
-Who asks for one thing by name gets `Corruption`, which names it. Who asks for many gets the others.
+A caller that asks for a row by its key gets `Corruption`, which names the row. A caller that asks
+for many gets the others.
 """
 
 import logging
@@ -18,7 +19,7 @@ from flowfabric.core.execution.status import PublicState, vector
 log = logging.getLogger("flowfabric.store")
 
 SET_ASIDE = Millis(60_000)
-"""How long what cannot be read is left alone before it is looked at again: it may be repaired."""
+"""How long an unreadable row is left alone before it is read again: it may be repaired by then."""
 
 UNREADABLE = (Corruption, msgspec.MsgspecError, ArithmeticError, LookupError, TypeError, ValueError)
 """What reading a damaged row raises."""
@@ -47,7 +48,7 @@ def readable(
     key: Callable[[Row], object],
     left_out: Callable[[Row], None] = lambda row: None,
 ) -> list[T]:
-    """What can be read of the rows; `left_out` is called with each of the others."""
+    """The rows that can be read, as `read` gives them; `left_out` gets each of the others."""
     found: list[T] = []
     for row in rows:
         try:
@@ -59,7 +60,7 @@ def readable(
 
 
 def named(what: str, key: object, read: Callable[[], T]) -> T:
-    """What `read` gives; what it stumbles over is raised with a name."""
+    """What `read` gives; what it fails with is raised with the name of the row."""
     try:
         return read()
     except UNREADABLE as error:
@@ -98,12 +99,12 @@ def tell(error: Corruption) -> None:
         if len(_named) >= MAX_NAMED:
             _named.clear()
         _named.add(text)
-        log.error("%s; it is left out, the others go on", text)
+        log.error("%s; it is left out until it is repaired", text)
 
 
 def stands_in(snapshot: Snapshot, states: Collection[PublicState]) -> bool:
-    """Whether an execution is in one of the states. One in a state that no rule writes is in any of
-    them: who shows it says so."""
+    """Whether an execution is in one of the states. One in a state that no rule writes counts as
+    being in each: the caller that shows it says what is wrong."""
     try:
         return vector(snapshot).public in states
     except Corruption:

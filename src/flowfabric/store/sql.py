@@ -2,14 +2,17 @@
 
 A block begins with `-- name: what_it_gives`; comment lines follow, then one statement. A
 dialect's block replaces the common one of the same name. The schema name is the only token
-filled in at load.
+filled in at load; statements for records are filled in per kind (`RecordQueries`).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from typing import Any
+
+from flowfabric.store.rows.record import RecordKind
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$")
 
@@ -30,6 +33,62 @@ def load_migrations(dialect: str, schema: str = "flowfabric") -> tuple[str, ...]
     """The migrations of a dialect in order; number n brings the schema to version n."""
     folder = files("flowfabric.store") / dialect / "migrations"
     return tuple(file.read_text("utf-8").replace("{schema}", schema) for file in _sql_files(folder))
+
+
+class RecordQueries:
+    """The statements of `records.sql`, with the table and the columns of a kind filled in.
+
+    `mark` is how the dialect begins the number of a value ("$" or "?"), `schema` what stands before
+    the name of a table.
+    """
+
+    def __init__(self, queries: Mapping[str, str], mark: str, schema: str = "") -> None:
+        self._queries = queries
+        self._mark = mark
+        self._schema = schema
+        self.fill = cache(self._fill)
+
+    def _fill(self, name: str, kind: RecordKind[Any, Any], where: tuple[str, ...] = ()) -> str:
+        """The named statement for a kind; `where` are the columns that narrow a page.
+
+        Values are numbered in the order they are given: those of a row are its key, version,
+        columns and document; those of a page its limit, cursor and filters.
+        """
+        columns = ["version", *kind.columns, "doc"]
+        width, whole = len(kind.key), len(kind.key) + len(columns)
+        narrowed = enumerate(where, start=width + 2)
+        return self._queries[name].format(
+            "",
+            self._marks(1, 1),
+            self._marks(2, 2),
+            table=f"{self._schema}{kind.table}",
+            key=", ".join(kind.key),
+            columns=", ".join(columns),
+            due=kind.due,
+            keys=self._marks(1, width),
+            next=self._marks(width + 1, width + 1),
+            values=self._marks(width + 1, whole),
+            row=self._marks(1, whole),
+            expected=self._marks(whole + 1, whole + 1),
+            excluded=", ".join(f"excluded.{column}" for column in columns),
+            after=self._marks(2, width + 1),
+            where="".join(f" and {column} = {self._mark}{n}" for n, column in narrowed),
+            blanks=", ".join("?" * width),
+            arrays=", ".join(
+                f"{self._mark}{n}::{type}[]" for n, type in enumerate(kind.key.values(), start=1)
+            ),
+        )
+
+    def owned(self, kind: RecordKind[Any, Any]) -> list[str]:
+        """The statements that delete what a record owns; the value is its key."""
+        query = self._queries["dropped_owned"]
+        return [
+            query.format("", self._marks(1, 1), owned=f"{self._schema}{table}", owner=column)
+            for table, column in kind.owned.items()
+        ]
+
+    def _marks(self, first: int, last: int) -> str:
+        return ", ".join(f"{self._mark}{n}" for n in range(first, last + 1))
 
 
 def _sql_files(folder: Traversable) -> list[Traversable]:

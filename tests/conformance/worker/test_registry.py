@@ -154,7 +154,7 @@ async def test_only_transitions_are_told(lab: Lab, caplog: pytest.LogCaptureFixt
         "worker ada-1 (default) registered as ada",
         "worker ada-1 (default) signed off",
         "worker ada-1 (default) registered as ada",
-        "worker ada-1 (default) fell silent and is forgotten",
+        "worker ada-1 (default) fell silent and was removed",
     ]
     assert (await lab.engine.events.read()).events == ()
 

@@ -170,10 +170,10 @@ def check_reason(reason: object) -> str:
 
 
 def register(
-    old: Presence | None, new: Presence, now: Millis
+    old: Presence | None, now: Millis, new: Presence, first_version: int
 ) -> tuple[Presence, Registered | Refreshed]:
-    """The entry of a worker that registers. A live instance never changes its worker, and a marked
-    one stays marked until its leases are revoked."""
+    """The entry of a worker that says what it is. A live instance never changes its worker, and
+    one that was marked dead stays so until its leases are revoked."""
     if old is not None and old.marked_at is not None:
         raise Contention(
             f"instance {new.instance!r} was marked dead and its leases are being revoked"
@@ -181,18 +181,40 @@ def register(
     known = old is not None and old.alive(now)
     if known and old is not None and old.worker != new.worker:
         raise Invalid(f"instance {new.instance!r} belongs to worker {old.worker!r}")
-    entry = replace(new, registered_at=now, seen_at=now)
+    entry = replace(new, registered_at=now, seen_at=now, version=first_version)
     return entry, Refreshed(entry.expires_at) if known else Registered(entry.expires_at)
 
 
-def beat(old: Presence, now: Millis, running: int) -> Presence | None:
-    """The entry after a heartbeat; None if it had expired or was marked dead."""
-    return replace(old, seen_at=now, running=running) if old.alive(now) else None
+def beat(
+    old: Presence | None, now: Millis, running: int, worker: str | None
+) -> tuple[Presence | None, Refreshed | NotRegistered]:
+    """The entry after a heartbeat, unless it has run out, is marked dead or is another worker's."""
+    if old is None or worker not in (None, old.worker) or not old.alive(now):
+        return old, NotRegistered()
+    entry = replace(old, seen_at=now, running=running)
+    return entry, Refreshed(entry.expires_at)
 
 
-def mark(old: Presence, reason: str, now: Millis) -> Presence:
-    """The entry of a dead worker whose leases are to be revoked."""
-    return replace(old, marked_at=now, reason=reason)
+def leave(
+    old: Presence | None, now: Millis, worker: str | None
+) -> tuple[Presence | None, Marked | NotRegistered]:
+    """Nothing is left of a worker that stops. An entry that is marked dead, or is another worker's,
+    stays."""
+    if old is None or old.marked_at is not None or worker not in (None, old.worker):
+        return old, NotRegistered()
+    return None, Marked()
+
+
+def mark_dead(
+    old: Presence | None, now: Millis, reason: str, *, revoke: bool
+) -> tuple[Presence | None, Marked | NotRegistered]:
+    """The entry of a dead worker goes at once, or stays marked until its leases are revoked."""
+    if old is None or (old.marked_at is not None and not revoke):
+        return old, NotRegistered()
+    if not revoke:
+        return None, Marked()
+    marked = old if old.marked_at is not None else replace(old, marked_at=now, reason=reason)
+    return marked, Marked()
 
 
 def is_its(entry: Presence, worker: WorkerIdentity, namespace: str) -> bool:

@@ -1,7 +1,7 @@
 """Schedules: declared, paused, removed, and turned into runs when their time comes.
 
 A run is submitted under a key made of the schedule and the moment, before the schedule moves on.
-So a moment fires once, whatever process dies or fires it twice.
+So a moment fires once, even if a process dies halfway or two processes fire it.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ class Schedules(Service):
         return await self._executions.submit(self._submission(schedule, None))
 
     async def fire_due(self) -> int:
-        """Submits what is due; returns how many runs. The sweep does this by itself. A schedule
-        that cannot fire here stays due and holds nobody else up."""
+        """Submits what is due; returns how many runs. The sweep calls this. A schedule
+        that cannot fire here stays due and delays no other."""
         fired = 0
         while due := await self._context.store.records.due(SCHEDULES, self._now(), MAX_PAGE):
             firings = (self._fire(schedule) for schedule in due)
@@ -92,8 +92,12 @@ class Schedules(Service):
         submissions = [self._submission(schedule, moment) for moment in firing.moments]
         try:
             await self._executions.submit_many(submissions)
-        except Invalid as error:  # it cannot fire, now or later; the next time may be better
-            log.warning("schedule %s could not fire: %s", schedule.name, error)
+        except Invalid as error:  # this moment can never fire; the next one may
+            log.warning(
+                "schedule %s submits nothing this time, its run is invalid: %s",
+                schedule.name,
+                error,
+            )
         if firing.after != schedule:
             await self._context.store.records.put(SCHEDULES, firing.after, schedule.version)
         return len(submissions)
@@ -104,7 +108,7 @@ class Schedules(Service):
             self._stuck.discard(name)
         elif name not in self._stuck:
             self._stuck.add(name)
-            log.error("schedule %s could not fire and stays due: %s", name, answer)
+            log.error("schedule %s could not fire, stays due and is tried again: %s", name, answer)
 
     async def _change(
         self, name: str, rule: Callable[[Schedule | None, Millis], Schedule]
@@ -120,7 +124,7 @@ class Schedules(Service):
         return wanted
 
     def _options(self, schedule: Schedule, *, keyed: bool) -> dict[str, Any]:
-        """The moment's key lasts long enough to be of use, whatever the policy says."""
+        """The key of a moment lasts at least the default window, also if the policy says less."""
         policy = schedule.options.get("policy")
         if not keyed or policy is None:
             return schedule.options

@@ -121,7 +121,7 @@ class Lanes(Service):
         self._refreshed_at = now
         settings = await self.settings()
         weights = {name: lane.weight for name, lane in settings.items() if lane.weight != 1}
-        # Without weights nobody need know the lanes: claims take from all in one order.
+        # Without weights the names are not needed: claims take from all lanes in one order.
         names = (await self._all(settings))[:MAX_PAGE] if weights else []
         self._weights, self._names = weights, tuple(names)
 

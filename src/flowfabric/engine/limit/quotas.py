@@ -29,7 +29,7 @@ class QuotaStatus(Struct, frozen=True):
     """How full a quota is: altogether, and by key (the first hundred thousand). `admitted` have a
     slot: of those `running` are with a worker, the others wait for one. `opens_at` is when another
     start is allowed, None when one is allowed now or no rate is set; `key_opens_at` the same by
-    key, for keys whose own rate is used up and that somebody waits with."""
+    key, for keys that executions wait with and whose own rate is used up."""
 
     quota: Quota
     running: int
@@ -52,8 +52,8 @@ class Quotas(Service):
         return await self._write(quota, over=False)
 
     async def define(self, quota: Quota) -> bool:
-        """A quota as it should be: made (True), or given these limits. Whoever waits is let through
-        at once if there is room now; what runs already is never stopped."""
+        """A quota as it should be: made (True), or given these limits. Executions that wait are
+        admitted at once if there is room now; what runs already is never stopped."""
         return await self._write(quota, over=True)
 
     async def get(self, name: str) -> Quota:
@@ -70,7 +70,7 @@ class Quotas(Service):
         return await self._context.store.records.page(QUOTAS, after, wanted) if wanted else []
 
     async def delete(self, name: str) -> bool:
-        """Deletes a quota; whoever waits for it no longer does. False when there was none."""
+        """Deletes a quota, which no execution waits for any longer; False when there was none."""
         asked = check_quota_name(name)
         gone = await self._context.store.records.drop(QUOTAS, asked)
         self._context.known_limits.quotas.discard(asked)

@@ -38,7 +38,7 @@ class Ring:
     def __init__(self, store: Store, secret: str | None, *, make: bool) -> None:
         """`secret` becomes the first key; without one a key is made when `make` says so."""
         if secret is not None:
-            # Refused here, not when somebody waits for the first time.
+            # Refused here, not when an execution waits for the first time.
             rules.check_first(secret, "the waitpoint secret (FLOWFABRIC_WAITPOINT_SECRET)")
         self._store = store
         self._secret = secret

@@ -13,9 +13,9 @@ from flowfabric.store.postgres.names import NameBook
 from flowfabric.store.postgres.wake import Notices
 from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
-from flowfabric.store.record_queries import RecordQueries
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
 from flowfabric.store.rows.flow import Turn
+from flowfabric.store.sql import RecordQueries
 
 T = TypeVar("T")
 Columns = Sequence[Sequence[Any]]

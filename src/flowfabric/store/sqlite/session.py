@@ -18,10 +18,9 @@ from flowfabric.core.execution.model import (
     Waiting,
     WorkerIdentity,
 )
-from flowfabric.store.record_queries import RecordQueries
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.rows.execution import COLUMNS, Names, StateTable
-from flowfabric.store.sql import load_queries
+from flowfabric.store.sql import RecordQueries, load_queries
 
 Values = Sequence[Any] | Mapping[str, Any]
 
