@@ -13,6 +13,8 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.wait.model import Waitpoint
+from flowfabric.core.wait.suspend import NowSuspended
 from flowfabric.engine.execution.claims import Claim
 
 SOME = UUID("018f4c3e-0000-7000-8000-0123456789ab")
@@ -63,7 +65,7 @@ def variants(
     """Junk instead of a value (`outer`), and instead of each of its members (`inner`)."""
     for other in outer:
         yield f"={_shown(other)}", other
-    if isinstance(value, Claim):
+    if isinstance(value, Claim | NowSuspended | Waitpoint):
         return  # what the engine itself has made
     if isinstance(value, msgspec.Struct) and depth < 3:
         for name in value.__struct_fields__:

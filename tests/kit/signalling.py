@@ -11,10 +11,10 @@ from flowfabric.core.wait.model import Effect, ReceivedSignal
 from flowfabric.core.wait.signal import Accepted, Delivery, DuplicateSignal
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
+from flowfabric.engine.wait.suspensions import Ticket
 from tests.kit.lab import Lab
 from tests.kit.situations import take
-from tests.kit.waits import GO, suspend, wait_on
+from tests.kit.waits import GO, SuspendAnswer, suspend, wait_on
 
 Answer = Accepted | DuplicateSignal
 

@@ -102,7 +102,7 @@ def suspension(
     id = UUID(int=snapshot.head.version)
     wait = Wait(condition=Single("go"), bindings=(Binding(id=id, key="go"),))
     request = Suspend(id=id, waits=(wait,), reason=reason, kid="k1")
-    return rules.suspend(snapshot, now, owner, request, Loaded({}, {}, []))
+    return rules.suspend(snapshot, now, Loaded({}, {}, []), owner, request)
 
 
 async def suspend(lab: Lab, claim: Claim, reason: str = "waiting_for_signal") -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from msgspec import Struct
+
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.condition.model import (
@@ -16,10 +18,10 @@ from flowfabric.core.wait.condition.model import (
     keys_of,
 )
 from flowfabric.core.wait.signal import Accepted, Delivery, DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
+from flowfabric.core.wait.suspend import AlreadyMet, Binding, Suspend, Wait, WaitpointUse
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.execution.attempts import Owned
-from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
+from flowfabric.engine.wait.suspensions import Ticket
 from tests.kit.lab import Lab
 
 GO = "go"
@@ -58,9 +60,45 @@ def request(lab: Lab, *waits: Wait, **members: Any) -> Suspend:
     return Suspend(**{"id": fresh_id(lab), "waits": waits or (wait_on(lab),), **members})
 
 
+class SuspendAnswer(Struct, frozen=True):
+    """What an owner in another process gets: whether it was satisfied at once, the tokens to hand
+    out, and the handle of the suspended execution."""
+
+    suspension: UUID
+    waitpoints: tuple[Ticket, ...]
+    satisfied: bool
+    handle: str | None = None
+
+    @property
+    def primary(self) -> Ticket:
+        return self.waitpoints[0]
+
+    @property
+    def additional(self) -> tuple[Ticket, ...]:
+        return self.waitpoints[1:]
+
+
 async def suspend(lab: Lab, owned: Owned, *waits: Wait, **members: Any) -> SuspendAnswer:
     """Suspends, by default until any signal comes to the waitpoint `go`."""
-    return await lab.engine.suspensions.suspend(owned, request(lab, *waits, **members))
+    return await suspend_by(lab, owned, request(lab, *waits, **members))
+
+
+async def suspend_by(lab: Lab, owned: Owned, wanted: Suspend) -> SuspendAnswer:
+    """Suspends by this very request, and asks for everything that can be handed out."""
+    suspensions = lab.engine.suspensions
+    outcome = await suspensions.suspend(owned, wanted)
+    tickets = await suspensions.tickets(outcome.waitpoints)
+    if isinstance(outcome, AlreadyMet):
+        return SuspendAnswer(outcome.suspension, tickets, satisfied=True)
+    handle = suspensions.handle(owned, outcome)
+    return SuspendAnswer(outcome.suspension, tickets, satisfied=False, handle=handle)
+
+
+async def create_waitpoint(lab: Lab, owned: Owned, key: str, **options: Any) -> Ticket:
+    """A pending waitpoint and its token."""
+    made = await lab.engine.suspensions.create_waitpoint(owned, key, **options)
+    [ticket] = await lab.engine.suspensions.tickets((made,))
+    return ticket
 
 
 async def signal(

@@ -12,11 +12,12 @@ from flowfabric.core.execution.operator import Changed, Replayed
 from flowfabric.core.execution.status import outcome_word
 from flowfabric.core.execution.submission import Duplicate, Submitted
 from flowfabric.core.wait.keyring import Rotated
+from flowfabric.core.wait.model import Waitpoint
 from flowfabric.core.wait.resume import Resumed, SuspensionExpired
 from flowfabric.core.wait.signal import Accepted
+from flowfabric.core.wait.suspend import AlreadyMet, NowSuspended
 from flowfabric.core.wait.waitpoint import WaitpointsClosed
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
 from tests.machine.words import Answer
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -52,8 +53,9 @@ _FIGURES: dict[type, tuple[str, ...]] = {
     ReclaimCapExceeded: ("reclaims",),
     Changed: ("priority",),
     Replayed: ("state",),
-    SuspendAnswer: ("satisfied", "suspension"),
-    Ticket: ("id",),
+    NowSuspended: ("suspension",),
+    AlreadyMet: ("suspension",),
+    Waitpoint: ("id",),
     Accepted: ("effect", "number"),
     Resumed: ("state",),
     SuspensionExpired: ("behaviour", "state"),

@@ -29,9 +29,8 @@ from flowfabric.core.limit.quota import Quota, Rate, Use
 from flowfabric.core.limit.spend import Reserved
 from flowfabric.core.wait.condition.model import Single
 from flowfabric.core.wait.signal import Delivery
-from flowfabric.core.wait.suspend import Binding, Suspend, Wait
+from flowfabric.core.wait.suspend import Binding, NowSuspended, Suspend, Wait
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer
 from flowfabric.store.rows.record import BUDGETS
 from tests.machine.limit_play import Holding, LimitPlay
 
@@ -221,8 +220,8 @@ async def suspend(play: LimitPlay, a: int, b: int, other: bool) -> None:
     answer = await play.ask(
         lambda engine: engine.suspensions.suspend(held.claim, asked), other=other
     )
-    if isinstance(answer, SuspendAnswer):
-        play.tokens[held.claim.uuid] = answer.primary
+    if isinstance(answer, NowSuspended):
+        [play.tokens[held.claim.uuid]] = await play.other.suspensions.tickets(answer.waitpoints)
 
 
 # -- spending

@@ -19,11 +19,12 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import lease as core
 from flowfabric.core.execution.lease import Taking
 from flowfabric.core.execution.model import Ended, Lost, Ready, Snapshot, WorkerIdentity
+from flowfabric.core.wait.model import Waitpoint
+from flowfabric.core.wait.suspend import AlreadyMet, NowSuspended
 from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Held, Owned
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer, Ticket
 from flowfabric.store.clock import Clock, ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EventQuery
@@ -354,6 +355,7 @@ class Play:
         allowed = model()
         assert answer in allowed, f"{answer}, but the model says {set(allowed)}"
         self._keep(outcome)
+        await self._keep_tokens(outcome)
         return answer
 
     def _ask(self, uuid: UUID, operation: Callable[[Life], Answers]) -> Answers:
@@ -390,15 +392,18 @@ class Play:
         if isinstance(outcome, Claim):
             fence = Fence(outcome.lease.id, outcome.epoch, outcome.attempt)
             self.holdings.append(Holding(outcome, fence))
-        tickets: tuple[Ticket, ...] = ()
+
+    async def _keep_tokens(self, outcome: object) -> None:
+        """Any process can mint them, and they are the same every time."""
+        rows: tuple[Waitpoint, ...] = ()
         match outcome:
-            case SuspendAnswer(waitpoints=tickets):
+            case NowSuspended(waitpoints=rows) | AlreadyMet(waitpoints=rows):
                 pass
-            case Ticket():
-                tickets = (outcome,)
+            case Waitpoint():
+                rows = (outcome,)
             case _:
                 pass
-        for ticket in tickets:
+        for ticket in await self.other.suspensions.tickets(rows):
             if ticket.token is not None:
                 text = ticket.token.reveal()
                 assert self.book.tokens.setdefault(ticket.id, text) == text, "two tokens"

@@ -43,7 +43,7 @@ class Sleeper(QuotaView):
         expires_at = None if expires_in is None else now + expires_in
         self.doors[id] = Door(id, key, PENDING, len(self.tries) - 1, expires_at)
         self._moved()
-        return one("Ticket", id)
+        return one("Waitpoint", id)
 
     def suspend(self, fence: Fence, now: int, request: Request) -> Answers:
         first, until = self.remembered.get(request.key or "", (("nothing",), 0))
@@ -52,7 +52,7 @@ class Sleeper(QuotaView):
         if again := self._again(f"suspend {request.id}", fence):
             return again
         if self.met == (request.id, fence):
-            return one("SuspendAnswer", True, request.id)
+            return one("AlreadyMet", request.id)
         self._gate(fence, now)
         for place in request.places:
             self._check_place(place, now)
@@ -76,7 +76,7 @@ class Sleeper(QuotaView):
         self._interrupt(now)
         self._move(Stage.SUSPENDED)
         self.told.append("suspended")
-        answer: Answer = ("SuspendAnswer", False, request.id)
+        answer: Answer = ("NowSuspended", request.id)
         self._remember(answer, request, now)
         return self._effect(f"suspend {request.id}", fence, answer)
 
@@ -94,7 +94,7 @@ class Sleeper(QuotaView):
         self._close_sleep(how, so_far)
         self._moved()
         self.met = (request.id, fence)
-        answer: Answer = ("SuspendAnswer", True, request.id)
+        answer: Answer = ("AlreadyMet", request.id)
         self._remember(answer, request, now)
         return frozenset({answer})
 

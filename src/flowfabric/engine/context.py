@@ -147,9 +147,22 @@ class Service:
         return await self._context.decisions.decide(key.uuid, exactly, held)
 
     async def _decide_loaded(
-        self, id: str, rule: LoadedRule[T], needs: NeedsOf, held: Snapshot | None = None
+        self,
+        id: str,
+        needs: NeedsOf,
+        rule: Callable[Concatenate[Snapshot | None, Millis, Loaded, P], Change[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
         """As `_decide`, for a rule that needs more than the execution itself."""
+        return await self._decide_loaded_on(
+            None, id, needs, lambda found, now, loaded: rule(found, now, loaded, *args, **kwargs)
+        )
+
+    async def _decide_loaded_on(
+        self, held: Snapshot | None, id: str, needs: NeedsOf, rule: LoadedRule[T]
+    ) -> T:
+        """The same, on a value the caller already has: the first round does not load it."""
         key = ExecutionId(id)
 
         def exactly(snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[T]:

@@ -24,8 +24,9 @@ from flowfabric.core.flow.join import AnyOf, Edge
 from flowfabric.core.flow.model import CancelPolicy, FlowState, Parent
 from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.core.limit.quota import Quota, Rate
-from flowfabric.core.wait.model import Terms
+from flowfabric.core.wait.model import Terms, Waitpoint
 from flowfabric.core.wait.signal import Delivery
+from flowfabric.core.wait.suspend import NowSuspended
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.queries import Query, Suspects
@@ -161,6 +162,9 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
         "suspensions.issue_token": {"id": world.suspended},
         "suspensions.close_waitpoint": {"id": world.suspended},
         "suspensions.create_waitpoint": {"id": fresh_id(lab)},
+        "suspensions.handle": {"suspended": NowSuspended(fresh_id(lab), (), world.claim.snapshot)},
+        "suspensions.tickets": {"waitpoints": (Waitpoint(
+            world.waitpoint, world.suspended.uuid, "go", Millis(5), "k1"),)},
         "suspensions.suspended": {"after": (Millis(5), world.waiting)},
         "signals.approve": {"id": world.suspended},
         "signals.deliver": {"id": world.suspended},

@@ -26,7 +26,6 @@ from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.core.wait.token import digest_of
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.kit.lab import Lab
 from tests.kit.signalling import (
     Answer,
@@ -40,7 +39,7 @@ from tests.kit.signalling import (
     waiting,
 )
 from tests.kit.situations import load, missing_ids, take
-from tests.kit.waits import named, suspend
+from tests.kit.waits import SuspendAnswer, create_waitpoint, named, suspend
 
 PLAN = digest_of({"deploy": "v2", "to": "production"})
 OTHER_PLAN = digest_of({"deploy": "v3", "to": "production"})
@@ -234,8 +233,7 @@ async def test_an_operator_is_bound_by_the_terms_too(lab: Lab) -> None:
 
 async def test_a_decision_can_be_made_before_anybody_waits_for_it(lab: Lab) -> None:
     claim = await lab.running()
-    make = lab.engine.suspensions.create_waitpoint
-    ticket = await make(claim, "deploy", terms=TERMS, lasting=True)
+    ticket = await create_waitpoint(lab, claim, "deploy", terms=TERMS, lasting=True)
     assert effect_of(await decide(lab, claim, "ann")) is Effect.BUFFERED
     with pytest.raises(AlreadyDecided):
         await decide(lab, claim, "ann", "reject")
@@ -350,5 +348,5 @@ async def test_a_waitpoint_that_is_no_approval_is_never_outdated(lab: Lab) -> No
 async def test_terms_have_to_make_sense(lab: Lab, terms: Any) -> None:
     claim = await take(lab, await lab.submit())
     with pytest.raises(FlowFabricError) as caught:
-        await lab.engine.suspensions.create_waitpoint(claim, "deploy", terms=terms)
+        await create_waitpoint(lab, claim, "deploy", terms=terms)
     assert isinstance(caught.value, Invalid)

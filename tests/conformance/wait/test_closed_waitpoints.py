@@ -16,11 +16,10 @@ from flowfabric.core.wait.condition.model import Condition, Single, all_waitpoin
 from flowfabric.core.wait.model import ResumePolicy, StepRef, Waited
 from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.kit.lab import Lab
 from tests.kit.signalling import delivery_to, fresh
 from tests.kit.situations import load
-from tests.kit.waits import suspend
+from tests.kit.waits import SuspendAnswer, suspend
 
 LASTING = ResumePolicy(close_waitpoint_on_resume=False)
 

@@ -27,11 +27,10 @@ from flowfabric.core.wait.condition.model import (
 from flowfabric.core.wait.model import Effect, Waits
 from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.kit.lab import Lab
 from tests.kit.signalling import deliver, effect, fresh, kept, waiting
 from tests.kit.situations import load, take
-from tests.kit.waits import in_, named, suspend, wait_at, wait_on
+from tests.kit.waits import SuspendAnswer, create_waitpoint, in_, named, suspend, wait_at, wait_on
 
 pytestmark = pytest.mark.rules
 
@@ -323,7 +322,7 @@ async def test_every_waitpoint_belongs_to_its_execution(lab: Lab) -> None:
 async def test_what_was_buffered_counts_in_a_composite_condition(lab: Lab) -> None:
     """E-X21, §4.5: exactly as if it came just after"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     assert await effect(lab, claim.id, ticket, "a", source="ann") is Effect.BUFFERED
     await effect(lab, claim.id, ticket, "c", source="ann")
     tree = AllTrue((named("a"), Count(3, CountKind.SOURCES, ("go",))))
@@ -339,7 +338,7 @@ async def test_what_was_buffered_counts_in_a_composite_condition(lab: Lab) -> No
 async def test_what_was_buffered_may_be_all_of_it(lab: Lab) -> None:
     """AlreadySatisfied: the lease is kept, nothing is told of a release"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     for name in ("b", "a", "c"):
         await effect(lab, claim.id, ticket, name)
     answer = await suspend(lab, claim, wait_at(ticket, BOTH))

@@ -38,7 +38,7 @@ from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from tests.kit.lab import Lab
 from tests.kit.race import Race
 from tests.kit.signalling import deliver, deliver_with, effect, fresh, kept, waiting
-from tests.kit.waits import suspend
+from tests.kit.waits import create_waitpoint, suspend
 
 A, B, C = ("aa" * 32, "bb" * 32, "cc" * 32)
 GRACE = Millis(1_000)
@@ -126,7 +126,7 @@ async def test_without_a_key_nothing_waits_for_signed_signals(
     assert isinstance(caught.value, Unavailable)
     assert caught.value.code == "hmac_secret_not_initialized"
     with pytest.raises(NoSigningKey):
-        await lab.engine.suspensions.create_waitpoint(claim, "go")
+        await create_waitpoint(lab, claim, "go")
     with pytest.raises(NoSigningKey):
         await deliver_with("kid:" + "a" * 64, lab, claim.id, fresh())
     assert await lab.engine.keys.kids() == Kids(None, ())

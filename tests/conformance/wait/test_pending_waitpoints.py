@@ -41,14 +41,13 @@ from flowfabric.store.contract import Store
 from tests.kit.lab import W2, Lab
 from tests.kit.owners import FORMS, every_form, everything
 from tests.kit.situations import RETRY_AT_ONCE, described, missing_ids, take
-from tests.kit.waits import GO, fresh_id, in_, signal, suspend, wait_at, wait_on
+from tests.kit.waits import GO, create_waitpoint, fresh_id, in_, signal, suspend, wait_at, wait_on
 
 MINUTE = Millis(60_000)
 
 
 async def pending(lab: Lab, claim: Claim, key: str = GO, **options: object) -> Ticket:
-    made = lab.engine.suspensions.create_waitpoint
-    return await made(claim, key, **options)  # type: ignore[arg-type]
+    return await create_waitpoint(lab, claim, key, **options)
 
 
 async def open_keys(lab: Lab, id: str) -> list[str]:
@@ -63,7 +62,7 @@ async def test_a_pending_waitpoint_is_made_by_the_owner(lab: Lab, form: str) -> 
     """E-T229: its token carries the current kid; the lease is kept."""
     claim = await lab.running()
     owned = FORMS[form](lab, claim)
-    ticket = await lab.engine.suspensions.create_waitpoint(owned, GO, expires_in=MINUTE)
+    ticket = await create_waitpoint(lab, owned, GO, expires_in=MINUTE)
     kids = await lab.engine.keys.kids()
     assert ticket.token is not None
     assert ticket.token.kid == kids.current_kid

@@ -30,7 +30,7 @@ from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import Lab
 from tests.kit.signalling import deliver, deliver_with, delivery_to, effect, fresh, kept, waiting
 from tests.kit.situations import load, missing_ids, take
-from tests.kit.waits import named, suspend
+from tests.kit.waits import create_waitpoint, named, suspend
 
 pytestmark = pytest.mark.rules
 
@@ -166,8 +166,8 @@ async def test_a_token_is_for_its_own_waitpoint_only(lab: Lab) -> None:
     claim, answer = await waiting(lab)
     other, others = await waiting(lab)
     again = await take(lab, await lab.submit())
-    sister = await lab.engine.suspensions.create_waitpoint(again, "go")
-    twin = await lab.engine.suspensions.create_waitpoint(again, "go")
+    sister = await create_waitpoint(lab, again, "go")
+    twin = await create_waitpoint(lab, again, "go")
     for token, id, waitpoint in [
         (others.primary.token, claim.id, answer.primary.id),
         (others.primary.token, claim.id, others.primary.id),
@@ -184,7 +184,7 @@ async def test_a_token_is_for_its_own_waitpoint_only(lab: Lab) -> None:
 async def test_a_pending_waitpoint_wants_its_token_too(lab: Lab) -> None:
     """E-T257"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     with pytest.raises(InvalidToken):
         await deliver_with(flipped(ticket.token), lab, claim.id, ticket.id)
     assert await effect(lab, claim.id, ticket) is Effect.BUFFERED
@@ -277,7 +277,7 @@ async def test_an_old_condition_hears_nothing_of_a_new_waitpoint(lab: Lab) -> No
     claim, answer = await waiting(lab)
     await deliver(lab, claim.id, answer.primary)
     again = await lab.claim_one()
-    ticket = await lab.engine.suspensions.create_waitpoint(again, "go")
+    ticket = await create_waitpoint(lab, again, "go")
     assert await effect(lab, claim.id, ticket) is Effect.BUFFERED
     assert await lab.state(claim.id) is PublicState.ACTIVE
     await lab.complete(again)
@@ -286,8 +286,10 @@ async def test_an_old_condition_hears_nothing_of_a_new_waitpoint(lab: Lab) -> No
 async def test_pending_waitpoints_close_with_the_execution(lab: Lab) -> None:
     """INV-13"""
     claim = await lab.running()
-    make = lab.engine.suspensions.create_waitpoint
-    tickets = [await make(claim, "a"), await make(claim, "b", lasting=True)]
+    tickets = [
+        await create_waitpoint(lab, claim, "a"),
+        await create_waitpoint(lab, claim, "b", lasting=True),
+    ]
     await lab.complete(claim)
     for ticket in tickets:
         with pytest.raises(NotSignalable):

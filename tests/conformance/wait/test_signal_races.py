@@ -43,7 +43,7 @@ from tests.kit.signalling import (
     waiting,
 )
 from tests.kit.situations import completions
-from tests.kit.waits import in_, named, suspend, wait_at
+from tests.kit.waits import create_waitpoint, in_, named, suspend, wait_at
 
 Moment = Callable[[Race, Rival], None]
 Call = Callable[[Lab], Awaitable[Any]]
@@ -181,13 +181,13 @@ async def test_a_suspend_hears_what_is_being_buffered(
 ) -> None:
     """Review R1 (b): decided on a value that knows nothing of the signal"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     moment(race, lambda: deliver(second_lab, claim.id, ticket))
     handle = lab.engine.attempts.seal(claim)
     answer = await suspend(lab, handle, wait_at(ticket))
     assert answer.satisfied
     assert await lab.state(claim.id) is PublicState.ACTIVE
-    assert await lab.engine.suspensions.heard(claim.uuid, answer.suspension) != []
+    assert await lab.engine.suspensions.signals_of(claim.uuid, answer.suspension) != []
     await lab.complete(claim)
 
 
@@ -214,7 +214,7 @@ async def test_a_signal_being_buffered_meets_the_suspend(
 ) -> None:
     """The other way round: it was about to be kept, and resumes"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     moment(race, lambda: suspend(second_lab, claim, wait_at(ticket)))
     assert await effect(lab, claim.id, ticket) is Effect.SATISFIED
     await woken_once(lab, claim)
@@ -224,7 +224,7 @@ async def test_signals_and_suspends_at_once_lose_nothing(lab: Lab, labs: tuple[L
     """Whatever comes first, the execution goes on"""
     for number in range(10):
         claim = await lab.running()
-        ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+        ticket = await create_waitpoint(lab, claim, "go")
         calls = [suspending(claim, ticket), delivering(claim, ticket)]
         await both(labs, *(calls if number % 3 else reversed(calls)))
         state = await lab.state(claim.id)
@@ -352,7 +352,7 @@ async def test_a_signal_that_comes_after_the_end_is_refused(
 ) -> None:
     """The worker completes while a signal is about to be kept"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     moment(race, lambda: second_lab.complete(claim, b"done"))
     with pytest.raises(NotSignalable):
         await deliver(lab, claim.id, ticket)

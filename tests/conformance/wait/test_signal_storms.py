@@ -19,12 +19,11 @@ from flowfabric.core.wait.model import MAX_SIGNALS, Effect, Loaded, Needs, Terms
 from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.kit.lab import Lab
 from tests.kit.race import Race
 from tests.kit.signalling import Answer, deliver, delivery_to, effect, fresh, kept, waiting
 from tests.kit.situations import load
-from tests.kit.waits import named, suspend
+from tests.kit.waits import SuspendAnswer, named, suspend
 
 
 class Scale:

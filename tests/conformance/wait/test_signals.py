@@ -29,7 +29,7 @@ from tests.kit.lab import W2, Lab
 from tests.kit.race import kinds
 from tests.kit.signalling import deliver, effect, fresh, kept, names, waiting
 from tests.kit.situations import completions, described, load
-from tests.kit.waits import in_, named, suspend, wait_at, wait_on
+from tests.kit.waits import create_waitpoint, in_, named, suspend, wait_at, wait_on
 
 TWO = AllTrue((named("a"), named("b")))
 
@@ -92,7 +92,7 @@ async def test_every_effect_of_a_composite_condition(lab: Lab) -> None:
 async def test_a_signal_at_a_waitpoint_outside_the_condition_is_ignored(lab: Lab) -> None:
     """§4.4: a pending one nobody waits at is kept for later instead"""
     claim = await lab.running()
-    aside = await lab.engine.suspensions.create_waitpoint(claim, "aside")
+    aside = await create_waitpoint(lab, claim, "aside")
     await suspend(lab, claim)
     assert await effect(lab, claim.id, aside) is Effect.BUFFERED
     assert await lab.state(claim.id) is PublicState.SUSPENDED
@@ -264,7 +264,7 @@ async def test_more_signals_than_the_limit_are_refused(lab: Lab) -> None:
 async def test_the_limit_counts_every_signal_of_the_execution(lab: Lab) -> None:
     """Buffered ones and those of earlier suspensions too"""
     claim = await lab.running()
-    aside = await lab.engine.suspensions.create_waitpoint(claim, "aside")
+    aside = await create_waitpoint(lab, claim, "aside")
     await deliver(lab, claim.id, aside)
     answer = await suspend(lab, claim)
     await deliver(lab, claim.id, answer.primary)
@@ -342,7 +342,7 @@ async def test_the_delay_of_the_call_goes_before_that_of_the_policy(
 async def test_a_signal_that_comes_before_the_suspension_is_kept(lab: Lab) -> None:
     """E-T257: the execution runs on, the suspend finds it"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     assert await effect(lab, claim.id, ticket, "early") is Effect.BUFFERED
     assert await lab.state(claim.id) is PublicState.ACTIVE
     answer = await suspend(lab, claim, wait_at(ticket, Single("go", ByName("early"))))
@@ -355,7 +355,7 @@ async def test_a_signal_that_comes_before_the_suspension_is_kept(lab: Lab) -> No
 async def test_a_repeat_of_a_buffered_signal_is_a_duplicate(lab: Lab) -> None:
     """Before the suspension, in it and after it"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     first = await deliver(lab, claim.id, ticket, "a", idempotency_key="k")
     assert isinstance(first, Accepted)
     expected = DuplicateSignal(first.signal)
@@ -369,8 +369,10 @@ async def test_a_repeat_of_a_buffered_signal_is_a_duplicate(lab: Lab) -> None:
 async def test_buffering_ends_with_the_waitpoint(lab: Lab) -> None:
     """E-T260, INV-13: closed by hand, or run out"""
     claim = await lab.running()
-    make = lab.engine.suspensions.create_waitpoint
-    closed, brief = await make(claim, "a"), await make(claim, "b", expires_in=Millis(10))
+    closed, brief = (
+        await create_waitpoint(lab, claim, "a"),
+        await create_waitpoint(lab, claim, "b", expires_in=Millis(10)),
+    )
     await lab.engine.suspensions.close_waitpoint(claim.id, closed.id)
     lab.clock.advance(10)
     for ticket in (closed, brief):
@@ -385,11 +387,11 @@ async def test_buffering_ends_with_the_waitpoint(lab: Lab) -> None:
 async def test_a_closed_waitpoint_keeps_the_signals_it_had(lab: Lab) -> None:
     """FLAW-28"""
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "a")
+    ticket = await create_waitpoint(lab, claim, "a")
     await deliver(lab, claim.id, ticket)
     await lab.engine.suspensions.close_waitpoint(claim.id, ticket.id)
     assert len(await kept(lab, claim.id)) == 1
-    again = await lab.engine.suspensions.create_waitpoint(claim, "a")
+    again = await create_waitpoint(lab, claim, "a")
     assert await effect(lab, claim.id, again) is Effect.BUFFERED
     assert not (await suspend(lab, claim)).satisfied
 

@@ -34,7 +34,18 @@ from flowfabric.engine.execution.attempts import Held
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.owners import FORMS, every_form, everything
 from tests.kit.situations import described, missing_ids, take, timeouts
-from tests.kit.waits import GO, fresh_id, in_, keys, named, request, signal, suspend, wait_on
+from tests.kit.waits import (
+    GO,
+    fresh_id,
+    in_,
+    keys,
+    named,
+    request,
+    signal,
+    suspend,
+    suspend_by,
+    wait_on,
+)
 
 ACTIVE = "active leased not_applicable none none running_attempt"
 SUSPENDED = "suspended unowned not_applicable waiting_for_signal none attempt_interrupted"
@@ -64,7 +75,7 @@ async def test_a_suspend_gives_the_lease_up_and_hands_a_token_out(lab: Lab, form
     caller owns it in."""
     claim = await lab.running()
     wanted = request(lab)
-    answer = await lab.engine.suspensions.suspend(FORMS[form](lab, claim), wanted)
+    answer = await suspend_by(lab, FORMS[form](lab, claim), wanted)
     binding = wanted.waits[0].bindings[0]
     assert (answer.suspension, answer.satisfied) == (wanted.id, False)
     assert (answer.primary.id, answer.primary.key) == (binding.id, GO)
@@ -260,9 +271,9 @@ async def test_the_very_same_request_may_be_repeated_without_a_key(lab: Lab, for
     claim = await lab.running()
     wanted = request(lab, wait_on(lab, all_waitpoints("a", "b")))
     owned = FORMS[form](lab, claim)
-    first = await lab.engine.suspensions.suspend(owned, wanted)
+    first = await suspend_by(lab, owned, wanted)
     before = await everything(lab, claim.id)
-    second = await lab.engine.suspensions.suspend(owned, wanted)
+    second = await suspend_by(lab, owned, wanted)
     assert (second.suspension, second.waitpoints) == (first.suspension, first.waitpoints)
     assert await everything(lab, claim.id) == before
 

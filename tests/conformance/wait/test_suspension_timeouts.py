@@ -24,11 +24,10 @@ from flowfabric.core.wait.condition.model import (
 from flowfabric.core.wait.model import Behaviour, StepRef, Waited
 from flowfabric.core.wait.resume import SuspensionExpired
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.kit.lab import W2, Lab
 from tests.kit.owners import everything
 from tests.kit.situations import completions, described, load, missing_ids, take
-from tests.kit.waits import GO, in_, signal, suspend, wait_on
+from tests.kit.waits import GO, SuspendAnswer, in_, signal, suspend, wait_on
 
 SECOND = 1_000
 

@@ -29,7 +29,6 @@ from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.wait.suspensions import SuspendAnswer
 from tests.kit.lab import Lab
 from tests.kit.signalling import (
     Answer,
@@ -42,7 +41,7 @@ from tests.kit.signalling import (
     waiting,
 )
 from tests.kit.situations import load, missing_ids
-from tests.kit.waits import suspend
+from tests.kit.waits import SuspendAnswer, create_waitpoint, suspend
 
 MANY = Count(9, CountKind.SIGNALS, ("go",))
 SECRET = "5e" * 32
@@ -157,7 +156,7 @@ async def test_a_refused_use_does_not_use_a_token_up(desk: Desk) -> None:
 
 async def test_a_token_for_one_use_counts_when_it_is_buffered(lab: Lab) -> None:
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     token = await lab.engine.suspensions.issue_token(claim.id, ticket.id, single_use=True)
     await deliver_with(token, lab, claim.id, ticket.id)
     with pytest.raises(TokenUsed):
@@ -294,7 +293,7 @@ async def test_taking_back_what_is_over_changes_nothing(desk: Desk) -> None:
 
 async def test_taking_back_disturbs_no_worker(lab: Lab) -> None:
     claim = await lab.running()
-    ticket = await lab.engine.suspensions.create_waitpoint(claim, "go")
+    ticket = await create_waitpoint(lab, claim, "go")
     await lab.engine.signals.revoke(claim.id, ticket.id)
     assert await lab.state(claim.id) is PublicState.ACTIVE
     with pytest.raises(TokenRevoked):

@@ -32,7 +32,7 @@ from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.owners import FORMS, every_form
 from tests.kit.situations import missing_ids, take
-from tests.kit.waits import GO, fresh_id, in_, named, signal, suspend, wait_on
+from tests.kit.waits import GO, create_waitpoint, fresh_id, in_, named, signal, suspend, wait_on
 
 
 async def suspended(lab: Lab, condition: Condition | str = GO) -> Claim:
@@ -96,7 +96,7 @@ async def test_the_names_a_waitpoint_waits_for(
 async def test_waitpoints_are_read_page_by_page(lab: Lab) -> None:
     """E-T246: by id, the cursor itself left out; active and pending ones together."""
     claim = await lab.running()
-    early = await lab.engine.suspensions.create_waitpoint(claim, "pending", lasting=True)
+    early = await create_waitpoint(lab, claim, "pending", lasting=True)
     keys = [f"k{number}" for number in range(5)]
     answer = await suspend(lab, claim, wait_on(lab, all_waitpoints(*keys)))
     ids = sorted([early.id, *(ticket.id for ticket in answer.waitpoints)])
@@ -136,7 +136,7 @@ async def test_waitpoints_of_nothing(lab: Lab) -> None:
 async def test_the_terms_of_an_approval_are_shown(lab: Lab) -> None:
     claim = await lab.running()
     terms = Terms(about="sha256:1", decisions=("approve", "reject"), approvers=("ann",))
-    await lab.engine.suspensions.create_waitpoint(claim, "approval", terms=terms)
+    await create_waitpoint(lab, claim, "approval", terms=terms)
     [seen] = await lab.engine.suspensions.waitpoints(claim.id)
     assert seen.terms == terms
 
@@ -147,7 +147,7 @@ async def test_the_terms_of_an_approval_are_shown(lab: Lab) -> None:
 async def test_the_token_of_an_open_waitpoint_can_be_read(lab: Lab) -> None:
     """E-T249: pending or active, always the same one."""
     claim = await lab.running()
-    pending = await lab.engine.suspensions.create_waitpoint(claim, "early")
+    pending = await create_waitpoint(lab, claim, "early")
     answer = await suspend(lab, claim)
     for ticket in (pending, answer.primary):
         assert ticket.token is not None
@@ -165,7 +165,7 @@ async def test_there_is_no_token_of_what_is_closed_or_not_there(lab: Lab) -> Non
         assert await token(missing, id) is None
     await signal(lab, claim.id, answer.primary)
     assert await token(claim.id, id) is None
-    pending = await lab.engine.suspensions.create_waitpoint(other, GO, lasting=True)
+    pending = await create_waitpoint(lab, other, GO, lasting=True)
     await lab.complete(other)
     assert await token(other.id, pending.id) is None
 

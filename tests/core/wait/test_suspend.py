@@ -90,7 +90,7 @@ def request(*waits: Wait, **members: Any) -> Suspend:
 def suspending(
     held: Snapshot, wanted: Suspend, memory: Loaded | None = None, at: Millis = NOW
 ) -> Change[NowSuspended | AlreadyMet]:
-    return suspend(held, at, owner(held), wanted, memory or nothing())
+    return suspend(held, at, memory or nothing(), owner(held), wanted)
 
 
 def waits_of(snapshot: Snapshot) -> Waits:
@@ -105,7 +105,7 @@ def asleep(*waits: Wait, **members: Any) -> Snapshot:
 def with_pending(**members: Any) -> tuple[Snapshot, Loaded]:
     held = running()
     new = NewWaitpoint(id=WAITPOINT, key="go", kid="k1", **members)
-    change = create(held, NOW, owner(held), new, nothing())
+    change = create(held, NOW, nothing(), owner(held), new)
     return after(change), Loaded({WAITPOINT: change.waitpoints[0]}, {}, [])
 
 
@@ -162,8 +162,12 @@ def test_how_long_an_answer_is_remembered(timeout: Millis | None, until: int) ->
     assert record.stands(Millis(until - 1))
     assert not record.stands(Millis(until))
     known = Loaded({}, {record.key: record}, [])
-    again = suspend(after(change), NOW, owner(held), wanted, known)
-    assert (again.outcome, again.after) == (change.outcome, None)
+    again = suspend(after(change), NOW, known, owner(held), wanted)
+    assert isinstance(again.outcome, NowSuspended)
+    assert isinstance(change.outcome, NowSuspended)
+    assert again.outcome.suspension == change.outcome.suspension
+    assert again.outcome.waitpoints == change.outcome.waitpoints
+    assert again.after is None
 
 
 def test_a_mark_that_ran_out_is_as_good_as_none() -> None:
@@ -177,7 +181,7 @@ def test_a_mark_that_ran_out_is_as_good_as_none() -> None:
 
 def test_a_lease_that_ran_out_is_marked_and_refused() -> None:
     held = running()
-    change = suspend(held, Millis(NOW + TTL), owner(held), request(), nothing())
+    change = suspend(held, Millis(NOW + TTL), nothing(), owner(held), request())
     assert isinstance(change.outcome, LeaseExpired)
     assert [event.kind for event in change.events] == [EventKind.LEASE_EXPIRED]
     assert change.waitpoints == ()
@@ -197,7 +201,7 @@ def test_nothing_fresh_without_a_key() -> None:
 def test_nobody_can_be_suspended() -> None:
     held = running()
     with pytest.raises(NotFound):
-        suspend(None, NOW, owner(held), request(), nothing())
+        suspend(None, NOW, nothing(), owner(held), request())
 
 
 @pytest.mark.parametrize("state", [name for name in ALL if name != "running"])
@@ -205,7 +209,7 @@ def test_only_what_runs_can_be_suspended(state: str) -> None:
     """E-T214"""
     held = running()
     with pytest.raises(FlowFabricError):
-        suspend(ALL[state], NOW, owner(held), request(), nothing())
+        suspend(ALL[state], NOW, nothing(), owner(held), request())
 
 
 def test_a_timeout_may_be_a_little_late() -> None:

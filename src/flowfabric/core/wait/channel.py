@@ -72,14 +72,14 @@ def needs_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> N
 def send(
     snapshot: Snapshot | None,
     now: Millis,
+    loaded: Loaded,
     name: str,
     delivery: Delivery,
     kid: str | None,
-    loaded: Loaded,
 ) -> "Change[SignalAnswer]":
     """Delivers a signal to the first open waitpoint of that name, or to its channel."""
     snapshot = present(snapshot)
-    known = _sent_before(snapshot, now, name, delivery, loaded)
+    known = _sent_before(snapshot, now, loaded, name, delivery)
     if known is not None:
         return unchanged(DuplicateSignal(known))
     if isinstance(snapshot.state, Ended):
@@ -88,43 +88,43 @@ def send(
     target = found[0].id if found else channel_id(snapshot, name)
     addressed = replace(delivery, waitpoint=target)
     if target in loaded.waitpoints:
-        change = deliver(snapshot, now, addressed, None, loaded)
+        change = deliver(snapshot, now, loaded, addressed)
     else:
         channel = new_waitpoint(snapshot, now, target, name, kid)
-        change = _deliver_to_new(snapshot, now, channel, addressed, loaded)
+        change = _deliver_to_new(snapshot, now, loaded, channel, addressed)
     return _with_sent(change, snapshot, now, name, delivery)
 
 
 def decide(
-    snapshot: Snapshot | None, now: Millis, name: str, delivery: Delivery, loaded: Loaded
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, name: str, delivery: Delivery
 ) -> "Change[SignalAnswer]":
     """Delivers an approver's decision to the approval of that name, which must have been asked
     for."""
     snapshot = present(snapshot)
-    known = _sent_before(snapshot, now, name, delivery, loaded)
+    known = _sent_before(snapshot, now, loaded, name, delivery)
     if known is not None:
         return unchanged(DuplicateSignal(known))
     ended = isinstance(snapshot.state, Ended)
-    approval = None if ended else _open_approval(snapshot, now, name, loaded)
+    approval = None if ended else _open_approval(snapshot, now, loaded, name)
     if approval is None:
-        before = _decided(snapshot, name, delivery, loaded)
+        before = _decided(snapshot, loaded, name, delivery)
         if before is not None:
             return unchanged(DuplicateSignal(before))
         shown = without_secrets(name)
         raise NotSignalable("the execution has ended") if ended else NotFound("approval", shown)
-    change = deliver(snapshot, now, replace(delivery, waitpoint=approval.id), None, loaded)
+    change = deliver(snapshot, now, loaded, replace(delivery, waitpoint=approval.id))
     change = _with_sent(change, snapshot, now, name, delivery)
     return _with_decision(change, snapshot, delivery, approval)
 
 
 def decide_at(
-    snapshot: Snapshot | None, now: Millis, delivery: Delivery, loaded: Loaded
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, delivery: Delivery
 ) -> "Change[SignalAnswer]":
     """The same at the waitpoint that the delivery names."""
     waitpoint = loaded.waitpoints.get(delivery.waitpoint)
     if waitpoint is not None and waitpoint.terms is None:
         raise NotAllowed("what is waited for here is no approval")
-    change = deliver(snapshot, now, delivery, None, loaded)
+    change = deliver(snapshot, now, loaded, delivery)
     return _with_decision(
         change, present(snapshot), delivery, loaded.waitpoints[delivery.waitpoint]
     )
@@ -137,20 +137,20 @@ def _open_waitpoints(snapshot: Snapshot, now: Millis, name: str) -> list[Pending
     return [p for p in (*waits.active, *pending) if p.key == name]
 
 
-def _open_approval(snapshot: Snapshot, now: Millis, name: str, loaded: Loaded) -> Waitpoint | None:
+def _open_approval(snapshot: Snapshot, now: Millis, loaded: Loaded, name: str) -> Waitpoint | None:
     """The open approval of that name; other waitpoints of the name do not matter."""
     found = (loaded.waitpoints.get(p.id) for p in _open_waitpoints(snapshot, now, name))
     return next((each for each in found if each is not None and each.terms is not None), None)
 
 
 def _deliver_to_new(
-    snapshot: Snapshot, now: Millis, channel: Waitpoint, delivery: Delivery, loaded: Loaded
+    snapshot: Snapshot, now: Millis, loaded: Loaded, channel: Waitpoint, delivery: Delivery
 ) -> "Change[SignalAnswer]":
     """On copies of snapshot and `loaded`: if the delivery is refused, no channel was opened."""
     known = {**loaded.waitpoints, channel.id: channel}
     opened = with_pending(snapshot, Pending(channel.id, channel.key))
     richer = Loaded(known, loaded.dedup, loaded.signals)
-    change = deliver(opened, now, delivery, None, richer)
+    change = deliver(opened, now, richer, delivery)
     return replace(change, before=snapshot, waitpoints=(channel,))
 
 
@@ -167,7 +167,7 @@ def _sent_keys(snapshot: Snapshot, name: str, delivery: Delivery) -> tuple[bytes
 
 
 def _sent_before(
-    snapshot: Snapshot, now: Millis, name: str, delivery: Delivery, loaded: Loaded
+    snapshot: Snapshot, now: Millis, loaded: Loaded, name: str, delivery: Delivery
 ) -> UUID | None:
     found = (loaded.dedup.get(key) for key in _sent_keys(snapshot, name, delivery))
     return next((UUID(bytes=each.doc) for each in found if each and each.stands(now)), None)
@@ -201,7 +201,7 @@ def _decided_key(snapshot: Snapshot, name: str, delivery: Delivery) -> bytes:
     return dedup_key("decided", generation, name, delivery.source)
 
 
-def _decided(snapshot: Snapshot, name: str, delivery: Delivery, loaded: Loaded) -> UUID | None:
+def _decided(snapshot: Snapshot, loaded: Loaded, name: str, delivery: Delivery) -> UUID | None:
     """The signal with which this approver decided the same, when no approval of the name is open:
     an approver that never saw the answer sends the decision that ended it again."""
     record = loaded.dedup.get(_decided_key(snapshot, name, delivery))

@@ -1,9 +1,9 @@
 """Signals to a waitpoint: by token from outside, or by name (`channel`) from the application.
 
-A signal that carries a token is authenticated before anything else is looked at, so that a sender
-without one cannot find out what exists. Then `deliver` asks in this order: was it delivered before,
-can it be delivered at all, do the terms of an approval allow it? Last, `match` says which waits it
-counts for, and `resume` continues an execution that it satisfies.
+A token is checked before anything else about the waitpoint is looked at, so that a sender without
+a valid one cannot find out which waitpoints exist. Then `deliver` asks in this order: was it
+delivered before, can it be delivered at all, do the terms of an approval allow it? Last, `match`
+says which waits it counts for, and `resume` continues an execution that it satisfies.
 """
 
 from uuid import UUID
@@ -117,9 +117,9 @@ def needs_to_deliver(
 def deliver(
     snapshot: Snapshot | None,
     now: Millis,
-    delivery: Delivery,
-    credential: Credential | None,
     loaded: Loaded,
+    delivery: Delivery,
+    credential: Credential | None = None,
 ) -> "Change[SignalAnswer]":
     """Delivers a signal to a waitpoint. Without a credential the caller is trusted; with one, an
     unknown waitpoint gets the same answer as a wrong token."""
@@ -128,12 +128,12 @@ def deliver(
     claims = None
     if credential is not None:
         claims = verify(credential.ring, waitpoint, credential.token, now)
-        _check_revoked(delivery.waitpoint, claims, waitpoint, loaded)
+        _check_revoked(loaded, delivery.waitpoint, claims, waitpoint)
     if waitpoint is None:
         raise NotFound("waitpoint", delivery.waitpoint)
     source = _source(delivery, waitpoint, claims, trusted=credential is None)
     delivery = replace(delivery, source=source)
-    return _Delivering(snapshot, now, delivery, waitpoint, claims, loaded).decide()
+    return _Delivering(snapshot, now, loaded, delivery, waitpoint, claims).decide()
 
 
 class _Delivering:
@@ -143,10 +143,10 @@ class _Delivering:
         self,
         snapshot: Snapshot,
         now: Millis,
+        loaded: Loaded,
         delivery: Delivery,
         waitpoint: Waitpoint,
         claims: TokenClaims | None,
-        loaded: Loaded,
     ) -> None:
         self._snapshot = snapshot
         self._now = now
@@ -381,7 +381,7 @@ def needs_of_tokens(snapshot: Snapshot | None, waitpoint: UUID) -> Needs | None:
 
 
 def revoke(
-    snapshot: Snapshot | None, now: Millis, waitpoint: UUID, token_id: str, loaded: Loaded
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, waitpoint: UUID, token_id: str
 ) -> "Change[None]":
     """Revokes a token (by the id in its claims), or with an empty id every token of the waitpoint
     that was issued so far."""
@@ -392,23 +392,23 @@ def revoke(
     if isinstance(snapshot.state, Ended) and row.attempt is not None:
         return unchanged(None)  # one that outlives attempts is opened again by a replay
     # After those were revoked, tokens are issued a moment later.
-    before = revoked_at(waitpoint, loaded)
+    before = revoked_at(loaded, waitpoint)
     at = now if before is None else max(now, before + 1)
     record = DedupRecord(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(at))
     # The version moves, so that a delivery decided before is decided again.
     return Change(None, snapshot, snapshot.to(snapshot.state), dedup=(record,))
 
 
-def revoked_at(waitpoint: UUID, loaded: Loaded) -> Millis | None:
+def revoked_at(loaded: Loaded, waitpoint: UUID) -> Millis | None:
     """When every token of a waitpoint issued so far was revoked, the last time."""
     everything = loaded.dedup.get(_revoked_key(waitpoint, ""))
     return None if everything is None else Millis(msgspec.json.decode(everything.doc, type=int))
 
 
 def _check_revoked(
-    waitpoint: UUID, claims: TokenClaims | None, row: Waitpoint | None, loaded: Loaded
+    loaded: Loaded, waitpoint: UUID, claims: TokenClaims | None, row: Waitpoint | None
 ) -> None:
-    until = revoked_at(waitpoint, loaded)
+    until = revoked_at(loaded, waitpoint)
     issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME
     if until is not None and issued <= until:
         raise TokenRevoked("every token issued before was taken back")

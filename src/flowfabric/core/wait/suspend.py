@@ -128,10 +128,12 @@ class Suspend(Struct, frozen=True, kw_only=True):
 
 
 class NowSuspended(Struct, frozen=True):
-    """The lease was given up. `waitpoints` in the order of the bindings."""
+    """The lease was given up. `waitpoints` in the order of the bindings; `before` is the execution
+    as the request found it."""
 
     suspension: UUID
     waitpoints: tuple[Waitpoint, ...]
+    before: Snapshot
 
 
 class AlreadyMet(Struct, frozen=True):
@@ -245,11 +247,12 @@ def needs_to_suspend(
 
 
 def suspend(
-    snapshot: Snapshot | None, now: Millis, owner: Owner, request: Suspend, loaded: Loaded
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, owner: Owner, request: Suspend
 ) -> "Change[NowSuspended | AlreadyMet]":
     """Gives the lease up until an arm is satisfied, unless one is already."""
     snapshot = present(snapshot)
-    known = _answered(request, loaded, now) or _repeated(snapshot, owner, request, loaded)
+    known = _answered(snapshot, now, loaded, request)
+    known = known or _repeated(snapshot, loaded, owner, request)
     if known is not None:
         return unchanged(known)
     if owner.fence is None:
@@ -257,7 +260,7 @@ def suspend(
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
-    binder = _Binder(snapshot, now, lease, request, loaded)
+    binder = _Binder(snapshot, now, loaded, lease, request)
     suspension = Suspension(
         id=request.id,
         attempt=lease.attempt,
@@ -273,9 +276,9 @@ def suspend(
 def go_on(
     snapshot: Snapshot | None,
     now: Millis,
+    loaded: Loaded,
     owner: Owner,
     request: Suspend,
-    loaded: Loaded,
     *,
     few: bool = False,
 ) -> "Change[AlreadyMet | NotMet]":
@@ -285,7 +288,7 @@ def go_on(
     if last is not None:
         known = [row for row in loaded.signals if row.signal.number <= last]
         loaded = Loaded(loaded.waitpoints, loaded.dedup, known)
-    change = suspend(snapshot, now, owner, request, loaded)
+    change = suspend(snapshot, now, loaded, owner, request)
     if isinstance(change.outcome, NowSuspended):
         return unchanged(NotMet(partly=last is not None))
     return cast("Change[AlreadyMet | NotMet]", change)
@@ -307,7 +310,7 @@ class _Binder:
     """Turns bindings into waitpoints: known pending ones, or new ones."""
 
     def __init__(
-        self, snapshot: Snapshot, now: Millis, lease: Lease, request: Suspend, loaded: Loaded
+        self, snapshot: Snapshot, now: Millis, loaded: Loaded, lease: Lease, request: Suspend
     ) -> None:
         self._snapshot = snapshot
         self._rules = snapshot.execution.rules.suspension_policy or SuspensionPolicy()
@@ -465,7 +468,7 @@ class _Suspending:
             reason=request.reason,
             suspension=str(suspension.id),
         )
-        outcome = NowSuspended(suspension.id, tuple(self._binder.bound))
+        outcome = NowSuspended(suspension.id, tuple(self._binder.bound), snapshot)
         change = self._change(outcome, after, request.steps)
         return replace(change, events=(event,), attempts=closing_attempts(snapshot))
 
@@ -531,19 +534,22 @@ def _answer_record(
     return DedupRecord(key, Millis(until), doc)
 
 
-def _answered(request: Suspend, loaded: Loaded, now: Millis) -> NowSuspended | AlreadyMet | None:
+def _answered(
+    snapshot: Snapshot, now: Millis, loaded: Loaded, request: Suspend
+) -> NowSuspended | AlreadyMet | None:
     """The outcome of an earlier call with the same key, before anything else is looked at."""
     key = _repeat_key(request)
     record = None if key is None else loaded.dedup.get(key)
     if record is None or not record.stands(now):
         return None
     stored = msgspec.json.decode(record.doc, type=_Answer)
-    made = AlreadyMet if stored.met else NowSuspended
-    return made(stored.suspension, stored.waitpoints)
+    if stored.met:
+        return AlreadyMet(stored.suspension, stored.waitpoints)
+    return NowSuspended(stored.suspension, stored.waitpoints, snapshot)
 
 
 def _repeated(
-    snapshot: Snapshot, owner: Owner, request: Suspend, loaded: Loaded
+    snapshot: Snapshot, loaded: Loaded, owner: Owner, request: Suspend
 ) -> NowSuspended | AlreadyMet | None:
     """The outcome again for the very request that was decided before (a lost reply)."""
     parked = same_release(snapshot, owner.fence, _operation(request)) is not None
@@ -551,7 +557,9 @@ def _repeated(
         return None
     ids = (binding.id for binding in request.bindings)
     known = tuple(loaded.waitpoints[id] for id in ids if id in loaded.waitpoints)
-    return NowSuspended(request.id, known) if parked else AlreadyMet(request.id, known)
+    if parked:
+        return NowSuspended(request.id, known, snapshot)
+    return AlreadyMet(request.id, known)
 
 
 def _met(snapshot: Snapshot, owner: Owner, request: Suspend) -> bool:

@@ -113,7 +113,7 @@ def with_pending(snapshot: Snapshot, pending: Pending) -> Snapshot:
 
 
 def create(
-    snapshot: Snapshot | None, now: Millis, owner: Owner, new: NewWaitpoint, loaded: Loaded
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, owner: Owner, new: NewWaitpoint
 ) -> "Change[Waitpoint]":
     """Makes a waitpoint while the attempt runs, so that its token can be handed out before the
     execution suspends. Signals are kept for that suspension."""
@@ -137,7 +137,7 @@ def create(
 
 
 def close(
-    snapshot: Snapshot | None, now: Millis, id: UUID, reason: str, loaded: Loaded
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, id: UUID, reason: str
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
     """Closes a waitpoint for good. A handler's wait that can never be answered any more is over;
     every other wait at it goes on with the rest of its condition."""

@@ -28,24 +28,21 @@ from flowfabric.core.wait.signal import (
     APPROVAL,
     DEDUP_TTL,
     MAX_SIGNAL_PAYLOAD,
-    Accepted,
     Credential,
     Delivery,
-    DuplicateSignal,
+    SignalAnswer,
 )
 from flowfabric.core.wait.token import Token, peek
 from flowfabric.engine.context import Service
 
 MAX_PAGE = 1000
 
-Answer = Accepted | DuplicateSignal
-
 
 class Signals(Service):
     """`engine.signals`"""
 
-    async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> Answer:
-        """Delivers a signal for whoever presents a valid token of the waitpoint. An unknown
+    async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> SignalAnswer:
+        """Delivers a signal for a sender that presents a valid token of the waitpoint. An unknown
         waitpoint and a wrong token get the same answer."""
         wanted = check_delivery(delivery)
         kid = token.kid if isinstance(token, Token) else _kid(token)
@@ -53,8 +50,10 @@ class Signals(Service):
         claims = peek(token)
         return await self._decide_loaded(
             id,
-            lambda found, now, loaded: rules.deliver(found, now, wanted, credential, loaded),
             lambda found: rules.needs_to_deliver(found, wanted, claims),
+            rules.deliver,
+            wanted,
+            credential,
         )
 
     async def approve(
@@ -68,7 +67,7 @@ class Signals(Service):
         delay: Millis | None = None,
         dedup_ttl: Millis = DEDUP_TTL,
         max_signals: int | None = None,
-    ) -> Answer:
+    ) -> SignalAnswer:
         """An operator's decision at a waitpoint, without a token; `suffix` makes a repeat of it
         recognisable."""
         check_lane(lane)
@@ -87,58 +86,59 @@ class Signals(Service):
             )
         )
 
-        def rule(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[Answer]:
+        def rule(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[SignalAnswer]:
             if found is None:
                 raise NotFound("execution", id)
             if found.execution.route.lane != lane:
                 raise Invalid(f"lane_mismatch: the execution is in {found.execution.route.lane}")
-            return rules.deliver(found, now, delivery, None, loaded)
+            return rules.deliver(found, now, loaded, delivery)
 
         return await self._decide_loaded(
-            id, rule, lambda found: rules.needs_to_deliver(found, delivery)
+            id, lambda found: rules.needs_to_deliver(found, delivery), rule
         )
 
-    async def send(self, id: str, name: str, delivery: Delivery) -> Answer:
-        """Delivers a signal to whatever waits for `name` in the execution, now or later. The
-        caller is the application itself: no token."""
+    async def send(self, id: str, name: str, delivery: Delivery) -> SignalAnswer:
+        """Delivers a signal to what waits for `name` in the execution, now or later. The caller is
+        the application itself: no token."""
         wanted, name = check_delivery(delivery), check_channel(name)
         kid = (await self._context.ring.to_sign()).current
         return await self._decide_loaded(
             id,
-            lambda found, now, loaded: channel.send(found, now, name, wanted, kid, loaded),
             lambda found: channel.needs_to_send(found, name, wanted),
+            channel.send,
+            name,
+            wanted,
+            kid,
         )
 
-    async def decide(self, id: str, name: str, delivery: Delivery) -> Answer:
+    async def decide(self, id: str, name: str, delivery: Delivery) -> SignalAnswer:
         """An approver's decision on the approval `name`, vouched for by the application."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         name = check_channel(name)
         return await self._decide_loaded(
             id,
-            lambda found, now, loaded: channel.decide(found, now, name, wanted, loaded),
             lambda found: channel.needs_to_send(found, name, wanted),
+            channel.decide,
+            name,
+            wanted,
         )
 
-    async def decide_at(self, id: str, delivery: Delivery) -> Answer:
-        """The same at the very waitpoint the delivery names, whatever else has its name."""
+    async def decide_at(self, id: str, delivery: Delivery) -> SignalAnswer:
+        """The same at the waitpoint that the delivery names, though others may have its name."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         return await self._decide_loaded(
-            id,
-            lambda found, now, loaded: channel.decide_at(found, now, wanted, loaded),
-            lambda found: rules.needs_to_deliver(found, wanted),
+            id, lambda found: rules.needs_to_deliver(found, wanted), channel.decide_at, wanted
         )
 
     async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
-        """Takes a bound token back; without one, every token of the waitpoint issued so far."""
+        """Revokes a bound token; without one, every token of the waitpoint issued so far."""
         target = parse_uuid(waitpoint, "waitpoint")
         claims = peek(token)
         if token is not None and claims is None:
             raise Invalid("only a bound token can be taken back on its own: revoke all of them")
         token_id = "" if claims is None else claims.id
         await self._decide_loaded(
-            id,
-            lambda found, now, loaded: rules.revoke(found, now, target, token_id, loaded),
-            lambda found: rules.needs_of_tokens(found, target),
+            id, lambda found: rules.needs_of_tokens(found, target), rules.revoke, target, token_id
         )
 
     async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[ReceivedSignal]:

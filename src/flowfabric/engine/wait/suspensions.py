@@ -1,4 +1,4 @@
-"""Waiting for the outside world: suspending, waitpoints and their tokens, waking up."""
+"""Waiting for the outside world: suspending, waitpoints and their tokens."""
 
 from uuid import UUID
 
@@ -16,10 +16,9 @@ from flowfabric.core.base.text import (
     check_text,
 )
 from flowfabric.core.base.time import Millis, Span, check_moment, check_span
-from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.handle import HandleBody, HandleKind, seal
 from flowfabric.core.execution.lease import DEFAULT_TTL, AlreadySatisfied, Owner
-from flowfabric.core.execution.model import Active, Ended, Snapshot, Suspended
+from flowfabric.core.execution.model import Active, Snapshot, Suspended
 from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
@@ -48,30 +47,12 @@ MAX_APPROVERS = 100
 
 
 class Ticket(Struct, frozen=True):
-    """A waitpoint with the token that lets somebody outside signal it (None when the key that
-    signed it is gone)."""
+    """A waitpoint with the token that lets a sender outside signal it (None when the key that
+    signs it is gone)."""
 
     id: UUID
     key: str
     token: Token | None
-
-
-class SuspendAnswer(Struct, frozen=True):
-    """What a suspend came to. `satisfied` says that nothing is left to wait for: the lease is
-    kept and there is no handle of a suspended execution."""
-
-    suspension: UUID
-    waitpoints: tuple[Ticket, ...]
-    satisfied: bool
-    handle: str | None = None
-
-    @property
-    def primary(self) -> Ticket:
-        return self.waitpoints[0]
-
-    @property
-    def additional(self) -> tuple[Ticket, ...]:
-        return self.waitpoints[1:]
 
 
 class SuspendedExecution(Struct, frozen=True):
@@ -91,46 +72,31 @@ class Suspensions(Service):
         super().__init__(context)
         self._attempts = attempts
         # Many handlers that go on at once ask at once.
-        self._recalls: Batcher[Needs, Loaded] = Batcher("load_needs", context.store.load_needs)
+        self._loads: Batcher[Needs, Loaded] = Batcher("load_needs", context.store.load_needs)
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
         return self._fresh()
 
-    async def suspend(self, owned: Owned, request: Suspend) -> SuspendAnswer:
+    async def suspend(self, owned: Owned, request: Suspend) -> NowSuspended | AlreadyMet:
         """Gives the lease up until what the request waits for is here; if it is already, the
         lease is kept. A repeat with the same idempotency key gets the first answer."""
         if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
             raise AlreadySuspended("the handle is of a suspended execution")
-        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
-        for binding in (each for wait in wanted.waits for each in wait.bindings):
-            parse_uuid(binding.id, "waitpoint")
-            if binding.terms is not None:
-                check_terms(binding.terms)
+        wanted = self._checked(request)
         id, owner = self._attempts.unpack(owned)
-        ring = await self._ring_for(wanted)
-        wanted = replace(wanted, kid=ring.current)
-        seen: list[Snapshot] = []
-
-        def rule(
-            found: Snapshot | None, now: Millis, loaded: Loaded
-        ) -> Change[NowSuspended | AlreadyMet]:
-            seen[:] = [] if found is None else [found]
-            return rules.suspend(found, now, owner, wanted, loaded)
-
-        outcome = await self._decide_loaded(
-            id,
-            rule,
-            lambda found: rules.needs_to_suspend(found, wanted),
+        wanted = await self._signed(wanted)
+        return await self._decide_loaded_on(
             owned.snapshot if isinstance(owned, Claim) else None,
+            id,
+            lambda found: rules.needs_to_suspend(found, wanted),
+            lambda found, now, loaded: rules.suspend(found, now, loaded, owner, wanted),
         )
-        return self._answer(outcome, seen[0], owner, ring)
 
     async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
         """Ends waits that kept signals satisfy, and records their steps; None when there is
         nothing to go on with. The lease is kept either way."""
-        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
-        wanted = replace(wanted, kid=(await self._ring_for(wanted)).current)
+        wanted = await self._signed(self._checked(request))
         id, owner = self._attempts.unpack(claim)
         met = await self._met(id, owner, wanted, few=True)
         if isinstance(met, NotMet) and met.partly:
@@ -142,9 +108,39 @@ class Suspensions(Service):
     ) -> AlreadyMet | NotMet:
         return await self._decide_loaded(
             id,
-            lambda found, now, loaded: rules.go_on(found, now, owner, request, loaded, few=few),
             lambda found: rules.needs_to_suspend(found, request, few=few),
+            rules.go_on,
+            owner,
+            request,
+            few=few,
         )
+
+    def handle(self, owned: Owned, suspended: NowSuspended) -> str:
+        """The handle of an execution that `owned` has suspended, for an owner in another process.
+        It owns nothing; `observe` reads with it."""
+        seen = check_kind_of(suspended, NowSuspended, "suspended").before
+        owner = self._attempts.unpack(owned)[1]
+        lease = seen.state.lease if isinstance(seen.state, Active) else None
+        paused = seen.life.paused
+        worker = lease.worker if lease else paused.worker if paused else None
+        ttl = DEFAULT_TTL
+        if lease is not None and (began := lease.renewed_at or lease.started_at) is not None:
+            ttl = Millis(max(1, lease.expires_at - began))
+        body = HandleBody(
+            execution=seen.execution.uuid,
+            partition=seen.execution.id.partition_index,
+            attempt_index=seen.current_attempt or 0,
+            attempt_id=owner.attempt_id or UUID(int=0),
+            lease_id=owner.lease_id or UUID(int=0),
+            epoch=owner.epoch or 0,
+            lease_ttl=ttl,
+            lane=seen.execution.route.lane,
+            worker=worker.id if worker else "",
+            instance=worker.instance if worker else "",
+            kind=HandleKind.SUSPENDED,
+            store=self._context.store.name,
+        )
+        return seal(body, self._context.secret)
 
     async def create_waitpoint(
         self,
@@ -156,7 +152,7 @@ class Suspensions(Service):
         terms: Terms | None = None,
         lasting: bool = False,
         slot: UUID | None = None,
-    ) -> Ticket:
+    ) -> Waitpoint:
         """Makes a pending waitpoint: its token can be handed out, and signals are kept for the
         suspension that will wait at it. It closes with the attempt unless it is `lasting`. It takes
         the place of a pending one with the same `slot`."""
@@ -164,60 +160,57 @@ class Suspensions(Service):
             raise Invalid("waitpoint_key_empty")
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
         execution, owner = self._attempts.unpack(owned)
-        ring = await self._context.ring.to_sign()
         new = NewWaitpoint(
             id=self._fresh() if id is None else parse_uuid(id, "waitpoint"),
             key=key,
-            kid=ring.current,
+            kid=(await self._context.ring.to_sign()).current,
             expires_in=span,
             terms=None if terms is None else check_terms(terms),
             lasting=check_flag(lasting, "lasting"),
             slot=None if slot is None else parse_uuid(slot, "slot"),
         )
-        waitpoint = await self._decide_loaded(
+        return await self._decide_loaded(
             execution,
-            lambda found, now, loaded: waitpoint_rules.create(found, now, owner, new, loaded),
             lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
+            waitpoint_rules.create,
+            owner,
+            new,
         )
-        return _ticket(ring, waitpoint)
 
     async def close_waitpoint(
         self, id: str, waitpoint: UUID, *, reason: str = "closed"
     ) -> WaitpointsClosed | AlreadySatisfied:
-        """Closes a waitpoint for good: it accepts no signal any more, and nobody opens it again.
-        A handler that waits at it is told, with the reason, which is also in the history."""
+        """Closes a waitpoint for good: it accepts no signal any more, and nothing opens it again.
+        A handler that waits at it gets the reason, which is also in the history."""
         check_text(reason, "reason", limit=MAX_REASON)
         target = parse_uuid(waitpoint, "waitpoint")
         return await self._decide_loaded(
             id,
-            lambda found, now, loaded: waitpoint_rules.close(found, now, target, reason, loaded),
             lambda found: waitpoint_rules.needs_waitpoints(found, target),
+            waitpoint_rules.close,
+            target,
+            reason,
         )
 
     async def expire(self, id: str) -> SuspensionExpired | AlreadySatisfied:
-        """Acts on a suspension whose time is over; does nothing before. The sweep does this by
+        """Ends a suspension whose time is over; does nothing before. The sweep does this by
         itself."""
-        signal_id = self._fresh()
-        return await self._decide(id, resume.expire_suspension, signal_id)
+        return await self._decide(id, resume.expire_suspension, self._fresh())
 
-    # -- looking
+    # -- tokens: minted when they are asked for, never stored
 
-    async def waitpoints(
-        self, id: str, *, after: UUID | None = None, limit: int = PAGE
-    ) -> list[OpenWaitpoint]:
-        """The open waitpoints of an execution, by id, never with their tokens."""
-        wanted = max(1, check_limit(limit, MAX_PAGE))
-        cursor = None if after is None else parse_uuid(after, "cursor")
-        snapshot = await self._load(id)
-        if snapshot is None:
-            raise NotFound("execution", id)
-        rows = await self._rows(snapshot)
-        found = waitpoint_rules.describe(snapshot, rows, await self._context.ring.read())
-        return [item for item in found if cursor is None or item.id > cursor][:wanted]
+    async def tickets(self, waitpoints: tuple[Waitpoint, ...]) -> tuple[Ticket, ...]:
+        """Waitpoints with their tokens, such as those of a suspend. The same every time."""
+        given = check_kind_of(waitpoints, tuple, "waitpoints")
+        rows = [check_kind_of(row, Waitpoint, "waitpoint") for row in given]
+        ring = await self._context.ring.read()
+        if any(row.kid not in ring.keys for row in rows):
+            ring = await self._context.ring.read(fresh=True)
+        return tuple(Ticket(row.id, row.key, _token(ring, row)) for row in rows)
 
     async def token(self, id: str, waitpoint: UUID) -> Token | None:
-        """The token of an open waitpoint, None when there is no such one. For those who may hand
-        it out. The same every time, until it is taken back: then it is another one."""
+        """The token of an open waitpoint, None when there is no such one. The same every time,
+        until it is revoked: then it is another one."""
         found = await self._open_row(id, parse_uuid(waitpoint, "waitpoint"))
         if found is None:
             return None
@@ -225,7 +218,7 @@ class Suspensions(Service):
         now = self._now()
         ring = await self._context.ring.read()
         if issued_at is None:
-            return _ticket(ring, _signable(ring, row, now)).token
+            return _token(ring, _signable(ring, row, now))
         claims = TokenClaims(id=self._fresh().hex, issued_at=max(now, issued_at))
         return mint(ring, _signable(ring, row, now), claims)
 
@@ -268,11 +261,9 @@ class Suspensions(Service):
         expires_at: Millis | None = None,
     ) -> Token:
         """The same token whenever it is asked for, also when its waitpoint is closed by now or its
-        tokens were taken back; for an approver one that is bound to them and to one use. Empty
-        when its key is gone."""
-        key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
-        loaded = await self._recalls.put(Needs(key, waitpoints=(target,)))
-        row = loaded.waitpoints.get(target)
+        tokens were revoked; for an approver one that is bound to them and to one use. Empty when
+        its key is gone."""
+        row = await self._row(uuid, waitpoint)
         ring = await self._context.ring.read()
         if row is None or ring.current is None:
             return Token("")
@@ -288,11 +279,24 @@ class Suspensions(Service):
         )
         return mint(ring, row, claims)
 
+    # -- looking
+
+    async def waitpoints(
+        self, id: str, *, after: UUID | None = None, limit: int = PAGE
+    ) -> list[OpenWaitpoint]:
+        """The open waitpoints of an execution, by id, never with their tokens."""
+        wanted = max(1, check_limit(limit, MAX_PAGE))
+        cursor = None if after is None else parse_uuid(after, "cursor")
+        snapshot = await self._load(id)
+        if snapshot is None:
+            raise NotFound("execution", id)
+        rows = await self._rows(snapshot)
+        found = waitpoint_rules.describe(snapshot, rows, await self._context.ring.read())
+        return [item for item in found if cursor is None or item.id > cursor][:wanted]
+
     async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:
         """What a waitpoint accepts, open or not; None for one that is no approval or unknown."""
-        key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
-        loaded = await self._recalls.put(Needs(key, waitpoints=(target,)))
-        row = loaded.waitpoints.get(target)
+        row = await self._row(uuid, waitpoint)
         return None if row is None else row.terms
 
     async def suspended(
@@ -322,12 +326,12 @@ class Suspensions(Service):
             return []
         if owner.attempt_id != snapshot.attempt_id_of(last.attempt):
             return []
-        signals = await self.heard(snapshot.execution.uuid, last.id)
+        signals = await self.signals_of(snapshot.execution.uuid, last.id)
         if last.reason == TIMED_OUT:
             return [signal for signal in signals if signal.id == last.closer]
         return signals if last.reason == RESUMED else []
 
-    async def heard(self, uuid: UUID, suspension: UUID) -> list[Signal]:
+    async def signals_of(self, uuid: UUID, suspension: UUID) -> list[Signal]:
         """Every signal that counted for a suspension, in the order they came."""
         parse_uuid(uuid, "execution")
         parse_uuid(suspension, "suspension")
@@ -335,71 +339,48 @@ class Suspensions(Service):
         while page := await self._context.store.signals(
             uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
         ):
-            found += [heard.signal for heard in page]
+            found += [row.signal for row in page]
             if len(page) < MAX_PAGE:
                 break
         return found
 
     # -- how
 
-    async def _ring_for(self, request: Suspend) -> Keyring:
-        """With a key to sign with, unless everything it waits at exists already."""
-        uses = {binding.use for wait in request.waits for binding in wait.bindings}
+    def _checked(self, request: Suspend) -> Suspend:
+        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
+        for binding in wanted.bindings:
+            parse_uuid(binding.id, "waitpoint")
+            if binding.terms is not None:
+                check_terms(binding.terms)
+        return wanted
+
+    async def _signed(self, request: Suspend) -> Suspend:
+        """With a key for its fresh waitpoints; if all exist already, none is made for them."""
+        uses = {binding.use for binding in request.bindings}
         ring = self._context.ring
-        return await (ring.read() if uses == {WaitpointUse.PENDING} else ring.to_sign())
+        known = await (ring.read() if uses == {WaitpointUse.PENDING} else ring.to_sign())
+        return replace(request, kid=known.current)
 
-    def _answer(
-        self, outcome: NowSuspended | AlreadyMet, seen: Snapshot, owner: Owner, ring: Keyring
-    ) -> SuspendAnswer:
-        tickets = tuple(_ticket(ring, waitpoint) for waitpoint in outcome.waitpoints)
-        if isinstance(outcome, AlreadyMet):
-            return SuspendAnswer(outcome.suspension, tickets, satisfied=True)
-        handle = self._suspended_handle(seen, owner)
-        return SuspendAnswer(outcome.suspension, tickets, satisfied=False, handle=handle)
-
-    def _suspended_handle(self, seen: Snapshot, owner: Owner) -> str:
-        lease = seen.state.lease if isinstance(seen.state, Active) else None
-        paused = seen.life.paused
-        worker = lease.worker if lease else paused.worker if paused else None
-        began = None if lease is None else lease.renewed_at or lease.started_at
-        id = seen.execution.id
-        body = HandleBody(
-            execution=id.uuid,
-            partition=id.partition_index,
-            attempt_index=seen.current_attempt or 0,
-            attempt_id=owner.attempt_id or UUID(int=0),
-            lease_id=owner.lease_id or UUID(int=0),
-            epoch=owner.epoch or 0,
-            lease_ttl=DEFAULT_TTL
-            if lease is None or began is None
-            else Millis(max(1, lease.expires_at - began)),
-            lane=seen.execution.route.lane,
-            worker=worker.id if worker else "",
-            instance=worker.instance if worker else "",
-            kind=HandleKind.SUSPENDED,
-            store=self._context.store.name,
-        )
-        return seal(body, self._context.secret)
+    async def _row(self, uuid: UUID, waitpoint: UUID) -> Waitpoint | None:
+        key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
+        loaded = await self._loads.put(Needs(key, waitpoints=(target,)))
+        return loaded.waitpoints.get(target)
 
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
-        waits = snapshot.life.waits or NO_WAITS
-        wanted = tuple({p.id for p in (*waits.active, *waits.pending)})
+        """The open waitpoints of an execution."""
+        wanted = tuple({p.id for p in (snapshot.life.waits or NO_WAITS).open})
         if not wanted:
             return {}
-        loaded = await self._recalls.put(Needs(snapshot.execution.uuid, waitpoints=wanted))
-        return loaded.waitpoints
+        return (await self._loads.put(Needs(snapshot.execution.uuid, wanted))).waitpoints
 
     async def _open_row(self, id: str, waitpoint: UUID) -> tuple[Waitpoint, Millis | None] | None:
-        """An open waitpoint, and from when on tokens are good if some were taken back."""
+        """An open waitpoint, and from when on tokens are good if some were revoked."""
         snapshot = await self._load(id)
-        ask = needs_of_tokens(snapshot, waitpoint)
-        if snapshot is None or ask is None or isinstance(snapshot.state, Ended):
+        needs = needs_of_tokens(snapshot, waitpoint)
+        if snapshot is None or needs is None or not waitpoint_rules.is_open(snapshot, waitpoint):
             return None
-        waits = snapshot.life.waits or NO_WAITS
-        if all(p.id != waitpoint for p in (*waits.active, *waits.pending)):
-            return None
-        loaded = await self._recalls.put(ask)
-        row, revoked = loaded.waitpoints.get(waitpoint), revoked_at(waitpoint, loaded)
+        loaded = await self._loads.put(needs)
+        row, revoked = loaded.waitpoints.get(waitpoint), revoked_at(loaded, waitpoint)
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)
@@ -443,11 +424,11 @@ def _signable(ring: Keyring, waitpoint: Waitpoint, now: Millis) -> Waitpoint:
     return waitpoint if own or ring.current is None else replace(waitpoint, kid=ring.current)
 
 
-def _ticket(ring: Keyring, waitpoint: Waitpoint) -> Ticket:
+def _token(ring: Keyring, waitpoint: Waitpoint) -> Token | None:
     try:
-        return Ticket(waitpoint.id, waitpoint.key, mint(ring, waitpoint))
+        return mint(ring, waitpoint)
     except NoSigningKey:
-        return Ticket(waitpoint.id, waitpoint.key, None)
+        return None
 
 
 def _suspended(snapshot: Snapshot) -> SuspendedExecution:

@@ -319,7 +319,7 @@ class WaitsApi:
 
     async def _read(self, suspension: UUID) -> list[Signal]:
         return await self._looking(
-            lambda: self._engine.suspensions.heard(self._claim.uuid, suspension)
+            lambda: self._engine.suspensions.signals_of(self._claim.uuid, suspension)
         )
 
     async def _looking(self, work: Callable[[], Awaitable[T]]) -> T:

@@ -16,7 +16,7 @@ from flowfabric.core.base.errors import FlowFabricError, LeaseLost
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import StepRef
-from flowfabric.core.wait.suspend import Suspend, Wait
+from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, Unwind
@@ -209,8 +209,8 @@ class Parking:
         # The same id for every try: after a lost reply the repeat is recognised.
         self._suspension = self._suspension or self._engine.suspensions.new_id()
         request = self._request(self._suspension, until, steps)
-        answer = await self._engine.suspensions.suspend(self._claim, request)
-        return answer.satisfied
+        outcome = await self._engine.suspensions.suspend(self._claim, request)
+        return isinstance(outcome, AlreadyMet)
 
     def _request(self, id: UUID, until: Millis | None, steps: list[Step]) -> Suspend:
         reasons = {waiter.reason for waiter in self._waiters.values()}
