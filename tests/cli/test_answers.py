@@ -24,7 +24,7 @@ def token(cli: Cli, id: str, *words: str) -> str:
 def test_a_signal_lets_a_run_go_on(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
     told = cli("signal", id, "paid", '{"amount": 3}').stdout
-    assert told == f"signalled {id}: the run goes on\n"
+    assert told == f"signalled {id}: the run continues\n"
     assert patient.result(id) == {"amount": 3}
 
 
@@ -141,7 +141,7 @@ def test_a_signal_to_a_run_that_has_ended_fails(cli: Cli, patient: Patient) -> N
 def test_the_only_approval_needs_no_name(cli: Cli, patient: Patient) -> None:
     id = patient.start("pay")
     told = cli("approve", id, "--as", "ada", "--comment", "fine").stdout
-    assert told == f"approved {id}: the run goes on\n"
+    assert told == f"approved {id}: the run continues\n"
     assert patient.result(id) == "approved ['ada: fine']"
 
 
@@ -194,7 +194,7 @@ def test_a_token_decides_for_its_approver(
     place = address(cli, id)
     complaint = cli.complaint("reject", place, code=1)
     assert complaint == "the token does not allow 'rejected'"
-    assert cli("approve", id).stdout == f"approved {id}: the run goes on\n"
+    assert cli("approve", id).stdout == f"approved {id}: the run continues\n"
     assert cli("approve", place).stdout == f"{place} was approved before\n"
 
 
@@ -218,7 +218,7 @@ def test_a_run_that_waits_for_no_approval_says_so(cli: Cli, patient: Patient) ->
 
 
 def test_a_decision_whose_answer_was_lost_can_be_typed_again(cli: Cli, patient: Patient) -> None:
-    """INV-14: also the one that ended the approval, while the run goes on and after its end"""
+    """INV-14: also the one that ended the approval, while the run continues and after its end"""
     id = patient.start("pay")
     assert cli("approve", id, "budget", "--as", "ada").stdout
     for _ in range(2):

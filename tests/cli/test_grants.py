@@ -91,11 +91,11 @@ def test_the_best_run_of_a_lane_is_reserved(cli: Cli, run: str) -> None:
     words = ("grants", "next", "--lane", "default", "--worker", "ada")
     assert cli.json(*words)["id"] == better
     assert cli.json(*words)["id"] == run
-    assert cli.complaint(*words, code=1) == "nothing waits that this worker can run"
+    assert cli.complaint(*words, code=1) == "no run waits that this worker can run"
 
 
 def test_a_grant_that_cannot_be_given_says_why(cli: Cli, run: str) -> None:
-    assert cli.complaint("grants", "show", run, code=3) == f"{run} is granted to nobody"
+    assert cli.complaint("grants", "show", run, code=3) == f"{run} is not reserved"
     assert cli.complaint("grants", "show", NOBODY, code=3).startswith("no run")
     wrong = ("grants", "issue", run, *ADA)
     assert "1 to 60000" in cli.complaint(*wrong, "--ttl", "2m", code=2)

@@ -22,9 +22,7 @@ def test_the_first_key_is_seeded_once(cli: Cli) -> None:
     assert cli("keys", "seed", "--kid", "one").stdout == "seeded one\n"
     answer = cli.json("keys", "seed", "--kid", "one")
     assert answer == {"kid": "one", "seeded": False, "same_secret": False}
-    assert (
-        cli("keys", "seed", "--kid", "one").stdout == "one is there already, with another secret\n"
-    )
+    assert cli("keys", "seed", "--kid", "one").stdout == "one exists already, with another secret\n"
     complaint = cli.complaint("keys", "seed", "--kid", "two", code=2)
     assert complaint.endswith("rotate to a new one instead")
 
@@ -37,7 +35,7 @@ def test_a_secret_comes_from_a_file_or_from_stdin_and_is_never_shown(
     words = ("--secret-file", str(tmp_path / "secret"), "--kid", "one")
     seeded = cli("keys", "seed", *words)
     again = cli("keys", "rotate", "--kid", "one", "--secret-file", "-", input=SECRET)
-    assert again.stdout == "one is current already\n"
+    assert again.stdout == "one is the current key already\n"
     shown = seeded.output + again.output + cli("keys", "list").output
     assert SECRET not in shown + cli("keys", "list", "--json").output
 
@@ -47,7 +45,7 @@ def test_a_secret_has_a_name_of_its_own(cli: Cli) -> None:
     first = cli("keys", "seed", "--secret-file", "-", input=SECRET).stdout
     second = cli("keys", "seed", "--secret-file", "-", input=SECRET).stdout
     kid = first.removeprefix("seeded ").strip()
-    assert second == f"{kid} is there already, with this secret\n"
+    assert second == f"{kid} exists already, with this secret\n"
 
 
 def test_rotating_makes_a_key_and_the_old_one_verifies_for_a_while(

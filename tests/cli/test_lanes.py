@@ -86,7 +86,7 @@ def test_pausing_a_lane_nobody_used_is_worth_a_note(cli: Cli) -> None:
     cli("migrate")
     result = cli("lanes", "pause", "fastt")
     assert result.stdout == "paused fastt\n"
-    assert result.stderr == "nothing was submitted to lane 'fastt' so far\n"
+    assert result.stderr == "nothing has been submitted to lane 'fastt' so far\n"
 
 
 def test_a_lane_that_cannot_be_is_wrong_usage(cli: Cli) -> None:

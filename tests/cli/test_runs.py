@@ -123,7 +123,7 @@ def test_list_goes_on_where_it_ended(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--since", "noon"], "--since is a span such as 2h"),
+        (["--since", "noon"], "--since is a duration such as 2h"),
         (["--tag", "big"], "--tag is written app.tenant=acme, not 'big'"),
         (["--cursor", "x"], "not a cursor: 'x'"),
     ],
@@ -217,7 +217,7 @@ def test_result_of_a_cancelled_run_tells_the_reason(cli: Cli) -> None:
 def test_result_of_a_run_that_goes_on_does_not_wait_by_itself(cli: Cli) -> None:
     id = cli.submit("greet", "--arg", "name=x")
     complaint = cli.complaint("run", "result", id, code=1)
-    assert complaint == f"{id} has not ended: it is waiting (--wait waits)"
+    assert complaint == f"{id} has not ended: it is waiting (use --wait)"
 
 
 def test_result_waits_when_told_to(cli: Cli, worker: Worker, tmp_path: Path) -> None:

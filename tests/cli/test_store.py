@@ -100,7 +100,7 @@ def test_debug_shows_where_an_error_came_from(cli: Cli) -> None:
 
 def test_help_tells_the_exit_codes(cli: Cli) -> None:
     shown = " ".join(cli("--help").stdout.split())
-    for part in ("0 success", "1 the run ended badly", "2 wrong usage", "3 not found", "4 the"):
+    for part in ("0 success", "1 the run did not succeed", "2 wrong usage", "3 not found", "4 the"):
         assert part in shown
 
 

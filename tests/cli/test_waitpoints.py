@@ -60,7 +60,7 @@ def test_a_token_is_alone_on_stdout_and_called_a_secret_on_stderr(
     kid, _, digits = result.stdout.strip().partition(":")
     assert kid == cli.json("keys", "list")["kid"]
     assert len(digits) == 64
-    assert result.stderr.startswith("this token is a secret: whoever has it may answer 'carrier'")
+    assert result.stderr.startswith("this token is a secret: its bearer may answer 'carrier'")
     answer = cli.json("waitpoints", "token", id, "carrier")
     assert answer["token"] == result.stdout.strip()
     assert answer["id"].startswith(f"{id}/")
@@ -150,7 +150,7 @@ def test_show_of_a_run_that_nothing_can_answer_names_the_operator(
     id = patient.suspend_without_a_step("door")
     cli("waitpoints", "close", id)
     told = cli("run", "show", id).stderr
-    assert told == f"only an operator wakes it: flowfabric resume '{id}'\n"
+    assert told == f"only an operator can wake it: flowfabric resume '{id}'\n"
 
 
 def test_show_of_a_run_that_does_not_wait_says_nothing_of_it(cli: Cli, patient: Patient) -> None:

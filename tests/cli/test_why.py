@@ -85,14 +85,14 @@ def test_a_lane_is_told_in_numbers(cli: Cli) -> None:
     cli.submit("greet", "--arg", "name=y")
     cli("run", "cancel", id)
     first, empty, _, row = cli("why", "--lane", "default").stdout.splitlines()
-    assert (first, empty) == ("lane default: 1 waits, 0 run", "")
+    assert (first, empty) == ("lane default: 1 waiting, 0 running", "")
     assert row.split(maxsplit=3)[2:] == [
         "1",
         "ready, no live worker takes work of namespace default",
     ]
     found = cli.json("why", "--lane", "default", "--namespace", "default")
     assert [(share["code"], share["count"]) for share in found["shares"]] == [("no_worker", 1)]
-    assert cli("why", "--lane", "nobody").stdout == "lane nobody: 0 wait, 0 run\n"
+    assert cli("why", "--lane", "nobody").stdout == "lane nobody: 0 waiting, 0 running\n"
 
 
 def test_what_cannot_be_explained_is_refused(cli: Cli) -> None:

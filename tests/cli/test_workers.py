@@ -93,7 +93,7 @@ def test_a_worker_is_shown_with_what_it_really_holds(cli: Cli) -> None:
     register(cli.url, concurrency=2)
     shown = cli("workers", "show", "ada-1")
     assert id in shown.stdout
-    for words in ("alive", "0 of 2 (0%)", "1 leases"):
+    for words in ("alive", "0 of 2 (0%)", "1 lease"):
         assert words in shown.stdout
     found = cli.json("workers", "show", "ada-1")
     assert (found["running"], found["held"], found["registered"]) == (0, 1, True)

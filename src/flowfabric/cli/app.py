@@ -26,7 +26,7 @@ from flowfabric.cli.worker import new_event_loop, worker
 
 app = typer.Typer(
     cls=Root,
-    help="Durable execution for Python: run workers, submit work, look and steer.",
+    help="Durable execution for Python: run workers, submit runs, inspect and control them.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -15,29 +15,29 @@ from flowfabric.worker.api.signals import Sent
 
 Target = Annotated[str, Argument(metavar="RUN", help="A run's id, or RUN/WAITPOINT of a callback.")]
 Approval = Annotated[
-    str | None, Argument(metavar="[NAME]", help="Which approval, if it waits for several.")
+    str | None, Argument(metavar="[NAME]", help="Which approval, if the run waits for several.")
 ]
 Token = Annotated[
     str | None,
     Option(
         envvar=TOKEN_VARIABLE,
-        help="What was handed out. Better set the variable: a process list shows options.",
+        help="The token that was issued. Prefer the variable: a process list shows options.",
     ),
 ]
 Approver = Annotated[
     str, Option("--as", metavar="APPROVER", show_default=False, help="Who decides.")
 ]
-Comment = Annotated[str, Option(show_default=False)]
+Comment = Annotated[str, Option(show_default=False, help="Why; kept with the decision.")]
 About = Annotated[
     str | None,
-    Option(metavar="JSON", help="Only if exactly this is to be approved; - reads stdin."),
+    Option(metavar="JSON", help="Decide only if exactly this is to be approved; - reads stdin."),
 ]
 
 _EFFECTS: dict[str, str] = {
-    Effect.SATISFIED: "the run goes on",
+    Effect.SATISFIED: "the run continues",
     Effect.APPENDED: "counted, the run waits for more",
     Effect.BUFFERED: "kept until the run waits for it",
-    Effect.REPEATED: "kept, but it counts no second time",
+    Effect.REPEATED: "kept, but it does not count a second time",
 }
 
 
@@ -49,16 +49,16 @@ async def signal(  # noqa: PLR0913 - the options are the interface
         list[str] | None,
         Argument(
             metavar="NAME [JSON]",
-            help="What it is called, and its payload; - reads stdin. A callback needs no name.",
+            help="The signal's name and payload; - reads stdin. A callback needs no name.",
         ),
     ] = None,
-    file: Annotated[str | None, Option(help="The payload, a JSON file.")] = None,
-    key: Annotated[str | None, Option(help="Makes a repeat harmless.")] = None,
+    file: Annotated[str | None, Option(help="A JSON file with the payload.")] = None,
+    key: Annotated[str | None, Option(help="A repeat with the same key changes nothing.")] = None,
     token: Token = None,
     source: Annotated[str, Option(show_default=False, help="Who sends it.")] = "",
-    delay: Annotated[str | None, Option(help="The run goes on only after 10s, 5m, …")] = None,
+    delay: Annotated[str | None, Option(help="Let the run continue only after 10s, 5m, …")] = None,
 ) -> None:
-    """Send a signal to a run by name, or with a token to a callback."""
+    """Send a signal to a run by name, or to a callback with a token."""
     name, text = _named(run, words or [])
     payload = _payload(text, file)
     sent = await fabric.signal(run, name, payload, token=token, key=key, source=source, delay=delay)
@@ -75,7 +75,7 @@ async def approve(
     about: About = None,
     token: Token = None,
 ) -> None:
-    """Approve what a run waits for."""
+    """Approve what a run asks approval for."""
     more = _decision(approver, comment, about, token)
     target = await _approval(fabric, run, name, token)
     _answer(screen, run, "approved", await fabric.approve(*target, **more))
@@ -91,7 +91,7 @@ async def reject(
     about: About = None,
     token: Token = None,
 ) -> None:
-    """Refuse what a run waits for an approval of."""
+    """Reject what a run asks approval for."""
     more = _decision(approver, comment, about, token)
     target = await _approval(fabric, run, name, token)
     _answer(screen, run, "rejected", await fabric.reject(*target, **more))

@@ -21,7 +21,7 @@ from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, SoftBreach
 from flowfabric.engine.engine import Engine
 
 app = Typer(
-    help="Look at budgets, set their limits, and correct what was spent of them.",
+    help="Inspect budgets, set their limits, and correct what was spent.",
     no_args_is_help=True,
 )
 
@@ -30,17 +30,17 @@ _LIMIT = "DIMENSION=NUMBER"
 Name = Annotated[str, Argument(metavar="NAME", help="The budget.")]
 Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more budgets.")]
 Amounts = Annotated[list[str], Argument(metavar="AMOUNT...", help="As tokens=500 calls=1.")]
-Key = Annotated[str | None, Option(help="The same key counts once.")]
+Key = Annotated[str | None, Option(help="The same key is counted once.")]
 Hard = Annotated[
     list[str] | None,
     Option(
         metavar=_LIMIT,
-        help="A limit that is never passed, as tokens=100000; repeatable; tokens=none: no limit.",
+        help="A limit that is never passed, as tokens=100000; repeatable; tokens=none removes it.",
     ),
 ]
 Soft = Annotated[
     list[str] | None,
-    Option(metavar=_LIMIT, help="A limit that may be passed and is told, as tokens=80000."),
+    Option(metavar=_LIMIT, help="A limit that may be passed with a warning, as tokens=80000."),
 ]
 More = Annotated[
     list[str] | None,
@@ -48,20 +48,22 @@ More = Annotated[
 ]
 Parent = Annotated[
     str | None,
-    Option(help="The budget it is part of: what is spent counts there too. Only for a new one."),
+    Option(help="The budget it is part of; what is spent counts there too. Only for a new budget."),
 ]
 ScopeOption = Annotated[
     Scope | None,
     Option(
         metavar="SCOPE",
-        help=f"What it belongs to: {', '.join(Scope)}. Those of a namespace, flow or run hold for "
-        "all in it without being named.",
+        help=f"What it belongs to: {', '.join(Scope)}. One of a namespace, flow or run limits "
+        "every run in it.",
     ),
 ]
-ScopeId = Annotated[str | None, Option(help="Which one: the namespace, the id.")]
+ScopeId = Annotated[
+    str | None, Option(help="Which one: the name of the namespace, the id of the flow or run.")
+]
 Every = Annotated[str | None, Option(help="Resets every 1h, 1d, …; none: only by hand.")]
 Cron = Annotated[str | None, Option(help="Resets at these times: '0 0 * * *'.")]
-Timezone = Annotated[str | None, Option(help="Of --cron; UTC by default.")]
+Timezone = Annotated[str | None, Option(help="The time zone of --cron; by default UTC.")]
 OnHardOption = Annotated[
     OnHard | None,
     Option(metavar="ACTION", help=f"What happens at the hard limit: {', '.join(OnHard)}."),
@@ -178,7 +180,7 @@ DIMENSION = Table[tuple[Budget, str]](row=_dimension_row)
 
 @command(app, "list")
 async def list_budgets(engine: Engine, screen: Screen) -> None:
-    """List the budgets by name, and how much of them is spent."""
+    """List the budgets by name, with how much of them is spent."""
     await BUDGET.list(screen, _all(engine))
 
 
@@ -219,9 +221,9 @@ async def set_budget(  # noqa: PLR0913 - the options are the interface
     on_hard: OnHardOption = None,
     on_soft: OnSoftOption = None,
 ) -> None:
-    """Make a budget, or change what is given; what was spent and the rest stay.
+    """Make a budget, or change what is given; what was spent stays.
 
-    Code that calls fabric.budget gives it the definition of the code again.
+    Code that calls fabric.budget sets the definition of the code again.
     """
     given = {
         "parent": parent,
@@ -246,7 +248,7 @@ async def set_budget(  # noqa: PLR0913 - the options are the interface
     if not new.limits and old is None:
         raise usage("a new budget needs a limit, as --hard tokens=1000")
     if not changes:
-        raise usage("nothing is given that could be changed")
+        raise usage("nothing to change is given")
     await engine.budgets.define(new)
     stored = await engine.budgets.get(name)
     word = "made" if old is None else "changed"
@@ -290,9 +292,9 @@ async def spend(
     name: Name,
     amounts: Amounts,
     key: Key = None,
-    run: Annotated[str | None, Option(help="Note it for this run: see release.")] = None,
+    run: Annotated[str | None, Option(help="The run that spent it, for `release`.")] = None,
 ) -> None:
-    """Count an amount, for the budget and all it is part of; refused whole if it does not fit."""
+    """Count an amount in a budget and all it is part of; nothing is counted if it does not fit."""
     wanted = read_amounts(amounts, "an amount")
     answer = await engine.budgets.spend(name, wanted, execution=run, key=key)
     repeated = isinstance(answer, AlreadyApplied)
@@ -324,7 +326,7 @@ async def grant(
 
 @command(app)
 async def reset(engine: Engine, screen: Screen, names: Names) -> None:
-    """Begin a new period now: nothing is spent of it. Scheduled resets keep their times."""
+    """Begin a new period now, with nothing spent. Scheduled resets keep their times."""
     for name in names:
         next_at = (await engine.budgets.reset(name)).next_reset_at
         later = "" if next_at is None else f", next {local(next_at)}"
@@ -342,7 +344,7 @@ async def release(engine: Engine, screen: Screen, name: Name, run: RunId) -> Non
 
 @command(app)
 async def delete(engine: Engine, screen: Screen, names: Names) -> None:
-    """Delete budgets: whoever one has limited no longer is."""
+    """Delete budgets; they no longer limit any run."""
     for name in names:
         if not await engine.budgets.delete(name):
             raise NotFound("budget", name)

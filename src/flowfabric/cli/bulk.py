@@ -21,12 +21,12 @@ Act = Callable[[str], Awaitable[State]]
 async def for_each(screen: Screen, ids: list[str], act: Act, *, doing: str, done: str) -> ExitCode:
     """Does it to each run and says how each went. The code is that of the failures if they
     agree."""
-    told = Outcomes(screen, doing, done, len(ids))
-    with told:
+    outcomes = Outcomes(screen, doing, done, len(ids))
+    with outcomes:
         for start in range(0, len(ids), AT_ONCE):
             page = ids[start : start + AT_ONCE]
-            told.add(await asyncio.gather(*(_one(act, id) for id in page)))
-    return told.code()
+            outcomes.add(await asyncio.gather(*(_one(act, id) for id in page)))
+    return outcomes.code()
 
 
 async def _one(act: Act, id: str) -> tuple[str, State | Exception]:

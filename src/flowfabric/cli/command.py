@@ -59,16 +59,16 @@ Url = Annotated[
     ),
 ]
 AppUrl = Annotated[
-    str | None, Option("--url", help="Another store than the one the application names.")
+    str | None, Option("--url", help="Another store than the one of the application.")
 ]
 App = Annotated[str, Argument(metavar="APP", help="Your Fabric, as app.module:fabric.")]
 
-RunId = Annotated[str, Argument(metavar="ID", help="{fp:86}:01a1e105-…")]
+RunId = Annotated[str, Argument(metavar="ID", help="The run, as {fp:86}:01a1e105-…")]
 RunIds = Annotated[
-    list[str], Argument(metavar="ID...", callback=read_ids, help="One or more; - reads stdin.")
+    list[str], Argument(metavar="ID...", callback=read_ids, help="One or more runs; - reads stdin.")
 ]
-Timeout = Annotated[str | None, Option(help="Stop waiting after 30s, 5m, …")]
-Namespace = Annotated[str | None, Option()]
+Timeout = Annotated[str | None, Option(help="With --wait: give up after 30s, 5m, …")]
+Limit = Annotated[int, Option(min=1, help="At most this many.")]
 
 
 def command(

@@ -6,21 +6,24 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from flowfabric.cli.format import readable
 from flowfabric.cli.output import Screen
 from flowfabric.core.base.errors import (
-    AlreadyDecided,
-    BudgetExceeded,
+    CapabilityMismatch,
+    Corruption,
     FlowFabricError,
+    GrantExists,
     Invalid,
+    InvalidBlockingReason,
+    InvalidHandle,
     InvalidId,
+    LeaseRevoked,
+    MaxReplays,
     MissingToken,
     NotActive,
     NotAllowed,
     NotFound,
-    NotSignalable,
-    NotSuspended,
     Overloaded,
-    RotationConflict,
     Unauthorized,
     Unavailable,
 )
@@ -31,7 +34,7 @@ AS_JSON = "flowfabric.json"
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from the exit code."""
+    """What the exit code says to a script."""
 
     OK = 0
     FAILED = 1
@@ -41,7 +44,7 @@ class ExitCode(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 success · 1 the run ended badly or the command failed · 2 wrong usage · "
+    "Exit codes: 0 success · 1 the run did not succeed, or the command failed · 2 wrong usage · "
     "3 not found · 4 the store is unavailable."
 )
 
@@ -67,16 +70,17 @@ class ErrorReport(NamedTuple):
     text: str
 
 
-_SAY_ENOUGH = (
-    Invalid,
-    Unavailable,
-    NotSignalable,
-    NotSuspended,
-    AlreadyDecided,
-    RotationConflict,
-    BudgetExceeded,
-)
-"""Errors whose text needs no word in front of it."""
+_BEFORE = {
+    CapabilityMismatch: "the worker lacks capabilities: ",
+    Corruption: "stored data cannot be read: ",
+    GrantExists: "the run is reserved for another worker: ",
+    InvalidBlockingReason: "no such reason to block a run: ",
+    InvalidHandle: "not a valid handle: ",
+    LeaseRevoked: "the lease was revoked: ",
+    MaxReplays: "the run cannot be replayed again: ",
+    Overloaded: "overloaded: ",
+}
+"""What people need to read before the detail of an error that is short."""
 
 EXPECTED = (CommandError, FlowFabricError, TimeoutError)
 
@@ -115,16 +119,14 @@ def _words(error: FlowFabricError) -> str:
             return f"no run {key}" if key else "no such run"
         case NotFound(entity="approval", key=key):
             return f"the run has no open approval {str(key)!r}"
-        case NotFound():
-            return error.detail
         case NotActive(outcome=outcome):
             return f"the run has ended already ({outcome})"
         case MissingToken():
             return f"a token is required: give --token or set {TOKEN_VARIABLE}"
-        case _ if isinstance(error, _SAY_ENOUGH) and error.detail:
-            return error.detail
+        case _ if error.detail:
+            return readable(_BEFORE.get(type(error), "") + error.detail)
         case _:
-            return str(error)
+            return error.code.replace("_", " ")
 
 
 class Root(TyperGroup):

@@ -11,13 +11,13 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from typer import Argument, Option, Typer
 
-from flowfabric.cli.command import Namespace, command
+from flowfabric.cli.command import Limit, command
 from flowfabric.cli.draw import text
 from flowfabric.cli.draw.mermaid import mermaid
 from flowfabric.cli.draw.picture import counts, join_note
 from flowfabric.cli.draw.svg import svg
 from flowfabric.cli.errors import CommandError, ExitCode
-from flowfabric.cli.format import local, pairs_text, span
+from flowfabric.cli.format import local, number_of, pairs_text, span
 from flowfabric.cli.json import document
 from flowfabric.cli.output import Cells, Screen, printable
 from flowfabric.cli.parse import read_json, read_tag
@@ -44,7 +44,10 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.engine.flow.views import FlowDescription, FlowGraph, Member
 
-app = Typer(help="Look at flows, draw, cancel and replay them.", no_args_is_help=True)
+app = Typer(
+    help="Inspect, draw, cancel and replay flows, or build one piece by piece.",
+    no_args_is_help=True,
+)
 
 COLUMNS = (
     (100, ("id", "kind", "state", "members", "ended", "age", "took")),
@@ -84,8 +87,10 @@ def _parse_flow(flow: str) -> UUID:
         raise CommandError(reason, ExitCode.USAGE, "invalid_id") from None
 
 
-FlowId = Annotated[UUID, Argument(metavar="FLOW", parser=_parse_flow, help="01a1e105-5216-7000-…")]
-RunOfFlow = Annotated[str, Argument(metavar="RUN")]
+FlowId = Annotated[
+    UUID, Argument(metavar="FLOW", parser=_parse_flow, help="The flow, as 01a1e105-5216-7000-…")
+]
+RunOfFlow = Annotated[str, Argument(metavar="RUN", help="The run, as {fp:86}:01a1e105-…")]
 
 
 class Format(StrEnum):
@@ -122,12 +127,12 @@ async def list_flows(
     screen: Screen,
     state: Annotated[
         list[FlowState] | None,
-        Option(metavar="STATE", help=f"Only in this state, repeatable: {', '.join(FlowState)}."),
+        Option(metavar="STATE", help=f"Only in this state; repeatable: {', '.join(FlowState)}."),
     ] = None,
-    kind: Annotated[str | None, Option(help="Only of this name.")] = None,
-    namespace: Namespace = None,
-    tag: Annotated[str | None, Option(help="Only with app.tenant=acme.")] = None,
-    limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
+    kind: Annotated[str | None, Option(help="Only of this kind.")] = None,
+    namespace: Annotated[str | None, Option(help="Only of this namespace.")] = None,
+    tag: Annotated[str | None, Option(help="Only with this tag, as app.tenant=acme.")] = None,
+    limit: Limit = 50,
 ) -> None:
     """List flows, the newest first."""
     states, pair = tuple(state or ()), read_tag(tag)
@@ -189,7 +194,7 @@ def _endings(flow: Flow) -> str:
 
 @command(app)
 async def show(engine: Engine, screen: Screen, flow: FlowId) -> None:
-    """Show a flow: its state, how its members stand, what it waits for."""
+    """Show a flow: its state, the states of its members, and what it waits for."""
     facts, drawn = await engine.flow_views.describe(flow), await engine.flow_views.graph(flow)
     if facts is None:  # the graph was not found either
         return
@@ -215,7 +220,7 @@ def _fields(facts: FlowDescription, now: Millis) -> Cells:
         ("kind", flow.kind),
         ("state", flow.state),
         ("cancelled", "" if cancel is None else f"{cancel.reason} ({cancel.policy})"),
-        ("members", f"{flow.nodes}, {flow.edges} edges"),
+        ("members", f"{flow.nodes}, {number_of(flow.edges, 'edge')}"),
         ("ended", _endings(flow)),
         ("living", counts({state: facts.states[state] for state in _LIVING})),
         ("namespace", flow.namespace),
@@ -236,14 +241,20 @@ async def cancel(
     engine: Engine,
     screen: Screen,
     flow: FlowId,
-    reason: Annotated[str, Option()] = "cancelled on the command line",
+    reason: Annotated[
+        str, Option(help="Why; kept with its members.")
+    ] = "cancelled on the command line",
     policy: Annotated[
         CancelPolicy,
-        Option(metavar="POLICY", help=f"Which members go along: {', '.join(CancelPolicy)}."),
+        Option(
+            metavar="POLICY", help=f"Which members are cancelled too: {', '.join(CancelPolicy)}."
+        ),
     ] = CancelPolicy.ALL,
-    no_wait: Annotated[bool, Option("--no-wait", help="Leave the members to the workers.")] = False,
+    no_wait: Annotated[
+        bool, Option("--no-wait", help="Do not wait until the members have ended.")
+    ] = False,
 ) -> None:
-    """Cancel a flow and its members: all of them, those that never started, or none."""
+    """Cancel a flow with all of its members, with those that have not started, or alone."""
     answer = await engine.flows.cancel(flow, reason=reason, policy=policy, wait=not no_wait)
     screen.answer(document(answer), f"cancelled flow {flow}")
     if screen.as_json:
@@ -251,17 +262,17 @@ async def cancel(
     if (answer.policy, answer.reason) != (policy, reason):
         screen.note(f"it was cancelled before: {answer.reason} ({answer.policy})")
     if answer.remaining:
-        number = len(answer.remaining)
-        screen.note(f"{number} members have not ended yet; workers cancel them")
+        left = number_of(len(answer.remaining), "member")
+        screen.note(f"not ended yet: {left}, which workers cancel")
 
 
 @command(app)
 async def replay(engine: Engine, screen: Screen, flow: FlowId) -> None:
-    """Run again what did not succeed; members that succeeded stay as they are."""
+    """Run the members again that did not succeed; the others stay as they are."""
     found = await engine.flows.replay(flow)
     words = f"nothing to replay: every member of flow {flow} succeeded or is under way"
     if found:
-        words = f"replayed {len(found)} members of flow {flow}"
+        words = f"replayed {number_of(len(found), 'member')} of flow {flow}"
     screen.answer({"id": str(flow), "replayed": [document(each) for each in found]}, words)
 
 
@@ -270,14 +281,14 @@ async def graph(
     engine: Engine,
     screen: Screen,
     flow: FlowId,
-    format: Annotated[Format, Option(help="How it is drawn.")] = Format.TEXT,
+    format: Annotated[Format, Option(help="The format of the drawing.")] = Format.TEXT,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Into this file, not to stdout.")
+        Path | None, Option("--output", "-o", help="Write to this file instead of stdout.")
     ] = None,
 ) -> None:
     """Draw a flow with the states of its members.
 
-    Many members of the same form are drawn as one, which says how many there are.
+    Many members of the same form are drawn as one box that says how many there are.
     """
     found = await engine.flow_views.graph(flow)
     if output is not None:
@@ -331,17 +342,19 @@ def _write(path: Path, text: str) -> None:
 async def create(
     engine: Engine,
     screen: Screen,
-    kind: Annotated[str, Argument(metavar="KIND", help="Its name.")],
+    kind: Annotated[str, Argument(metavar="KIND", help="The name of the flow.")],
     id: Annotated[
         UUID | None,
-        Option(metavar="TEXT", parser=_parse_flow, help="Creating it again is harmless."),
+        Option(
+            metavar="FLOW", parser=_parse_flow, help="Its id; creating it again changes nothing."
+        ),
     ] = None,
-    namespace: Annotated[str, Option()] = "default",
-    tag: Annotated[list[str] | None, Option(metavar="KEY=VALUE")] = None,
+    namespace: Annotated[str, Option(help="Its namespace.")] = "default",
+    tag: Annotated[list[str] | None, Option(metavar="KEY=VALUE", help="A tag; repeatable.")] = None,
 ) -> None:
-    """Create an open flow without members, and print its id.
+    """Create an open flow without members and print its id.
 
-    `flow add` and `flow edge` grow it, `flow seal` starts it.
+    `flow add` and `flow edge` grow it; `flow seal` starts it.
     """
     tags = dict(pair for text in tag or () if (pair := read_tag(text)) is not None)
     made = await engine.flows.create(kind, id=id, namespace=namespace, tags=tags)
@@ -355,13 +368,13 @@ async def add(
     engine: Engine,
     screen: Screen,
     flow: FlowId,
-    kind: Annotated[str, Argument(metavar="TASK")],
-    args: Annotated[str, Option(metavar="JSON", help="Its arguments.")] = "{}",
-    lane: Annotated[str, Option()] = "default",
-    namespace: Annotated[str, Option()] = "default",
-    key: Annotated[str | None, Option(help="A known key adds nothing.")] = None,
+    kind: Annotated[str, Argument(metavar="TASK", help="The task it runs.")],
+    args: Annotated[str, Option(metavar="JSON", help="Its arguments as one JSON object.")] = "{}",
+    lane: Annotated[str, Option(help="Its lane.")] = "default",
+    namespace: Annotated[str, Option(help="Its namespace.")] = "default",
+    key: Annotated[str | None, Option(help="Adding the same key again changes nothing.")] = None,
 ) -> None:
-    """Add a run to a flow; it waits until the flow is sealed. Prints its id."""
+    """Add a run to a flow and print its id. It waits until the flow is sealed."""
     payload = msgspec.json.encode(read_json(args, "--args"))
     wanted = Submission(
         kind=kind, payload=payload, lane=lane, namespace=namespace, key=key, encoding="json"
@@ -386,13 +399,19 @@ async def edge(
     engine: Engine,
     screen: Screen,
     flow: FlowId,
-    upstream: Annotated[str, Argument(metavar="UPSTREAM")],
-    downstream: Annotated[str, Argument(metavar="DOWNSTREAM")],
-    on: Annotated[On, Option(metavar="END", help=f"{', '.join(On)}.")] = On.SUCCESS,
-    input: Annotated[str | None, Option(help="The parameter that gets the result.")] = None,
-    revision: Annotated[int | None, Option(min=0, help="Only if the graph is at it.")] = None,
+    upstream: Annotated[str, Argument(metavar="UPSTREAM", help="The run to wait for.")],
+    downstream: Annotated[str, Argument(metavar="DOWNSTREAM", help="The run that waits.")],
+    on: Annotated[
+        On, Option(metavar="END", help=f"What to wait for: {', '.join(On)}.")
+    ] = On.SUCCESS,
+    input: Annotated[
+        str | None, Option(help="The parameter that gets the result of the upstream.")
+    ] = None,
+    revision: Annotated[
+        int | None, Option(min=0, help="Only if the graph is at this revision.")
+    ] = None,
 ) -> None:
-    """Let a run of a flow wait for another one. The same edge again changes nothing."""
+    """Make a run of a flow wait for another one. Adding the same edge again changes nothing."""
     ends = ExecutionId(upstream).uuid, ExecutionId(downstream).uuid
     id = uuid5(flow, f"{ends[0]} {ends[1]} {on} {input or ''}")
     staged = await engine.flows.stage(
@@ -409,13 +428,13 @@ async def needs(
     screen: Screen,
     flow: FlowId,
     run: RunOfFlow,
-    any_of: Annotated[bool, Option("--any", help="The first upstream is enough.")] = False,
-    quorum: Annotated[int | None, Option(min=1, help="So many are enough.")] = None,
+    any_of: Annotated[bool, Option("--any", help="One upstream is enough.")] = False,
+    quorum: Annotated[int | None, Option(min=1, help="This many are enough.")] = None,
     let_run: Annotated[
-        bool, Option("--let-run", help="Do not cancel the upstreams that are left.")
+        bool, Option("--let-run", help="Do not cancel the upstreams it no longer needs.")
     ] = False,
 ) -> None:
-    """Say how many of its upstreams a run needs, before its first edge; without an option all."""
+    """Set how many of its upstreams a run needs, before its first edge; without an option, all."""
     rest = Rest.LET_RUN if let_run else Rest.CANCEL
     policy: JoinPolicy = AllOf()
     if quorum is not None:

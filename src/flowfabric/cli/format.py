@@ -53,6 +53,11 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in amounts.items())
 
 
+def number_of(count: int, noun: str) -> str:
+    """`1 member`, `3 members`"""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def times(count: int) -> str:
     return "" if not count else "once" if count == 1 else f"{count} times"
 

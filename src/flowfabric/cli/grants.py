@@ -5,14 +5,13 @@ from uuid import UUID
 
 from typer import Option, Typer
 
-from flowfabric.cli.command import Namespace, RunId, command
+from flowfabric.cli.command import RunId, command
 from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import local
 from flowfabric.cli.json import document
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.parse import read_optional_span
 from flowfabric.cli.table import Table
-from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.grant import (
     Granted,
@@ -25,16 +24,16 @@ from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 
-app = Typer(help="Reserve runs for one worker, and take what is reserved.", no_args_is_help=True)
+app = Typer(help="Reserve runs for one worker, and claim reserved runs.", no_args_is_help=True)
 
 WorkerName = Annotated[str, Option("--worker", help="The worker it is for.")]
 Instance = Annotated[str | None, Option(help="Which process of it.")]
-Capability = Annotated[list[str] | None, Option(help="What the worker offers, repeatable.")]
-GrantTtl = Annotated[str, Option(help="How long it is reserved, at most 1m.")]
+Capability = Annotated[list[str] | None, Option(help="A capability the worker offers; repeatable.")]
+GrantTtl = Annotated[str, Option(help="How long to reserve it, at most 1m.")]
 LeaseTtl = Annotated[str, Option(help="How long the lease lasts.")]
 GrantKey = Annotated[str | None, Option(help="The key of the grant.")]
-Summary = Annotated[str | None, Option()]
-LeaseId = Annotated[str | None, Option(help="Repeat with the same one after a loss.")]
+Note = Annotated[str | None, Option(help="A note that the grant keeps.")]
+LeaseId = Annotated[UUID | None, Option(help="The same id again gives the same lease.")]
 
 
 def _fields(grant: Grant) -> Cells:
@@ -67,14 +66,16 @@ async def issue(  # noqa: PLR0913 - the options are the interface
     ttl: GrantTtl = "10s",
     key: GrantKey = None,
     reclaim: Annotated[bool, Option("--reclaim", help="For a run whose worker was lost.")] = False,
-    max_reclaims: Annotated[int | None, Option(min=0, help="With --reclaim: its cap.")] = None,
-    capability_hash: Annotated[str | None, Option()] = None,
-    route_snapshot: Annotated[str | None, Option()] = None,
-    admission_summary: Summary = None,
+    max_reclaims: Annotated[
+        int | None, Option(min=0, help="With --reclaim: how often at most.")
+    ] = None,
+    capability_hash: Note = None,
+    route_snapshot: Note = None,
+    admission_summary: Note = None,
 ) -> None:
     """Reserve a waiting, interrupted or (with --reclaim) lost run for one worker.
 
-    Prints the key of the grant. Issuing again with the same --key gives the same grant.
+    Prints the key of the grant. Issuing it again with the same --key gives the same grant.
     """
     if max_reclaims is not None and not reclaim:
         raise usage("--max-reclaims goes with --reclaim")
@@ -117,13 +118,13 @@ def _who(worker: str, instance: str | None) -> str | WorkerIdentity:
 async def issue_next(  # noqa: PLR0913 - the options are the interface
     engine: Engine,
     screen: Screen,
-    lane: Annotated[str, Option(help="Of this lane.")],
+    lane: Annotated[str, Option(help="The lane.")],
     worker: WorkerName,
     instance: Instance = None,
     capability: Capability = None,
     ttl: GrantTtl = "10s",
-    namespace: Namespace = None,
-    admission_summary: Summary = None,
+    namespace: Annotated[str | None, Option(help="Only runs of this namespace.")] = None,
+    admission_summary: Note = None,
 ) -> None:
     """Reserve the best waiting run of a lane that the worker can run; exits with 1 if none."""
     granted = await engine.grants.find_and_issue(
@@ -135,7 +136,7 @@ async def issue_next(  # noqa: PLR0913 - the options are the interface
         notes=GrantNotes(admission_summary=admission_summary),
     )
     if granted is None:
-        raise CommandError("nothing waits that this worker can run", ExitCode.FAILED, "no_work")
+        raise CommandError("no run waits that this worker can run", ExitCode.FAILED, "no_work")
     _print_grant(screen, granted)
 
 
@@ -148,10 +149,10 @@ def _print_grant(screen: Screen, granted: Granted) -> None:
 
 @command(app)
 async def show(engine: Engine, screen: Screen, run: RunId) -> None:
-    """Show who holds the grant of a run, until when and on what grounds."""
+    """Show which worker a run is reserved for, until when and on what grounds."""
     grant = await engine.grants.identity(run)
     if grant is None:
-        raise CommandError(f"{run} is granted to nobody", ExitCode.NOT_FOUND, "not_found")
+        raise CommandError(f"{run} is not reserved", ExitCode.NOT_FOUND, "not_found")
     GRANT.show(screen, grant)
 
 
@@ -161,22 +162,22 @@ async def redeem(  # noqa: PLR0913 - the options are the interface
     screen: Screen,
     run: RunId,
     worker: WorkerName,
-    instance: Annotated[str, Option()],
+    instance: Annotated[str, Option(help="Which process of it.")],
     ttl: LeaseTtl = "30s",
     lease_id: LeaseId = None,
     key: GrantKey = None,
-    attempt_id: Annotated[str | None, Option()] = None,
+    attempt_id: Annotated[UUID | None, Option(help="The id of a new attempt.")] = None,
     timeout: Annotated[str | None, Option(help="How long the attempt may take.")] = None,
     deadline: Annotated[str | None, Option(help="How long the run may take from now.")] = None,
 ) -> None:
-    """Take the lease of a run that is granted to this worker, in the way its grant asks for.
+    """Claim a run that is reserved for this worker, in the way its grant asks for.
 
-    Prints the handle for `flowfabric lease`. A repeat with the same --lease-id gets the same lease.
+    Prints the handle for `flowfabric lease`. The same --lease-id gives the same lease.
     """
     length, until = parse_span(ttl, "--ttl"), read_optional_span(deadline, "--deadline")
-    who, lease = WorkerIdentity(worker, instance), _uuid(lease_id, "--lease-id")
+    who = WorkerIdentity(worker, instance)
     new = NewAttempt(
-        id=_uuid(attempt_id, "--attempt-id"),
+        id=attempt_id,
         timeout=read_optional_span(timeout, "--timeout"),
         deadline_at=None if until is None else Millis(engine.now() + until),
     )
@@ -184,21 +185,19 @@ async def redeem(  # noqa: PLR0913 - the options are the interface
     # Without a grant a plain claim says why, or finds the lease that was taken before.
     match GrantKind.CLAIM if grant is None else grant.kind:
         case GrantKind.CLAIM:
-            claim = await grants.claim(run, who, ttl=length, lease_id=lease, key=key, attempt=new)
+            claim = await grants.claim(
+                run, who, ttl=length, lease_id=lease_id, key=key, attempt=new
+            )
         case GrantKind.RESUME:
             claim = await grants.claim_resumed(
-                run, who, ttl=length, lease_id=lease, key=key, timeout=new.timeout
+                run, who, ttl=length, lease_id=lease_id, key=key, timeout=new.timeout
             )
         case GrantKind.RECLAIM:
             answer = await grants.reclaim(
-                run, who, ttl=length, lease_id=lease, key=key, attempt=new
+                run, who, ttl=length, lease_id=lease_id, key=key, attempt=new
             )
             claim = _reclaimed(run, answer)
     _print_lease(engine, screen, claim)
-
-
-def _uuid(text: str | None, option: str) -> UUID | None:
-    return None if text is None else parse_uuid(text, option)
 
 
 def _reclaimed(
@@ -224,9 +223,8 @@ async def take(
     ttl: LeaseTtl = "30s",
     lease_id: LeaseId = None,
 ) -> None:
-    """Take a waiting run as an operator in one step, whatever it requires."""
-    length, lease = parse_span(ttl, "--ttl"), _uuid(lease_id, "--lease-id")
-    claim = await engine.grants.take(run, ttl=length, lease_id=lease)
+    """Claim a waiting run as an operator in one step, no matter what it requires."""
+    claim = await engine.grants.take(run, ttl=parse_span(ttl, "--ttl"), lease_id=lease_id)
     _print_lease(engine, screen, claim)
 
 

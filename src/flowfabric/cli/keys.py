@@ -7,7 +7,7 @@ from typer import Option, Typer
 
 from flowfabric.cli.command import command
 from flowfabric.cli.format import local
-from flowfabric.cli.json import Document, plain
+from flowfabric.cli.json import plain
 from flowfabric.cli.output import Screen
 from flowfabric.cli.parse import read_source
 from flowfabric.cli.table import Table
@@ -16,13 +16,14 @@ from flowfabric.core.wait.keyring import AlreadySeeded, Noop, kid_of
 from flowfabric.engine.engine import Engine
 
 app = Typer(
-    help="The keys that sign waitpoint tokens. Secrets are never shown.", no_args_is_help=True
+    help="Manage the keys that sign waitpoint tokens. Secrets are never shown.",
+    no_args_is_help=True,
 )
 
-Kid = Annotated[str | None, Option(help="What the key is called; by default told from its secret.")]
+Kid = Annotated[str | None, Option(help="The id of the key; by default derived from its secret.")]
 SecretFile = Annotated[
     str | None,
-    Option(help="The secret as hex digits, - reads stdin; without it one is made."),
+    Option(help="A file with the secret as hex digits, - for stdin; by default one is made."),
 ]
 
 
@@ -56,13 +57,13 @@ async def list_keys(engine: Engine, screen: Screen) -> None:
 async def seed(
     engine: Engine, screen: Screen, kid: Kid = None, secret_file: SecretFile = None
 ) -> None:
-    """Install the first key. Never replaces one: that is `rotate`."""
+    """Install the first key. It never replaces a key: `rotate` does."""
     kid, secret = _key(kid, secret_file)
     answer = await engine.keys.seed(kid, secret)
     if isinstance(answer, AlreadySeeded):
         same = "with this secret" if answer.same_secret else "with another secret"
-        told: Document = {"kid": kid, "seeded": False, "same_secret": answer.same_secret}
-        screen.answer(told, f"{kid} is there already, {same}")
+        known = {"kid": kid, "seeded": False, "same_secret": answer.same_secret}
+        screen.answer(known, f"{kid} exists already, {same}")
     else:
         screen.answer({"kid": kid, "seeded": True}, f"seeded {kid}")
 
@@ -80,11 +81,11 @@ async def rotate(
     kid, secret = _key(kid, secret_file)
     answer = await engine.keys.rotate(kid, secret, grace=span)
     if isinstance(answer, Noop):
-        screen.answer({"kid": kid, "rotated": False}, f"{kid} is current already")
+        screen.answer({"kid": kid, "rotated": False}, f"{kid} is the current key already")
         return
     before = "" if answer.previous is None else f" (before: {answer.previous})"
-    told = {"previous": answer.previous, "collected": answer.collected}
-    screen.answer({"kid": kid, "rotated": True, **told}, f"rotated to {kid}{before}")
+    rest = {"previous": answer.previous, "collected": answer.collected}
+    screen.answer({"kid": kid, "rotated": True, **rest}, f"rotated to {kid}{before}")
 
 
 def _key(kid: str | None, file: str | None) -> tuple[str, str]:

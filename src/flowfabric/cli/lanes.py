@@ -1,7 +1,7 @@
 """`flowfabric lanes …`"""
 
 import getpass
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from typer import Argument, Option, Typer
@@ -17,11 +17,11 @@ from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.engine.engine import Engine
 from flowfabric.store.queries import Counts
 
-app = Typer(help="Look at lanes, pause, drain and resume them.", no_args_is_help=True)
+app = Typer(help="Inspect, pause, drain and resume lanes.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(metavar="LANE", help="The lane.")]
 Names = Annotated[list[str], Argument(metavar="LANE...", help="One or more lanes.")]
-By = Annotated[str | None, Option(help="Who decides it; who is logged in by default.")]
+By = Annotated[str | None, Option(help="Who decides; by default the user who is logged in.")]
 Reason = Annotated[str, Option(show_default=False, help="Why, for those who ask later.")]
 
 LaneRuns = tuple[Lane, Counts]
@@ -87,7 +87,7 @@ LANE = Table[LaneRuns](
     row=_row,
     fields=_fields,
     json=_document_with_runs,
-    empty="no lanes: nothing was submitted so far",
+    empty="no lanes: nothing has been submitted so far",
 )
 
 
@@ -118,7 +118,7 @@ def _interesting(rows: list[Cells]) -> list[Cells]:
 
 @command(app)
 async def show(engine: Engine, screen: Screen, lane: Name) -> None:
-    """Show a lane: whether its work is taken, who decided that, and its runs."""
+    """Show a lane: its state, who decided it and why, and its runs."""
     found, counts = await engine.lanes.get(lane), await engine.views.counts(lane=lane)
     used = found.version or any(counts.by_state.values())
     if not used and not await _known(engine, lane):
@@ -130,51 +130,39 @@ async def show(engine: Engine, screen: Screen, lane: Name) -> None:
 async def pause(
     engine: Engine, screen: Screen, lanes: Names, reason: Reason = "", by: By = None
 ) -> None:
-    """Stop lanes: nothing of them is claimed until they are resumed. What runs goes on."""
-
-    async def act(name: str) -> Lane:
-        return await engine.lanes.pause(name, by=_by(by), reason=reason)
-
-    await _set_state(engine, screen, lanes, act, done="paused", already="is paused already")
+    """Pause lanes: workers claim none of their runs until `resume`. Running ones continue."""
+    await _set_state(engine, screen, lanes, LaneState.PAUSED, by, reason)
 
 
 @command(app)
 async def drain(
     engine: Engine, screen: Screen, lanes: Names, reason: Reason = "", by: By = None
 ) -> None:
-    """Let what has begun go on to its end, retries included; nothing begins until `resume`."""
-
-    async def act(name: str) -> Lane:
-        return await engine.lanes.drain(name, by=_by(by), reason=reason)
-
-    await _set_state(engine, screen, lanes, act, done="draining", already="is draining already")
+    """Let runs that have begun end, retries included; others do not begin until `resume`."""
+    await _set_state(engine, screen, lanes, LaneState.DRAINING, by, reason)
 
 
 @command(app)
 async def resume(
     engine: Engine, screen: Screen, lanes: Names, reason: Reason = "", by: By = None
 ) -> None:
-    """Let paused or draining lanes go on."""
-
-    async def act(name: str) -> Lane:
-        return await engine.lanes.resume(name, by=_by(by), reason=reason)
-
-    await _set_state(engine, screen, lanes, act, done="resumed", already="is open already")
+    """Let paused or draining lanes continue."""
+    await _set_state(engine, screen, lanes, LaneState.OPEN, by, reason)
 
 
 async def _set_state(
-    engine: Engine,
-    screen: Screen,
-    names: list[str],
-    act: Callable[[str], Awaitable[Lane]],
-    *,
-    done: str,
-    already: str,
+    engine: Engine, screen: Screen, names: list[str], state: LaneState, by: str | None, reason: str
 ) -> None:
+    verbs = {
+        LaneState.OPEN: (engine.lanes.resume, "resumed", "is open already"),
+        LaneState.PAUSED: (engine.lanes.pause, "paused", "is paused already"),
+        LaneState.DRAINING: (engine.lanes.drain, "draining", "is draining already"),
+    }
+    act, done, already = verbs[state]
     for name in names:
         known, before = await _known(engine, name), await engine.lanes.get(name)
-        lane = await act(name)
-        same = before.state is lane.state and before.at == lane.at
+        lane = await act(name, by=_by(by), reason=reason)
+        same = before.state is state and before.at == lane.at
         words = f"{name} {already}{_who(lane)}" if same else f"{done} {name}"
         screen.answer(_document(lane), words)
         _note_unknown(screen, name, known)
@@ -187,16 +175,14 @@ async def set_lane(
     lane: Name,
     weight: Annotated[
         int | None,
-        Option(help="How much of it is taken for one of a lane of weight 1; 1 to 1000."),
+        Option(help="How many of its runs start for each one of a lane of weight 1; 1 to 1000."),
     ] = None,
     concurrency: Annotated[
         int | None,
-        Option(
-            min=0, help="How many of it may run at once, on all workers together; 0: any number."
-        ),
+        Option(min=0, help="How many runs at once, on all workers together; 0: any number."),
     ] = None,
 ) -> None:
-    """Set how much of a lane may run at once, and in which proportion it is served."""
+    """Set how many runs of a lane may run at once, and its share of the starts."""
     if weight is None and concurrency is None:
         raise Invalid("neither --weight nor --concurrency is given")
     known = await _known(engine, lane)
@@ -208,7 +194,7 @@ async def set_lane(
 
 def _note_unknown(screen: Screen, name: str, known: bool) -> None:
     if not known and not screen.as_json:
-        screen.note(f"nothing was submitted to lane {name!r} so far")
+        screen.note(f"nothing has been submitted to lane {name!r} so far")
 
 
 async def _known(engine: Engine, name: str) -> bool:

@@ -15,7 +15,7 @@ from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 
-app = Typer(help="Report as the holder of a lease, by its handle.", no_args_is_help=True)
+app = Typer(help="Act as the holder of a lease, by its handle.", no_args_is_help=True)
 
 HANDLE_VARIABLE = "FLOWFABRIC_HANDLE"
 
@@ -30,7 +30,7 @@ async def renew(
     engine: Engine,
     screen: Screen,
     handle: Handle,
-    ttl: Annotated[str | None, Option(help="From now on; else as before.")] = None,
+    ttl: Annotated[str | None, Option(help="How long from now; by default as before.")] = None,
 ) -> None:
     """Extend the lease."""
     renewed = await engine.attempts.renew(handle, read_optional_span(ttl, "--ttl"))
@@ -42,7 +42,7 @@ async def complete(
     engine: Engine,
     screen: Screen,
     handle: Handle,
-    result: Annotated[str | None, Option(metavar="JSON")] = None,
+    result: Annotated[str | None, Option(metavar="JSON", help="What the run returns.")] = None,
 ) -> None:
     """End the run in success."""
     data = None if result is None else msgspec.json.encode(read_json(result, "--result"))
@@ -54,9 +54,9 @@ async def fail(
     engine: Engine,
     screen: Screen,
     handle: Handle,
-    message: Annotated[str, Option()],
+    message: Annotated[str, Option(help="What went wrong.")],
     category: Annotated[
-        Category, Option(metavar="CATEGORY", help=f"{', '.join(Category)}.")
+        Category, Option(metavar="CATEGORY", help=f"One of {', '.join(Category)}.")
     ] = Category.TRANSIENT,
 ) -> None:
     """End the attempt in failure; the policy of the run decides whether it is retried."""
@@ -68,6 +68,6 @@ async def fail(
 
 @command(app, "return")
 async def hand_back(engine: Engine, screen: Screen, handle: Handle) -> None:
-    """Give the lease up; another worker goes on with the same attempt."""
+    """Give the lease back; another worker continues the same attempt."""
     back = await engine.attempts.hand_back(handle)
     screen.answer(document(back), f"handed back: {plain('state', back.state)}")

@@ -58,7 +58,9 @@ def read_since(text: str | None, now: Millis) -> Millis | None:
     try:
         return from_datetime(datetime.fromisoformat(text).astimezone(), "--since")
     except ValueError:
-        reason = f"--since is a span such as 2h or a moment such as 2025-03-01T08:00, not {text!r}"
+        reason = (
+            f"--since is a duration such as 2h or a moment such as 2025-03-01T08:00, not {text!r}"
+        )
         raise usage(reason) from None
 
 

@@ -26,7 +26,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.limit.quotas import MAX_KEYS, QuotaStatus
 
 app = Typer(
-    help="Look at quotas and set them: how much runs at once, how much starts in a span of time.",
+    help="Inspect and set quotas: how many runs at once, how many starts in a period.",
     no_args_is_help=True,
 )
 
@@ -154,7 +154,7 @@ async def _statuses(engine: Engine) -> AsyncIterator[QuotaStatus]:
 
 @command(app)
 async def show(engine: Engine, screen: Screen, name: Name) -> None:
-    """Show a quota: who runs, who waits, by key, and when the next start is allowed."""
+    """Show a quota: how many runs have a slot or wait, by key, and when the next may start."""
     status = await engine.quotas.status(name)
     QUOTA.show(screen, status)
     if screen.as_json:
@@ -173,7 +173,7 @@ async def set_quota(
     rate: Annotated[
         str | None,
         Option(
-            help="How many may start in a span of time: 100/m, 5/30s, '100/m smooth' to spread "
+            help="How many may start in a period: 100/m, 5/30s, '100/m smooth' to spread "
             "them; none: any number."
         ),
     ] = None,
@@ -185,9 +185,9 @@ async def set_quota(
         int | None, Option(min=0, help="The same, for each key.")
     ] = None,
 ) -> None:
-    """Make a quota, or change the limits that are given. Whoever has room now starts at once.
+    """Make a quota, or change the limits that are given. Runs that have room now start at once.
 
-    The limits of a task are those in its code again when the next worker starts.
+    The next worker that has a task sets the limits of its code again.
     """
     given: dict[str, int | str | None] = {
         "concurrency": concurrency,
@@ -217,7 +217,7 @@ def _limit(value: int | str, name: str) -> int | Rate | None:
 
 @command(app)
 async def delete(engine: Engine, screen: Screen, names: Names) -> None:
-    """Delete quotas: whoever waits for one no longer has to."""
+    """Delete quotas; runs no longer wait for them."""
     for name in names:
         if not await engine.quotas.delete(name):
             raise NotFound("quota", name)
@@ -226,9 +226,9 @@ async def delete(engine: Engine, screen: Screen, names: Names) -> None:
 
 @command(app)
 async def check(engine: Engine, screen: Screen, name: Name, run: RunId) -> ExitCode:
-    """Ask a quota for one run that waits for it; if there is room, the run takes it at once.
+    """Ask a quota to admit one run that waits for it; if there is room, the run takes it.
 
-    The exit code is 0 when the run has its room and 1 when it has to wait.
+    The exit code is 0 if the run is admitted and 1 if it has to wait.
     """
     answer = await engine.quotas.check_admission(name, run)
     word, text = _words(answer)

@@ -12,7 +12,7 @@ from rich.text import Text
 from typer import Option, Typer
 
 from flowfabric.cli.bulk import for_each
-from flowfabric.cli.command import Namespace, RunId, RunIds, Timeout, command
+from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
 from flowfabric.cli.errors import CommandError, ExitCode
 from flowfabric.cli.format import local, pairs_text, progress_text, readable, shortened, span
 from flowfabric.cli.json import Document, body, document, iso
@@ -38,7 +38,7 @@ from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
 
-app = Typer(help="Look at runs, cancel and replay them.", no_args_is_help=True)
+app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
 
 LOOK_EVERY = 0.25
 
@@ -71,7 +71,7 @@ def _event_row(event: StoredEvent) -> Cells:
 
 ATTEMPT = Table[Attempt](row=_attempt_row)
 EVENT = Table[StoredEvent](
-    row=_event_row, empty="no events: nothing happened since it was submitted"
+    row=_event_row, empty="no events: nothing has happened since it was submitted"
 )
 
 
@@ -112,7 +112,7 @@ def _show_waits(screen: Screen, facts: Description, waits: list[OpenWaitpoint]) 
     for answer in [line for item in active for line in how_to_answer(item)]:
         screen.note(f"answer with: {answer}")
     if not active:
-        screen.note(f"only an operator wakes it: flowfabric resume {shlex.quote(facts.id)}")
+        screen.note(f"only an operator can wake it: flowfabric resume {shlex.quote(facts.id)}")
 
 
 def _fields(facts: Description, now: Millis) -> Cells:
@@ -154,22 +154,22 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
     screen: Screen,
     state: Annotated[
         list[PublicState] | None,
-        Option(metavar="STATE", help=f"Only in this state, repeatable: {', '.join(PublicState)}."),
+        Option(metavar="STATE", help=f"Only in this state; repeatable: {', '.join(PublicState)}."),
     ] = None,
-    lane: Annotated[str | None, Option()] = None,
+    lane: Annotated[str | None, Option(help="Only of this lane.")] = None,
     kind: Annotated[str | None, Option(help="Only of this task.")] = None,
-    tag: Annotated[str | None, Option(help="Only with app.tenant=acme.")] = None,
-    namespace: Namespace = None,
+    tag: Annotated[str | None, Option(help="Only with this tag, as app.tenant=acme.")] = None,
+    namespace: Annotated[str | None, Option(help="Only of this namespace.")] = None,
     since: Annotated[
-        str | None, Option(help="Only younger than 2h, or than 2025-03-01T08:00.")
+        str | None, Option(help="Only of the last 2h, or since 2025-03-01T08:00.")
     ] = None,
-    limit: Annotated[int, Option(min=1, help="At most so many.")] = 50,
-    cursor: Annotated[str | None, Option(help="Go on where an earlier list ended.")] = None,
+    limit: Limit = 50,
+    cursor: Annotated[str | None, Option(help="Continue where an earlier list ended.")] = None,
     ids: Annotated[bool, Option("--ids", "-q", help="Only the ids, one per line.")] = False,
 ) -> None:
     """List runs, the newest first.
 
-    When there are more, the cursor that goes on is told on stderr.
+    If there are more, stderr says with which cursor to continue.
     """
     now = engine.now()
     query = Query(
@@ -198,7 +198,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
 
 
 async def _collect(engine: Engine, query: Query, cursor: str | None) -> Infos:
-    """Pages may be short; goes on until enough was found or nothing is left."""
+    """Pages may be short: reads on until there are enough, or no more."""
     items: list[Info] = []
     unreadable: list[UUID] = []
     while True:
@@ -229,9 +229,11 @@ async def cancel(
     engine: Engine,
     screen: Screen,
     ids: RunIds,
-    reason: Annotated[str, Option()] = "cancelled on the command line",
+    reason: Annotated[
+        str, Option(help="Why; kept with the run.")
+    ] = "cancelled on the command line",
 ) -> ExitCode:
-    """End runs, whatever they do; a handler that runs is stopped."""
+    """Cancel runs in any state; a handler that is running is stopped."""
 
     async def act(id: str) -> PublicState:
         await engine.executions.cancel(id, reason=reason)
@@ -242,9 +244,12 @@ async def cancel(
 
 @command(app)
 async def hold(
-    engine: Engine, screen: Screen, ids: RunIds, reason: Annotated[str | None, Option()] = None
+    engine: Engine,
+    screen: Screen,
+    ids: RunIds,
+    reason: Annotated[str | None, Option(help="Why; `run show` tells it.")] = None,
 ) -> ExitCode:
-    """Hold runs back that wait, for whatever it is; they do not start before `unhold`."""
+    """Hold waiting runs back, no matter what they wait for; they do not start before `unhold`."""
 
     async def act(id: str) -> PublicState:
         return (await engine.executions.hold(id, reason)).state
@@ -254,7 +259,7 @@ async def hold(
 
 @command(app)
 async def unhold(engine: Engine, screen: Screen, ids: RunIds) -> ExitCode:
-    """Let runs go that were held back."""
+    """Let runs start again that were held back."""
 
     async def act(id: str) -> PublicState:
         return (await engine.executions.unhold(id)).state
@@ -278,11 +283,11 @@ async def block(
     screen: Screen,
     ids: RunIds,
     reason: Annotated[
-        str, Option(metavar="REASON", help=f"{', '.join(sorted(ADMISSION_BLOCKS))}.")
+        str, Option(metavar="REASON", help=f"One of {', '.join(sorted(ADMISSION_BLOCKS))}.")
     ] = Blocking.OPERATOR,
-    detail: Annotated[str | None, Option(help="Why, for people.")] = None,
+    detail: Annotated[str | None, Option(help="An explanation for people.")] = None,
 ) -> ExitCode:
-    """Keep waiting runs from being claimed until they are unblocked."""
+    """Keep waiting runs from being claimed until `unblock`."""
 
     async def act(id: str) -> PublicState | None:
         await engine.executions.block(id, reason, detail)
@@ -296,9 +301,11 @@ async def unblock(
     engine: Engine,
     screen: Screen,
     ids: RunIds,
-    expected: Annotated[str | None, Option(metavar="REASON", help="Only this block.")] = None,
+    expected: Annotated[
+        str | None, Option(metavar="REASON", help="Only if they are blocked for this reason.")
+    ] = None,
 ) -> ExitCode:
-    """Let blocked runs go on."""
+    """Let workers claim blocked runs again."""
 
     async def act(id: str) -> PublicState | None:
         await engine.executions.unblock(id, expected)
@@ -311,9 +318,9 @@ async def resume(
     engine: Engine,
     screen: Screen,
     ids: RunIds,
-    delay: Annotated[str | None, Option(help="Go on only after 10s, 5m, …")] = None,
+    delay: Annotated[str | None, Option(help="Let them continue only after 10s, 5m, …")] = None,
 ) -> ExitCode:
-    """Wake suspended runs without what they wait for. For operators: nothing was approved."""
+    """Wake suspended runs before what they wait for has come. Nothing counts as approved."""
     wait = NO_TIME if delay is None else parse_span(delay, "--delay")
 
     async def act(id: str) -> PublicState:
@@ -331,11 +338,11 @@ async def result(
     wait: Annotated[bool, Option("--wait", help="Wait until the run has ended.")] = False,
     timeout: Timeout = None,
 ) -> ExitCode:
-    """Print what a run returned; exits with 1 when it did not succeed."""
+    """Print what a run returned; exits with 1 if it did not succeed."""
     run = await fabric.run(id)
     facts = await run.describe()
     if facts.ended_at is None and not wait:
-        raise CommandError(f"{id} has not ended: it is {facts.state} (--wait waits)")
+        raise CommandError(f"{id} has not ended: it is {facts.state} (use --wait)")
     return show_ending(screen, await watch(engine, run.id, screen, timeout))
 
 
@@ -345,11 +352,11 @@ async def events(
     screen: Screen,
     id: RunId,
     follow: Annotated[
-        bool, Option("--follow", "-f", help="Go on until the run has ended.")
+        bool, Option("--follow", "-f", help="Continue until the run has ended.")
     ] = False,
     after: Annotated[int, Option(min=0, help="Only events after this number.")] = 0,
 ) -> None:
-    """Show what happened to a run, the oldest first."""
+    """Show what happened to a run, the oldest event first."""
     run = await fabric.run(id)
     if not follow:
         EVENT.lines(screen, [event for event in await run.events() if event.seq > after])
@@ -386,13 +393,13 @@ async def _report(engine: Engine, id: ExecutionId, screen: Screen) -> None:
 
 
 async def _follow(engine: Engine, id: ExecutionId, tell: Callable[[str], None]) -> None:
-    told = ""
+    shown = ""
     while True:
         facts = await engine.views.describe(id)
         if facts is None:
             raise NotFound("run", id)
-        if (text := _state_text(facts)) != told:
-            told = text
+        if (text := _state_text(facts)) != shown:
+            shown = text
             tell(text)
         await asyncio.sleep(LOOK_EVERY)
 

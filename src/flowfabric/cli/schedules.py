@@ -12,7 +12,7 @@ from flowfabric.cli.table import Table, pages
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.fabric import Fabric
 
-app = Typer(help="Look at schedules, pause and trigger them.", no_args_is_help=True)
+app = Typer(help="Inspect, pause and trigger schedules.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(metavar="NAME", help="The schedule.")]
 Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more schedules.")]
@@ -68,14 +68,14 @@ async def show(fabric: Fabric, screen: Screen, name: Name) -> None:
 
 @command(app)
 async def pause(fabric: Fabric, screen: Screen, names: Names) -> None:
-    """Stop schedules: no runs until they are resumed, and none for the times that pass."""
+    """Pause schedules: no runs until `resume`, and none for the times that pass meanwhile."""
     for name in names:
         screen.answer(document(await fabric.schedules.pause(name)), f"paused {name}")
 
 
 @command(app)
 async def resume(fabric: Fabric, screen: Screen, names: Names) -> None:
-    """Let paused schedules go on with their next time."""
+    """Let paused schedules continue with their next time."""
     for name in names:
         resumed = await fabric.schedules.resume(name)
         screen.answer(document(resumed), f"resumed {name}, next {local(resumed.next_at)}")
@@ -83,7 +83,7 @@ async def resume(fabric: Fabric, screen: Screen, names: Names) -> None:
 
 @command(app)
 async def trigger(fabric: Fabric, screen: Screen, names: Names) -> None:
-    """Submit a run of each now, beside its times; prints the ids of the runs."""
+    """Submit a run of each schedule now, besides its times, and print the ids."""
     for name in names:
         id = str((await fabric.schedules.trigger(name)).id)
         screen.answer({"name": name, "id": id}, id)
@@ -91,7 +91,7 @@ async def trigger(fabric: Fabric, screen: Screen, names: Names) -> None:
 
 @command(app)
 async def remove(fabric: Fabric, screen: Screen, names: Names) -> None:
-    """Remove schedules; runs they submitted stay.
+    """Remove schedules; the runs they submitted stay.
 
     One that a task declares comes back with the next worker: pause it instead.
     """

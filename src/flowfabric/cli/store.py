@@ -11,9 +11,9 @@ from flowfabric.store.open import open_store
 
 
 def migrate(url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Bring a store's schema up to date, making the database if it is a new file.
+    """Bring the schema of a store up to date; a SQLite file that does not exist is made.
 
-    Workers do it by themselves when they start; this is for deployments that do it first.
+    Workers do this when they start; the command is for deployments that migrate first.
     """
     address = check_url(url)
     number, shown = asyncio.run(_migrate(address)), redact(address)
@@ -31,7 +31,7 @@ async def _migrate(url: str) -> int:
 
 
 def version(as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show the versions of FlowFabric and of what it runs on."""
+    """Show the versions of FlowFabric, Python and SQLite."""
     versions = {
         "version": installed("flowfabric"),
         "python": platform.python_version(),

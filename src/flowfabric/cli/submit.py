@@ -7,7 +7,7 @@ import msgspec
 from typer import Argument, Option
 
 from flowfabric.cli.application import Application
-from flowfabric.cli.command import Namespace, Timeout
+from flowfabric.cli.command import Timeout
 from flowfabric.cli.errors import ExitCode, usage
 from flowfabric.cli.output import Screen
 from flowfabric.cli.parse import read_pair
@@ -19,23 +19,29 @@ from flowfabric.worker.codec import Undecodable, decode
 async def submit(  # noqa: PLR0913 - the options are the interface
     application: Application,
     screen: Screen,
-    task: Annotated[str, Argument(metavar="TASK", help="Its name.")],
+    task: Annotated[str, Argument(metavar="TASK", help="The name of the task.")],
     args: Annotated[str, Option(metavar="JSON", help="All arguments as one JSON object.")] = "{}",
-    arg: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="One argument.")] = None,
-    key: Annotated[str | None, Option(help="Submitting a known key changes nothing.")] = None,
-    delay: Annotated[str | None, Option(help="Start in 10s, 5m, 1h30m, …")] = None,
-    priority: Annotated[int | None, Option(help="0 to 9000, highest first.")] = None,
-    lane: Annotated[str | None, Option()] = None,
-    namespace: Namespace = None,
-    tag: Annotated[
-        list[str] | None, Option(metavar="KEY=VALUE", help="Such as app.env=dev.")
+    arg: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="One argument; repeatable.")
     ] = None,
-    wait: Annotated[bool, Option("--wait", help="Wait for the end and print the result.")] = False,
+    key: Annotated[
+        str | None, Option(help="Submitting the same key again changes nothing.")
+    ] = None,
+    delay: Annotated[str | None, Option(help="Start in 10s, 5m, 1h30m, …")] = None,
+    priority: Annotated[int | None, Option(help="0 to 9000, the highest first.")] = None,
+    lane: Annotated[str | None, Option(help="Instead of the lane of the task.")] = None,
+    namespace: Annotated[str | None, Option(help="Instead of the namespace of the task.")] = None,
+    tag: Annotated[
+        list[str] | None, Option(metavar="KEY=VALUE", help="A tag, as app.env=dev; repeatable.")
+    ] = None,
+    wait: Annotated[
+        bool, Option("--wait", help="Wait for the run to end and print its result.")
+    ] = False,
     timeout: Timeout = None,
 ) -> ExitCode:
     """Submit a run of one of your tasks.
 
-    A value of --arg is JSON where the parameter accepts it, and text otherwise.
+    A value of --arg is read as JSON where the parameter accepts it, and as text otherwise.
     """
     wanted, fabric = application.find_task(task), application.fabric
     call = wanted.with_options(

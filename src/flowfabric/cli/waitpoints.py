@@ -19,7 +19,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 
 app = Typer(
-    help="Look at what waits for the outside world, and hand out tokens.", no_args_is_help=True
+    help="Inspect what runs wait for from outside, and issue tokens to answer it.",
+    no_args_is_help=True,
 )
 
 DIGEST = 12
@@ -54,9 +55,9 @@ async def list_waitpoints(
     fabric: Fabric,
     screen: Screen,
     run: Annotated[str | None, Argument(metavar="[RUN]", help="Only of this run.")] = None,
-    limit: Annotated[int, Option(min=1, max=MOST, help="At most so many.")] = 50,
+    limit: Annotated[int, Option(min=1, max=MOST, help="At most this many.")] = 50,
 ) -> None:
-    """List what is waited for, the longest waiting first. Tokens are never shown."""
+    """List what runs wait for, the longest waiting first. Tokens are never shown."""
     found = await fabric.waitpoints(run, limit=limit)
     WAITPOINT.lines(screen, found, run and f"{run} waits for nothing from outside")
 
@@ -67,12 +68,14 @@ async def token(
     screen: Screen,
     run: Target,
     name: Name = None,
-    approver: Annotated[str | None, Option(help="Only for this one.")] = None,
-    decision: Annotated[list[str] | None, Option(help="Only for this, repeatable.")] = None,
-    expires: Annotated[str | None, Option(help="Only for 2h, 3d, …")] = None,
+    approver: Annotated[str | None, Option(help="Only for this approver.")] = None,
+    decision: Annotated[
+        list[str] | None, Option(help="Only for this decision; repeatable.")
+    ] = None,
+    expires: Annotated[str | None, Option(help="Only for the next 2h, 3d, …")] = None,
     single_use: Annotated[bool, Option("--single-use", help="Only for one signal.")] = False,
 ) -> None:
-    """Print a token that lets whoever has it answer, and nothing else on stdout."""
+    """Print a token that allows its bearer to answer, and nothing else on stdout."""
     item = await find(fabric, run, name)
     made = await fabric.waitpoint_token(
         address(item),
@@ -81,11 +84,11 @@ async def token(
         expires=expires,
         single_use=single_use,
     )
-    told = {"id": address(item), "name": item.key, "token": made.reveal()}
-    screen.answer(told, made.reveal())
+    answer = {"id": address(item), "name": item.key, "token": made.reveal()}
+    screen.answer(answer, made.reveal())
     if not screen.as_json:
         screen.note(
-            f"this token is a secret: whoever has it may answer {item.key!r} at {address(item)}"
+            f"this token is a secret: its bearer may answer {item.key!r} at {address(item)}"
         )
 
 
@@ -99,14 +102,14 @@ async def revoke(
         str | None, Option(help="Only this bound token; - reads it from stdin.")
     ] = None,
 ) -> None:
-    """Take tokens back: every one issued so far, or a bound one."""
+    """Revoke tokens: every one issued so far, or a bound one."""
     if token == STDIN:
         token = read_source(STDIN, "the token").strip()
     item = await find(fabric, run, name)
     await fabric.revoke_tokens(address(item), token=token)
     what = "every token" if token is None else "one token"
-    told = {"id": address(item), "name": item.key, "all": token is None}
-    screen.answer(told, f"revoked {what} of {item.key!r} of {item.execution}")
+    answer = {"id": address(item), "name": item.key, "all": token is None}
+    screen.answer(answer, f"revoked {what} of {item.key!r} of {item.execution}")
 
 
 @command(app)
@@ -116,18 +119,18 @@ async def close(
     screen: Screen,
     run: Target,
     name: Name = None,
-    reason: Annotated[str, Option(help="Why; the run and its history are told.")] = "closed",
+    reason: Annotated[str, Option(help="Why; the run sees it, and its events keep it.")] = "closed",
 ) -> None:
-    """Close a waitpoint for good: it accepts no signal any more, and is not opened again.
+    """Close a waitpoint for good: it accepts no more signals and is not opened again.
 
-    A run that waits at it goes on: an approval is not approved, any other wait raises WaitClosed.
+    A run that waits at it continues: an approval is not approved, other waits raise WaitClosed.
     """
     item = await find(fabric, run, name)
-    answer = await engine.suspensions.close_waitpoint(item.execution, item.id, reason=reason)
-    closed = not isinstance(answer, AlreadySatisfied)
-    told = {"id": address(item), "name": item.key, "closed": closed, "reason": reason}
+    ended = await engine.suspensions.close_waitpoint(item.execution, item.id, reason=reason)
+    closed = not isinstance(ended, AlreadySatisfied)
+    answer = {"id": address(item), "name": item.key, "closed": closed, "reason": reason}
     word = "closed" if closed else "was closed before:"
-    screen.answer(told, f"{word} {item.key!r} of {item.execution}")
+    screen.answer(answer, f"{word} {item.key!r} of {item.execution}")
 
 
 async def find(

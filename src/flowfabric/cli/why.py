@@ -32,13 +32,15 @@ _POINTS = frozenset({ReasonCode.DEADLINE, ReasonCode.ATTEMPT_TIMEOUT, ReasonCode
 async def why(
     engine: Engine,
     screen: Screen,
-    id: Annotated[str | None, Argument(metavar="ID", help="{fp:86}:01a1e105-…")] = None,
-    lane: Annotated[str | None, Option(help="What all runs of this lane wait for.")] = None,
-    namespace: Annotated[str | None, Option(help="With --lane: only of this one.")] = None,
+    id: Annotated[str | None, Argument(metavar="ID", help="The run, as {fp:86}:01a1e105-…")] = None,
+    lane: Annotated[str | None, Option(help="Explain what the runs of this lane wait for.")] = None,
+    namespace: Annotated[
+        str | None, Option(help="With --lane: only runs of this namespace.")
+    ] = None,
 ) -> None:
-    """Tell why a run is not running, or what the runs of a lane wait for.
+    """Explain why a run is not running, or what the runs of a lane wait for.
 
-    What keeps it first comes first: nothing below helps before that has changed.
+    The first reason is the one to solve first: solving the others alone does not help.
     """
     if (id is None) == (lane is None):
         raise usage("give the id of a run, or --lane")
@@ -95,8 +97,7 @@ def _show_lane(found: LaneExplanation, screen: Screen) -> None:
         return
     where = "" if found.namespace is None else f" of namespace {found.namespace}"
     waiting = count_words(found.waiting, capped=found.capped)
-    wait, run = "waits" if waiting == "1" else "wait", "runs" if found.running == 1 else "run"
-    head = f"lane {found.lane}{where}: {waiting} {wait}, {found.running:,} {run}"
+    head = f"lane {found.lane}{where}: {waiting} waiting, {found.running:,} running"
     screen.line(head, style="bold")
     for reason in found.reasons:
         moments = _moments(reason, found.at)

@@ -32,21 +32,26 @@ async def worker(  # noqa: PLR0913 - the options are the interface
         int, Option("--concurrency", "-c", min=1, help="How many runs at once.")
     ] = 100,
     lanes: Annotated[
-        str | None, Option(show_default="all", help="fast,slow or weighted fast=3,slow=1.")
+        str | None,
+        Option(show_default="all", help="Lanes to serve: fast,slow or weighted fast=3,slow=1."),
     ] = None,
-    namespace: Annotated[str | None, Option(help="Only of this one.")] = None,
-    capability: Annotated[list[str] | None, Option(help="What it offers; repeatable.")] = None,
+    namespace: Annotated[str | None, Option(help="Only runs of this namespace.")] = None,
+    capability: Annotated[
+        list[str] | None, Option(help="A capability it offers; repeatable.")
+    ] = None,
     processes: Annotated[
-        int | None, Option(min=1, show_default="one per core", help="For process=True.")
+        int | None, Option(min=1, show_default="one per core", help="For tasks with process=True.")
     ] = None,
-    name: Annotated[str, Option(help="What this kind of worker is called.")] = "worker",
-    drain: Annotated[str, Option(help="How long a stopping worker lets runs finish.")] = "20s",
-    log_level: Annotated[Level, Option(case_sensitive=False)] = Level.INFO,
+    name: Annotated[str, Option(help="The name of this kind of worker.")] = "worker",
+    drain: Annotated[str, Option(help="How long running tasks may take to finish.")] = "20s",
+    log_level: Annotated[
+        Level, Option(case_sensitive=False, help="Log this and what is more severe.")
+    ] = Level.INFO,
 ) -> None:
     """Run your tasks until SIGTERM or Ctrl-C.
 
-    Stopping lets what runs finish and hands the rest back; a second signal stops at once. The log
-    goes to stderr, with --json one document per line.
+    The first signal lets running tasks finish and hands the rest back; a second one stops at once.
+    The log goes to stderr, with --json as one document per line.
     """
     parse_span(drain, "--drain")
     options = WorkerOptions(

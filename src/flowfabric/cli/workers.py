@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from flowfabric.cli.command import command
-from flowfabric.cli.format import local, span
+from flowfabric.cli.command import Limit, command
+from flowfabric.cli.format import local, number_of, span
 from flowfabric.cli.json import Document, document
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.table import PAGE, Table, pages
@@ -17,14 +17,14 @@ from flowfabric.engine.engine import Engine
 from flowfabric.store.queries import ExpiredLease
 
 app = Typer(
-    help="Look at the workers and what they hold, and give up those that died.",
+    help="Inspect workers and their leases, and mark workers that died.",
     no_args_is_help=True,
 )
 
 Namespace = Annotated[
     str, Option(metavar="NAMESPACE", help="The namespace the workers are registered in.")
 ]
-Instance = Annotated[str, Argument(metavar="INSTANCE")]
+Instance = Annotated[str, Argument(metavar="INSTANCE", help="As `workers list` shows it.")]
 
 HELD = Table[HeldLease](
     row=lambda lease: [
@@ -41,7 +41,7 @@ EXPIRED = Table[ExpiredLease](
         ("run", lease.id),
         ("instance", lease.instance),
         ("attempt", str(lease.attempt + 1)),
-        ("ran out", local(lease.expires_at)),
+        ("expired", local(lease.expires_at)),
     ],
     empty="no lost leases",
 )
@@ -53,19 +53,19 @@ async def list_workers(  # noqa: PLR0913 - the options are the interface
     screen: Screen,
     namespace: Namespace = "default",
     every: Annotated[bool, Option("--all", help="Workers of all namespaces.")] = False,
-    lane: Annotated[str | None, Option(help="Those that take from it.")] = None,
-    kind: Annotated[str | None, Option(help="Those that run such tasks.")] = None,
-    capability: Annotated[list[str] | None, Option(help="Those that offer it; repeatable.")] = None,
+    lane: Annotated[str | None, Option(help="Only those that serve this lane.")] = None,
+    kind: Annotated[str | None, Option(help="Only those that run this task.")] = None,
+    capability: Annotated[
+        list[str] | None, Option(help="Only those that offer it; repeatable.")
+    ] = None,
     dead: Annotated[
-        bool, Option("--dead", help="Those that fell silent or are marked dead instead.")
+        bool, Option("--dead", help="Workers that fell silent or are marked dead instead.")
     ] = False,
-    held: Annotated[
-        bool, Option("--held", help="Also count the leases each really holds.")
-    ] = False,
+    held: Annotated[bool, Option("--held", help="Also count the leases that each holds.")] = False,
 ) -> None:
     """List the live workers, what they can run and how busy they are.
 
-    Running is what a worker said at its last heartbeat; with --held, "holds" counts its leases.
+    Running is what a worker reported at its last heartbeat; with --held, "holds" counts its leases.
     """
     filters: dict[str, Any] = {"lane": lane, "kind": kind, "capabilities": capability or []}
     filters |= {"namespace": None if every else namespace, "alive": not dead}
@@ -99,7 +99,7 @@ async def show(
 ) -> None:
     """Show a worker and the runs it holds, since when and until when.
 
-    Also for an instance that is not registered but holds leases.
+    It also finds an instance that holds leases without being registered.
     """
     entry = await engine.workers.get(instance, namespace=namespace)
     found = [lease async for lease in _leases(engine, instance, entry)]
@@ -112,7 +112,7 @@ async def show(
         screen.document({**about, "registered": entry is not None, "leases": leases})
         return
     if entry is None:
-        screen.note(f"{instance} is not registered in namespace {namespace!r} but holds leases")
+        screen.note(f"{instance} is not registered in namespace {namespace!r}, but it holds leases")
     else:
         screen.fields(_fields(entry, now, len(found)))
     if found:
@@ -135,23 +135,26 @@ async def dead(
     engine: Engine,
     screen: Screen,
     instance: Instance,
-    reason: Annotated[str, Option(help="Why; the events of its runs say it.")],
+    reason: Annotated[str, Option(help="Why; the events of its runs keep it.")],
     revoke: Annotated[
-        bool, Option("--revoke", help="Take its leases away, so that others go on at once.")
+        bool,
+        Option(
+            "--revoke", help="Revoke its leases, so that other workers continue its runs at once."
+        ),
     ] = False,
     namespace: Namespace = "default",
 ) -> None:
-    """Take a worker off the list that will not come back.
+    """Mark a worker dead that will not come back.
 
-    Without --revoke its leases run out by themselves. A worker that is alive after all stops what
-    it lost and comes back to the list.
+    Without --revoke its leases expire by themselves. A worker that is alive after all stops the
+    runs it lost and is listed again.
     """
     answer = await engine.workers.mark_dead(
         instance, namespace=namespace, reason=reason, revoke=revoke
     )
     if isinstance(answer, NotRegistered):
         raise NotFound("worker", instance)
-    revoked = f" and revoked {answer.revoked} leases" if revoke else ""
+    revoked = f" and revoked {number_of(answer.revoked, 'lease')}" if revoke else ""
     done = {"instance": instance, "dead": True, "revoked": answer.revoked}
     screen.answer(done, f"marked {instance} dead{revoked}")
 
@@ -161,11 +164,12 @@ async def expired(
     engine: Engine,
     screen: Screen,
     namespace: Annotated[
-        str | None, Option(metavar="NAMESPACE", show_default="all", help="Runs of this one.")
+        str | None,
+        Option(metavar="NAMESPACE", show_default="all", help="Only runs of this namespace."),
     ] = None,
-    limit: Annotated[int, Option(min=1, help="At most so many.")] = 100,
+    limit: Limit = 100,
 ) -> None:
-    """List the leases that ran out or were revoked and that nobody has taken over yet."""
+    """List the leases that expired or were revoked and that no worker has taken over yet."""
     found = pages(
         lambda after, limit: engine.claims.expired(after=after, limit=limit, namespace=namespace),
         lambda lease: (lease.expires_at, lease.id),
@@ -203,7 +207,7 @@ def _fields(entry: Presence, now: Millis, held: int) -> Cells:
         ("worker", entry.worker),
         ("state", _state(entry, now)),
         ("running", f"{entry.running} of {entry.concurrency} ({entry.load:.0%})"),
-        ("holds", f"{held} leases"),
+        ("holds", number_of(held, "lease")),
         ("tasks", ", ".join(entry.kinds) or "any"),
         ("lanes", ", ".join(entry.lanes) or "all"),
         ("capabilities", ", ".join(entry.capabilities)),

@@ -83,7 +83,7 @@ class Picture(Struct, frozen=True):
 
 def picture(shape: "NodeShape", most: int, *, name_length: int = 60, alike: bool = True) -> Picture:
     """At most `most` members of the same form in a layer, the rest of them in one box. With
-    `alike` False whatever is in the same layer is folded together."""
+    `alike` False all members of a layer are folded together."""
     groups: dict[object, list[UUID]] = {}
     for uuid, layer in shape.layers.items():
         groups.setdefault((layer, shape.forms[uuid] if alike else None), []).append(uuid)
@@ -152,7 +152,7 @@ class NodeShape:
         return found
 
     def _forms(self, order: list[UUID]) -> dict[UUID, tuple[int, int]]:
-        """The same for members whose past and future look the same, whatever they are called."""
+        """The same for members whose past and future look the same, by any name."""
         numbers: dict[object, int] = {}
         past = self._looks(order, self.before, numbers)
         future = self._looks(reversed(order), self.after, numbers)
@@ -172,7 +172,7 @@ class NodeShape:
 def _choose(
     uuids: list[UUID], members: Mapping[UUID, Member], most: int
 ) -> tuple[list[UUID], list[UUID]]:
-    """Which are shown and which folded; one alone is never folded. Told in a stable order."""
+    """Which are shown and which folded; one alone is never folded. The order is stable."""
     uuids = sorted(uuids, key=lambda uuid: _natural(members[uuid].name))
     if len(uuids) <= most + 1:
         return uuids, []
