@@ -22,7 +22,7 @@ from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.join import AllOf, AnyOf, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.wait.model import Behaviour
-from flowfabric.engine.flow.resolver import PAGE
+from flowfabric.engine.flow.walks import PAGE
 from tests.kit.flow_lab import Drawn, declare
 from tests.kit.flowing import after_commit, counters, die_after_commits, owed
 from tests.kit.lab import Lab

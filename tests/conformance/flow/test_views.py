@@ -209,7 +209,7 @@ async def test_the_graph_is_the_whole_flow(lab: Lab) -> None:
 async def test_a_flow_larger_than_a_page_is_seen_whole(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.engine.flow.views.PAGE", 3)
+    monkeypatch.setattr("flowfabric.engine.flow.walks.PAGE", 3)
     drawn = await declare(lab, *(f"a>m{n}" for n in range(10)))
     graph = await lab.engine.flow_views.graph(drawn.id)
     assert (len(graph.members), len(graph.edges)) == (11, 10)

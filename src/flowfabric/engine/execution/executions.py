@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from msgspec.structs import replace
-
 from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_flag, check_kind_of, check_one_of
@@ -41,6 +39,7 @@ from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
+from flowfabric.engine.flow.walks import edge_pages
 from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 
@@ -135,9 +134,8 @@ class Executions(Service):
         """What a member depends on."""
         found: dict[UUID, Snapshot] = {}
         query = EdgeQuery(flow=flow, downstreams=(member,))
-        while page := await self._context.store.edges(query):
+        async for page in edge_pages(self._context.store, query):
             found |= await self._context.store.load([state.edge.upstream for state in page])
-            query = replace(query, after=page[-1].edge.id)
         return found
 
     async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:

@@ -13,7 +13,8 @@ from flowfabric.core.flow.outbox import MemberEnding, OutboxKind
 from flowfabric.engine.commit.background import Background, BackgroundBatches
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.flow.resolver import PAGE, FlowResolver
+from flowfabric.engine.flow.resolver import FlowResolver
+from flowfabric.engine.flow.walks import PAGE
 
 MAX_FLOWS = 64
 MAX_TROUBLE = 3

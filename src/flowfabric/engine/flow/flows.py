@@ -1,7 +1,7 @@
 """Flows: declaring them, growing them piece by piece, cancelling and replaying them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 from uuid import UUID
@@ -70,8 +70,8 @@ from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.flow.dispatch import FlowDispatcher
-from flowfabric.engine.flow.resolver import PAGE, FlowResolver
-from flowfabric.engine.flow.walks import reaches, whole
+from flowfabric.engine.flow.resolver import FlowResolver
+from flowfabric.engine.flow.walks import PAGE, member_pages, reaches, whole
 from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 
@@ -271,7 +271,7 @@ class Flows(Service):
             if grow.is_sealed(known(found, key)):
                 return None
             open = open_flow(found, key)
-            async for page in self._members(key):
+            async for page in member_pages(self._context.store, key):
                 for member in page:
                     grow.check_seal(member)
             after = grow.sealed(open, now)
@@ -463,12 +463,6 @@ class Flows(Service):
             if change.owed and kick:
                 self._dispatcher.kick([id])
         return change
-
-    async def _members(self, flow: UUID) -> AsyncIterator[list[Snapshot]]:
-        after: UUID | None = None
-        while page := await self._context.store.members(flow, after=after, limit=PAGE):
-            yield page
-            after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
     async def _replay_page(self, plan: ReplayPlan, page: Sequence[Snapshot]) -> list[Replayed]:
         """Those of the page that this call has replayed."""

@@ -10,14 +10,13 @@ left alone. Two processes may resolve the same flow.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from flowfabric.core.base.errors import LeaseLost, NotFound, NotSignalable, RetryExhausted
 from flowfabric.core.base.ids import ExecutionId
@@ -29,7 +28,7 @@ from flowfabric.core.execution.model import Ended, Snapshot, Source
 from flowfabric.core.flow import children, grow
 from flowfabric.core.flow import progress as rules
 from flowfabric.core.flow.cancel import is_orphan, orphaned
-from flowfabric.core.flow.join import EdgeState, JoinState
+from flowfabric.core.flow.join import JoinState
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowChange, Parent, count_outbox
 from flowfabric.core.flow.outbox import MemberEnding, OutboxEntry, OutboxKind, endings_of
 from flowfabric.core.flow.progress import Settlement
@@ -39,11 +38,11 @@ from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.store.queries import EdgeQuery, Unsettled
 from flowfabric.store.rows.record import FLOWS
 
-PAGE = 500
 COUNT_AT = 50
 MAX_ROUNDS = 20
 CASCADE = Owner(source=Source.FLOW_CASCADE)
@@ -178,7 +177,7 @@ class FlowResolver(Service):
         if not replayed:
             return
         query = EdgeQuery(flow=flow, downstreams=replayed, unsettled=True)
-        async for page in self._pages(query):
+        async for page in edge_pages(self._context.store, query):
             ends = await self._context.store.load([state.edge.upstream for state in page])
             by_child: dict[UUID, list[Settlement]] = {}
             for edge in (state.edge for state in page):
@@ -195,7 +194,7 @@ class FlowResolver(Service):
             return
         joins = await self._context.store.load(children)
         query = EdgeQuery(flow=flow, downstreams=children, unsettled=True)
-        async for page in self._pages(query):
+        async for page in edge_pages(self._context.store, query):
             reasons = {}
             for state in page:
                 child = joins.get(state.edge.downstream)
@@ -212,24 +211,16 @@ class FlowResolver(Service):
         rule = partial(_cancel_pending if pending else _cancel, flow.cancel.reason)
         self._cancelling.add(flow.id)
         try:
-            async for page in self._members(flow, living=True):
+            async for page in member_pages(self._context.store, flow.id, living=True):
                 await self._all([Decision(each.execution.uuid, rule, each) for each in page])
         finally:
             self._cancelling.discard(flow.id)
 
     async def _release(self, flow: Flow) -> None:
         """Also those that have ended: a replay must not find them held."""
-        async for page in self._members(flow, living=False):
+        async for page in member_pages(self._context.store, flow.id):
             held = [each.execution.uuid for each in page if each.life.unsealed]
             await self._all([Decision(uuid, grow.unseal) for uuid in held])
-
-    async def _members(self, flow: Flow, *, living: bool) -> AsyncIterator[list[Snapshot]]:
-        """Members, or those that have not ended, page by page."""
-        after: UUID | None = None
-        members = self._context.store.members
-        while page := await members(flow.id, after=after, limit=PAGE, living=living):
-            yield page
-            after = page[-1].execution.uuid  # a page may be short without those it cannot read
 
     async def _tell(self, flow: Flow, ending: int) -> None:
         """Wakes the run that waits for the flow, which need not cancel it any more; telling the
@@ -256,14 +247,6 @@ class FlowResolver(Service):
             await self._signals.send(parent.execution, parent.signal, delivery)
         except (NotFound, NotSignalable) as error:
             log.info("nobody waits for flow %s any more: %s", flow.id, error)
-
-    async def _pages(self, query: EdgeQuery) -> AsyncIterator[list[EdgeState]]:
-        """Edges page by page, by id: one that could not be settled is not met again."""
-        while page := await self._context.store.edges(query):
-            yield page
-            if len(page) < query.limit:
-                return
-            query = replace(query, after=page[-1].edge.id)
 
     async def _all(self, decisions: list[Decision]) -> None:
         """All of them, or the first real trouble; what has ended meanwhile is no trouble."""

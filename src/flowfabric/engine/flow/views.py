@@ -1,7 +1,7 @@
 """Looking at flows."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from uuid import UUID
 
 from msgspec import Struct
@@ -34,10 +34,10 @@ from flowfabric.core.flow.outbox import is_spared
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
+from flowfabric.engine.flow.walks import edge_pages, load_all, member_pages, whole
 from flowfabric.store.queries import EdgeQuery, FlowQuery
 from flowfabric.store.rows.record import FLOWS
 
-PAGE = 500
 MAX_ENTRIES = 100_000
 MAX_PAGE = 1000
 
@@ -152,9 +152,10 @@ class FlowViews(Service):
     async def groups(self, id: UUID) -> dict[ExecutionId, Join]:
         """The joins of a flow, by the execution that waits."""
         found: dict[ExecutionId, Join] = {}
-        async for snapshot in self._all_members(parse_uuid(id, "flow")):
-            if snapshot.life.join is not None:
-                found[snapshot.execution.id] = snapshot.life.join
+        async for page in member_pages(self._context.store, parse_uuid(id, "flow")):
+            for member in page:
+                if member.life.join is not None:
+                    found[member.execution.id] = member.life.join
         return found
 
     async def edges(
@@ -166,7 +167,7 @@ class FlowViews(Service):
             upstreams=None if upstream is None else (ExecutionId(upstream).uuid,),
             downstreams=None if downstream is None else (ExecutionId(downstream).uuid,),
         )
-        return [state async for state in self._all_edges(query)]
+        return await self._all_edges(query)
 
     async def edge(self, flow: UUID, edge: UUID) -> Edge | None:
         query = EdgeQuery(flow=parse_uuid(flow, "flow"), ids=(parse_uuid(edge, "edge"),))
@@ -184,9 +185,8 @@ class FlowViews(Service):
         flow = await self.get(id)
         if flow is None:
             raise NotFound("flow", id)
-        members = tuple([_member(each) async for each in self._all_members(flow.id)])
-        edges = tuple([state async for state in self._all_edges(EdgeQuery(flow=flow.id))])
-        return FlowGraph(flow, members, edges)
+        members, edges = await whole(self._context.store, flow.id)
+        return FlowGraph(flow, tuple(map(_member, members.values())), tuple(edges))
 
     async def eligibility(self, id: str) -> str:
         """Why an execution may run or may not, as far as its dependencies go, in one word:
@@ -211,7 +211,7 @@ class FlowViews(Service):
         if flow is None or join is None or not join.inputs:
             return {}
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
-        wanted = [state async for state in self._all_edges(query) if state.edge.input is not None]
+        wanted = [each for each in await self._all_edges(query) if each.edge.input is not None]
         if not isinstance(join.policy, AllOf):
             # Only who fired the join: whoever ends later changes no argument of a later attempt.
             wanted = await self._in_time(wanted, join.fired_at)
@@ -225,12 +225,12 @@ class FlowViews(Service):
 
     async def _in_time(self, edges: list[EdgeState], fired_at: Millis | None) -> list[EdgeState]:
         """Edges whose upstreams had ended when the join fired, the earliest first."""
-        ends: dict[UUID, Millis] = {}
-        for start in range(0, len(edges), PAGE):
-            uuids = [state.edge.upstream for state in edges[start : start + PAGE]]
-            for uuid, snapshot in (await self._context.store.load(uuids)).items():
-                if isinstance(snapshot.state, Ended):
-                    ends[uuid] = snapshot.state.ended_at
+        upstreams = [state.edge.upstream for state in edges]
+        ends = {
+            uuid: snapshot.state.ended_at
+            for uuid, snapshot in (await load_all(self._context.store, upstreams)).items()
+            if isinstance(snapshot.state, Ended)
+        }
         late = Millis(0) if fired_at is None else Millis(fired_at + 1)
         found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
         return sorted(found, key=lambda state: (ends[state.edge.upstream], state.edge.id))
@@ -239,40 +239,26 @@ class FlowViews(Service):
         """The results of executions that succeeded; None for those that did not."""
         keys = [parse_uuid(uuid, "execution") for uuid in check_names(uuids, "executions")]
         found: dict[UUID, bytes | None] = {}
-        for start in range(0, len(keys), PAGE):
-            for uuid, snapshot in (
-                await self._context.store.load(keys[start : start + PAGE])
-            ).items():
-                match snapshot.state:
-                    case Ended(outcome=Outcome.SUCCESS, result=result):
-                        found[uuid] = result
-                    case _:
-                        found[uuid] = None
+        for uuid, snapshot in (await load_all(self._context.store, keys)).items():
+            match snapshot.state:
+                case Ended(outcome=Outcome.SUCCESS, result=result):
+                    found[uuid] = result
+                case _:
+                    found[uuid] = None
         return found
 
     async def skipped(self, uuids: list[UUID]) -> set[UUID]:
         """Which of these executions were skipped."""
-        found: set[UUID] = set()
-        for start in range(0, len(uuids), PAGE):
-            for uuid, each in (await self._context.store.load(uuids[start : start + PAGE])).items():
-                if isinstance(each.state, Ended) and each.state.outcome is Outcome.SKIPPED:
-                    found.add(uuid)
-        return found
+        found = await load_all(self._context.store, uuids)
+        return {
+            uuid
+            for uuid, each in found.items()
+            if isinstance(each.state, Ended) and each.state.outcome is Outcome.SKIPPED
+        }
 
-    async def _all_members(self, flow: UUID) -> AsyncIterator[Snapshot]:
-        after: UUID | None = None
-        while page := await self._context.store.members(flow, after=after, limit=PAGE):
-            for snapshot in page:
-                yield snapshot
-            after = page[-1].execution.uuid  # a page may be short without those it cannot read
-
-    async def _all_edges(self, query: EdgeQuery) -> AsyncIterator[EdgeState]:
-        while page := await self._context.store.edges(query):
-            for state in page:
-                yield state
-            if len(page) < query.limit:
-                return
-            query = replace(query, after=page[-1].edge.id)
+    async def _all_edges(self, query: EdgeQuery) -> list[EdgeState]:
+        pages = edge_pages(self._context.store, query)
+        return [state async for page in pages for state in page]
 
 
 def _member(snapshot: Snapshot) -> Member:

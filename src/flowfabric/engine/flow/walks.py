@@ -1,44 +1,63 @@
-"""Walking along the edges of a flow, page by page."""
+"""Reading flows page by page, and walking along their edges."""
 
+from collections.abc import AsyncIterator, Sequence
 from uuid import UUID
 
 from msgspec.structs import replace
 
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.flow.join import EdgeState
-from flowfabric.engine.flow.resolver import PAGE
-from flowfabric.store.contract import FlowStore
+from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery
 
+PAGE = 500
 
-async def whole(store: FlowStore, flow: UUID) -> tuple[dict[UUID, Snapshot], list[EdgeState]]:
-    """Every member of a flow and every edge."""
-    members: dict[UUID, Snapshot] = {}
+
+async def member_pages(
+    store: Store, flow: UUID, *, living: bool = False
+) -> AsyncIterator[list[Snapshot]]:
+    """Members of a flow, or those that have not ended."""
     after: UUID | None = None
-    while page := await store.members(flow, after=after, limit=PAGE):
-        members |= {member.execution.uuid: member for member in page}
-        after = page[-1].execution.uuid
-    edges: list[EdgeState] = []
-    query = EdgeQuery(flow=flow, limit=PAGE)
-    while found := await store.edges(query):
-        edges += found
-        query = replace(query, after=found[-1].edge.id)
+    while page := await store.members(flow, after=after, limit=PAGE, living=living):
+        yield page
+        after = page[-1].execution.uuid  # a page may be short without those it cannot read
+
+
+async def edge_pages(store: Store, query: EdgeQuery) -> AsyncIterator[list[EdgeState]]:
+    """Edges by id: one that is settled meanwhile hides no other."""
+    while page := await store.edges(query):
+        yield page
+        if len(page) < query.limit:
+            return
+        query = replace(query, after=page[-1].edge.id)
+
+
+async def load_all(store: Store, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+    """Executions as they stand, however many."""
+    found: dict[UUID, Snapshot] = {}
+    for start in range(0, len(uuids), PAGE):
+        found |= await store.load(uuids[start : start + PAGE])
+    return found
+
+
+async def whole(store: Store, flow: UUID) -> tuple[dict[UUID, Snapshot], list[EdgeState]]:
+    """Every member of a flow and every edge."""
+    members = {
+        member.execution.uuid: member async for page in member_pages(store, flow) for member in page
+    }
+    edges = [state async for page in edge_pages(store, EdgeQuery(flow=flow)) for state in page]
     return members, edges
 
 
-async def reaches(store: FlowStore, flow: UUID, start: UUID, goal: UUID) -> bool:
+async def reaches(store: Store, flow: UUID, start: UUID, goal: UUID) -> bool:
     """Whether `goal` depends on `start`, along edges of any length; no cap."""
     seen, front = {start}, [start]
     while front:
-        page, front = tuple(front[:PAGE]), front[PAGE:]
-        query = EdgeQuery(flow=flow, upstreams=page, limit=PAGE)
-        while found := await store.edges(query):
-            fresh = {state.edge.downstream for state in found} - seen
+        upstreams, front = tuple(front[:PAGE]), front[PAGE:]
+        async for page in edge_pages(store, EdgeQuery(flow=flow, upstreams=upstreams)):
+            fresh = {state.edge.downstream for state in page} - seen
             if goal in fresh:
                 return True
             seen |= fresh
             front += fresh
-            if len(found) < PAGE:
-                break
-            query = replace(query, after=found[-1].edge.id)
     return False
