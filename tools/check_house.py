@@ -46,7 +46,8 @@ UNCALLED = {
     "flow_views.edge", "flow_views.eligibility", "flow_views.flow_of", "flow_views.groups",
     "flows.acknowledge", "flows.apply", "flows.cancel_header",
     "grants.eligible", "grants.try_resume", "quotas.create",
-    "signals.approve", "signals.of", "suspensions.expire", "suspensions.observe",
+    "signals.approve", "signals.of",
+    "suspensions.expire", "suspensions.observe", "suspensions.tickets",
     "views.current_attempt", "views.vector",
 }  # fmt: skip
 """Operations that the specification names for the HTTP server, which is not written yet. The list
