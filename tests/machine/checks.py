@@ -28,9 +28,9 @@ from flowfabric.core.execution.status import outcome_word, vector
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EventQuery, Progress, Query
 from tests.machine.answers import words_of
+from tests.machine.benches import Bench
 from tests.machine.book import Book, claim_order
 from tests.machine.model import Life
-from tests.machine.play import Bench
 from tests.machine.wait_checks import WaitChecks, alarms_are_set, step_doc
 from tests.machine.words import LEGAL, Row, Stage
 

@@ -5,23 +5,17 @@ A rule that finds nothing to act on does nothing, so that what is drawn does not
 end.
 """
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import ExitStack
-from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, On, Quorum, Rest
 from flowfabric.core.flow.model import CancelPolicy
+from tests.machine.driver import Machine, at_once, pick_from
 from tests.machine.flow_play import FlowPlay, Wanted, Wish, paged
-from tests.machine.play import Bench
 
-T = TypeVar("T")
 KEYS = "abcdefghijkl"
-STEP_SECONDS = 30
 MOST_ROUNDS = 60
 
 picks = st.integers(0, 11)
@@ -71,23 +65,18 @@ def _joins(n: int) -> st.SearchStrategy[JoinPolicy]:
     return st.one_of(st.just(AllOf()), st.builds(AnyOf, rests), quorums)
 
 
-class FlowMachine(RuleBasedStateMachine):
-    """Subclassed with a bench, which says where the databases come from."""
-
-    bench: ClassVar[Bench]
+class FlowMachine(Machine):
+    play: FlowPlay
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.pages = ExitStack()
-        self.broken = False
         self.steps: list[Wish | Wanted | str] = []
 
     @initialize(data=st.data(), pieces=st.booleans(), seed=st.integers(0, 999), fuse=fuses)
     def begin(self, data: st.DataObject, pieces: bool, seed: int, fuse: int) -> None:
         self.play = FlowPlay(self.bench, seed)
-        self.pages.enter_context(paged())
-        self._run(self.play.begin())
+        self.patches.enter_context(paged())
+        self._begin()
         wishes, links = data.draw(graphs(pieces=pieces))
         if data.draw(st.booleans()):
             self.play.light(fuse, heard=data.draw(st.booleans()))
@@ -97,20 +86,9 @@ class FlowMachine(RuleBasedStateMachine):
         self._run(self.play.create())
         self.steps = [*_in_some_order(data, wishes, links), "seal"]
 
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "play") and not self.broken:
-                self._run(self._play_to_the_end())
-        finally:
-            if hasattr(self, "play"):
-                self.runner.run(self.play.end())
-            self.runner.close()
-            self.pages.close()
-
     @invariant()
     def endings_and_replays_take_turns(self) -> None:
-        if hasattr(self, "play") and hasattr(self.play, "checks"):
-            self._run(self.play.checks.hear())
+        self._run(self.play.checks.hear())
 
     # -- building
 
@@ -157,7 +135,7 @@ class FlowMachine(RuleBasedStateMachine):
         play = self.play
         self._run(play.claim(len(deeds), 30_000))
         steps = [play.work(0, how) for how in deeds]
-        self._run(_all([*steps, *(play.other_sweeps() for _ in range(sweeps))]))
+        self._run(at_once([*steps, *(play.other_sweeps() for _ in range(sweeps))]))
 
     @rule(pick=picks)
     def start_a_flow(self, pick: int) -> None:
@@ -184,7 +162,7 @@ class FlowMachine(RuleBasedStateMachine):
     def replay(self, pick: int) -> None:
         ended = [uuid for uuid, one in self.play.book.members.items() if one.ended]
         if ended:
-            self._run(self.play.replay(_pick(ended, pick)))
+            self._run(self.play.replay(pick_from(ended, pick)))
 
     @rule()
     def replay_flow(self) -> None:
@@ -241,18 +219,11 @@ class FlowMachine(RuleBasedStateMachine):
                 if None in wire.may and book.members[wire.up].ended:
                     await play.replay(wire.up)
 
-    # -- how a step is run
-
-    def _run(self, step: Coroutine[Any, Any, object]) -> None:
-        try:
-            self.runner.run(_in_time(step))
-        except BaseException:
-            self.broken = True
-            raise
+    # -- which member a step is about
 
     def _member(self, pick: int) -> UUID | None:
         members = list(self.play.book.members)
-        return _pick(members, pick) if members else None
+        return pick_from(members, pick) if members else None
 
     def _key(self, pick: int) -> str:
         return KEYS[pick]
@@ -267,16 +238,3 @@ def _in_some_order(
         earliest = 1 + max(steps.index(link.up), steps.index(link.down))
         steps.insert(data.draw(st.integers(earliest, len(steps))), link)
     return steps
-
-
-def _pick(things: Sequence[T], number: int) -> T:
-    return things[number % len(things)]
-
-
-async def _all(steps: list[Coroutine[Any, Any, None]]) -> None:
-    await asyncio.gather(*steps)
-
-
-async def _in_time(step: Coroutine[Any, Any, object]) -> None:
-    async with asyncio.timeout(STEP_SECONDS):
-        await step

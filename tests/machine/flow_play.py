@@ -38,9 +38,9 @@ from flowfabric.engine.flow import dispatch, resolver, walks
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery
+from tests.machine.benches import Bench
 from tests.machine.flow_checks import Checks
 from tests.machine.flow_model import Book, Child, Member, Rule
-from tests.machine.play import Bench
 from tests.machine.rivals import Call, Wrapper
 
 FLOW = UUID(int=0xF10)

@@ -6,21 +6,17 @@ end.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import ExitStack
-from typing import Any, ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
 from flowfabric.core.execution.model import Ended
 from tests.machine import limit_deeds as deeds
+from tests.machine.driver import Machine
 from tests.machine.limit_checks import BUDGETS, Checks
 from tests.machine.limit_deeds import Deed
 from tests.machine.limit_play import LimitPlay, small
-from tests.machine.play import Bench
 
-STEP_SECONDS = 30
 MOST_ROUNDS = 60
 
 numbers = st.integers(0, 29)
@@ -36,16 +32,8 @@ def _day(some: list[Deed]) -> st.SearchStrategy[Day]:
     return st.tuples(st.sampled_from(some), numbers, numbers, troubles)
 
 
-class LimitMachine(RuleBasedStateMachine):
-    """Subclassed with a bench, which says where the databases come from."""
-
-    bench: ClassVar[Bench]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.runner = asyncio.Runner()
-        self.patches = ExitStack()
-        self.broken = False
+class LimitMachine(Machine):
+    play: LimitPlay
 
     @initialize(
         seed=st.integers(0, 999),
@@ -56,17 +44,8 @@ class LimitMachine(RuleBasedStateMachine):
         self.play = LimitPlay(self.bench, seed)
         self.checks = Checks(self.play)
         self.patches.enter_context(small())
+        self._begin()
         self._run(self._prepare(limits, work))
-
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "play") and not self.broken:
-                self._run(self._play_to_the_end())
-        finally:
-            if hasattr(self, "play"):
-                self.runner.run(self.play.end())
-            self.runner.close()
-            self.patches.close()
 
     # -- what is done
 
@@ -150,7 +129,6 @@ class LimitMachine(RuleBasedStateMachine):
 
     async def _prepare(self, limits: list[tuple[int, int]], work: list[tuple[int, int]]) -> None:
         play = self.play
-        await play.begin()
         for a, b in limits:
             await deeds.define_quota(play, a, b, False)
         for number, (_, b) in enumerate(limits[:4]):
@@ -189,15 +167,3 @@ class LimitMachine(RuleBasedStateMachine):
         else:
             raise AssertionError(f"some never end: {play.seen.values()}")
         await self.checks.end()
-
-    def _run(self, step: Coroutine[Any, Any, object]) -> None:
-        try:
-            self.runner.run(_in_time(step))
-        except BaseException:
-            self.broken = True
-            raise
-
-
-async def _in_time(step: Coroutine[Any, Any, object]) -> None:
-    async with asyncio.timeout(STEP_SECONDS):
-        await step

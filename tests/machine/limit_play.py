@@ -28,9 +28,9 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import Query
 from flowfabric.store.rows.record import LANES, QUOTAS
+from tests.machine.benches import Bench
 from tests.machine.flow_play import READS, WRITES, Mortal, Still
 from tests.machine.limit_model import Book, held_by, running_by_lane
-from tests.machine.play import Bench
 from tests.machine.rivals import Call, LostReplies, Rivals, Wrapper
 
 NAMES = UUID(int=0x11)

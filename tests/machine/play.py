@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from uuid import UUID, uuid5
 
 from flowfabric.core.base.errors import Unavailable
@@ -25,10 +25,11 @@ from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Held, Owned
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.clock import Clock, ManualClock
+from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EventQuery
 from tests.machine.answers import answer_of, words_of
+from tests.machine.benches import Bench
 from tests.machine.book import Book, ask, claim_order
 from tests.machine.deeds import Act, Call, Deed, Renew
 from tests.machine.model import Life
@@ -43,19 +44,6 @@ MOST_SWEEPS = 5
 
 T = TypeVar("T")
 Turn = tuple[Call, Callable[[Life], Answers]]
-
-
-class Bench(Protocol):
-    """Where a play finds its database."""
-
-    async def clean(self) -> None:
-        """The database is empty again (or another one)."""
-
-    async def open(self, clock: Clock) -> Store:
-        """A store on the database, as one process would open it."""
-
-    async def alarms(self) -> dict[UUID, int]:
-        """What stands in the table of deadlines."""
 
 
 @dataclass(frozen=True)

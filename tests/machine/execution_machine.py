@@ -1,17 +1,16 @@
-"""The machine: Hypothesis plays random operations, troubles and clock jumps against the model.
+"""Random operations, troubles and clock jumps against the model of executions.
 
 One example is one database. Each rule is one step; after it `Checks` looks at everything. At the
 end of an example the machine plays on until every execution has ended: nothing may be stuck.
 """
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 from uuid import UUID
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from flowfabric.core.execution.model import WorkerIdentity
 from tests.machine.checks import CLOSER, LANES, WORKERS, Checks
@@ -58,49 +57,30 @@ from tests.machine.draws import (
     wishes,
     workers,
 )
-from tests.machine.play import Bench, Demand, Holding, Play
+from tests.machine.driver import Machine, at_once, pick_from
+from tests.machine.play import Demand, Holding, Play
 from tests.machine.wait_deeds import SIGNALS, CreateDoor, Deliver, Resume, Sleep
 from tests.machine.words import Stage
 
-T = TypeVar("T")
-
 MOST_EXECUTIONS = 8
-STEP_SECONDS = 30
 UPKEEP = ("crash", "trim", "pause", "submit again", "act blindly", "find and grant", "rotate")
 GRACES = (0, 0, 1000, HOUR)
 
 
-class Machine(RuleBasedStateMachine):
-    """Subclassed with a bench, which says where the databases come from."""
-
-    bench: ClassVar[Bench]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.runner = asyncio.Runner()
-        self.broken = False
+class ExecutionMachine(Machine):
+    play: Play
 
     @initialize(data=st.data(), grace=st.sampled_from([0, 0, 2000]))
     def begin(self, data: st.DataObject, grace: int) -> None:
         self.play = Play(self.bench, grace)
-        self.runner.run(self.play.begin())
+        self._begin()
         self.checks = Checks(self.bench, self.play.plain, self.play.book)
         for wish in data.draw(st.lists(wishes(self.play.now), min_size=1, max_size=3)):
             self._run(self.play.submit(wish))
 
-    def teardown(self) -> None:
-        try:
-            if hasattr(self, "checks") and not self.broken:
-                self._run(self._play_to_the_end())
-        finally:
-            if hasattr(self, "play"):
-                self.runner.run(self.play.end())
-            self.runner.close()
-
     @invariant()
     def everything_holds(self) -> None:
-        if hasattr(self, "checks"):
-            self._run(self.checks.all(self.play.now))
+        self._run(self.checks.all(self.play.now))
 
     # -- submitting
 
@@ -114,7 +94,7 @@ class Machine(RuleBasedStateMachine):
     def submit_at_once(self, data: st.DataObject) -> None:
         many = data.draw(st.lists(wishes(self.play.now), min_size=2, max_size=3))
         if self._room():
-            self._run(_all(self.play.submit(wish) for wish in many))
+            self._run(at_once(self.play.submit(wish) for wish in many))
 
     # -- taking
 
@@ -163,7 +143,7 @@ class Machine(RuleBasedStateMachine):
     def owners_act_at_once(self, pairs: list[tuple[int, Deed]]) -> None:
         owners = [(self._owner(pick), deed) for pick, deed in pairs]
         chosen = {holding.uuid: (holding, deed) for holding, deed in owners if holding}
-        self._run(_all(self.play.own(*pair) for pair in chosen.values()))
+        self._run(at_once(self.play.own(*pair) for pair in chosen.values()))
 
     @rule(pick=picks, deed=deeds, form=forms, trouble=troubles)
     def patient_owner_acts(self, pick: int, deed: Deed, form: str, trouble: object) -> None:
@@ -180,7 +160,7 @@ class Machine(RuleBasedStateMachine):
     def stale_owner_acts(self, pick: int, deed: Deed, form: str, trouble: object) -> None:
         """Whoever lost its lease changes nothing, however late it wakes up."""
         if self.play.stale:
-            self._run(self.play.own(_pick(self.play.stale, pick), deed, form), trouble)
+            self._run(self.play.own(pick_from(self.play.stale, pick), deed, form), trouble)
 
     @rule(pick=picks, thief=workers, revoked=st.booleans(), deed=deeds, form=forms)
     def robbed_owner_acts(
@@ -237,7 +217,7 @@ class Machine(RuleBasedStateMachine):
             self._run(self.play.own(holding, door))
             self._run(self.play.act(holding.uuid, early))
             use = "pending" if isinstance(early, Deliver) else "channel"
-            shape = _pick([sleep.shape, "any", "single", "named"], pick)
+            shape = pick_from([sleep.shape, "any", "single", "named"], pick)
             self._run(self.play.own(holding, replace(sleep, use=use, shape=shape)), trouble)
 
     @rule(pick=picks, act=signals)
@@ -280,7 +260,7 @@ class Machine(RuleBasedStateMachine):
             case "trim":
                 self._run(play.trim(), LOST if pick % 3 == 0 else None)
             case "rotate":
-                self._run(play.rotate(_pick(GRACES, pick)))
+                self._run(play.rotate(pick_from(GRACES, pick)))
             case "pause":
                 self._run(play.resume(lane) if lane in play.book.paused else play.pause(lane))
             case _:
@@ -288,14 +268,11 @@ class Machine(RuleBasedStateMachine):
 
     # -- how a step is run
 
-    def _run(self, step: Coroutine[Any, Any, None], trouble: object = None) -> None:
+    def _run(self, step: Coroutine[Any, Any, object], trouble: object = None) -> None:
         """Runs a step to its end, with trouble on its way if there is to be some."""
         self._arm(trouble)
         try:
-            self.runner.run(_in_time(step))
-        except BaseException:
-            self.broken = True
-            raise
+            super()._run(step)
         finally:
             self._arm(None)
 
@@ -361,14 +338,14 @@ class Machine(RuleBasedStateMachine):
     def _owner(self, pick: int) -> Holding | None:
         """Somebody who owns something, if there is anything to own."""
         if not self.play.live:
-            self._run(self.play.claim(Demand(_pick(WORKERS[:3], pick), ALL, limit=2)))
-        return _pick(self.play.live, pick) if self.play.live else None
+            self._run(self.play.claim(Demand(pick_from(WORKERS[:3], pick), ALL, limit=2)))
+        return pick_from(self.play.live, pick) if self.play.live else None
 
     def _listener(self, pick: int, act: Act) -> UUID:
         """An execution that waits, mostly one that the act would change."""
         lives = self.play.book.lives
         if all(life.sleep is None for life in lives.values()) and (owner := self._owner(pick)):
-            shape = _pick(["all", "single", "sources"], pick)
+            shape = pick_from(["all", "single", "sources"], pick)
             self._run(self.play.own(owner, Sleep(shape)))
         return self._execution(pick, act)
 
@@ -376,17 +353,4 @@ class Machine(RuleBasedStateMachine):
         """An execution one of the acts would change, if there is one; else any."""
         lives = self.play.book.lives
         fit = [uuid for uuid in lives if any(self.play.would_change(uuid, act) for act in acts)]
-        return _pick(fit or list(lives), pick)
-
-
-def _pick(things: Sequence[T], number: int) -> T:
-    return things[number % len(things)]
-
-
-async def _all(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
-    await asyncio.gather(*steps)
-
-
-async def _in_time(step: Coroutine[Any, Any, None]) -> None:
-    async with asyncio.timeout(STEP_SECONDS):
-        await step
+        return pick_from(fit or list(lives), pick)

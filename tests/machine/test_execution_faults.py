@@ -2,17 +2,13 @@
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt, gate, operator
 from flowfabric.core.execution.change import Change
@@ -29,42 +25,11 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.wait import resume, signal
 from flowfabric.core.wait.model import NO_WAITS, DedupRecord
-from flowfabric.store.clock import Clock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken
-from tests.machine.machine import Machine
-from tests.machine.rivals import Wrapper
-from tests.machine.test_machine import SqliteBench
-
-BUDGET = settings(
-    max_examples=200,
-    stateful_step_count=40,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-class Fault(Wrapper):
-    """A store that does one thing wrong."""
-
-    def __init__(self, inner: Store, path: Path) -> None:
-        super().__init__(inner)
-        self.path = path
-
-
-class FaultyBench(SqliteBench):
-    """Every store it opens has the fault."""
-
-    def __init__(self, folder: Path, fault: type[Fault]) -> None:
-        super().__init__(folder)
-        self._fault = fault
-
-    async def open(self, clock: Clock) -> Store:
-        return self._fault(await super().open(clock), self.path).store
+from tests.machine.benches import Fault, FaultyBench, SqliteBench
+from tests.machine.execution_machine import ExecutionMachine
+from tests.machine.faults import assert_found
 
 
 class EndsUnderAnyFence(Fault):
@@ -172,7 +137,7 @@ STORE_FAULTS: list[type[Fault]] = [
 ]
 
 
-def no_fence(snapshot: Snapshot, owner: Owner, now: Millis) -> Any:
+def no_fence(snapshot: Snapshot, now: Millis, owner: Owner) -> Any:
     """The gate of every owner, which lets everybody in."""
     return enter(snapshot, now, Owner(source=Source.OPERATOR))
 
@@ -229,7 +194,7 @@ RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", STORE_FAULTS)
 def test_the_machine_finds_a_fault_of_the_store(fault: type[Fault], tmp_path: Path) -> None:
-    assert_found(FaultyBench(tmp_path, fault))
+    assert_found(ExecutionMachine, FaultyBench(tmp_path, fault))
 
 
 @pytest.mark.timeout(300)
@@ -242,13 +207,7 @@ def test_the_machine_finds_a_fault_of_a_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, rule, fault)
-    assert_found(SqliteBench(tmp_path))
-
-
-def assert_found(bench: SqliteBench) -> None:
-    machine = type("FaultyMachine", (Machine,), {"bench": bench})
-    with closing(bench), pytest.raises((AssertionError, FlowFabricError)):
-        run_state_machine_as_test(machine, settings=BUDGET)
+    assert_found(ExecutionMachine, SqliteBench(tmp_path))
 
 
 def _parks(change: Change[object]) -> bool:

@@ -8,10 +8,8 @@ from uuid import UUID
 
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Lost
 from flowfabric.core.limit import release as release_rules
@@ -22,12 +20,10 @@ from flowfabric.core.limit.spend import AlreadyApplied, BudgetLedger, Counted, E
 from flowfabric.engine.limit import budget_gate
 from flowfabric.store.queries import Crowd, QuotaViewRequest
 from flowfabric.store.rows.record import BUDGETS, QUOTAS
+from tests.machine.benches import Fault, FaultyBench, SqliteBench
+from tests.machine.faults import BUDGET, assert_found
 from tests.machine.limit_machine import LimitMachine
 from tests.machine.limit_play import everything
-from tests.machine.test_machine import SqliteBench
-from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench
-
-pytestmark = pytest.mark.deep
 
 LIMIT_BUDGET = settings(BUDGET, stateful_step_count=16, max_examples=1000)
 
@@ -76,8 +72,11 @@ class PostsOverOthers(Fault):
         return await self.inner.post(await _rebased(self, books))
 
 
-STORE_FAULTS: list[type[Fault]] = [
-    ReleasesUnderAnyVersion,
+DEEP = pytest.mark.deep
+"""For what takes hundreds of examples to be found."""
+
+STORE_FAULTS = [
+    pytest.param(ReleasesUnderAnyVersion, marks=DEEP),
     ForgetsTheLost,
     ForgetsAdmissions,
     HidesCrowds,
@@ -115,11 +114,11 @@ def admits_always(*_: object) -> None:
 
 
 SETTLE, DROP, TAKE = spend.settle, spend.drop, Room.take
-RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
-    (spend, "settle", settle_twice),
-    (spend, "drop", drop_again),
+RULE_FAULTS = [
+    pytest.param(spend, "settle", settle_twice, marks=DEEP),
+    pytest.param(spend, "drop", drop_again, marks=DEEP),
     (release_rules.Room, "take", take_slots_only),
-    (budget_gate, "spent", admits_always),
+    pytest.param(budget_gate, "spent", admits_always, marks=DEEP),
 ]
 
 
@@ -128,7 +127,7 @@ RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
 def test_the_machine_of_limits_finds_a_fault_of_the_store(
     fault: type[Fault], tmp_path: Path
 ) -> None:
-    assert_found(FaultyBench(tmp_path, fault))
+    assert_found(LimitMachine, FaultyBench(tmp_path, fault), LIMIT_BUDGET)
 
 
 @pytest.mark.timeout(300)
@@ -141,13 +140,7 @@ def test_the_machine_of_limits_finds_a_fault_of_a_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, rule, fault)
-    assert_found(SqliteBench(tmp_path))
-
-
-def assert_found(bench: SqliteBench) -> None:
-    machine = type("FaultyMachine", (LimitMachine,), {"bench": bench})
-    with pytest.raises((AssertionError, FlowFabricError)):
-        run_state_machine_as_test(machine, settings=LIMIT_BUDGET)
+    assert_found(LimitMachine, SqliteBench(tmp_path), LIMIT_BUDGET)
 
 
 async def _rebased(fault: Fault, books: BudgetLedger) -> BudgetLedger:

@@ -7,9 +7,7 @@ from uuid import UUID
 
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
-from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import change
 from flowfabric.core.execution.model import Ended, Outcome, Snapshot
@@ -21,9 +19,9 @@ from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.engine.flow import dispatch, resolver
 from flowfabric.store.queries import EdgeQuery, Unsettled
+from tests.machine.benches import Fault, FaultyBench, SqliteBench
+from tests.machine.faults import BUDGET, assert_found
 from tests.machine.flow_machine import FlowMachine
-from tests.machine.test_machine import SqliteBench
-from tests.machine.test_machine_finds_faults import BUDGET, Fault, FaultyBench
 
 FLOW_BUDGET = settings(BUDGET, stateful_step_count=20)
 
@@ -104,7 +102,7 @@ RULE_FAULTS: list[tuple[list[Any], str, Callable[..., Any]]] = [
 def test_the_machine_of_flows_finds_a_fault_of_the_store(
     fault: type[Fault], tmp_path: Path
 ) -> None:
-    assert_found(FaultyBench(tmp_path, fault))
+    assert_found(FlowMachine, FaultyBench(tmp_path, fault), FLOW_BUDGET)
 
 
 @pytest.mark.timeout(300)
@@ -118,10 +116,4 @@ def test_the_machine_of_flows_finds_a_fault_of_a_rule(
 ) -> None:
     for module in modules:
         monkeypatch.setattr(module, rule, fault)
-    assert_found(SqliteBench(tmp_path))
-
-
-def assert_found(bench: SqliteBench) -> None:
-    machine = type("FaultyMachine", (FlowMachine,), {"bench": bench})
-    with pytest.raises((AssertionError, FlowFabricError)):
-        run_state_machine_as_test(machine, settings=FLOW_BUDGET)
+    assert_found(FlowMachine, SqliteBench(tmp_path), FLOW_BUDGET)

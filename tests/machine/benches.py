@@ -1,47 +1,45 @@
-"""The machine on every store.
-
-`FLOWFABRIC_MACHINE_EXAMPLES` asks for so many examples on each instead of the usual few, and for
-longer ones.
-"""
+"""Where the machines find their databases, and stores that do one thing wrong."""
 
 import asyncio
-import os
+import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
+from typing import Protocol
+from unittest.mock import patch
 from uuid import UUID
 
 import psycopg
-import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 from psycopg import sql
 
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
+from flowfabric.store.sqlite import runners
 from flowfabric.store.sqlite.store import open_sqlite
-from tests.machine.machine import Machine
-from tests.machine.play import Bench
+from tests.kit.kept import connect_hastily
+from tests.machine.rivals import Wrapper
 
-USUAL = {"sqlite": 60, "postgres": 30}
-ASKED = os.environ.get("FLOWFABRIC_MACHINE_EXAMPLES")
 
-settings.register_profile(
-    "machine",
-    stateful_step_count=40 if ASKED is None else 80,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+class Bench(Protocol):
+    """Where a play finds its database."""
+
+    async def clean(self) -> None:
+        """The database is empty again (or another one)."""
+
+    async def open(self, clock: Clock) -> Store:
+        """A store on the database, as one process would open it."""
+
+    async def alarms(self) -> dict[UUID, int]:
+        """What stands in the table of deadlines."""
 
 
 class SqliteBench:
-    """A fresh file for every example; its stores have no threads."""
+    """A fresh file for every example; its stores have no threads and wait for no disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._empty = folder / "empty.db"
+        asyncio.run(_migrate(f"sqlite:///{self._empty}"))
         self._files = 0
         self._reader: tuple[Path, sqlite3.Connection | None] = (folder, None)
 
@@ -50,10 +48,11 @@ class SqliteBench:
         for file in self._folder.glob(f"{self._files}.db*"):
             file.unlink()
         self._files += 1
+        shutil.copyfile(self._empty, self.path)
 
     async def open(self, clock: Clock) -> Store:
-        # Nobody pulls the plug here: without waiting for the disk it is several times faster.
-        return await open_sqlite(str(self.path), clock=clock, inline=True, synchronous="NORMAL")
+        with patch.object(runners, "connect", connect_hastily):
+            return await open_sqlite(str(self.path), clock=clock, inline=True)
 
     async def alarms(self) -> dict[UUID, int]:
         rows = self._connection().execute("select id, at from deadline").fetchall()
@@ -111,26 +110,26 @@ class PostgresBench:
         return sql.SQL(";").join([*deletes, clock])
 
 
+class Fault(Wrapper):
+    """A store that does one thing wrong."""
+
+    def __init__(self, inner: Store, path: Path) -> None:
+        super().__init__(inner)
+        self.path = path
+
+
+class FaultyBench(SqliteBench):
+    """Every store it opens has the fault."""
+
+    def __init__(self, folder: Path, fault: type[Fault]) -> None:
+        super().__init__(folder)
+        self._fault = fault
+
+    async def open(self, clock: Clock) -> Store:
+        return self._fault(await super().open(clock), self.path).store
+
+
 async def _migrate(url: str) -> None:
     store = await open_store(url)
     await store.migrate()
     await store.close()
-
-
-def play(bench: Bench, examples: int) -> None:
-    machine = type("MachineOnThisBench", (Machine,), {"bench": bench})
-    profile = settings.get_profile("machine")
-    asked = examples if ASKED is None else int(ASKED)
-    run_state_machine_as_test(machine, settings=settings(profile, max_examples=asked))
-
-
-@pytest.mark.timeout(600 if ASKED is None else 0)
-def test_the_machine_finds_nothing_on_sqlite(tmp_path: Path) -> None:
-    with closing(SqliteBench(tmp_path)) as bench:
-        play(bench, USUAL["sqlite"])
-
-
-@pytest.mark.timeout(600 if ASKED is None else 0)
-def test_the_machine_finds_nothing_on_postgres(fresh_database: Callable[..., str]) -> None:
-    with closing(PostgresBench(fresh_database())) as bench:
-        play(bench, USUAL["postgres"])
