@@ -1,5 +1,5 @@
-"""FlowFabric: durable execution for Python. Ordinary functions that run to an end which is
-recorded exactly once."""
+"""FlowFabric: durable execution for Python. Ordinary functions become runs that survive crashes,
+and whose end is recorded exactly once."""
 
 from flowfabric.core.base.errors import (
     ApprovalOutdated,

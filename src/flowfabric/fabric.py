@@ -1,4 +1,4 @@
-"""Fabric: the one object an application makes. It wires URL, store, engine, tasks and workers."""
+"""Fabric: the one object an application creates. It connects tasks, workers, engine and store."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ SECRET_VARIABLE = "FLOWFABRIC_WAITPOINT_SECRET"  # noqa: S105 - its name, not it
 
 
 class TaskDecorator:
-    """What `@fabric.task(...)` gives: turns a function into a Task of the same signature."""
+    """The decorator that `fabric.task(...)` returns: it makes a Task with the same signature."""
 
     def __init__(self, fabric: "Fabric", options: TaskOptions) -> None:
         self._fabric = fabric
@@ -63,9 +63,11 @@ class TaskDecorator:
 
 
 class Fabric:
-    """Tasks and a store. The URL decides where runs are kept, and nothing else changes:
-    `sqlite:///work.db`, `sqlite://:memory:`, `postgresql://…`; without one the environment
-    variable FLOWFABRIC_URL is used."""
+    """The tasks of an application and the store that keeps their runs.
+
+    The URL names the store: `sqlite:///work.db`, `sqlite://:memory:` or `postgresql://…`. Without
+    one, the environment variable FLOWFABRIC_URL is used. Nothing else depends on the store.
+    """
 
     def __init__(
         self, url: str | None = None, *, options: Options | None = None, clock: Clock | None = None
@@ -131,13 +133,17 @@ class Fabric:
         timezone: str = "UTC",
         catch_up: str = "latest",
     ) -> TaskDecorator:
-        """Registers a function. Coroutines run in the event loop, plain functions in threads,
-        with `process=True` in a process of their own. A first parameter `ctx` gets the context.
-        `rate` ("100/m") and `concurrency` hold for all workers together; with a key (a parameter's
-        name, or a function of the arguments) for each value of it on its own. `smooth` spreads the
-        starts of a rate evenly.
-        With a `schedule` (a cron expression) or `every` (an interval) it is run again and again,
-        from the first worker on."""
+        """Registers a function as a task.
+
+        Coroutines run in the event loop, plain functions in threads, and with `process=True` in a
+        process of their own. A first parameter named `ctx` receives the context of the run.
+
+        `timeout` limits one attempt, `deadline` the whole run. `rate` ("100/m") and `concurrency`
+        limit all workers together; with a key (the name of a parameter, or a function of the
+        arguments) they limit each value of the key separately. `smooth` spreads the starts of a
+        rate evenly. `worker_concurrency` limits one worker. With a `schedule` (a cron expression)
+        or `every` (an interval), the task is run periodically once a worker has started.
+        """
         options = TaskOptions(
             name=name,
             lane=lane,
@@ -176,14 +182,15 @@ class Fabric:
         backoff: Backoff | None = None,
         timeout: Span | None = None,
     ) -> Callable[[Callable[P, R]], StepFunction[P, R]]:
-        """A function that is a durable step when a run calls it, and just a function elsewhere."""
+        """Makes a function a durable step: recorded when a run calls it, an ordinary call
+        elsewhere."""
         options = StepOptions(name=name, retries=retries, timeout=timeout)
         if backoff is not None:
             options = StepOptions(name=name, retries=retries, timeout=timeout, backoff=backoff)
         return lambda function: StepFunction(function, options)
 
     def get_task(self, name: str) -> Task[Any, Any]:
-        """The task registered under this name; NotFound tells those there are."""
+        """The task with this name. Raises NotFound, which lists the registered ones."""
         task = self.tasks.get(check_text(name, "the name of a task"))
         if task is None:
             known = ", ".join(sorted(self.tasks)) or "none"
@@ -193,16 +200,16 @@ class Fabric:
     def _register(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any]:
         task: Task[Any, Any] = Task(function, options, self._client)
         if task.name in self.tasks:
-            raise Invalid(f"a task named {task.name!r} is registered already; give it a name")
-        schedule_of(task)  # one that cannot be is refused here, not when a worker starts
+            raise Invalid(f"a task named {task.name!r} is already registered; give this one a name")
+        schedule_of(task)  # refuses an impossible schedule here, not when a worker starts
         self.tasks[task.name] = task
         return task
 
     # -- runs
 
     async def run(self, id: str) -> Run[Any]:
-        """The run with this id; NotFound if there is none. Its result is decoded as the task
-        says, when the task is registered here."""
+        """The run with this id. Raises NotFound if there is none. Its result has the type that the
+        task declares, if the task is registered here."""
         engine = await self.engine()
         info = await engine.views.info(id)
         if info is None:
@@ -221,10 +228,9 @@ class Fabric:
         tags: Mapping[str, str] | None = None,
         budgets: Sequence[str] = (),
     ) -> FlowBuilder:
-        """A flow to put together: `async with fabric.flow("nightly") as flow: flow.add(...)`. It is
-        created when the block ends. The same `key` names the same flow: declared again with the
-        same nodes nothing happens, with others it is refused. What its nodes spend, they spend of
-        these budgets as well."""
+        """Builds a flow: `async with fabric.flow("nightly") as flow: flow.add(...)`. It is created
+        when the block ends. A `key` makes that idempotent: declaring the same nodes again changes
+        nothing, declaring others is refused. Its nodes spend from `budgets` as well."""
         if key is None:
             id = self._client.transactions.fresh()
         else:
@@ -237,7 +243,7 @@ class Fabric:
     # -- workers
 
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
-        """A worker of this process for the tasks registered here; `await worker.run()`."""
+        """A worker of this process for the tasks registered here: `await worker.run()`."""
         engine = await self.engine()
         await self.schedules.declare()
         for task in list(self.tasks.values()):
@@ -246,7 +252,7 @@ class Fabric:
         return Worker(engine, self.tasks, chosen, self._heartbeat_store)
 
     async def run_worker(self, options: WorkerOptions | None = None) -> None:
-        """Works until SIGTERM or SIGINT."""
+        """Runs a worker until SIGTERM or SIGINT."""
         worker = await self.worker(options)
         worker.handle_signals()
         await worker.run()
@@ -254,12 +260,12 @@ class Fabric:
     # -- life
 
     async def engine(self) -> Engine:
-        """The engine, opened when first needed in the running event loop."""
+        """The engine, opened on first use in the running event loop."""
         loop = asyncio.get_running_loop()
         if self._engine is not None and self._loop is loop:
             return self._engine
         if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
-            raise Invalid("this Fabric is in use in another event loop; make one per loop")
+            raise Invalid("this Fabric is in use in another event loop; create one Fabric per loop")
         if self._loop is not loop or self._opening is None:
             self._loop, self._opening, self._engine = loop, asyncio.Lock(), None
         async with self._opening:
@@ -278,21 +284,20 @@ class Fabric:
             raise
 
     def _identity(self) -> str | None:
-        """Names the database runs are kept in, if the engine is open."""
+        """The name of the database that keeps the runs, if the engine is open."""
         return None if self._engine is None else self._engine.identity
 
     async def close(self) -> None:
-        """The store is let go; whatever is done next opens it again."""
+        """Closes the store. The next call opens it again."""
         if self._lender is not None:
-            return  # the engine is not ours to close
+            return  # the lender closes it
         engine, self._engine, self._loop = self._engine, None, None
         if engine is not None:
             await engine.close()
 
     @contextmanager
     def _lend(self, lender: Callable[[], Awaitable[Engine]]) -> Iterator[None]:
-        """Inside the block all that is done goes to an engine that somebody lends, whatever the
-        URL says; for tests."""
+        """Uses the engine of `lender` inside the block, whatever the URL says; for tests."""
         kept = self._engine, self._loop, self._opening, self._lender
         self._engine, self._loop, self._opening, self._lender = None, None, None, lender
         try:
@@ -310,11 +315,11 @@ class Fabric:
     # -- without an event loop
 
     def block_on(self, work: Coroutine[Any, Any, R]) -> R:
-        """Runs engine calls of code that has no event loop: of a script in a thread kept for
-        that, of a task in a thread in the event loop of its worker."""
+        """Runs a coroutine for code without an event loop and returns its result. A script gets a
+        thread with an event loop for this; a task in a thread uses the loop of its worker."""
         if _has_loop():
             work.close()
-            raise Invalid("there is an event loop here: await the call without _sync instead")
+            raise Invalid("an event loop is running here: await the method without _sync instead")
         if self._engine is not None and self._loop is not None and self._loop.is_running():
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         if self._portal is None:
@@ -322,7 +327,7 @@ class Fabric:
         return self._portal.run(work)
 
     def close_sync(self) -> None:
-        """`close` for a script without an event loop."""
+        """As `close`, for code without an event loop."""
         if self._portal is not None:
             self._portal.run(self.close())
             self._portal.stop()
@@ -331,13 +336,13 @@ class Fabric:
     async def _heartbeat_store(self) -> Store:
         engine = self._engine
         if engine is not None and engine.store.name == "sqlite":
-            return engine.store  # its writer thread serves any loop
+            return engine.store  # its writer thread serves every loop
         clock = self._clock if engine is None else engine.store.clock  # followed already
         return await open_store(self.url, clock=clock, connections=1)
 
 
 def _with_secret(options: Options | None) -> Options:
-    """The options, with the secret of the environment unless they bring their own."""
+    """The options, with the secret from the environment unless they have one."""
     chosen = options or Options()
     secret = os.environ.get(SECRET_VARIABLE)
     if not secret or chosen.waitpoint_secret is not None:
@@ -346,7 +351,7 @@ def _with_secret(options: Options | None) -> Options:
 
 
 class _Portal:
-    """An event loop in a thread, for callers that have none."""
+    """An event loop in a thread, for callers without one."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -263,7 +263,7 @@ async def test_a_task_that_went_away_after_the_claim_is_given_back(
     worker._tasks = {}
     assert await worker.run_until_idle() == 1
     assert await run.state() is PublicState.DELAYED
-    assert "no task named 'mine' here" in caplog.text
+    assert "no task is named 'mine' here" in caplog.text
     await bench.pass_time(5_000)
     await bench.work()
     assert await run.result() == 1

@@ -119,7 +119,7 @@ async def test_a_fabric_serves_one_event_loop_at_a_time(store_url: str) -> None:
     await task.submit("x")
     with pytest.raises(Invalid, match="another event loop"):
         await asyncio.to_thread(lambda: asyncio.run(fabric.engine()))
-    with pytest.raises(Invalid, match="await the call without _sync"):
+    with pytest.raises(Invalid, match="await the method without _sync"):
         task.submit_sync("y")
     await fabric.close()
     await fabric.close()

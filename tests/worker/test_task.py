@@ -65,7 +65,7 @@ def test_an_unknown_task_is_told_with_those_that_are_known(plain: Fabric) -> Non
 
 def test_two_tasks_cannot_have_one_name(plain: Fabric) -> None:
     plain.task()(print_it)
-    with pytest.raises(Invalid, match="'print_it' is registered already"):
+    with pytest.raises(Invalid, match="'print_it' is already registered"):
         plain.task()(print_it)
 
 

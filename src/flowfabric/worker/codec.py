@@ -28,28 +28,29 @@ class Undecodable(FlowFabricError):
 
 
 def encode(value: object) -> bytes:
-    """Any value msgspec knows, pydantic models included; Invalid says what stands in the way."""
+    """The JSON of any value that msgspec knows, or of a pydantic model. Raises Invalid with the
+    reason if there is none."""
     try:
         return encode_strictly(value, _encoder, _builtins)
     except Exception as error:  # a model's own serialisers may raise anything
-        raise Invalid(f"{type(value).__name__}: {_told(error)}") from None
+        raise Invalid(f"{type(value).__name__}: {_message(error)}") from None
 
 
 def decode(data: bytes, type: Any) -> Any:
-    """The value of `type` in JSON; Undecodable says what does not fit, and where."""
+    """A value of `type` from JSON. Raises Undecodable, which says what does not fit and where."""
     try:
         return _decoder(type).decode(data)
     except Exception as error:  # a model's own validators may raise anything
-        raise Undecodable(_told(error)) from error
+        raise Undecodable(_message(error)) from error
 
 
 def plain(value: object) -> Any:
-    """What the JSON of a value says, in lists, dicts, texts and numbers. Sets are sorted, so that
-    it is the same in every process."""
+    """A value as lists, dicts, strings and numbers. Sets are sorted, so that the result is the same
+    in every process."""
     try:
         return msgspec.to_builtins(value, enc_hook=_enc_hook, order="sorted")
     except Exception as error:  # a model's own serialisers may raise anything
-        raise Invalid(f"{type(value).__name__}: {_told(error)}") from None
+        raise Invalid(f"{type(value).__name__}: {_message(error)}") from None
 
 
 def _builtins(value: object) -> Any:
@@ -57,7 +58,7 @@ def _builtins(value: object) -> Any:
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function, without those that only exist for the type checker."""
+    """The annotations of a function, without those that only the type checker can resolve."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception:
@@ -87,7 +88,7 @@ class Signature:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The parameters that need not be given, with what they are then."""
+        """The optional parameters with their defaults."""
         given = self._signature.parameters.items()
         return {n: each.default for n, each in given if each.default is not Parameter.empty}
 
@@ -99,7 +100,7 @@ class Signature:
         try:
             _decoder(self._struct).decode(payload)
         except Exception as error:
-            raise Invalid(f"{self.name} does not accept this: {_told(error)}") from None
+            raise Invalid(f"{self.name} does not accept this: {_message(error)}") from None
         return payload
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class Signature:
         try:
             values = _decoder(self._struct).decode(payload or b"{}")
         except Exception as error:
-            raise Undecodable(f"the arguments do not fit {self.name}: {_told(error)}") from error
+            raise Undecodable(f"the arguments do not fit {self.name}: {_message(error)}") from error
         if self._all_by_name:
             named = [(name, getattr(values, name)) for name in self._names]
             return [], {name: value for name, value in named if value is not msgspec.UNSET}
@@ -184,7 +185,7 @@ def _place(parameter: Parameter, value: Any, args: list[Any], kwargs: dict[str, 
 
 
 def _single_hints(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Each annotation on its own, so that one nobody can resolve does not hide the others."""
+    """Each annotation on its own, so that one that cannot be resolved does not hide the others."""
     inner = inspect.unwrap(function)
     names = getattr(inner, "__globals__", {})
     for name, annotation in getattr(inner, "__annotations__", {}).items():
@@ -194,7 +195,7 @@ def _single_hints(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
         probe.__annotations__ = {name: annotation}
         try:
             yield name, typing.get_type_hints(probe, names, include_extras=True)[name]
-        except Exception:  # noqa: S112 - whatever it means, it means nothing at run time
+        except Exception:  # noqa: S112 - it has no meaning at run time
             continue
 
 
@@ -212,7 +213,7 @@ def _type_of(parameter: Parameter, hint: Any) -> Any:
             return hint
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -243,7 +244,7 @@ def _cached_decoder(type: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _new_decoder(type: Any) -> msgspec.json.Decoder[Any]:
-    """A decoder for the annotation if there can be one; anything goes otherwise."""
+    """A decoder for the annotation, or for any value if the annotation cannot be decoded."""
     try:
         return msgspec.json.Decoder(type, dec_hook=_dec_hook)
     except Exception:

@@ -1,4 +1,4 @@
-"""How a handler says what should happen, and how the engine takes a handler off its slot."""
+"""What a handler raises, what it catches, and what unwinds it."""
 
 from datetime import timedelta
 
@@ -9,16 +9,16 @@ LOST = "lease lost"
 DRAIN = "worker stopping"
 TIMED_OUT = "timed out"
 OVER = "run over"
-"""Why a handler was stopped; nothing it asks for afterwards is done."""
+"""Why a handler was stopped. The engine then refuses everything it asks for."""
 
 
 class Fail(Exception):
-    """Raise it in a task to fail the run for good, whatever retries are left."""
+    """Raise it in a task to fail the run for good, even if it has retries left."""
 
 
 class Retry(Exception):
-    """Raise it in a task to have this attempt retried after a delay of your choice, as long as
-    the task has retries left."""
+    """Raise it in a task to retry after a delay of your choice, as long as the task has retries
+    left."""
 
     def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
         super().__init__(reason)
@@ -26,38 +26,38 @@ class Retry(Exception):
 
 
 class Unwind(BaseException):
-    """Takes the handler off its slot while the run sleeps or waits.
+    """Unwinds a handler whose run sleeps or waits, so that its slot is free meanwhile.
 
-    A BaseException, so that no `except Exception` in a handler can swallow it. Nothing is lost:
-    the handler runs again from the top and recorded steps return at once.
+    A BaseException, so that no `except Exception` in a handler swallows it. Nothing is lost: the
+    handler runs again from the top, and recorded steps return at once.
     """
 
 
 class StepsChanged(FlowFabricError):
-    """The code no longer asks for the steps that are recorded.
+    """The code asks for other steps than those that are recorded.
 
-    The run fails rather than mix two histories. Deploy the old code and replay the run to finish
-    it, or submit it anew.
+    The run fails rather than mix two histories. To finish it, deploy the old code and replay it;
+    or submit a new run.
     """
 
     code = "steps_changed"
 
 
 class WaitTimeout(FlowFabricError, TimeoutError):
-    """Nothing came in time for a wait. Recorded: the same whenever the handler runs again."""
+    """A wait timed out. This is recorded: the handler sees it again whenever it runs again."""
 
     code = "wait_timeout"
 
 
 class WaitClosed(FlowFabricError):
-    """An operator closed what a wait was for: it can never be answered. The text has the reason.
-    Recorded: the same whenever the handler runs again."""
+    """An operator closed the waitpoint, so that no answer can come. The text contains the reason.
+    This is recorded: the handler sees it again whenever it runs again."""
 
     code = "wait_closed"
 
 
 class RunError(FlowFabricError):
-    """A run ended, but not in success."""
+    """A run ended without success."""
 
     code = "run_error"
 
@@ -67,8 +67,8 @@ class RunError(FlowFabricError):
 
 
 class RunFailed(RunError):
-    """The run failed for good. `message` is what the task raised, `traceback` where (when it is
-    known)."""
+    """The run failed for good. `message` is the error of the task, `traceback` its traceback, if
+    known."""
 
     code = "run_failed"
 
@@ -80,25 +80,25 @@ class RunFailed(RunError):
 
 
 class RunCancelled(RunError):
-    """Somebody cancelled the run; the text is the reason that was given."""
+    """The run was cancelled. The text contains the reason."""
 
     code = "run_cancelled"
 
 
 class RunExpired(RunError):
-    """The run was not done by its deadline, or its last attempt took longer than its timeout."""
+    """The run passed its deadline, or its last attempt took longer than its timeout."""
 
     code = "run_expired"
 
 
 class RunSkipped(RunError):
-    """The run was never started, because what it depends on did not succeed."""
+    """The run never started, because the nodes it depends on did not succeed."""
 
     code = "run_skipped"
 
 
 class FlowFailed(RunError):
-    """A flow failed or was cancelled; `members` are the names of those that did not succeed."""
+    """A flow failed or was cancelled. `members` names the nodes that did not succeed."""
 
     code = "flow_failed"
 

@@ -1,4 +1,7 @@
-"""Flows inside a run: a handler fans work out, gives its slot back, goes on when all is done."""
+"""Flows inside a run: a handler fans out work and continues when all of it is done.
+
+The run holds no worker meanwhile. Everything read of a flow is recorded in the journal.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -31,28 +34,28 @@ from flowfabric.worker.run.until_available import until_available
 R = TypeVar("R")
 
 MAX_KEPT = 512 * 1024
-"""Most bytes of results that a run keeps of a flow."""
+"""How many bytes of results a run records of a flow at most."""
 FAILED, AGAIN = "failed", "again"
-"""What is recorded beside the results of a flow that did not succeed at first."""
+"""Names of what is recorded beside the results of a flow that failed at first."""
 
 
 class Declaration(Struct, frozen=True):
-    """The step of a flow that was declared; `asked` is a digest of what it was made of."""
+    """The step of a declared flow. `asked` is a digest of its nodes and edges."""
 
     flow: str
     asked: str
 
 
 class Kept(Struct, frozen=True):
-    """The step of the results of some nodes; None for those that are too large for a step."""
+    """The step of the results of some nodes. `values` is None if they are too large for a step."""
 
     names: list[str]
     values: list[msgspec.Raw] | None = None
 
 
 class SubFlowFailure(Struct, frozen=True):
-    """The step of a flow that did not succeed, and how often the run had been replayed and retried
-    when it saw that."""
+    """The step of a failed flow. `seen` is how often the run had been replayed and retried when it
+    saw the failure."""
 
     detail: str
     members: list[str]
@@ -60,8 +63,8 @@ class SubFlowFailure(Struct, frozen=True):
 
 
 class SubFlow(FlowBuilder):
-    """A flow of a run. Declared once however often the handler runs; waiting for its result needs
-    no worker."""
+    """A flow of a run. It is declared once, however often the handler runs, and waiting for its
+    result holds no worker."""
 
     def __init__(
         self, scope: CallScope, waits: WaitsApi, name: str, places: tuple[StepPlace, StepPlace]
@@ -95,14 +98,14 @@ class SubFlow(FlowBuilder):
         await self.declare_once(super().declare)
 
     async def declare_once(self, declare: Callable[[], Awaitable[None]]) -> None:
-        """Declares the flow and records of what it was made; StepsChanged if the code asks for
-        something else than what is recorded."""
+        """Declares the flow and records its digest. Raises StepsChanged if another one is
+        recorded."""
         journal, asked = self._scope.journal, self._digest()
 
         async def once() -> Declaration:
             try:
                 await until_available(declare, journal.stopped)
-            except FlowConflict:  # declared and not recorded: the run died in between
+            except FlowConflict:  # declared but not recorded: the worker died in between
                 self._refuse()
             return Declaration(str(self.id), asked)
 
@@ -114,7 +117,7 @@ class SubFlow(FlowBuilder):
         await perform(journal, place, once, Declaration)
 
     def _digest(self) -> str:
-        """What the flow is made of: names, tasks, arguments, joins and edges, in any order."""
+        """A digest of names, tasks, arguments, joins and edges, in any order."""
         joins = [[each.key, each.join] for each in self._declared]
         parts = sorted(map(msgspec.json.encode, [*self._asked, *joins, *self._links]))
         return blake2b(b"\n".join(parts), digest_size=16).hexdigest()
@@ -129,8 +132,8 @@ class SubFlow(FlowBuilder):
         )
 
     async def _orphans(self) -> int:
-        """How many flows of this place were cancelled because the run ended. One that is replayed
-        has another one then; a flow that had ended by itself is used as it is."""
+        """How many flows of this place were cancelled because the run ended. A replayed run
+        declares another flow in their place; one that had ended before is used as it is."""
         number = 0
         while self.id in self._life.orphans and await self._is_orphan():
             number += 1
@@ -142,16 +145,16 @@ class SubFlow(FlowBuilder):
         return await until_available(lambda: views.is_orphan(self.id), journal.stopped)
 
     async def result(self, timeout: Seconds | None = None) -> Any:
-        """The result of the last node, or of those that nothing follows as a dict by name; nodes
-        that were skipped are as if they were not there. The run needs no worker until then. Raises
-        FlowFailed when the flow did not succeed, and WaitTimeout when it has not ended after so
-        many seconds; it goes on then."""
+        """Waits for the flow, without a worker, and returns the result of its last node, or a dict
+        by name if several nodes have no successor. Skipped nodes are left out. Raises FlowFailed if
+        the flow did not succeed, and WaitTimeout if it has not ended after `timeout` seconds; the
+        flow continues then."""
         place = self._scope.journal.place(f"flow-result:{self.name}")
         found = await self._recorded(place, None, timeout)
         return as_result([self.nodes[name] for name in found], list(found.values()))
 
     async def results(self, nodes: "list[Node[R]]") -> list[R]:
-        """The results of some nodes, in order, once the flow has ended in success."""
+        """Waits for the flow, without a worker, and returns the results of these nodes in order."""
         place = self._scope.journal.place(f"flow-result:{self.name}")
         found = await self._recorded(place, nodes)
         return [found[node.name] for node in nodes]
@@ -159,9 +162,9 @@ class SubFlow(FlowBuilder):
     async def _recorded(
         self, place: StepPlace, nodes: "Sequence[Node[Any]] | None", timeout: Seconds | None = None
     ) -> dict[str, Any]:
-        """Results by name, as they were first read: the run needs the flow no longer, which
-        retention may take away before it ends. What is too much for a step is read again each
-        time. Without `nodes` those of the last ones."""
+        """Results by name, as they were first read: retention may delete the flow before the run
+        ends. Results that are too large for a step are read again each time. Without `nodes`, the
+        results of the last ones."""
         journal, engine = self._scope.journal, self._scope.engine
         record = await journal.recorded(place)
         if record is None:
@@ -186,7 +189,7 @@ class SubFlow(FlowBuilder):
     async def _read(
         self, nodes: Sequence[Node[Any]], place: StepPlace | None = None
     ) -> dict[str, Any]:
-        """Results as they are stored; kept at the place, if one is given."""
+        """Reads results from the store, and records them at `place` if one is given."""
         journal, engine = self._scope.journal, self._scope.engine
         found = await until_available(
             lambda: engine.flow_views.results([node.id.uuid for node in nodes]), journal.stopped
@@ -199,8 +202,8 @@ class SubFlow(FlowBuilder):
         return {node.name: _result(raw, node) for node, raw in zip(nodes, raws, strict=True)}
 
     async def _failed(self, place: StepPlace, flow: Flow) -> FlowFailed:
-        """The error of a flow that did not succeed, recorded: a handler that goes on after it sees
-        the same whenever it runs again."""
+        """Records the error of a failed flow, so that a handler that catches it sees the same error
+        when it runs again."""
         journal, engine = self._scope.journal, self._scope.engine
         error = await until_available(lambda: failed(engine, flow), journal.stopped)
         seen = SubFlowFailure(error.detail, list(error.members), self._round)
@@ -220,8 +223,8 @@ class SubFlow(FlowBuilder):
         return self._life.replays, self._life.retries
 
     async def _run_failed_again(self, place: StepPlace) -> None:
-        """If the run was retried or replayed because the flow had not succeeded, what failed in the
-        flow runs again. A failure that the handler went on after stays as it was."""
+        """Runs the failed nodes again if the run was retried or replayed because of them. A failure
+        that the handler caught stays as it was."""
         journal, engine = self._scope.journal, self._scope.engine
         failures = await self._failures(place)
         if not failures:
@@ -248,11 +251,11 @@ class SubFlow(FlowBuilder):
 
     async def _wait(self, timeout: Seconds | None) -> None:
         if self._life.replays and await self._is_over():
-            self._told = True  # perhaps while the run had ended, and could not hear it
+            self._told = True  # it may have ended while the run had ended too, and got no signal
             return
         try:
             await self._waits.wait_at(self._after, self._signal, timeout)
-        except WaitTimeout:  # whoever asks again waits again
+        except WaitTimeout:  # the next call waits again, at a place of its own
             self._after = self._scope.journal.place(f"flow-end:{self.name}")
             raise
         self._told = True
@@ -265,8 +268,8 @@ class SubFlow(FlowBuilder):
         return known(await until_available(lambda: views.get(self.id), journal.stopped), self.id)
 
     async def _ended(self, timeout: Seconds | None = None) -> Flow:
-        """The flow, as it is now: one that was replayed since it told the run is waited for, which
-        needs no worker either."""
+        """The ended flow. If it was replayed after it had signalled its end to the run, waits
+        again."""
         number = 0
         if not self._told:
             await self._wait(timeout)
@@ -278,7 +281,7 @@ class SubFlow(FlowBuilder):
 
 
 def _flow_id(run: Snapshot, at: StepPlace, number: int) -> UUID:
-    """The id of the flow of a place, or of the one that takes the place of so many orphans."""
+    """The id of the flow of a place, after `number` orphans."""
     parts = ("flow", at.branch, at.name, str(at.occurrence), *([str(number)] if number else []))
     return waitpoint_id(run.execution.uuid, run.life.generation, *parts)
 
@@ -295,7 +298,7 @@ class FlowsApi:
         self._waits = waits
 
     def flow(self, name: str) -> SubFlow:
-        """A flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
+        """Builds a flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
         `await flow.result()`."""
         check_kind(name)
         journal = self._scope.journal
@@ -305,10 +308,9 @@ class FlowsApi:
     def map(
         self, task: "Task[..., R] | Call[..., R]", items: Iterable[Any], *, name: str | None = None
     ) -> Coroutine[Any, Any, list[R]]:
-        """Runs a task once per item, all at the same time and wherever there are workers, and
-        gives the results in the order of the items. A tuple is the arguments of one run, anything
-        else its one argument. Raises FlowFailed when any of them did not succeed; a retry of this
-        run runs those again that failed."""
+        """Runs a task once per item, concurrently on all workers, and returns the results in the
+        order of the items. A tuple is the arguments of one run, any other item its only argument.
+        Raises FlowFailed if a run did not succeed; a retry of this run runs only those again."""
         asked = check_task(task)
         of = asked.task if isinstance(asked, Call) else asked
         flow = self.flow(f"map:{of.name}" if name is None else name)
@@ -318,7 +320,7 @@ class FlowsApi:
 
     async def _map(self, flow: SubFlow, nodes: "list[Node[R]]") -> list[R]:
         if not nodes:
-            await flow.declare_once(_nothing)  # so that other items later are noticed
+            await flow.declare_once(_nothing)  # so that a call with other items is refused later
             return []
         await flow.declare()
         return await flow.results(nodes)
@@ -338,7 +340,7 @@ def _client(scope: CallScope) -> Client:
 
 
 async def _nothing() -> None:
-    """A flow without members is not declared."""
+    """Declares nothing: a flow needs a node."""
 
 
 def _add(flow: SubFlow, task: "Task[..., R] | Call[..., R]", item: Any, at: int) -> Node[R]:

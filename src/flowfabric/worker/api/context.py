@@ -1,4 +1,4 @@
-"""What a handler can ask of the engine while it runs."""
+"""The context of a run: what a handler can ask the engine for."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ Span = str | float | timedelta
 
 
 class RunInfo(Struct, frozen=True):
-    """Which run this is. `attempt` counts from 0, `first` is False after a crash or retry."""
+    """Facts about the run. `attempt` counts from 0; `first` is False after a retry."""
 
     id: ExecutionId
     task: str
@@ -99,8 +99,8 @@ class Context:
     def step(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Coroutine[Any, Any, Any]:
-        """Runs a function once: its result is recorded, and whenever the handler runs again the
-        recorded value is returned instead. Plain functions run in a thread."""
+        """Calls a function and records its result. When the handler runs again, the recorded result
+        is returned and the function is not called. Plain functions run in a thread."""
         work = Work.of(function, args, kwargs)
         place = self._scope.journal.place(work.name)
         journal, threads = self._scope.journal, self._scope.threads
@@ -109,8 +109,8 @@ class Context:
         )
 
     async def gather(self, *steps: Awaitable[Any]) -> list[Any]:
-        """Runs steps at the same time; results in the order given. When one fails its error is
-        raised at once, and the others are cancelled."""
+        """Awaits several steps concurrently and returns their results in order. If one fails, the
+        others are cancelled and its error is raised."""
         journal = self._scope.journal
         branches = [journal.branch() for _ in steps]
         pairs = zip(steps, branches, strict=True)
@@ -123,51 +123,51 @@ class Context:
         return [task.result() for task in tasks]
 
     def sleep(self, span: Span) -> Coroutine[Any, Any, None]:
-        """Sleeps without a worker slot, through crashes and deploys, for minutes or months."""
+        """Sleeps without holding a worker, through crashes and deploys, for minutes or months."""
         length = parse_span(span, "sleep")
         return self._sleep(self._scope.journal.place("sleep"), length)
 
     def now(self) -> Coroutine[Any, Any, datetime]:
-        """The time, recorded: the same whenever the handler runs again."""
+        """The current time. It is recorded: the same whenever the handler runs again."""
         return self._now(self._scope.journal.place("now"))
 
     def random(self) -> Coroutine[Any, Any, float]:
-        """A random number in [0, 1), recorded."""
+        """A random number in [0, 1). It is recorded: the same whenever the handler runs again."""
         return perform(self._scope.journal, self._scope.journal.place("random"), _dice, float)
 
     def submit(
         self, /, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, Run[R]]:
-        """Submits a child run exactly once, however often the handler runs. It spends of the
-        budgets of this run, and of its own."""
+        """Submits a child run, exactly once however often the handler runs. It spends from the
+        budgets of this run as well as from its own."""
         check_task(task)
         call = task if isinstance(task, Call) else task.with_options()
         if call.options.connection is not None:
-            raise Invalid("in a transaction a run is submitted by the task itself, not by ctx")
+            raise Invalid("to submit in a transaction, call submit of the task, not of ctx")
         place = self._scope.journal.place(f"submit:{call.task.name}")
         return self._submit(place, call, args, kwargs)
 
     # -- the attempt itself
 
     async def complete_in(self, connection: Any, result: object = None) -> None:
-        """Ends the run in success with this result in the open transaction of the application:
-        what it wrote there and the end of the run are committed together, or neither is.
+        """Completes the run with this result in an open transaction of the application: its own
+        writes and the end of the run are committed together, or neither is.
 
-        Raises LeaseLost when the run is no longer this worker's: let it pass, so that the
-        transaction is rolled back. Commit right afterwards; what the handler returns is ignored.
+        Commit right afterwards; the return value of the handler is ignored. Raises LeaseLost if
+        another worker has the run: do not catch it, so that the transaction is rolled back.
         """
         await self._completion().write(connection, result)
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        """Says how far the run is, for people who watch it."""
+        """Reports the progress of the run to people who watch it."""
         await until_available(
             lambda: self._scope.engine.attempts.progress(self._scope.claim, percent, message),
             self._scope.halt.__bool__,
         )
 
     def heartbeat(self) -> None:
-        """For plain functions that run long: stops the function here when its lease was lost or
-        the worker is stopping. Coroutines are stopped by themselves."""
+        """Call it regularly in a plain function that runs long: it stops the function if its lease
+        was lost or its worker is stopping. Coroutines are cancelled without it."""
         self._scope.check_running()
 
     # -- how
@@ -186,7 +186,7 @@ class Context:
             try:
                 return await step
             except (SystemExit, KeyboardInterrupt) as error:
-                # In a task of its own it would end the event loop, and all others with it.
+                # Raised in a task of its own, it would end the event loop and every other run.
                 self._scope.journal.failed(branch)
                 raise RuntimeError(f"a step raised {error!r}") from error
             except Exception:

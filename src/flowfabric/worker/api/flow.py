@@ -1,11 +1,11 @@
-"""Flows as an application writes them: tasks added one after the other, declared as a whole.
+"""Flows as an application writes them: tasks are added one by one and declared as a whole.
 
     async with fabric.flow("nightly") as flow:
         rows = flow.add(extract, "2026-11-15")
         flow.add(load, rows=rows.output)
     await flow.result()
 
-Nothing is created before the block ends; a flow that cannot run is refused there, with the reason.
+Nothing is created before the block ends. A flow that cannot run is refused there, with the reason.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,13 +38,13 @@ from flowfabric.worker.run.arguments import escaped
 R = TypeVar("R")
 
 NAMES = UUID("6d3f3b1e-5b0c-5c57-9d4e-6f0a5e3c9b10")
-"""Where the ids of flows with a key come from."""
+"""The namespace of the ids of flows with a key."""
 
 _ON = {"success": On.SUCCESS, "failure": On.FAILURE, "any": On.ANY_END}
 
 
 class Output:
-    """Stands for the result a node will have, as an argument of another node."""
+    """Stands for the future result of a node, as an argument of another node."""
 
     __slots__ = ("node",)
 
@@ -62,8 +62,8 @@ class Output:
 
 
 class Node(Generic[R]):
-    """A task in a flow. `output` stands for its result; after the flow was declared `run` is its
-    run."""
+    """A task in a flow. `output` stands for its result; `run` is its run, once the flow was
+    declared."""
 
     def __init__(self, builder: "FlowBuilder", name: str, task: Task[..., R]) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class Node(Generic[R]):
 
     @property
     def output(self) -> R:
-        """The result this node will have: give it to another node as an argument."""
+        """Stands for the result of this node: give it to another node as an argument."""
         return cast(R, Output(self))
 
     @property
@@ -88,7 +88,7 @@ class Node(Generic[R]):
 
 
 class FlowBuilder:
-    """A flow that is put together, and after it was declared the flow itself."""
+    """A flow to build, and once it was declared, the flow itself."""
 
     def __init__(
         self,
@@ -125,9 +125,10 @@ class FlowBuilder:
         name: str | None = None,
         **kwargs: Any,
     ) -> Node[R]:
-        """Adds a task. It runs after every node of `after` and every node whose output it is
-        given, once those have ended as `on` says (`success`, `failure` or `any`); with a `join`
-        after any or so many of them. The output of a node that did not succeed is None."""
+        """Adds a task. It runs after every node in `after` and every node whose `output` is among
+        its arguments, once those have ended as `on` says (`success`, `failure` or `any`); with a
+        `join`, after any or a number of them. The output of a node that did not succeed is
+        None."""
         return self.place(task, args, kwargs, after=after, on=on, join=join, name=name)
 
     def place(
@@ -141,7 +142,7 @@ class FlowBuilder:
         join: JoinPolicy | None = None,
         name: str | None = None,
     ) -> Node[R]:
-        """As `add`, for arguments that may be called like its options."""
+        """As `add`, for arguments whose names may be those of its options."""
         if not isinstance(task, Task | Call):
             raise InvalidGraph(f"a node is a task, not {type(task).__name__}")
         call = task if isinstance(task, Call) else task.with_options()
@@ -158,7 +159,7 @@ class FlowBuilder:
         return node
 
     async def declare(self) -> None:
-        """Creates the flow as it was put together; the same again changes nothing."""
+        """Creates the flow. Declaring the same flow again changes nothing."""
         engine = await self._client.engine()
         for node in self.nodes.values():
             await node.task.declare(engine)
@@ -183,9 +184,9 @@ class FlowBuilder:
     # -- the flow itself
 
     async def result(self, timeout: Seconds | None = None) -> Any:
-        """The result of the last node; of several nodes that nothing follows, a dict by name.
-        Nodes that were skipped, such as a cleanup that nothing needed, are as if they were not
-        there. Raises FlowFailed when the flow failed or was cancelled."""
+        """Waits for the flow and returns the result of its last node, or a dict by name if several
+        nodes have no successor. Skipped nodes, such as a cleanup that was not needed, are left out.
+        Raises FlowFailed if the flow failed or was cancelled."""
         engine = await self._client.engine()
         flow = await engine.flow_views.wait(self.id, timeout)
         return await self._value(engine, flow)
@@ -204,12 +205,12 @@ class FlowBuilder:
         policy: CancelPolicy | str = CancelPolicy.ALL,
         wait: bool = True,
     ) -> FlowCancelled:
-        """Cancels the flow and its members; see CancelPolicy."""
+        """Cancels the flow and its runs; see CancelPolicy."""
         engine = await self._client.engine()
         return await engine.flows.cancel(self.id, reason=reason, policy=policy, wait=wait)
 
     async def replay(self) -> None:
-        """Runs again what did not succeed."""
+        """Runs the nodes that did not succeed again."""
         await (await self._client.engine()).flows.replay(self.id)
 
     result_sync = blocking(result)
@@ -224,10 +225,10 @@ class FlowBuilder:
         return None
 
     def _name_for(self, task: Task[..., Any], name: str | None) -> str:
-        """A name of its own for every node: the task's, numbered from the second on."""
+        """A unique name: that of the task, numbered from the second node on."""
         if name is not None:
             if not check_text(name, "the name of a node", limit=MAX_NAME):
-                raise InvalidGraph("a node without a name")
+                raise InvalidGraph("the name of a node is empty")
             if name in self.nodes:
                 raise InvalidGraph(f"two members are called {name!r}")
             return name
@@ -239,7 +240,7 @@ class FlowBuilder:
 
     def _submission(self, call: "Call[..., Any]", payload: bytes) -> Submission:
         if call.options.connection is not None or call.options.id is not None:
-            raise Invalid("a node of a flow has no connection and no id of its own")
+            raise Invalid("a node of a flow takes neither a connection nor an id")
         budgets = budgets_of(self._budgets, call.options.budgets) or None
         options = replace(call.options, budgets=budgets)
         plain = call.task.submission(options, (), {}, self._client.transactions.now(), payload)
@@ -265,7 +266,7 @@ class FlowBuilder:
 
     def _check_own(self, node: Node[Any]) -> None:
         if not isinstance(node, Node) or self.nodes.get(node.name) is not node:
-            raise InvalidGraph(f"{node!r} is no node of this flow")
+            raise InvalidGraph(f"{node!r} is not a node of this flow")
 
     async def _stored(self) -> Flow:
         flow = await (await self._client.engine()).flow_views.get(self.id)
@@ -280,7 +281,7 @@ class FlowBuilder:
         return as_result(last, await self._results(engine, last)) if last else None
 
     async def _last(self, engine: Engine, flow: Flow) -> list[Node[Any]]:
-        """The nodes that nothing follows, of those that were not skipped."""
+        """The nodes without a successor, skipped ones left out."""
         skipped = set[str]()
         if flow.ended.get(PublicState.SKIPPED):
             ids = {node.id.uuid: name for name, node in self.nodes.items()}
@@ -294,7 +295,7 @@ class FlowBuilder:
 
 
 def as_result(nodes: Sequence[Node[Any]], results: Sequence[Any]) -> Any:
-    """What a flow gives as a whole: the one result there is, or all of them by name."""
+    """The result of a flow: the only one, or all of them by name."""
     if len(nodes) == 1:
         return results[0]
     return {node.name: result for node, result in zip(nodes, results, strict=True)}
@@ -303,7 +304,7 @@ def as_result(nodes: Sequence[Node[Any]], results: Sequence[Any]) -> Any:
 def fill_later(
     signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[bytes, dict[Node[Any], list[str]]]:
-    """The payload with null where outputs will be, and the paths of those by their nodes."""
+    """The payload with null in place of outputs, and the paths of the outputs by node."""
     inputs: dict[Node[Any], list[str]] = {}
 
     def emptied(value: Any, path: str) -> Any:
@@ -324,8 +325,8 @@ def fill_later(
 
 
 def said(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments of a node in plain values, the same in every process; an output is told by the
-    name of its node."""
+    """The arguments of a node as plain values, the same in every process. An output is replaced by
+    the name of its node."""
 
     def named(value: Any) -> Any:
         if isinstance(value, Output):
@@ -356,7 +357,7 @@ async def failed(engine: Engine, flow: Flow) -> FlowFailed:
 
 
 def decoded(result: bytes | None, node: Node[Any]) -> Any:
-    """What a node returned; None for one that did not run, whatever it would return."""
+    """The result of a node; None if it did not run."""
     return None if result is None else decode(result, node.task.signature.returns)
 
 

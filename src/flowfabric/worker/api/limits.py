@@ -1,4 +1,4 @@
-"""Limits of tasks and runs: the quotas a task declares, and what an application says of limits."""
+"""Limits: the quotas and budgets of a task, and how an application defines and uses them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -48,13 +48,13 @@ from flowfabric.worker.api.client import Client
 
 Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
-"""The name of a parameter, or a function of some of them: it is called with those it names."""
+"""The name of a parameter, or a function that is called with the arguments it names."""
 Names = Iterable[str | Use] | Mapping[str, str]
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a task's runs need room in, and what they spend of. With a key a limit holds for each
-    value of it on its own."""
+    """The quotas that runs of a task need, and the budgets they spend from. With a key, a limit
+    applies to each value of the key separately."""
 
     rate: str | tuple[int, Span] | None = None
     rate_key: KeyOf | None = None
@@ -79,7 +79,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple[Quota, ...]:
-    """The quotas a task declares; Invalid when its limits make no sense."""
+    """The quotas that a task declares; Invalid if its limits contradict each other."""
     for key, limit, what in (
         (limits.rate_key, limits.rate, "rate"),
         (limits.concurrency_key, limits.concurrency, "concurrency"),
@@ -87,19 +87,19 @@ def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple
         if key is not None and limit is None:
             raise Invalid(f"{name}: {what}_key is given without a {what}")
         if isinstance(key, str) and key not in parameters:
-            raise Invalid(f"{name}: {what}_key {key!r} is no parameter of the task")
+            raise Invalid(f"{name}: {what}_key {key!r} is not a parameter of the task")
         if key is None or isinstance(key, str):
             continue
         if not callable(key):
             raise Invalid(f"{name}: {what}_key is the name of a parameter or a function")
         for wanted in _names_of(key) or ():
             if wanted not in parameters:
-                raise Invalid(f"{name}: {what}_key takes {wanted!r}, no parameter of the task")
+                raise Invalid(f"{name}: {what}_key takes {wanted!r}, not a parameter of the task")
     return tuple(check_quota(quota) for quota in _declared(name, limits))
 
 
 def uses_of(name: str, limits: Limits, given: Names | None, arguments: "Arguments") -> Uses:
-    """What a call of the task uses: its own quotas with their keys, and those it names."""
+    """The quotas of a call: those of the task with their keys, and those it names."""
     found = {use.quota: use for use in name_uses(limits.quotas)}
     found |= {use.quota: use for use in _own_uses(name, limits, arguments)}
     if given is not None:
@@ -108,8 +108,8 @@ def uses_of(name: str, limits: Limits, given: Names | None, arguments: "Argument
 
 
 class Arguments(Struct, frozen=True):
-    """The arguments of a call, to find keys in: as they were given, or in a payload that may
-    still lack some of them."""
+    """The arguments of a call, in which keys are looked up: as given, or in a payload that may
+    still lack some."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -130,12 +130,12 @@ class Arguments(Struct, frozen=True):
         try:
             value = key(**(known if names is None else {name: known[name] for name in names}))
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            raise Invalid(f"the function that gives the key of a limit failed: {told}") from error
+            what = f"{type(error).__name__}: {error}"
+            raise Invalid(f"the function that gives the key of a limit failed: {what}") from error
         return _key_text(value, "the key")
 
     def _known(self) -> dict[str, Any]:
-        """Every argument there is a value for. In a payload None stands for what comes later."""
+        """The arguments with a value. In a payload, None stands for an output that comes later."""
         if self.payload is None:
             return {**self.defaults, **self.bind(self.args, self.kwargs)}
         known = {**self.defaults, **msgspec.json.decode(self.payload)}
@@ -158,9 +158,9 @@ class LimitsApi:
         rate_per_key: str | tuple[int, Span] | None = None,
         smooth: bool = False,
     ) -> Quota:
-        """A quota as it should be: made, or given these limits. Tasks use it by name
-        (`quotas=["openai"]`), or with a key (`quotas={"openai": customer}`); limits per key hold
-        for each key on its own. `smooth` spreads the starts of its rates evenly."""
+        """Creates a quota, or changes it to these limits. Tasks use it by name
+        (`quotas=["openai"]`) or with a key (`quotas={"openai": customer}`); limits per key apply to
+        each key separately. `smooth` spreads the starts of a rate evenly."""
         engine = await self._client.engine()
         quota = Quota(
             name=name,
@@ -173,7 +173,7 @@ class LimitsApi:
         return await engine.quotas.get(name)
 
     async def quota_status(self, name: str) -> QuotaStatus:
-        """How full a quota is, altogether and by key."""
+        """How full a quota is, in total and by key."""
         return await (await self._client.engine()).quotas.status(name)
 
     async def budget(  # noqa: PLR0913 - the options are the interface
@@ -194,10 +194,10 @@ class LimitsApi:
         on_soft: str = "warn",
         **dimensions: int,
     ) -> Budget:
-        """A budget as it should be: made, or given this definition; what was spent stays. Hard
-        limits are given by dimension: `await fabric.budget("team", tokens=100_000, every="1d")`.
-        Runs spend of it when they name it (`budgets=["team"]`), or, with a scope of `namespace`,
-        `flow` or `run` and its id, without being told."""
+        """Creates a budget, or changes its definition; what was spent stays spent. Hard limits are
+        given by dimension: `await fabric.budget("team", tokens=100_000, every="1d")`. Runs spend
+        from it if they name it (`budgets=["team"]`); with a scope (`namespace`, `flow` or `run` and
+        its id), all runs in that scope do."""
         engine = await self._client.engine()
         budget = Budget(
             name=name,
@@ -221,8 +221,9 @@ class LimitsApi:
     async def spend(
         self, name: str, amounts: Amounts | None = None, /, *, key: str | None = None, **more: int
     ) -> Spent | SoftBreach:
-        """Counts what the application itself consumed: `await fabric.spend("team", tokens=5)`. The
-        same key counts once. Raises BudgetExceeded, with nothing counted, when it does not fit."""
+        """Counts what the application itself has consumed: `await fabric.spend("team", tokens=5)`.
+        The same `key` counts once. Raises BudgetExceeded, and counts nothing, if it does not
+        fit."""
         engine = await self._client.engine()
         wanted = amounts_of(amounts, more)
         answer = await engine.budgets.spend(name, wanted, key=key)
@@ -232,7 +233,7 @@ class LimitsApi:
         return Spent() if isinstance(outcome, Overrun) else outcome
 
     async def reset_budget(self, name: str) -> Millis | None:
-        """Begins a new period now; returns when the next one begins by itself."""
+        """Begins a new period now; returns when the next one begins."""
         return (await (await self._client.engine()).budgets.reset(name)).next_reset_at
 
 
@@ -293,14 +294,14 @@ def _own_uses(name: str, limits: Limits, arguments: Arguments) -> list[Use]:
 
 
 def _together(limits: Limits) -> bool:
-    """Whether one quota says it all: a second one would have to be asked every time."""
+    """Whether one quota can hold both limits, which saves looking at a second one."""
     if limits.rate is None or limits.concurrency is None:
         return True
     return limits.rate_key == limits.concurrency_key
 
 
 def _names_of(function: Callable[..., object]) -> list[str] | None:
-    """The arguments a function wants to know; None for all there are."""
+    """The names of the arguments that a function takes; None if it takes all of them."""
     try:
         parameters = signature(function).parameters.values()
     except ValueError:

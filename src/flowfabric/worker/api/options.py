@@ -1,5 +1,4 @@
-"""What a task asks for by default, and what one submission of it asks for: checked where it is
-written."""
+"""The options of a task and of one submission, checked where they are written."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -42,11 +41,11 @@ def _positive_span(value: object, what: str) -> None:
 
 
 class TaskOptions(Struct, frozen=True, kw_only=True):
-    """What a task asks for by default. Spans are "10m", seconds or timedeltas.
+    """The options of a task. Spans are "10m", seconds or timedeltas.
 
-    `limits` hold for all workers together; `worker_concurrency` bounds how many of this task one
-    worker runs at once. `timeout` bounds one attempt, `deadline` the whole run from its submission.
-    `schedule` is a cron expression, `every` an interval: the task is run again and again.
+    `limits` apply to all workers together, `worker_concurrency` to one worker. `timeout` limits one
+    attempt, `deadline` the whole run, counted from its submission. `schedule` is a cron expression,
+    `every` an interval.
     """
 
     name: str | None = None
@@ -91,7 +90,7 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
 
 
 class CallOptions(Struct, frozen=True, kw_only=True):
-    """What one submission asks for; None leaves the task's default."""
+    """The options of one submission; None means the default of the task."""
 
     key: str | None = None
     delay: Span | None = None
@@ -128,11 +127,11 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "at": lambda given: _checked(from_datetime, given, "at"),
     "deadline": lambda given: _checked(deadline_at, given, NO_TIME),
 }
-"""What is checked of the options of a call, where it is given; the value that is kept."""
+"""How an option of a call is checked; the returned value is kept."""
 
 
 def _checked(check: Callable[[Any, Any], object], given: T, more: object) -> T:
-    """`given` as it came, if `check` accepts it."""
+    """`given` unchanged, if `check` accepts it."""
     check(given, more)
     return given
 

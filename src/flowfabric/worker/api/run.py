@@ -1,4 +1,4 @@
-"""A run: what a caller holds of an execution it submitted."""
+"""A run, as its submitter sees it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,9 +22,9 @@ R = TypeVar("R")
 
 
 class Run(Generic[R]):
-    """One submitted execution. `result()` has the type the task returns.
+    """A submitted run of a task. `result()` has the type that the task returns.
 
-    `duplicate` is True when the submission's key was known and this is the earlier run.
+    `duplicate` is True if a run with the same key existed; this is that run then.
     """
 
     def __init__(
@@ -39,14 +39,15 @@ class Run(Generic[R]):
         return f"Run({self.id!s})"
 
     async def result(self, timeout: Seconds | None = None) -> R:
-        """What the task returned, once it has. Raises RunFailed, RunCancelled, RunExpired or
-        RunSkipped when it ended otherwise, TimeoutError after `timeout` seconds."""
+        """Waits for the end of the run and returns the result of the task. Raises RunFailed,
+        RunCancelled, RunExpired or RunSkipped if it ended otherwise, and TimeoutError after
+        `timeout` seconds."""
         engine = await self._client.engine()
         ending = await engine.views.wait(self.id, timeout)
         return self._value(ending)
 
     async def state(self) -> PublicState:
-        """Where the run stands now; NotFound once it was deleted."""
+        """The state of the run now. Raises NotFound once the run was deleted."""
         engine = await self._client.engine()
         state = await engine.views.state(self.id)
         if state is None:
@@ -62,28 +63,28 @@ class Run(Generic[R]):
         return description
 
     async def explain(self) -> Explanation:
-        """Why the run does not run now. `main` is what has to change first; each reason has a text
-        for people, a code and details for programs."""
+        """Why the run is not running now. `main` is the reason that must change first. Each reason
+        has a text for people, and a code and details for programs."""
         engine = await self._client.engine()
         return await engine.explain(self.id)
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> Cancelled:
-        """Ends the run; its handler, if one runs, is stopped. Cancelling twice is one cancel."""
+        """Ends the run and stops its handler. Cancelling again changes nothing."""
         engine = await self._client.engine()
         return await engine.executions.cancel(self.id, reason=reason)
 
     async def replay(self) -> Replayed:
-        """Runs it again once it has ended. Recorded steps are kept unless it had succeeded."""
+        """Runs an ended run again. Recorded steps are kept, unless it had succeeded."""
         engine = await self._client.engine()
         return await engine.executions.replay(self.id)
 
     async def attempts(self) -> list[Attempt]:
-        """Every attempt so far, by index, the one in hand included."""
+        """Every attempt so far, the current one included."""
         engine = await self._client.engine()
         return await engine.views.attempts(self.id)
 
     async def events(self) -> list[StoredEvent]:
-        """What happened to the run so far, in order."""
+        """The events of the run so far, in order."""
         engine = await self._client.engine()
         found: list[StoredEvent] = []
         cursor = 0
@@ -95,7 +96,7 @@ class Run(Generic[R]):
             cursor = page.cursor
 
     async def follow(self) -> AsyncIterator[StoredEvent]:
-        """What happens to the run, as it happens, until it has ended and was not replayed."""
+        """The events of the run as they happen, until the run has ended."""
         engine = await self._client.engine()
         async for event in engine.events.subscribe(after=0, execution=self.id):
             yield event
@@ -127,7 +128,7 @@ class Run(Generic[R]):
 
 
 async def gather_results(runs: "list[Run[R]]", timeout: Seconds | None = None) -> list[R]:
-    """The results of many runs, in order; one query answers however many wait."""
+    """The results of many runs, in order. One query serves all of them."""
     return await asyncio.gather(*(run.result(timeout) for run in runs))
 
 

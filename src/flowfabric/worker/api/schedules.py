@@ -1,4 +1,4 @@
-"""SchedulesApi as an application declares them: with its tasks, or while it runs."""
+"""Schedules, which an application declares with its tasks or puts at any time."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -22,7 +22,7 @@ Span = str | float | timedelta
 
 
 class SchedulesApi:
-    """`fabric.schedules`"""
+    """`fabric.schedules`: tasks that run periodically."""
 
     def __init__(self, client: Client, tasks: Mapping[str, Task[Any, Any]]) -> None:
         self._client = client
@@ -44,8 +44,8 @@ class SchedulesApi:
         priority: int | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> Schedule:
-        """Has a task run again and again, by a cron expression or by an interval (at least a
-        second). Putting it again changes it; putting the same thing again changes nothing."""
+        """Runs a task periodically, by a cron expression or by an interval (at least a second).
+        Putting a schedule again changes it; putting the same one again changes nothing."""
         if not isinstance(task, Task):
             raise Invalid(f"a task is needed, not {type(task).__name__}")
         own = task.options
@@ -66,33 +66,34 @@ class SchedulesApi:
         return await (await self._client.engine()).schedules.put(schedule)
 
     async def declare(self) -> None:
-        """Puts the schedules of all tasks that have one; a worker does it when it is made."""
+        """Puts the schedules that tasks declare; every new worker does this."""
         for task in list(self._tasks.values()):
             if (schedule := schedule_of(task)) is not None:
                 await (await self._client.engine()).schedules.put(schedule)
 
     async def get(self, name: str) -> Schedule:
-        """Raises NotFound when there is none of that name."""
+        """The schedule with this name. Raises NotFound if there is none."""
         return await (await self._client.engine()).schedules.get(name)
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
-        """SchedulesApi by name; the last name of a page begins the next."""
+        """Schedules by name. Give the last name of a page as `after` to read the next."""
         return await (await self._client.engine()).schedules.list(after=after, limit=limit)
 
     async def pause(self, name: str) -> Schedule:
-        """No runs until it is resumed; times that pass meanwhile are not made up for."""
+        """Creates no runs until the schedule is resumed. Times that pass meanwhile are skipped."""
         return await (await self._client.engine()).schedules.pause(name)
 
     async def resume(self, name: str) -> Schedule:
+        """Creates runs again, from the next scheduled time on."""
         return await (await self._client.engine()).schedules.resume(name)
 
     async def remove(self, name: str) -> None:
-        """Runs that it has submitted stay. One that a task declares comes back with the next
-        worker; pause it instead."""
+        """Removes a schedule; its runs stay. The next worker puts a schedule that a task declares
+        again: pause it instead."""
         await (await self._client.engine()).schedules.remove(name)
 
     async def trigger(self, name: str) -> Run[Any]:
-        """A run now, beside its times, also of a paused one."""
+        """Submits a run now, in addition to the scheduled ones; also if the schedule is paused."""
         engine = await self._client.engine()
         kind = (await engine.schedules.get(name)).kind
         submitted = await engine.schedules.trigger(name)
@@ -101,7 +102,7 @@ class SchedulesApi:
 
 
 def schedule_of(task: Task[Any, Any]) -> Schedule | None:
-    """The schedule a task declares for itself, under its own name; Invalid if it cannot be."""
+    """The schedule that a task declares, with the name of the task; Invalid if it is impossible."""
     own = task.options
     if own.schedule is None and own.every is None:
         return None
@@ -109,7 +110,7 @@ def schedule_of(task: Task[Any, Any]) -> Schedule | None:
         payload = task.signature.encode((), {})
     except InvalidCall as error:
         raise Invalid(
-            f"{error}: a schedule of its own gives a task no arguments; use fabric.schedules.put"
+            f"{error}: a scheduled task gets no arguments; use fabric.schedules.put to give some"
         ) from None
     return check_schedule(_schedule(task.name, task, own, payload))
 
@@ -132,8 +133,8 @@ def _schedule(name: str, task: Task[Any, Any], options: TaskOptions, payload: by
 
 
 def _members(priority: int, tags: Mapping[str, str], policy: Policy) -> dict[str, Any]:
-    """What a run is submitted with beside its arguments, as plain as it comes back from a store:
-    what is declared again must be equal."""
+    """What a run is submitted with besides its arguments, in the plain form that a store returns,
+    so that a schedule that is declared again compares equal."""
     rules = msgspec.json.decode(write_policy(policy))
     given = {"priority": priority, "tags": dict(tags), "policy": rules, "encoding": "json"}
     return {name: value for name, value in given.items() if value}

@@ -1,4 +1,4 @@
-"""Spending inside a handler: counted once, however often the handler runs."""
+"""Spending inside a handler. It is counted once, however often the handler runs."""
 
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -27,9 +27,10 @@ from flowfabric.worker.run.until_available import until_available
 
 
 class Reserve:
-    """An estimate that is set aside while something expensive is done: `async with
-    ctx.reserve(tokens=2000) as r: ...; r.settle(tokens=1740)`. What was settled is counted when the
-    block ends; without it everything is given back. `outcome` tells afterwards what was counted."""
+    """An estimate that is set aside for a block:
+    `async with ctx.reserve(tokens=2000) as r: ...; r.settle(tokens=1740)`. When the block ends, the
+    settled amount is counted and the rest is given back; without `settle`, all of it is given back.
+    `outcome` is what was counted."""
 
     def __init__(
         self, spending: "SpendApi", place: StepPlace, amounts: Amounts, budget: str | None
@@ -44,7 +45,7 @@ class Reserve:
         self._id: UUID | None = None
 
     def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
-        """What was really consumed. The last word counts."""
+        """Says what was really consumed. The last call counts."""
         self._actual = amounts_of(amounts, more)
 
     async def __aenter__(self) -> "Reserve":
@@ -68,7 +69,7 @@ class Reserve:
 
     async def _set_aside(self) -> Reserved | HardBreach:
         scope, claim = self._scope, self._scope.claim
-        # Of this lease only: when it goes, what it has set aside goes with it.
+        # It belongs to this lease: when the lease ends, what it has set aside is given back.
         self._id = uuid5(claim.uuid, f"reserve:{scope.key_at(self._place)}:{claim.epoch}")
         return await until_available(
             lambda: scope.engine.budgets.reserve(
@@ -81,7 +82,7 @@ class Reserve:
         if self.outcome is not None or self._id is None:
             return
         if kind is not None and issubclass(kind, Unwind):
-            return  # the lease goes, and takes along what it has set aside
+            return  # the lease ends, which gives back what it has set aside
         if self._actual is None:
             await self._give_back()
             return
@@ -102,14 +103,14 @@ class Reserve:
         return answer.outcome if isinstance(answer, AlreadyApplied) else answer
 
     async def _give_back(self) -> None:
-        # Trouble costs nothing: it goes with the lease.
+        # An error costs nothing: it is given back when the lease ends.
         with suppress(FlowFabricError):
             budgets = self._scope.engine.budgets
             await budgets.cancel_reservation(self._scope.claim, self._id or UUID(int=0))
 
 
 class SpendApi:
-    """The part of a context that spends of budgets."""
+    """The part of a context that spends from budgets."""
 
     def __init__(self, scope: CallScope, waits: WaitsApi) -> None:
         self._scope = scope
@@ -123,10 +124,10 @@ class SpendApi:
         budget: str | None = None,
         **dimensions: int,
     ) -> Coroutine[Any, Any, Spent | SoftBreach]:
-        """Counts what the run consumed: `await ctx.spend(tokens=1200)`, for all its budgets, or for
-        the one named. Recorded: the handler may run again, it is counted once. Raises
-        BudgetExceeded, with nothing counted, when it does not fit. A budget may ask a human before
-        it goes on; the run needs no worker meanwhile."""
+        """Counts what the run has consumed, in all its budgets or in the named one:
+        `await ctx.spend(tokens=1200)`. It is recorded, so it is counted once even if the handler
+        runs again. Raises BudgetExceeded, and counts nothing, if it does not fit. A budget may ask
+        a person first; the run holds no worker meanwhile."""
         wanted = amounts_of(amounts, dimensions)
         return self._spend(self._scope.journal.place("spend"), wanted, budget)
 
@@ -138,10 +139,9 @@ class SpendApi:
         budget: str | None = None,
         **dimensions: int,
     ) -> Reserve:
-        """Sets an estimate aside before something expensive is done, so that nobody else spends
-        it; see Reserve. BudgetExceeded when it does not fit; a budget may ask a human before that,
-        as it does for `spend`. A crash neither keeps it nor counts
-        it twice."""
+        """Sets an estimate aside for an expensive block, so that no other run spends it; see
+        Reserve. Raises BudgetExceeded if it does not fit. A budget may ask a person first, as for
+        `spend`. A crash neither keeps the estimate nor counts it twice."""
         wanted = amounts_of(amounts, dimensions)
         return Reserve(self, self._scope.journal.place("reserve"), wanted, budget)
 
@@ -161,8 +161,8 @@ class SpendApi:
         return outcome
 
     async def _charge(self, place: StepPlace, amounts: Amounts, budget: str | None) -> Charged:
-        """One try. A breach that a human is asked about is recorded as well, so that the handler
-        comes to the same question when it runs again."""
+        """Charges once. A breach that a person is asked about is recorded as well, so that the
+        handler asks the same question when it runs again."""
         scope = self._scope
         budgets, key = _named(budget), scope.key_at(place)
 
@@ -182,7 +182,7 @@ class SpendApi:
     async def ask(
         self, place: StepPlace, breach: HardBreach | SoftBreach, amounts: Amounts
     ) -> None:
-        """Waits for a human's yes; anything else is a no."""
+        """Waits for the approval of a person; every other end is a refusal."""
         about = {
             "budget": breach.budget,
             "dimension": breach.dimension,

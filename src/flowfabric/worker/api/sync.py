@@ -1,4 +1,4 @@
-"""What a plain function is given instead of a `Context`: the same words, blocking.
+"""The context of a task that is a plain function: the methods of `Context`, blocking.
 
 A plain function runs in a thread; the work it asks for is done in the event loop of its worker.
 """

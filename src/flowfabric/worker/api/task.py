@@ -1,4 +1,4 @@
-"""Tasks: ordinary functions the engine can run, and how they are submitted."""
+"""Tasks: ordinary functions that the engine can run, and how runs of them are submitted."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -61,7 +61,7 @@ _CONTEXT_MODULES = ("flowfabric.worker.api.context", "flowfabric.worker.api.sync
 
 
 class Task(Generic[P, R]):
-    """A registered function. Calling it runs it here and now; `submit` has it run durably."""
+    """A registered function. Calling it calls the function; `submit` makes a durable run of it."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions, client: Client) -> None:
         self.function = check_function(function)
@@ -96,20 +96,20 @@ class Task(Generic[P, R]):
         return f"Task({self.name!r})"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Runs the function itself, with nothing recorded; for tests and plain reuse."""
+        """Calls the function itself. Nothing is recorded."""
         return self.function(*args, **kwargs)
 
     async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """Submits a run with these arguments; the run exists when this returns."""
+        """Submits a run with these arguments. It is durable when this returns."""
         return await self._submit(_NO_OPTIONS, args, kwargs)
 
     async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
-        """Submits one run per item, many at once. An item is the only argument, a tuple of
-        positional ones, or a dict of named ones, among which may be a `key` and other options."""
+        """Submits one run per item, in batches. An item is the only argument, a tuple of positional
+        ones, or a dict of named ones, which may contain a `key` and other options."""
         return await Call(self, _NO_OPTIONS).submit_many(calls)
 
     def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """`submit` for a script without an event loop."""
+        """As `submit`, for code without an event loop."""
         return self._submit_sync(_NO_OPTIONS, args, kwargs)
 
     def with_options(  # noqa: PLR0913 - the options are the interface
@@ -128,12 +128,13 @@ class Task(Generic[P, R]):
         id: str | None = None,
         connection: Any = None,
     ) -> "Call[P, R]":
-        """The task with options for the next submission: `charge.with_options(key="order-7")
-        .submit(7)`. Submitting a known key again gives the earlier run.
+        """The task with options for one submission:
+        `charge.with_options(key="order-7").submit(7)`. Submitting a known `key` again returns the
+        earlier run.
 
-        With a connection of the application (asyncpg, psycopg, SQLAlchemy, sqlite3) to the
-        store's database the run is submitted in its open transaction and exists if and only if
-        that commits."""
+        With a `connection` of the application (asyncpg, psycopg, SQLAlchemy, sqlite3) to the
+        database of the store, the run is submitted in its open transaction: it exists if and only
+        if that commits."""
         options = CallOptions(
             key=key,
             delay=delay,
@@ -151,7 +152,7 @@ class Task(Generic[P, R]):
         return Call(self, options)
 
     async def declare(self, engine: Engine) -> None:
-        """Has the store know the limits of this task."""
+        """Defines the quotas of this task in the store."""
         if self._declared_on is not engine:
             await declare(engine, self.quotas)
             self._declared_on = engine
@@ -164,8 +165,7 @@ class Task(Generic[P, R]):
         now: Millis,
         payload: bytes | None = None,
     ) -> Submission:
-        """What is submitted for a call: the rules are the engine's, this only fills them in. A
-        payload that is given replaces that of the arguments."""
+        """The submission of a call. A `payload` replaces that of the arguments."""
         own = self.options
         return Submission(
             kind=self.name,
@@ -189,7 +189,7 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any],
         payload: bytes | None = None,
     ) -> Policy:
-        """The task's policy with the limits of this call."""
+        """The policy of the task, with the limits of this call."""
         limits = self.options.limits
         if limits == _NO_LIMITS and options.quotas is None and options.budgets is None:
             return self.policy
@@ -208,7 +208,7 @@ class Task(Generic[P, R]):
         options, kwargs = self._split(options, kwargs)
         if options.connection is not None:
             submission = self.submission(options, args, kwargs, self._client.transactions.now())
-            (run,) = await self._arrive(options.connection, [submission])
+            (run,) = await self._submit_on(options.connection, [submission])
             return run
         engine = await self._client.engine()
         await self.declare(engine)
@@ -225,7 +225,7 @@ class Task(Generic[P, R]):
             return run
         return run_sync(work, options.connection)  # in this thread, to which it may be bound
 
-    async def _arrive(self, connection: Any, submissions: list[Submission]) -> list[Run[R]]:
+    async def _submit_on(self, connection: Any, submissions: list[Submission]) -> list[Run[R]]:
         found = await self._client.transactions.submit(connection, submissions)
         return [self.run_of(id, duplicate=duplicate) for id, duplicate in found]
 
@@ -233,8 +233,8 @@ class Task(Generic[P, R]):
         check_iterable(calls, "calls")
         if options.connection is not None:
             now = self._client.transactions.now()
-            arriving = [self._one_of_many(options, call, now) for call in calls]
-            return await self._arrive(options.connection, arriving)
+            submissions = [self._one_of_many(options, call, now) for call in calls]
+            return await self._submit_on(options.connection, submissions)
         engine = await self._client.engine()
         await self.declare(engine)
         now = engine.now()
@@ -249,14 +249,14 @@ class Task(Generic[P, R]):
         args, kwargs = arguments_of(call)
         own, kwargs = self._split(options, kwargs)
         if own.connection is not options.connection:
-            raise Invalid("one connection submits all of them: give it to with_options")
+            raise Invalid("all runs need the same connection: give it to with_options")
         return self.submission(own, args, kwargs, now)
 
     def _split(
         self, options: CallOptions, kwargs: Mapping[str, Any]
     ) -> tuple[CallOptions, Mapping[str, Any]]:
-        """Options may also be given beside the arguments, where the function has no such
-        parameter of its own and takes no arbitrary ones."""
+        """Separates options from arguments. An option may be given as an argument if the function
+        has no parameter of that name and no `**kwargs`."""
         given = (kwargs.keys() & _CALL_OPTIONS) - self.signature.parameters
         if not given or self.signature.takes_any_keyword:
             return options, kwargs
@@ -265,18 +265,18 @@ class Task(Generic[P, R]):
 
 
 class Call(Generic[P, R]):
-    """A task together with the options of its next submission."""
+    """A task with the options of its next submission."""
 
     def __init__(self, task: Task[P, R], options: CallOptions) -> None:
         self.task = task
         self.options = options
 
     def or_key(self, key: str) -> "Call[P, R]":
-        """The same with this key, unless it has one."""
+        """The same call with this key, unless it has one."""
         return self if self.options.key else Call(self.task, replace(self.options, key=key))
 
     def also_spending(self, budgets: Iterable[str]) -> "Call[P, R]":
-        """The same, spending of these budgets as well."""
+        """The same call, spending from these budgets as well."""
         names = budgets_of(tuple(budgets), self.options.budgets)
         return Call(self.task, replace(self.options, budgets=names)) if names else self
 
@@ -285,18 +285,18 @@ class Call(Generic[P, R]):
         return await self.task._submit(self.options, args, kwargs)
 
     async def submit_many(self, calls: Iterable[Any]) -> list[Run[R]]:
-        """As `Task.submit_many`, with these options for every run (but no key: it names one)."""
+        """As `Task.submit_many`, with these options for every run. A key would name only one."""
         if self.options.key is not None or self.options.id is not None:
             raise Invalid("one key or id cannot name many runs")
         return await self.task._submit_many(self.options, calls)
 
     def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
-        """`submit` for a script without an event loop."""
+        """As `submit`, for code without an event loop."""
         return self.task._submit_sync(self.options, args, kwargs)
 
 
 def check_task(task: object) -> "Task[Any, Any] | Call[Any, Any]":
-    """`task` if it is one, or one with options."""
+    """The argument if it is a task, with or without options; Invalid otherwise."""
     if not isinstance(task, Task | Call):
         raise Invalid(f"a task is needed, not {type(task).__name__}")
     return task
@@ -315,13 +315,13 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _takes_context(function: Callable[..., Any]) -> bool:
-    """A first parameter called `ctx`, or annotated with a context, receives it."""
+    """Whether the first parameter is named `ctx` or annotated with a context."""
     parameters = list(inspect.signature(function).parameters.values())
     return bool(parameters) and (parameters[0].name == "ctx" or _context_name(function) is not None)
 
 
 def _context_name(function: Callable[..., Any]) -> str | None:
-    """The context the first parameter is annotated with, however that is written."""
+    """The class of context that the first parameter is annotated with, also as a string."""
     first = next(iter(inspect.signature(function).parameters.values()))
     annotation = first.annotation
     if isinstance(annotation, str):
@@ -336,7 +336,7 @@ def _context_name(function: Callable[..., Any]) -> str | None:
 def _mode(function: Callable[..., Any], options: TaskOptions) -> Mode:
     inner = inspect.unwrap(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise Invalid("a generator cannot be a task: it has no one result")
+        raise Invalid("a generator cannot be a task: it does not return one result")
     if is_async(function):
         if options.process:
             raise Invalid("a task that runs in a process must be a plain function")
@@ -345,7 +345,7 @@ def _mode(function: Callable[..., Any], options: TaskOptions) -> Mode:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine, also behind a decorator that says what it wraps."""
+    """Whether a call returns a coroutine, also behind a decorator that uses `functools.wraps`."""
     inner = inspect.unwrap(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
         getattr(inner, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
@@ -372,7 +372,7 @@ def _policy(options: TaskOptions) -> Policy:
 
 
 def check_function(function: object) -> Callable[..., Any]:
-    """`function` if it can be called."""
+    """The argument if it is callable; Invalid otherwise."""
     if not callable(function):
         raise Invalid(f"a function is needed, not {type(function).__name__}")
     return function

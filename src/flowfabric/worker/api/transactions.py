@@ -27,14 +27,14 @@ UNCOMMITTED = "the transaction that was to complete the run did not commit"
 _SIMPLE = (
     Flags.DEADLINE | Flags.RETENTION | Flags.SUSPECT | Flags.LIMITS | Flags.BUDGETS | Flags.FLOW
 )
-"""What a run may own that ends in a transaction: a slot goes with its row, what is set aside of a
-budget with the lease, and its flow is owed the ending."""
+"""What a run may own that ends in a transaction. Its slot ends with its row, its reservations with
+its lease, and the flow outbox carries its ending to its flow."""
 
 
 class TransactionalClient:
-    """Submits on a connection of the application. Needs no engine: what is written there becomes
-    a run when it is committed. `identity` names the database of the engine, while one is open:
-    a connection to another one is refused."""
+    """Submits on a connection of the application, without an engine: the inbox entry becomes a run
+    when the transaction commits. `identity` names the database of the engine while it is open; a
+    connection to another one is refused."""
 
     def __init__(self, clock: Clock, identity: Callable[[], str | None]) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class TransactionalClient:
         self._ids = Ids()
 
     def fresh(self) -> UUID:
-        """An id of our own."""
+        """A new id."""
         return self._ids.fresh(self.now())
 
     def now(self) -> Millis:
@@ -51,8 +51,8 @@ class TransactionalClient:
     async def submit(
         self, connection: Any, submissions: Sequence[Submission]
     ) -> list[tuple[ExecutionId, bool]]:
-        """The id of each run, and whether an earlier one holds its key. All are checked before
-        the first one is written."""
+        """The id of each run, and whether it is an earlier run with the same key. All submissions
+        are checked before the first one is written."""
         checked = [(submission, self._create(submission)) for submission in submissions]
         await foreign.check_database(connection, self._identity())
         return [await _arrive(connection, *pair) for pair in checked]
@@ -82,7 +82,7 @@ async def _arrive(
 
 
 class Completion:
-    """Ends a run inside the application's transaction, under the fence of its claim."""
+    """Ends a run in a transaction of the application, under the fence of its claim."""
 
     def __init__(self, engine: Engine, claim: Claim, on_written: Callable[[], None]) -> None:
         self._engine = engine
@@ -95,7 +95,7 @@ class Completion:
         result: object,
         current: Callable[[], Awaitable[Snapshot]] | None = None,
     ) -> None:
-        """Raises a LeaseLost that says why, when the fence does not stand."""
+        """Writes the ending. Raises LeaseLost, with the reason, if the fence no longer holds."""
         body = check_bytes(encode(result), "result", MAX_RESULT)
         await foreign.check_database(connection, self._engine.identity)
         if not await foreign.complete(connection, self._ending(self._claim.snapshot, body)):
@@ -105,8 +105,7 @@ class Completion:
         self._on_written()
 
     async def current(self) -> Snapshot:
-        """The run as others see it, if this claim still owns it: a renewal may have moved its
-        version."""
+        """The stored run, if this claim still owns it: a renewal may have raised its version."""
         uuid = self._claim.uuid
         snapshot = present((await self._engine.store.load([uuid])).get(uuid), self._claim.id)
         if isinstance(enter(snapshot, self._engine.now(), self._claim.owner), Change):
@@ -130,7 +129,7 @@ class Completion:
 
 
 def completed_by(claim: Claim, snapshot: Snapshot | None) -> bool:
-    """Whether the run ended in success under this very claim."""
+    """Whether the run ended in success under this claim."""
     match snapshot:
         case Snapshot(state=Ended(outcome=Outcome.SUCCESS, lease=Lease(id=lease)), head=head):
             return (lease, head.epoch) == (claim.lease.id, claim.epoch)

@@ -1,4 +1,4 @@
-"""Results of upstreams as arguments: a path tells where in the payload each one goes."""
+"""Results of upstreams as arguments: a path says where in the payload each one goes."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Runs one claimed execution to whatever end its handler gives it."""
+"""Runs one claimed execution: calls its handler and reports how it ended."""
 
 import asyncio
 import inspect
@@ -48,7 +48,7 @@ def _nothing() -> None: ...
 
 
 class ActiveRun:
-    """One execution in hand: its claim, and why it was stopped, if it was."""
+    """One execution that a worker runs: its claim, and why it was stopped, if it was."""
 
     def __init__(
         self, claim: Claim, handler: Task[Any, Any] | None, lease: WorkerLease | None = None
@@ -67,7 +67,7 @@ class ActiveRun:
         self.payload = claim.payload
         self.raised: BaseException | None = None
         self.completed = False
-        """Whether the handler ended the run in a transaction; only the store knows whether that
+        """Whether the handler ended the run in a transaction. Only the store knows whether that
         was committed."""
         self.on_completed: Callable[[], None] = _nothing
         self.on_step: Callable[[], None] = _nothing
@@ -82,7 +82,7 @@ class ActiveRun:
 
     @property
     def lingers(self) -> bool:
-        """Whether a plain function goes on although nobody waits for it any more."""
+        """Whether a plain function still runs in its thread after its run was left."""
         return self.thread is not None and not self.thread.done()
 
     def complete(self) -> None:
@@ -101,8 +101,8 @@ class ActiveRun:
 
 
 class Executor:
-    """Calls handlers where they belong (event loop, thread, process) and reports how they
-    ended. The only place where user code is called."""
+    """Calls handlers in the event loop, a thread or a process, and reports how they ended. The
+    only place where user code is called."""
 
     def __init__(
         self,
@@ -123,17 +123,23 @@ class Executor:
         self._cancelled = cancelled
 
     async def run(self, active: ActiveRun) -> None:
-        """Whatever happens ends up in the store or, for a lost lease, nowhere."""
+        """Every outcome is reported to the store, except that of a lost lease."""
         try:
             while await self._run_once(active):
                 active.again, active.scope = True, None
         except LeaseLost as error:
-            log.info("%s was no longer ours when it ended: %s", active.claim.id, error)
+            log.info(
+                "%s ended after its lease was lost; nothing is reported: %s", active.claim.id, error
+            )
         except FlowFabricError as error:
-            log.warning("%s could not be reported: %s", active.claim.id, error)
+            log.warning(
+                "how %s ended could not be reported; its lease expires and it is taken over: %s",
+                active.claim.id,
+                error,
+            )
 
     async def _run_once(self, active: ActiveRun) -> bool:
-        """Whether the handler is to run again: what it waited for was there already."""
+        """Whether the handler runs again at once, because what it waits for is there."""
         report = await self._handle(active)
         if active.completed:
             report = settling(active.claim, report, active.raised)
@@ -144,7 +150,7 @@ class Executor:
             active.reporting = False
 
     async def _handle(self, active: ActiveRun) -> Report:
-        """How the handler ended, as the report to make about it."""
+        """Calls the handler; returns the report about how it ended."""
         if active.stopped:
             return self._stopped(active)
         active.handling = True
@@ -160,12 +166,12 @@ class Executor:
                 active.scope.close()
 
     async def _outcome(self, active: ActiveRun) -> Report:
-        """Calls the handler; what it returns becomes a report."""
+        """Calls the handler; its return value becomes a report."""
         handler, claim = active.handler, active.claim
         if handler is None:
             return self._unknown(claim)
         active.payload = await self._payload(active)
-        if not await self._is_ours(active):
+        if not await self._may_begin(active):
             return nothing
         try:
             args, kwargs = handler.signature.decode(active.payload)
@@ -196,19 +202,24 @@ class Executor:
             reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
             return failing(active.claim, reason)
 
-    async def _is_ours(self, active: ActiveRun) -> bool:
-        """Whether a handler may begin: the claim may have been answered after its lease was over,
-        and another worker may have done all the work since. One that is half over is renewed."""
+    async def _may_begin(self, active: ActiveRun) -> bool:
+        """Whether the handler may begin. The reply to the claim may have come after the lease had
+        expired, and another worker may have done the work since. A lease that is half over is
+        renewed."""
         pointless, half = partial(self._pointless, active), active.claim.ttl // 2
         try:
             await active.lease.confirm(self._engine, pointless, ahead=half)
         except LeaseLost as error:
-            log.info("%s is not begun, its claim was answered too late: %s", active.claim.id, error)
+            log.info(
+                "%s is not started: the reply to its claim came too late: %s",
+                active.claim.id,
+                error,
+            )
             return False
         return True
 
     async def _payload(self, active: ActiveRun) -> bytes:
-        """The arguments, with what the members it depends on have returned."""
+        """The arguments, with the results of the upstreams filled in."""
         snapshot = active.claim.snapshot
         if snapshot.life.join is None or not snapshot.life.join.inputs:
             return active.claim.payload
@@ -232,7 +243,7 @@ class Executor:
                 raise
         if not timer.expired():
             return result
-        # However the handler took it: the sweep would have said the same.
+        # Also if the handler swallowed the cancellation: the sweep would report the same.
         if active.scope is not None:
             active.scope.stop(TIMED_OUT)
         raise _TimedOut
@@ -273,7 +284,7 @@ class Executor:
         return await asyncio.wrap_future(active.thread)
 
     def _unknown(self, claim: Claim) -> Report:
-        log.warning("no task named %r here; %s is left for another worker", claim.kind, claim.id)
+        log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.id)
         return leaving(claim)
 
     def _stopped(self, active: ActiveRun) -> Report:
@@ -287,7 +298,7 @@ class Executor:
         return failing(active.claim, "the handler cancelled itself", Category.TRANSIENT)
 
     def _raised(self, active: ActiveRun, error: BaseException) -> Report:
-        """The handler ended with an error, which a parked or stopped one may owe to just that."""
+        """The handler raised. One that is parked or was stopped may have raised because of that."""
         claim, active.raised = active.claim, error
         if active.stopped or active.parked or self._cancelled():
             return self._stopped(active)
@@ -300,7 +311,7 @@ class Executor:
         return failing_by(claim, error)
 
     async def _deliver(self, active: ActiveRun, report: Report) -> object:
-        """Reports until the store has answered; the heartbeat keeps the lease meanwhile."""
+        """Repeats the report until the store answers; the heartbeat keeps the lease meanwhile."""
         pointless = partial(self._pointless, active)
         try:
             return await until_available(partial(report, self._engine), pointless)

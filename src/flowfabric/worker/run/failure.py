@@ -1,4 +1,4 @@
-"""What an error that a handler raised means for its run. Plain data: it crosses processes."""
+"""What an exception of a handler means for its run, as data that can cross processes."""
 
 import traceback
 
@@ -14,7 +14,7 @@ MAX_MESSAGE = 4_096
 
 
 class Raised(Struct, frozen=True):
-    """`after` is when to try again, if the handler had a wish."""
+    """An exception of a handler. `after` is the delay of the retry, if the handler chose one."""
 
     message: str
     category: Category = Category.TRANSIENT
@@ -43,7 +43,7 @@ class InProcess(Exception):
 
 
 def storable(text: str) -> str:
-    """Error texts come from anywhere; what no store can hold is replaced."""
+    """The text with replacements for what a store cannot hold."""
     return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
 
 
@@ -51,6 +51,6 @@ def _message(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # an error that cannot even say what it is
+    except Exception:  # its own __str__ fails
         return name
     return f"{name}: {text}" if text else name

@@ -34,7 +34,7 @@ T = TypeVar("T")
 BLOCKED_AFTER = 2.0
 STOP_SECONDS = 1.0
 LOOK_EVERY = 1.0
-"""Seconds after which a lease is looked at, so that a cancelled run is stopped soon."""
+"""Seconds between two looks at a lease, so that the handler of a cancelled run stops soon."""
 
 
 class _Lent(Struct):
@@ -42,7 +42,7 @@ class _Lent(Struct):
 
     store: Store
     loop: asyncio.AbstractEventLoop
-    patience: float
+    timeout: float
 
     @property
     def clock(self) -> Clock:
@@ -56,7 +56,7 @@ class _Lent(Struct):
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
         asked = asyncio.run_coroutine_threadsafe(work, self.loop)
-        return await asyncio.wait_for(asyncio.wrap_future(asked), self.patience)
+        return await asyncio.wait_for(asyncio.wrap_future(asked), self.timeout)
 
 
 class Heartbeat:
@@ -106,8 +106,8 @@ class Heartbeat:
             self._held[lease.key] = lease
 
     def rest(self, key: Key) -> None:
-        """Neither renews nor looks any more. The application's transaction has ended the run and
-        keeps its row locked; a renewal of all leases would wait for it."""
+        """Stops renewing this lease and looking at it. A transaction of the application has ended
+        the run and keeps its row locked; a renewal would wait for it."""
         with self._lock:
             if (held := self._held.get(key)) is not None:
                 held.resting = True
@@ -137,7 +137,7 @@ class Heartbeat:
                 await self._store.close()
 
     async def _keep(self) -> None:
-        """Renews every third of a lease and looks in between, whatever happens."""
+        """Renews every third of a lease and looks in between, also after errors."""
         interval = self._ttl / 3
         next_beat = time.monotonic() + interval
         while True:
@@ -149,10 +149,10 @@ class Heartbeat:
                 else:
                     await self._look(await self._reached())
             except FlowFabricError as error:
-                log.debug("the heartbeat missed a beat: %s", error)
+                log.debug("renewing leases failed; retrying: %s", error)
                 next_beat = time.monotonic() + min(1.0, interval / 2)
             except Exception:
-                log.exception("the heartbeat stumbled and goes on")
+                log.exception("the heartbeat failed; retrying")
                 next_beat = time.monotonic() + min(1.0, interval / 2)
 
     async def _reached(self) -> Store:
@@ -160,7 +160,7 @@ class Heartbeat:
         return store
 
     async def _renew_somehow(self) -> None:
-        """Where the server refuses the heartbeat a connection, the worker has one."""
+        """Uses the store of the worker if the server refuses the heartbeat a connection."""
         try:
             await self._renew(await self._reached())
         except Unavailable:
@@ -177,7 +177,7 @@ class Heartbeat:
         try:
             extended = await store.renew([held.renewal for held in page], store.clock.now())
         except Locked:
-            # A transaction of the application holds one of them: neither renewed nor lost.
+            # A transaction of the application locks one of them: neither renewed nor lost.
             if len(page) > 1:
                 await asyncio.gather(*(self._renew_page(store, [held]) for held in page))
             return
@@ -191,7 +191,7 @@ class Heartbeat:
             await self._lose_refused(store, refused)
 
     async def _lose_refused(self, store: "Store | _Lent", refused: list[WorkerLease]) -> None:
-        """A run that has ended is no trouble; only the store knows which ones have."""
+        """Asks the store which runs have ended: their leases are not lost."""
         found: dict[UUID, Snapshot] = {}
         with suppress(FlowFabricError):
             found = await load_readable(store.load, [held.renewal.uuid for held in refused])
@@ -199,7 +199,7 @@ class Heartbeat:
             self._lose(held, _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE)
 
     async def _look(self, store: Store) -> None:
-        """Asks for leases that were not asked for in a while: a run may have been cancelled."""
+        """Loads runs whose lease was not checked for a while: one may have been cancelled."""
         limit = time.monotonic() - LOOK_EVERY * 0.9
         due = [held for held in self._all() if held.seen_at < limit and not held.resting]
         for page in _pages(due):
@@ -209,7 +209,7 @@ class Heartbeat:
                 held.seen_at = asked_at
                 run = found.get(held.renewal.uuid)
                 if isinstance(run, Corruption):
-                    continue  # whether its lease stands is told by its next renewal
+                    continue  # its next renewal decides whether the lease holds
                 if loss := _loss(run, held.renewal):
                     self._lose(held, loss)
 
@@ -227,7 +227,7 @@ class Heartbeat:
     # -- watching
 
     async def _watch(self) -> None:
-        """Beside the renewals, because those may hang as long as the store does."""
+        """Runs beside the renewals, which may hang as long as the store does."""
         pause = min(0.25, self._ttl / 12)
         while True:
             self._give_up_stale()
@@ -235,7 +235,7 @@ class Heartbeat:
             await asyncio.sleep(pause)
 
     def _give_up_stale(self) -> None:
-        """Without a renewal the worker stops by its own clock, before somebody else may start."""
+        """Gives up leases that could not be renewed, before another worker may take them over."""
         limit = time.monotonic() - self._ttl * 5 / 6
         for held in self._all():
             if held.renewed_at < limit:
@@ -250,8 +250,8 @@ class Heartbeat:
         elif not self._warned:
             self._warned = True
             log.warning(
-                "the event loop is blocked for %.1f s; leases are kept, but nothing else "
-                "moves. Use a plain function (thread) or `await`.\n%s",
+                "the event loop is blocked for %.1f s; leases are renewed, but no other run "
+                "makes progress. Use a plain function (thread) or `await`.\n%s",
                 blocked,
                 self._where(),
             )
@@ -269,7 +269,7 @@ def _pages(held: list[WorkerLease]) -> list[list[WorkerLease]]:
 
 
 def _loss(found: Snapshot | None, renewal: Renewal) -> Loss | None:
-    """None while this very lease stands: another epoch of the same run says nothing of it."""
+    """How the lease was lost; None while it holds. Another epoch of the run is another lease."""
     match found:
         case Snapshot(state=Active(lease=lease), head=head):
             stands = (lease.id, head.epoch) == (renewal.lease_id, renewal.epoch)

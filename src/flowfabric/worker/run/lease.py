@@ -1,4 +1,4 @@
-"""A lease as the worker that holds it knows it."""
+"""A lease, as the worker that holds it knows it."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from flowfabric.store.queries import Renewal
 from flowfabric.worker.run.until_available import until_available
 
 Key = tuple[UUID, int]
-"""Which lease: the execution and the epoch. A worker may hold an execution again while it still
-stops the handler whose lease of it was lost."""
+"""Identifies a lease: the execution and the epoch. A worker may hold an execution again while it
+still stops the handler of the lease it lost."""
 
 
 class Loss(StrEnum):
@@ -46,15 +46,14 @@ class WorkerLease:
         return self.renewal.uuid, self.renewal.epoch
 
     def renewed(self, expires_at: Millis, asked_at: float) -> None:
-        """The store has answered a renewal that was asked for at this moment."""
+        """Notes a renewal that was asked for at this moment."""
         self.expires_at = expires_at
         self.renewed_at = self.seen_at = asked_at
 
     async def confirm(self, engine: Engine, give_up: Callable[[], bool], *, ahead: int = 0) -> None:
-        """Asked before anything begins. A worker that was stopped, or heard late from the store,
-        must not begin what another one has taken over: when the lease should be over by the last
-        successful renewal, or will be within `ahead` milliseconds, the store is asked. Raises
-        LeaseLost."""
+        """Makes sure of the lease before work begins: a worker that was paused must not begin what
+        another one has taken over. If the lease has expired by the last successful renewal, or will
+        within `ahead` milliseconds, it is renewed. Raises LeaseLost."""
         if engine.now() < self.expires_at - ahead:
             return
         asked_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a worker tells the engine about an execution in the end, as one call to make."""
+"""Reports: how an execution ended in a worker, as one call of the engine."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,13 +18,13 @@ log = logging.getLogger("flowfabric.worker")
 Report = Callable[[Engine], Awaitable[Any]]
 
 AGAIN = object()
-"""The answer of a report that leaves the lease where it is, for the handler to run again."""
+"""The answer of a report that keeps the lease: the handler runs again."""
 
 UNKNOWN_TASK_DELAY = Millis(5_000)
 
 
 async def nothing(engine: Engine) -> None:
-    """There is nothing to report: the lease is lost."""
+    """Reports nothing: the lease is lost."""
 
 
 def completing(claim: Claim, body: bytes) -> Report:
@@ -36,8 +36,8 @@ def uncommitted(claim: Claim) -> Report:
 
 
 def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> Report:
-    """The handler ended the run in the application's transaction. That counts if it was committed,
-    whatever happened to the handler afterwards."""
+    """For a handler that ended the run in a transaction of the application. If that was committed,
+    the run is completed, even if the handler failed afterwards."""
 
     async def report(engine: Engine) -> None:
         found = (await engine.store.load([claim.uuid])).get(claim.uuid)
@@ -47,13 +47,13 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
         engine.attempts.ended_elsewhere(claim, found)
         engine.store.hints.send()  # whoever waits for the result
         if raised is not None:
-            log.warning("%s is completed; afterwards its handler raised", claim.id, exc_info=raised)
+            log.warning("%s is completed; its handler raised afterwards", claim.id, exc_info=raised)
 
     return report
 
 
 def suspending(scope: CallScope) -> Report:
-    """The run sleeps or waits, unless what it waits for is there: then AGAIN."""
+    """Suspends the run, unless what it waits for is there: then AGAIN."""
 
     async def report(engine: Engine) -> object:
         return AGAIN if await scope.release() else None
@@ -62,17 +62,17 @@ def suspending(scope: CallScope) -> Report:
 
 
 def handing_back(claim: Claim) -> Report:
-    """The same attempt goes on elsewhere, no retry is spent."""
+    """Another worker continues the same attempt; no retry is used."""
     return lambda engine: engine.attempts.hand_back(claim)
 
 
 def leaving(claim: Claim) -> Report:
-    """The same after a while, so that a worker that knows the task has time to take it."""
+    """As `handing_back`, after a delay in which a worker that knows the task can take it."""
     return lambda engine: engine.attempts.delay(claim, Millis(engine.now() + UNKNOWN_TASK_DELAY))
 
 
 def timing_out(claim: Claim) -> Report:
-    """Ends the attempt as the sweep would have done it, whichever of the two is first."""
+    """Ends the attempt as the sweep would, whichever comes first."""
     return lambda engine: engine.attempts.time_out(claim)
 
 
@@ -82,7 +82,7 @@ def failing(claim: Claim, message: str, category: Category = Category.PERMANENT)
 
 
 def failing_by(claim: Claim, error: BaseException) -> Report:
-    """What a handler raised decides whether and when it is worth another try."""
+    """The exception decides whether and when the run is retried."""
     raised = Raised.by(error)
     failure = Failure(raised.message, raised.category, raised.trace.encode() or None)
     return lambda engine: engine.attempts.fail(claim, failure, retry_after=raised.after)

@@ -26,17 +26,17 @@ from flowfabric.worker.run.executor import ActiveRun, Executor
 log = logging.getLogger("flowfabric.worker")
 
 ALONE_WITHIN = 5.0
-"""Seconds older runs have to end before a suspect begins beside them."""
+"""Seconds that other runs have to end before a suspect begins beside them."""
 
 SHORTEST_TURN = 1.0
-"""Seconds others have at least between two suspects."""
+"""Seconds between two suspects that belong to other runs, at least."""
 
 UNKNOWN_LIFE = 60.0
-"""Seconds a suspect has to survive when nobody knows how long the lost attempt lived."""
+"""Seconds that a suspect has to survive if the length of the lost attempt is unknown."""
 
 
 class Trial:
-    """One suspect in hand."""
+    """One suspect that runs."""
 
     def __init__(self, active: ActiveRun, taken_at: float) -> None:
         self.active = active
@@ -76,7 +76,7 @@ class ProbationWard:
         return not self.closed and time.monotonic() >= self._others_until
 
     def admit(self, active: ActiveRun) -> Trial:
-        """From now on the worker begins nothing else."""
+        """Makes this run the suspect: the worker begins nothing else until it is cleared."""
         trial = self._trial = Trial(active, time.monotonic())
         active.on_step = partial(self._survived, trial, "it recorded a step")
         return trial
@@ -107,7 +107,9 @@ class ProbationWard:
                 while jobs := self._others(active):
                     await asyncio.wait(jobs)
         except TimeoutError:
-            log.info("%s may have ended its worker and begins beside others", active.claim.id)
+            log.info(
+                "%s may have ended its last worker; it begins beside other runs", active.claim.id
+            )
         except asyncio.CancelledError:
             if not active.stopped:
                 raise
@@ -119,7 +121,7 @@ class ProbationWard:
         return [other.job for other in others if other.job is not None]
 
     async def _watch(self, active: ActiveRun) -> None:
-        """Without this note the run is on its own all the same, and another loss counts."""
+        """Records whether it runs alone. If that fails, it still runs, and another loss counts."""
         with suppress(FlowFabricError):
             alone = not self._others(active)
             active.claim = await self._engine.claims.watch(active.claim, alone=alone)

@@ -1,5 +1,5 @@
-"""Handlers that need a core of their own: each runs in a spawned process, one at a time, so that
-a crash takes nobody else along."""
+"""Handlers in processes: each spawned process runs one handler at a time, so that a crash ends no
+other run."""
 
 import asyncio
 import importlib
@@ -28,7 +28,7 @@ class ProcessDied(Exception):
 
 
 class Answer(Struct, frozen=True):
-    """What a process sends back: a result as JSON, or what the handler raised."""
+    """What a process sends back: the result as JSON, or the error of the handler."""
 
     body: bytes | None = None
     raised: Raised | None = None
@@ -44,8 +44,8 @@ class Processes:
         self._room = asyncio.Semaphore(size)
 
     async def call(self, handler: Task[Any, Any], payload: bytes) -> bytes:
-        """What the handler returns, as JSON. Raises ProcessDied when there is no answer, and
-        InProcess for what the handler raised."""
+        """The result of the handler as JSON. Raises ProcessDied if there is no answer, and
+        InProcess if the handler raised."""
         async with self._room:
             answer = await self._ask(handler, payload)
         if answer.raised is not None:
@@ -76,13 +76,13 @@ class Processes:
             pool = self._idle.pop()
             try:
                 return pool, pool.submit(_run, target, payload, name)
-            except BrokenProcessPool:  # it died while nobody needed it
+            except BrokenProcessPool:  # it died while it was idle
                 _kill(pool)
         pool = _start()
         return pool, pool.submit(_run, target, payload, name)
 
     def close(self) -> None:
-        """No process of this worker is left, whatever it does."""
+        """Kills every process."""
         for pool in (*self._idle, *self._busy):
             _kill(pool)
         self._idle.clear()
@@ -95,7 +95,7 @@ def _start() -> ProcessPoolExecutor:
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:
-    """A process whose answer nobody wants any more cannot be asked to stop, only made to."""
+    """A busy process cannot be asked to stop, so it is killed."""
     for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
@@ -118,13 +118,13 @@ def _end_with_parent() -> None:
 
 
 def _run(target: tuple[str, str], payload: bytes, name: str) -> bytes:
-    """Finds the function again by its address and calls it."""
+    """Finds the function by module and name, and calls it."""
     answer = answer_of(lambda: call(*_find(target), payload, name))
     return msgspec.msgpack.encode(answer)
 
 
 def answer_of(work: Callable[[], bytes]) -> Answer:
-    """Errors go back as data: many cannot be made again from a pickle."""
+    """Errors are sent as data: many cannot be unpickled."""
     try:
         return Answer(body=work())
     except BaseException as error:

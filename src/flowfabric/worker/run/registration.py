@@ -1,4 +1,4 @@
-"""Keeps a worker in the registry: registers, says that it is there, signs off."""
+"""Keeps a worker in the registry: registers it, renews the entry, and removes it in the end."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger("flowfabric.worker")
 
 
 class PresenceKeeper:
-    """The registry is advisory: trouble with it never stops the work."""
+    """The entry of one worker. The registry is advisory: its errors never stop a worker."""
 
     def __init__(self, engine: Engine, presence: Presence, running: Callable[[], int]) -> None:
         self._engine = engine
@@ -27,7 +27,7 @@ class PresenceKeeper:
         self._task = asyncio.create_task(self._keep(), name="flowfabric-presence")
 
     async def stop(self) -> None:
-        """Signs off, so that nobody waits for a worker that left."""
+        """Removes the entry, so that the worker counts as gone at once."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -39,7 +39,7 @@ class PresenceKeeper:
                 me.instance, namespace=me.namespace, worker=me.worker
             )
         except FlowFabricError as error:
-            log.debug("could not sign off: %s", error)
+            log.debug("removing the registry entry failed; it expires: %s", error)
 
     async def _keep(self) -> None:
         here = False
@@ -50,9 +50,11 @@ class PresenceKeeper:
             except Invalid as error:
                 self._refused(str(error))
             except FlowFabricError as error:
-                log.debug("the registry does not answer: %s", error)
+                log.debug("updating the registry entry failed; retrying: %s", error)
             except Exception:
-                log.exception("the registry stumbled; this worker may not be listed")
+                log.exception(
+                    "updating the registry entry failed; retrying, this worker may be unlisted"
+                )
             await asyncio.sleep(self._presence.ttl / 3000)
 
     async def _say(self, here: bool) -> bool:
@@ -68,7 +70,7 @@ class PresenceKeeper:
         return True
 
     def _refused(self, reason: str) -> None:
-        """Said once: it will be so again and again."""
+        """Logs a refusal once, not at every heartbeat."""
         if reason != self._refusal:
-            log.warning("the registry refuses this worker, which works on unlisted: %s", reason)
+            log.warning("the registry refuses this worker; it works without an entry: %s", reason)
         self._refusal = reason

@@ -1,7 +1,7 @@
 """Threads for plain functions.
 
-They are daemons: a function that nobody can stop must not keep a worker that was told to stop
-from ending, as the threads of the standard pool would.
+They are daemons: a function that cannot be stopped must not keep a stopping worker from ending, as
+the threads of the standard pool would.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Threads:
-    """Up to `size` threads, made when needed and kept for the next call."""
+    """Up to `size` threads, started when needed and kept for the next call."""
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
@@ -27,7 +27,7 @@ class Threads:
         self._lock = threading.Lock()
 
     def start(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Has the function called with the caller's context variables."""
+        """Calls the function in a thread, with the context variables of the caller."""
         future: Future[Any] = Future()
         here = contextvars.copy_context()
         self._queue.put((future, lambda: here.run(function)))
@@ -35,11 +35,11 @@ class Threads:
         return future
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """What the function returns. A cancelled caller leaves a running function behind."""
+        """The result of the function. A cancelled caller does not stop it."""
         return await asyncio.wrap_future(self.start(function))
 
     def close(self) -> None:
-        """Idle threads end now, the others after what they do."""
+        """Ends idle threads now, and the others after their current call."""
         with self._lock:
             for _ in range(self._started):
                 self._queue.put(None)
@@ -71,7 +71,7 @@ def _run(future: "Future[Any]", function: Callable[[], Any]) -> None:
         wrapped = RuntimeError(f"the function raised {error!r}")
         wrapped.__cause__ = error
         future.set_exception(wrapped)
-    except BaseException as error:  # Unwind included: it goes on in whoever waits
+    except BaseException as error:  # Unwind too: it is raised where the result is awaited
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -1,4 +1,4 @@
-"""Branches of a handler that run at the same time: all of them, or the first failure."""
+"""Concurrent branches of a handler: all of their results, or the first failure."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ from flowfabric.worker.errors import Unwind
 
 
 async def together(tasks: Sequence[asyncio.Task[Any]], parked: Callable[[], bool]) -> None:
-    """Returns when all have succeeded. The first error is raised at once, after the others were
-    cancelled. A handler that is taken off its slot unwinds as a whole: every branch comes to its
-    own end then, and what it waits for stays."""
+    """Returns when all have succeeded. Otherwise cancels the others and raises the first error. A
+    parked handler unwinds as a whole: every branch ends by itself then, and what it waits for is
+    kept."""
     try:
         left = set(tasks)
         while left:
@@ -25,7 +25,7 @@ async def together(tasks: Sequence[asyncio.Task[Any]], parked: Callable[[], bool
 
 
 def _errors(tasks: Sequence[asyncio.Task[Any]]) -> list[BaseException]:
-    """What branches raised, those that were stopped last."""
+    """The errors of the branches, cancelled ones last."""
     raised = [task.exception() for task in tasks if _failed(task)]
     stopped = [asyncio.CancelledError() for task in tasks if task.cancelled()]
     return [*(error for error in raised if error is not None), *stopped]

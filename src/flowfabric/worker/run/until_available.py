@@ -1,4 +1,4 @@
-"""Waiting for a store that is away: what was done is not thrown away because of a short outage."""
+"""Repeating a call while the store is unavailable, so that a short outage loses no work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,14 +13,14 @@ LONGEST_PAUSE = 2.0
 
 
 async def until_available(call: Callable[[], Awaitable[T]], give_up: Callable[[], bool]) -> T:
-    """The answer of `call`, repeated until the store has given one; its error once `give_up` says
-    that nobody waits for the answer any more."""
+    """The answer of `call`, which is repeated while the store is unavailable. Raises its error once
+    `give_up` says that the answer is no longer needed."""
     pause = FIRST_PAUSE
     while True:
         try:
             return await call()
         except NoSigningKey:
-            raise  # somebody must act, waiting does not help
+            raise  # waiting does not help: an operator must act
         except (Unavailable, Overloaded, RetryExhausted):
             if give_up():
                 raise
