@@ -72,10 +72,10 @@ MAX_BATCH = 500
 
 
 class RecordStore(Protocol):
-    """Documents that are read and written by key and version (`store.rows.record` has the kinds).
+    """Documents that are read and written by key and version; `store.rows.record` has the kinds.
 
-    Who writes a record names the version it was decided on, 0 for one that is not there. The next
-    version is one more, and the first one is the kind's to say (`RecordKind.numbered`).
+    A write names the version it was decided on, 0 for a record that is not there. It gives the
+    record the next version, or the first one of its kind (`RecordKind.numbered`).
     """
 
     async def get(self, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, V]:
@@ -88,15 +88,16 @@ class RecordStore(Protocol):
         limit: int | None = None,
         where: Mapping[str, object] = NO_FILTER,
     ) -> list[V]:
-        """Records by key after a cursor (None: from the first), with these values in these
-        columns. Only kinds whose keys are text have pages."""
+        """Records by key after a cursor (None: from the first), at most `limit` (None: all), only
+        those with the values of `where` in its columns. Only kinds whose keys are text have pages.
+        A page is shorter than its limit when records on it cannot be read."""
 
     async def put(self, kind: RecordKind[K, V], value: V, expected: int) -> bool:
         """Writes a record if the stored version is the expected one."""
 
     async def drop(self, kind: RecordKind[K, V], key: K, expected: int | None = None) -> bool:
-        """Deletes a record, and what it owns, if the stored version is the expected one (None:
-        any); False when there is none."""
+        """Deletes a record and what it owns if the stored version is the expected one (None: any);
+        False when there is none."""
 
     async def due(self, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
         """Records whose moment has come, earliest first."""
