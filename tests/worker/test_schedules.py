@@ -89,7 +89,7 @@ async def test_a_run_has_the_policy_of_its_task(bench: Bench) -> None:
         ({"schedule": "every day"}, "not a cron expression"),
         ({"schedule": "* * * * *", "every": "5m"}, "either"),
         ({"schedule": "* * * * *", "timezone": "Mars/Olympus"}, "not a time zone"),
-        ({"every": "often"}, "not a span"),
+        ({"every": "often"}, "not a duration"),
         ({"every": "10ms"}, "at least"),
         ({"every": "5m", "catch_up": "some"}, "latest, all, none, not 'some'"),
     ],
