@@ -1,5 +1,6 @@
 """The command line without its extra."""
 
+import os
 import subprocess
 import sys
 
@@ -23,3 +24,15 @@ def test_the_module_is_the_script() -> None:
     command = [sys.executable, "-m", "flowfabric.cli", "version"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("flowfabric ")
+
+
+def test_completing_a_command_reads_no_ids() -> None:
+    """stdin is a terminal then, on which nobody types."""
+    words = {"COMP_WORDS": "flowfabric run cancel - --rea", "COMP_CWORD": "4"}
+    env = {**os.environ, **words, "_FLOWFABRIC_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-c", "from flowfabric.cli import main; main()"]
+    terminal, _ = os.pipe()
+    shell = subprocess.run(
+        command, stdin=terminal, capture_output=True, env=env, timeout=20, check=True
+    )
+    assert shell.stdout.split() == [b"--reason"]

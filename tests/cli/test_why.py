@@ -1,7 +1,10 @@
 """`flowfabric why`"""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+
+import pytest
 
 from flowfabric import Fabric
 from flowfabric.core.base.time import Millis
@@ -46,6 +49,18 @@ def test_a_run_tells_what_keeps_it_as_a_tree(cli: Cli) -> None:
     assert (found["id"], found["state"]) == (id, "waiting")
     assert (reason["code"], reason["detail"]["by"]) == ("lane_paused", "ada")
     assert reason["since"].endswith("Z")
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = cli.submit("greet", "--arg", "name=x")
+    cli("lanes", "pause", "default", "--by", "ada", "--reason", "the database is being moved")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = re.sub(r"\x1b\[[0-9;]*m|[│├└─]", "", cli("why", id).stdout)
+    assert max(len(line) for line in shown.splitlines()) <= 60
+    words = " ".join(shown.split())
+    assert "paused by ada: the database is being moved (since 20" in words
+    assert " ago)" in words
 
 
 def test_moments_are_told_as_local_time_and_as_what_is_left(cli: Cli) -> None:

@@ -171,7 +171,6 @@ def _document(budget: Budget) -> Document:
 
 BUDGET = Table[Budget](
     row=_row,
-    fields=_fields,
     json=_document,
     empty="no budgets: make one with fabric.budget or flowfabric budgets set",
 )

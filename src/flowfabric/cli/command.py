@@ -38,6 +38,10 @@ def _remember_json(ctx: Context, value: bool) -> bool:
     return value
 
 
+def _read_ids(ctx: Context, ids: list[str]) -> list[str]:
+    return ids if ctx.resilient_parsing else read_ids(ids)  # a shell that completes reads nothing
+
+
 Debug = Annotated[
     bool, Option("--debug", callback=_remember_debug, help="Show the traceback of an error.")
 ]
@@ -65,7 +69,8 @@ App = Annotated[str, Argument(metavar="APP", help="Your Fabric, as app.module:fa
 
 RunId = Annotated[str, Argument(metavar="ID", help="The run, as {fp:86}:01a1e105-…")]
 RunIds = Annotated[
-    list[str], Argument(metavar="ID...", callback=read_ids, help="One or more runs; - reads stdin.")
+    list[str],
+    Argument(metavar="ID...", callback=_read_ids, help="One or more runs; - reads stdin."),
 ]
 Timeout = Annotated[str | None, Option(help="With --wait: give up after 30s, 5m, …")]
 Limit = Annotated[int, Option(min=1, help="At most this many.")]

@@ -52,7 +52,7 @@ def _fields(grant: Grant) -> Cells:
     ]
 
 
-GRANT = Table[Grant](row=_fields, fields=_fields)
+GRANT = Table[Grant](fields=_fields)
 
 
 @command(app)
@@ -141,10 +141,9 @@ async def issue_next(  # noqa: PLR0913 - the options are the interface
 
 
 def _print_grant(screen: Screen, granted: Granted) -> None:
-    screen.answer(document(granted), granted.key)
-    if not screen.as_json:
-        until = local(granted.expires_at)
-        screen.note(f"{granted.id} is reserved for {granted.worker} until {until}")
+    until = local(granted.expires_at)
+    note = f"{granted.id} is reserved for {granted.worker} until {until}"
+    screen.answer(document(granted), granted.key, note)
 
 
 @command(app)
@@ -239,7 +238,6 @@ def _print_lease(engine: Engine, screen: Screen, claim: Claim) -> None:
         "handle": handle,
         "lease": document(claim.lease),
     }
-    screen.answer(lease, handle)
-    if not screen.as_json:
-        until = local(claim.expires_at)
-        screen.note(f"{claim.id}: attempt {claim.attempt + 1} is leased until {until}")
+    until = local(claim.expires_at)
+    note = f"{claim.id}: attempt {claim.attempt + 1} is leased until {until}"
+    screen.answer(lease, handle, note)

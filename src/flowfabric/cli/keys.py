@@ -1,13 +1,13 @@
 """`flowfabric keys …`"""
 
 import secrets
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
+from msgspec import Struct
 from typer import Option, Typer
 
 from flowfabric.cli.command import command
 from flowfabric.cli.format import local
-from flowfabric.cli.json import plain
 from flowfabric.cli.output import Screen
 from flowfabric.cli.parse import read_source
 from flowfabric.cli.table import Table
@@ -27,7 +27,7 @@ SecretFile = Annotated[
 ]
 
 
-class KnownKey(NamedTuple):
+class KnownKey(Struct, frozen=True):
     kid: str
     state: str
     until: Millis | None = None
@@ -39,7 +39,6 @@ KEY = Table[KnownKey](
         ("state", key.state),
         ("verifies until", local(key.until)),
     ],
-    json=lambda key: {name: plain(name, value) for name, value in key._asdict().items()},
     empty="no keys: one is made when the first run waits, or by flowfabric keys seed",
 )
 

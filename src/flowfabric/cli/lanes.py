@@ -160,12 +160,11 @@ async def _set_state(
     }
     act, done, already = verbs[state]
     for name in names:
-        known, before = await _known(engine, name), await engine.lanes.get(name)
+        note, before = await _note(engine, name), await engine.lanes.get(name)
         lane = await act(name, by=_by(by), reason=reason)
         same = before.state is state and before.at == lane.at
         words = f"{name} {already}{_who(lane)}" if same else f"{done} {name}"
-        screen.answer(_document(lane), words)
-        _note_unknown(screen, name, known)
+        screen.answer(_document(lane), words, note)
 
 
 @command(app, "set")
@@ -185,16 +184,15 @@ async def set_lane(
     """Set how many runs of a lane may run at once, and its share of the starts."""
     if weight is None and concurrency is None:
         raise Invalid("neither --weight nor --concurrency is given")
-    known = await _known(engine, lane)
+    note = await _note(engine, lane)
     new = await engine.lanes.set(lane, weight=weight, concurrency=concurrency)
     cap = "any number" if new.concurrency is None else str(new.concurrency)
-    screen.answer(_document(new), f"{lane}: weight {new.weight}, {cap} at once")
-    _note_unknown(screen, lane, known)
+    screen.answer(_document(new), f"{lane}: weight {new.weight}, {cap} at once", note)
 
 
-def _note_unknown(screen: Screen, name: str, known: bool) -> None:
-    if not known and not screen.as_json:
-        screen.note(f"nothing has been submitted to lane {name!r} so far")
+async def _note(engine: Engine, name: str) -> str:
+    known = await _known(engine, name)
+    return "" if known else f"nothing has been submitted to lane {name!r} so far"
 
 
 async def _known(engine: Engine, name: str) -> bool:

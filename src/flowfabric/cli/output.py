@@ -70,12 +70,14 @@ class Screen:
                 grid.add_row(name, printable(value, keep_lines=True))
         self.out.print(grid)
 
-    def answer(self, document: object, words: str) -> None:
-        """A document for programs, or a line for people."""
+    def answer(self, document: object, words: str, note: str = "") -> None:
+        """A document for programs, or a line for people, who may also get a note."""
         if self.as_json:
             self.document(document)
-        else:
-            self.line(words)
+            return
+        self.line(words)
+        if note:
+            self.note(note)
 
     def error(self, word: str, text: str, **members: Any) -> None:
         """One line on stderr."""

@@ -1,8 +1,9 @@
 """`flowfabric quotas …`"""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
+from msgspec import Struct
 from msgspec.structs import replace
 from typer import Argument, Option, Typer
 
@@ -34,14 +35,14 @@ Name = Annotated[str, Argument(metavar="NAME", help="The quota.")]
 Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more quotas.")]
 
 
-class KeyUse(NamedTuple):
+class KeyUse(Struct, frozen=True):
     """How much of a quota the runs of one key use."""
 
     key: str
-    running: int
-    admitted: int
-    waiting: int
-    opens_at: Millis | None
+    running: int = 0
+    admitted: int = 0
+    waiting: int = 0
+    opens_at: Millis | None = None
 
 
 def _row(status: QuotaStatus) -> Cells:
@@ -90,31 +91,25 @@ def _document(status: QuotaStatus) -> Document:
         "running": status.running,
         "admitted": status.admitted,
         "waiting": status.waiting,
-        "keys": [plain_members(use) for use in _by_key(status)],
+        "keys": [document(use) for use in _by_key(status)],
         "capped": _capped(status),
         "opens_at": plain("opens_at", status.opens_at),
     }
-
-
-def plain_members(use: KeyUse) -> Document:
-    return {name: plain(name, value) for name, value in use._asdict().items()}
 
 
 def _by_key(status: QuotaStatus) -> list[KeyUse]:
     """Runs that use other quotas as well are counted in lines of their own; a key has one sum."""
     found: dict[str, KeyUse] = {}
     for line in status.keys:
-        for use in line.uses:
-            if use.quota == status.quota.name:
-                old = found.get(use.key) or KeyUse(
-                    use.key, 0, 0, 0, status.key_opens_at.get(use.key)
-                )
-                found[use.key] = old._replace(
-                    running=old.running + line.running,
-                    admitted=old.admitted + line.held,
-                    waiting=old.waiting + line.waiting,
-                )
-    return sorted(found.values())
+        for key in [use.key for use in line.uses if use.quota == status.quota.name]:
+            old = found.get(key) or KeyUse(key, opens_at=status.key_opens_at.get(key))
+            found[key] = replace(
+                old,
+                running=old.running + line.running,
+                admitted=old.admitted + line.held,
+                waiting=old.waiting + line.waiting,
+            )
+    return [found[key] for key in sorted(found)]
 
 
 def _capped(status: QuotaStatus) -> bool:

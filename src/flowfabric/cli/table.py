@@ -18,7 +18,7 @@ class Table(Struct, Generic[T], frozen=True, kw_only=True):
     """One noun. `row` gives the headings and texts of its line in a list, `fields` those of a
     page of its own; `json` gives the document for programs."""
 
-    row: Callable[[T], Cells]
+    row: Callable[[T], Cells] = lambda item: []
     fields: Callable[[T], Cells] = lambda item: []
     json: Callable[[T], Document] = document  # type: ignore[assignment]
     empty: str = ""

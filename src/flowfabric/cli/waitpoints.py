@@ -85,11 +85,8 @@ async def token(
         single_use=single_use,
     )
     answer = {"id": address(item), "name": item.key, "token": made.reveal()}
-    screen.answer(answer, made.reveal())
-    if not screen.as_json:
-        screen.note(
-            f"this token is a secret: its bearer may answer {item.key!r} at {address(item)}"
-        )
+    note = f"this token is a secret: its bearer may answer {item.key!r} at {address(item)}"
+    screen.answer(answer, made.reveal(), note)
 
 
 @command(app)

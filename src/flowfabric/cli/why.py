@@ -51,7 +51,7 @@ async def why(
         if screen.as_json:
             screen.document(document(found))
         else:
-            screen.out.print(_tree(found), soft_wrap=True)
+            screen.out.print(_tree(found))
     else:
         _show_lane(await engine.explain.lane(lane or "", namespace), screen)
 
