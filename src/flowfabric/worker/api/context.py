@@ -179,7 +179,7 @@ class Context:
         if scope.halt.reason == LOST:
             raise LeaseLost("the lease was lost")
         scope.check_running()
-        return Completion(scope.engine, scope.claim, scope.on_completed)
+        return Completion(scope.engine, scope.claim, scope.complete)
 
     async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
         with self._scope.journal.strand(branch):

@@ -84,7 +84,8 @@ class Reserve:
         if kind is not None and issubclass(kind, Unwind):
             return  # the lease ends, which gives back what it has set aside
         if self._actual is None:
-            await self._give_back()
+            if not self._scope.completed:  # or it is given back with the end of the run
+                await self._give_back()
             return
         self.outcome = await perform(self._scope.journal, self._place, self._settle, Counted)
 

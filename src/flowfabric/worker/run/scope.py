@@ -46,12 +46,18 @@ class CallScope:
         self.threads = threads
         self.loop = asyncio.get_running_loop()
         self.halt = Halt()
-        self.on_completed = on_completed
+        self.completed = False
+        self._on_completed = on_completed
         self.received = {} if received is None else received
         self._on_step = on_step
         self._again = again
         self._caller: object = None
         self._made: Journal | None = None
+
+    def complete(self) -> None:
+        """The handler has ended its run in a transaction of the application."""
+        self.completed = True
+        self._on_completed()
 
     @property
     def journal(self) -> Journal:
