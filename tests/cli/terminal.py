@@ -4,9 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from flowfabric import Fabric
@@ -19,6 +22,10 @@ NOBODY = "{fp:86}:01a1e105-5216-7000-b234-22890e43ab8b"
 
 Work = Callable[[], int]
 Worker = Callable[[], AbstractContextManager[None]]
+
+
+_built = cache(get_command)
+"""To build all commands takes longer than to run one of them."""
 
 
 @contextmanager
@@ -46,7 +53,7 @@ class Cli:
 
     def typed(self, *words: str, code: int = 0, input: str | None = None) -> Result:
         """For the one command that may print a traceback: that of a task."""
-        with _logging_kept():
+        with _logging_kept(), patch("typer.testing._get_command", _built):
             result = CliRunner().invoke(app, list(words), input=input)
         assert result.exit_code == code, (result.output, result.exception)
         return result
