@@ -17,7 +17,7 @@ DIALECTS = ("postgres", "sqlite")
 
 ONLY: dict[str, set[str]] = {
     "postgres": {
-        "books",
+        "ledger",
         "candidates",
         "changed_lease",
         "committed",
@@ -40,7 +40,7 @@ ONLY: dict[str, set[str]] = {
         "names_lock",
         "new_schema",
         "new_version",
-        "noted_leases",
+        "progress_writes",
         "open_writers",
         "parked_rows",
         "posted",
@@ -55,7 +55,7 @@ ONLY: dict[str, set[str]] = {
         "session",
         "set_aside",
         "shrunk_tables",
-        "standing",
+        "quota_view",
         "state_versions",
         "submitted_executions",
         "tagged_execution",

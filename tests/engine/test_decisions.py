@@ -69,7 +69,7 @@ class Rows:
             self.rivals.pop()()
         return {uuid for change in changes if (uuid := self._write(change)) is not None}
 
-    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+    async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         """Nobody waits at the door."""
         return []
 

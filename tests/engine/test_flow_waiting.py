@@ -94,7 +94,7 @@ async def test_a_sweep_ends_although_flows_never_stop_owing(
         passes.append(some)
         return len(some)
 
-    monkeypatch.setattr(engine.store, "owing", owing)
+    monkeypatch.setattr(engine.store, "owed_flows", owing)
     monkeypatch.setattr(engine._dispatcher, "_resolve_all", resolve)
     assert await engine._dispatcher.sweep() == 2
     assert passes == [flows] * (1 + MAX_PASSES)

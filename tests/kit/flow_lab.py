@@ -47,7 +47,7 @@ class Drawn:
 
     async def settled(self) -> None:
         """Everything that is owed was done."""
-        assert await settle(self.lab.engine), await self.lab.engine.store.chores([self.id], 9)
+        assert await settle(self.lab.engine), await self.lab.engine.store.outbox([self.id], 9)
 
     async def flow(self) -> Flow:
         flow = await self.lab.engine.flow_views.get(self.id)
@@ -147,7 +147,7 @@ async def settle(engine: Engine) -> bool:
     for _ in range(20):
         await engine._dispatcher.drain()
         await engine.sweep.once()
-        if not await engine.store.owing(1):
+        if not await engine.store.owed_flows(1):
             return True
         await asyncio.sleep(0)
     return False

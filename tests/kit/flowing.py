@@ -102,7 +102,7 @@ def die_after_commits(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def owed(flow: Drawn) -> int:
-    return len(await flow.lab.engine.store.chores([flow.id], 500))
+    return len(await flow.lab.engine.store.outbox([flow.id], 500))
 
 
 async def unknown(flow: Drawn) -> ExecutionId:

@@ -26,7 +26,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.status import outcome_word, vector
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import EventQuery, Progress, Query
+from flowfabric.store.queries import Claimable, EventQuery, Progress, Query
 from tests.machine.answers import words_of
 from tests.machine.benches import Bench
 from tests.machine.book import Book, claim_order
@@ -181,7 +181,7 @@ class Checks:
                 if life.wish.lane == lane and life.stage is Stage.WAITING and life.held_until <= now
             ]
             wanted = [life.uuid for life in sorted(waiting, key=claim_order)]
-            found = await self.store.candidates(lane, None, now, MANY)
+            found = await self.store.snapshots(Claimable(lane, None, now, MANY))
             assert [snapshot.execution.uuid for snapshot in found] == wanted, "the order of claims"
 
     def _living(self) -> list[Life]:

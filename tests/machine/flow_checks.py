@@ -22,7 +22,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.flow.join import EdgeState, Join
 from flowfabric.core.flow.model import Flow
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import EdgeQuery, EventQuery
+from flowfabric.store.queries import EdgeQuery, EventQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 from tests.machine.flow_model import REOPENED, REPLAYED, Book, Member, Wire
 
@@ -53,8 +53,8 @@ class Checks:
 
     async def quiet(self) -> None:
         """Everything, when nothing is owed."""
-        assert await self.store.chores([self.flow], MANY) == [], "something is still owed"
-        assert self.flow not in await self.store.owing(MANY), "the flow is still in debt"
+        assert await self.store.outbox([self.flow], MANY) == [], "something is still owed"
+        assert self.flow not in await self.store.owed_flows(MANY), "the flow is still in debt"
         await self.hear()
         flow = (await self.store.records.get(FLOWS, [self.flow]))[self.flow]
         found = await self._members()
@@ -67,10 +67,10 @@ class Checks:
         await self._children(found)
 
     async def _members(self) -> dict[UUID, Snapshot]:
-        page = await self.store.members(self.flow, limit=MANY)
+        page = await self.store.snapshots(MembersOf(self.flow, limit=MANY))
         found = {snapshot.execution.uuid: snapshot for snapshot in page}
         assert found.keys() == self.book.members.keys(), "the members"
-        living = await self.store.members(self.flow, limit=MANY, living=True)
+        living = await self.store.snapshots(MembersOf(self.flow, limit=MANY, living=True))
         alive = {uuid for uuid, member in self.book.members.items() if member.ended is None}
         assert {snapshot.execution.uuid for snapshot in living} == alive, "the living"
         return found
@@ -184,7 +184,7 @@ class Checks:
         """A flow that a member started lives unless the member ended without success."""
         flows = await self.store.records.get(FLOWS, list(self.book.children))
         for id, child in self.book.children.items():
-            parts = await self.store.members(id, limit=MANY)
+            parts = await self.store.snapshots(MembersOf(id, limit=MANY))
             living = [one for one in parts if not isinstance(one.state, Ended)]
             word, orphan = child.left_by, child.left_by not in (None, "success")
             assert flows[id].state == ("cancelled" if orphan else "running"), f"{word}: {flows[id]}"

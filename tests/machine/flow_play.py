@@ -45,7 +45,7 @@ from tests.machine.rivals import Call, Wrapper
 
 FLOW = UUID(int=0xF10)
 WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "count_flows"})
-READS = frozenset({"load", "chores", "edges", "unsettled", "members", "load_needs", "owing"})
+READS = frozenset({"load", "outbox", "edges", "unsettled", "snapshots", "load_needs", "owed_flows"})
 RECORD_WRITES = frozenset({"put", "drop", "expire"})
 WORKER = WorkerIdentity("w", "w-1")
 ALL = AllOf()
@@ -396,7 +396,7 @@ class FlowPlay:
         await asyncio.gather(self.engine._dispatcher.drain(), self.other._dispatcher.drain())
         for _ in range(MOST_SWEEPS):
             await self.sweep(both=True)
-            if not await self.plain.owing(1):
+            if not await self.plain.owed_flows(1):
                 break
         await self.checks.quiet()
 

@@ -57,7 +57,7 @@ class Checks:
 
     async def _budgets(self, found: "object") -> None:
         uuids = tuple(self.play.seen)
-        books = await self.play.plain.books(LedgerNeeds(budgets=BUDGETS, executions=uuids))
+        books = await self.play.plain.ledger(LedgerNeeds(budgets=BUDGETS, executions=uuids))
         assert books.budgets.keys() == self.play.book.accounts.keys(), "the budgets"
         for budget in books.budgets.values():
             self._within(budget)
@@ -95,7 +95,7 @@ class Checks:
                 await self._has_no_room(found, state, now)
         elif state.gate is Gate.BUDGET:
             name = found.life.budget or ""
-            books = await self.play.plain.books(LedgerNeeds(budgets=(name,)))
+            books = await self.play.plain.ledger(LedgerNeeds(budgets=(name,)))
             upper = chain(books.budgets, [name]) if name in books.budgets else []
             assert any(map(exhausted, upper)), f"{found} waits for a budget that admits"
         elif state.gate in DELAYS:
@@ -112,16 +112,16 @@ class Checks:
         starts = state.next.start is not Start.CONTINUE
         for use in uses:
             ask = QuotaViewRequest(use.quota, (queue_of(uses),), MANY, MANY, now)
-            standing = await self.play.plain.standing(ask)
+            standing = await self.play.plain.quota_view(ask)
             room = Room(standing, now)
             need = room.need(uses)
             fits = room.has_slot(need) and (not starts or room.may_start(need))
             assert not fits, f"there is room for {found} in {use.quota}"
 
     async def _reservations_are_alive(self) -> None:
-        assert await self.play.plain.stale_reservations(MANY) == []
+        assert not (await self.play.plain.ledger(LedgerNeeds(stale=MANY))).reservations
         uuids = tuple(self.play.seen)
-        books = await self.play.plain.books(LedgerNeeds(executions=uuids))
+        books = await self.play.plain.ledger(LedgerNeeds(executions=uuids))
         for reservation in books.reservations.values():
             owner = self.play.seen[reservation.execution]
             alive = isinstance(owner.state, Active) and owner.head.epoch == reservation.epoch

@@ -35,8 +35,10 @@ from tests.machine.rivals import Call, LostReplies, Rivals, Wrapper
 
 NAMES = UUID(int=0x11)
 MANY = 500
-LIMIT_WRITES = frozenset({"release", "post", "put_queues", "note", "renew", "take_starts_back"})
-LIMIT_READS = frozenset({"standing", "books", "crowds", "executions_in"})
+LIMIT_WRITES = frozenset(
+    {"release", "post", "put_queues", "write_progress", "renew", "take_starts_back"}
+)
+LIMIT_READS = frozenset({"quota_view", "ledger", "crowds", "executions_in"})
 MOST_TRIES = 50
 
 Deed = Callable[[Engine], Coroutine[Any, Any, object]]

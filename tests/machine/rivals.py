@@ -78,9 +78,9 @@ class Rivals(Wrapper):
         await self._interfere(_decided_on(changes))
         return await self.inner.end(changes, now)
 
-    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+    async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         await self._interfere([note.uuid for note in notes])
-        return await self.inner.note(notes, now)
+        return await self.inner.write_progress(notes, now)
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         await self._interfere(_decided_on(changes))
@@ -132,8 +132,8 @@ class LostReplies(Wrapper):
     async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
         return self._lose(await self.inner.end(changes, now))
 
-    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
-        return self._lose(await self.inner.note(notes, now))
+    async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+        return self._lose(await self.inner.write_progress(notes, now))
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         return self._lose(await self.inner.apply(changes))

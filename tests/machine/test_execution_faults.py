@@ -57,8 +57,8 @@ class RenewsForAnybody(Fault):
 class NotesForAnybody(Fault):
     """Says that a side write was fine although its lease is gone."""
 
-    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
-        await self.inner.note(notes, now)
+    async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+        await self.inner.write_progress(notes, now)
         return {note.uuid for note in notes}
 
 

@@ -42,7 +42,7 @@ class ForgetsTheLastPage(Fault):
 class HidesDebts(Fault):
     """Does not find what a crash has left behind."""
 
-    async def owing(self, limit: int) -> list[UUID]:
+    async def owed_flows(self, limit: int) -> list[UUID]:
         return []
 
 

@@ -40,8 +40,8 @@ class ReleasesUnderAnyVersion(Fault):
 class ForgetsTheLost(Fault):
     """Does not count slots of executions whose owner was lost."""
 
-    async def standing(self, ask: QuotaViewRequest) -> QuotaView:
-        standing = await self.inner.standing(ask)
+    async def quota_view(self, ask: QuotaViewRequest) -> QuotaView:
+        standing = await self.inner.quota_view(ask)
         lost = Counter(
             queue_of(one.execution.uses)
             for one in await everything(self.inner)

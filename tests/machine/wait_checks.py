@@ -10,6 +10,7 @@ from flowfabric.core.execution.model import Snapshot, Suspended
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.wait.model import NO_WAITS, ReceivedSignal
 from flowfabric.store.contract import Store
+from flowfabric.store.queries import SuspendedIn
 from tests.machine.model import Life
 from tests.machine.waits import ACTIVE, PENDING, Said, is_true
 
@@ -70,7 +71,7 @@ class WaitChecks:
 
     async def suspended(self, lives: Iterable[Life]) -> None:
         """The list of those that wait is the list of those with an open suspension."""
-        found = await self.store.suspended(None, None, MANY)
+        found = await self.store.snapshots(SuspendedIn(None, None, MANY))
         wanted = {life.uuid for life in lives if life.sleep is not None}
         assert {snapshot.execution.uuid for snapshot in found} == wanted, "the suspended ones"
         assert len(found) == len(wanted), "one is suspended twice"

@@ -108,7 +108,7 @@ class Bench:
         return memory.edges
 
     async def chores(self, flow: Flow) -> list[OutboxEntry]:
-        return await self.store.chores([flow.id], 1000)
+        return await self.store.outbox([flow.id], 1000)
 
 
 def after(change: Change[Any]) -> Snapshot:

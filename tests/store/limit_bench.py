@@ -110,7 +110,7 @@ class Bench:
         lines: int = 99,
         depth: int = 99,
     ) -> QuotaView:
-        return await self.store.standing(QuotaViewRequest(quota, queues, lines, depth, self.now))
+        return await self.store.quota_view(QuotaViewRequest(quota, queues, lines, depth, self.now))
 
     async def slots(self, **uses: str) -> int:
         """How many slots a queue holds."""

@@ -47,7 +47,7 @@ async def put(store: Store, *budgets: Budget) -> None:
 async def all_of(store: Store) -> BudgetLedger:
     """Everything the tests below write."""
     keys = (("team", "k"), ("team", "l"), ("org", "k"))
-    return await store.books(LedgerNeeds(("team", "org", "new"), keys, (X, Y), (X, Y)))
+    return await store.ledger(LedgerNeeds(("team", "org", "new"), keys, (X, Y), (X, Y)))
 
 
 async def test_a_budget_is_kept_whole_with_all_it_is_part_of(bench: Bench) -> None:
@@ -79,18 +79,18 @@ async def test_a_budget_is_kept_whole_with_all_it_is_part_of(bench: Bench) -> No
     )
     team, org = Budget(name="team", parent="org"), Budget(name="org")
     await put(bench.store, full, team, org, Budget(name="other"))
-    books = await bench.store.books(LedgerNeeds(budgets=(full.name, "unheard of")))
+    books = await bench.store.ledger(LedgerNeeds(budgets=(full.name, "unheard of")))
     assert books.budgets == {
         budget.name: replace(budget, version=1) for budget in (full, team, org)
     }
     assert (books.changed, books.new_ledgers, books.empty) == ({}, {}, True)
     assert (
-        await bench.store.books(LedgerNeeds(budgets=("team", "org", "team")))
+        await bench.store.ledger(LedgerNeeds(budgets=("team", "org", "team")))
     ).budgets.keys() == {
         "team",
         "org",
     }
-    assert await bench.store.books(LedgerNeeds()) == BudgetLedger()
+    assert await bench.store.ledger(LedgerNeeds()) == BudgetLedger()
 
 
 async def test_books_hold_what_is_asked_for(bench: Bench) -> None:
@@ -108,7 +108,7 @@ async def test_books_hold_what_is_asked_for(bench: Bench) -> None:
     books.put_reservation(Y, reservation(Y, X))
     books.put_reservation(X, reservation(X, Y, epoch=4))
     assert await bench.store.post(books)
-    found = await bench.store.books(
+    found = await bench.store.ledger(
         LedgerNeeds(charges=(("team", "k"), ("org", "l")), executions=(X,))
     )
     assert found.ledgers == {("team", X): ledgers[0], ("org", X): ledgers[1]}
@@ -116,7 +116,7 @@ async def test_books_hold_what_is_asked_for(bench: Bench) -> None:
         ("team", "k"): charge("team", "k", outcome=overrun, stale=True),
     }
     assert found.reservations == {Y: reservation(Y, X)}
-    found = await bench.store.books(LedgerNeeds(reservations=(X, UUID(int=9)), executions=(X,)))
+    found = await bench.store.ledger(LedgerNeeds(reservations=(X, UUID(int=9)), executions=(X,)))
     assert found.reservations.keys() == {X, Y}
     assert found.reservations[X] == reservation(X, Y, epoch=4)
     assert await bench.store.post(BudgetLedger())
@@ -229,14 +229,14 @@ async def test_of_two_who_spend_at_once_one_is_told_to_look_again(bench: Bench) 
 
     async def spend(key: str) -> None:
         while True:
-            books = await store.books(LedgerNeeds(("team",), (("team", key),), (X,)))
+            books = await store.ledger(LedgerNeeds(("team",), (("team", key),), (X,)))
             asked = spending.Expense(("team",), {"tokens": 3}, execution=X, key=key)
             spending.spend(books, asked, bench.now)
             if await store.post(books):
                 return
 
     await asyncio.gather(*(spend(f"{number}") for number in range(10)))
-    found = await store.books(LedgerNeeds(("team",), (), (X,)))
+    found = await store.ledger(LedgerNeeds(("team",), (), (X,)))
     assert {name: budget.used for name, budget in found.budgets.items()} == {
         "team": {"tokens": 24},
         "org": {"tokens": 24},
@@ -292,7 +292,7 @@ async def test_reservations_whose_lease_is_gone_are_found(bench: Bench) -> None:
     assert await bench.store.post(books)
 
     async def stale(limit: int = 9) -> set[int]:
-        return {found.id.int for found in await bench.store.stale_reservations(limit)}
+        return {id.int for id in (await bench.store.ledger(LedgerNeeds(stale=limit))).reservations}
 
     assert await stale() == {2, 9}
     await bench.write(lose(other, bench.now, lease_of(other), revoked=True))
@@ -312,7 +312,7 @@ async def test_charges_are_forgotten_when_their_time_has_passed(bench: Bench) ->
     assert await bench.store.trim_limits(Millis(bench.now + 3), Millis(bench.now + 3), 3) == 3
     assert await bench.store.trim_limits(Millis(bench.now + 3), Millis(bench.now + 3), 9) == 1
     keys = tuple(("team", f"{number}") for number in range(5))
-    assert (await bench.store.books(LedgerNeeds(charges=keys))).charges.keys() == {("team", "4")}
+    assert (await bench.store.ledger(LedgerNeeds(charges=keys))).charges.keys() == {("team", "4")}
 
 
 async def test_what_an_execution_spent_goes_when_it_is_deleted(bench: Bench) -> None:
@@ -327,7 +327,8 @@ async def test_what_an_execution_spent_goes_when_it_is_deleted(bench: Bench) -> 
     await bench.store.end([bench.completing(gone)], bench.now)
     bench.clock.advance(1)
     assert await bench.store.trim(bench.now, bench.now, 9) == 1
-    found = await bench.store.books(LedgerNeeds(executions=(uuid_of(gone), uuid_of(stays))))
+    found = await bench.store.ledger(LedgerNeeds(executions=(uuid_of(gone), uuid_of(stays))))
     assert found.ledgers.keys() == {("team", uuid_of(stays))}
     assert found.reservations.keys() == {UUID(int=0), UUID(int=1)}
-    assert [stale.id for stale in await bench.store.stale_reservations(9)] == [UUID(int=0)]
+    stale = await bench.store.ledger(LedgerNeeds(stale=9))
+    assert list(stale.reservations) == [UUID(int=0)]

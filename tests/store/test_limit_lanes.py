@@ -15,7 +15,7 @@ from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import ClaimCall
+from flowfabric.store.queries import Claimable, ClaimCall
 from flowfabric.store.rows.record import LANES
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import RETRY_AT_ONCE, suspension
@@ -94,7 +94,7 @@ async def test_only_what_has_begun_is_taken_of_a_draining_lane(bench: Bench) -> 
     await settle(bench, "slow", state=DRAINING)
 
     async def candidates(**members: Any) -> set[Any]:
-        found = await bench.store.candidates("slow", None, bench.now, 9, **members)
+        found = await bench.store.snapshots(Claimable("slow", None, bench.now, 9, **members))
         return {uuid_of(snapshot) for snapshot in found}
 
     assert await candidates(capabilities=frozenset()) == {uuid_of(woken), uuid_of(failed)}
@@ -127,7 +127,7 @@ async def test_a_lane_runs_no_more_than_its_concurrency(bench: Bench) -> None:
     assert [snapshot.execution.route.lane for snapshot in taken] == ["slow"] * 3 + ["default"] * 2
     assert uuids(await bench.claim(limit=1)) == [uuid_of(plain[2])]
     assert await bench.claim(lanes=("slow",)) == []
-    assert await bench.store.candidates("slow", None, bench.now, 9)
+    assert await bench.store.snapshots(Claimable("slow", None, bench.now, 9))
     await bench.store.end([bench.completing(taken[0])], bench.now)
     again = await bench.claim()
     assert sorted(snapshot.execution.route.lane for snapshot in again) == ["default", "slow"]

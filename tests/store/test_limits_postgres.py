@@ -124,7 +124,7 @@ async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench
     asked = [queue(each=str(i)) for i in range(5)]
     for name in ("each", "all"):
         some = (name, asked, 100, 16, crowded.now, FEW_SLOTS)
-        steps = await plan(crowded, PINNED, "standing", *some, [], [])
+        steps = await plan(crowded, PINNED, "quota_view", *some, [], [])
         assert "Seq Scan" not in steps
         assert most_read(steps) <= 5 * 16 + 5 + 5 + 5 + 10
     assert "using queue_key on queue" in steps
@@ -133,7 +133,7 @@ async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench
 
 async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Bench) -> None:
     every = ("all", None, 20, 3, crowded.now, FEW_SLOTS)
-    steps = await plan(crowded, PINNED, "standing", *every, [], [])
+    steps = await plan(crowded, PINNED, "quota_view", *every, [], [])
     assert "using queue_turn on queue" in steps
     assert "using parked_queue on parked" in steps
     assert "Seq Scan" not in steps
@@ -146,7 +146,7 @@ async def test_slots_are_counted_the_same_either_way(crowded: Bench) -> None:
     values = ("all", None, 3, 1, crowded.now)
     held = []
     for most in (FEW_SLOTS, 1, 0):
-        rows = await session.fetch(session.limit, "standing", *values, most, [], [])
+        rows = await session.fetch(session.limit, "quota_view", *values, most, [], [])
         held.append([(row[3], row[4]) for row in rows if row[0] == 3 and row[4]])
     assert held == [[(queue(all="0"), 1)]] * 3
 
@@ -358,11 +358,11 @@ async def test_a_spending_whose_reply_was_lost_counts_once(bench: Bench, again: 
     other = await bench.other_store()
 
     async def charge(store: PostgresStore) -> bool:
-        found = await store.books(LedgerNeeds(budgets=("b",)))
+        found = await store.ledger(LedgerNeeds(budgets=("b",)))
         spend(found, Expense(("b",), {"t": 5}), bench.now)
         return await store.post(found)
 
-    found = await bench.store.books(LedgerNeeds(budgets=("b",)))
+    found = await bench.store.ledger(LedgerNeeds(budgets=("b",)))
     spend(found, Expense(("b",), {"t": 5}), bench.now)
 
     async def cut(connection: Connection) -> None:
@@ -374,7 +374,7 @@ async def test_a_spending_whose_reply_was_lost_counts_once(bench: Bench, again: 
 
     bench.store.session.limit.seam = cut
     assert await bench.store.post(found)
-    used = (await other.books(LedgerNeeds(budgets=("b",)))).budgets["b"].used
+    used = (await other.ledger(LedgerNeeds(budgets=("b",)))).budgets["b"].used
     assert used == {"t": 10 if again else 5}
     assert not await bench.store.post(found)
 
@@ -383,7 +383,7 @@ async def test_an_equal_spending_of_somebody_else_is_not_taken_for_ones_own(benc
     books = BudgetLedger()
     books.put(Budget(name="b"))
     assert await bench.store.post(books)
-    found = await bench.store.books(LedgerNeeds(budgets=("b",)))
+    found = await bench.store.ledger(LedgerNeeds(budgets=("b",)))
     spend(found, Expense(("b",), {"t": 5}), bench.now)
     assert await bench.store.post(found)
     lose_reply(bench.store.session.limit)

@@ -156,11 +156,11 @@ async def test_steps_and_progress_are_written_beside_the_lease(bench: Bench) -> 
         SideWrite(uuid, lease_id, epoch, Progress(10, "begun"), step(0, "a")),
         SideWrite(uuid, lease_id, epoch, Progress(percent=20)),
     ]
-    assert await bench.store.note(notes, bench.now) == {uuid}
+    assert await bench.store.write_progress(notes, bench.now) == {uuid}
     assert (await bench.store.steps([(uuid, 0)]))[0] == [step(0, "a"), step(1, "b")]
     assert (await bench.store.steps([(uuid, 1)]))[0] == []
     assert await progress_of(bench, uuid) == Progress(20, "begun")
-    assert await bench.store.note([progress(held, message="on")], bench.now) == {uuid}
+    assert await bench.store.write_progress([progress(held, message="on")], bench.now) == {uuid}
     assert await progress_of(bench, uuid) == Progress(20, "on")
     assert await bench.load(held) == held, "a note moves no version"
 
@@ -176,7 +176,7 @@ async def test_a_recorded_step_stays_as_it_is(bench: Bench) -> None:
     uuid, lease_id, epoch = held.execution.uuid, lease_of(held).id, held.head.epoch
     for doc in (b"first", b"second"):
         note = SideWrite(uuid, lease_id, epoch, step=step(0, doc=doc))
-        assert await bench.store.note([note], bench.now) == {uuid}
+        assert await bench.store.write_progress([note], bench.now) == {uuid}
     assert [s.doc for s in (await bench.store.steps([(uuid, 0)]))[0]] == [b"first"]
 
 
@@ -184,17 +184,17 @@ async def test_nothing_is_written_beside_a_lease_that_does_not_stand(bench: Benc
     held, other = await bench.running(), await bench.running()
     good = progress(held, 50)
     wrong = [replace(good, epoch=9), replace(good, lease_id=bench.fresh())]
-    written = await bench.store.note([*wrong, progress(other, 1)], bench.now)
+    written = await bench.store.write_progress([*wrong, progress(other, 1)], bench.now)
     assert written == {other.execution.uuid}
     assert await progress_of(bench, held.execution.uuid) is None
     bench.clock.advance(TTL)
-    assert await bench.store.note([good], bench.now) == set()
+    assert await bench.store.write_progress([good], bench.now) == set()
 
 
 async def test_a_note_holds_off_the_end_of_its_lease_but_no_renewal(bench: Bench) -> None:
     held = await bench.running()
     writer = await bench.raw()
-    query = bench.store.session.queries["noted_leases"]
+    query = bench.store.session.queries["progress_writes"]
     row = (held.execution.uuid, lease_of(held).id, held.head.epoch, 1, None, *[None] * 5)
     async with writer.transaction():
         await writer.fetch(query, *([value] for value in row), bench.now)
@@ -312,6 +312,6 @@ async def test_an_empty_batch_writes_nothing(bench: Bench) -> None:
     assert await bench.store.submit([], bench.now) == []
     assert await bench.store.renew([], bench.now) == {}
     assert await bench.store.end([], bench.now) == set()
-    assert await bench.store.note([], bench.now) == set()
+    assert await bench.store.write_progress([], bench.now) == set()
     assert await bench.store.apply([]) == set()
     assert await bench.store.load([]) == {}

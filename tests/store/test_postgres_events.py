@@ -10,7 +10,7 @@ from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner
 from flowfabric.store.postgres import events as events_module
-from flowfabric.store.queries import EventQuery
+from flowfabric.store.queries import NEWEST, EventQuery
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,
@@ -39,14 +39,14 @@ async def bench(database: str) -> AsyncIterator[Bench]:
 
 
 async def test_events_are_read_after_a_cursor(bench: Bench) -> None:
-    assert await bench.store.last_event() == 0
+    assert (await bench.store.events(EventQuery(after=NEWEST))).cursor == 0
     assert await bench.store.events(EventQuery()) == await bench.store.events(EventQuery())
     held = [await bench.running() for _ in range(3)]
     page = await bench.store.events(EventQuery(limit=2))
     assert [event.id for event in page.events] == [id_of(s) for s in held[:2]]
     rest = await bench.store.events(EventQuery(after=page.cursor))
     assert [event.id for event in rest.events] == [id_of(held[2])]
-    assert rest.cursor == await bench.store.last_event()
+    assert rest.cursor == (await bench.store.events(EventQuery(after=NEWEST))).cursor
     assert (await bench.store.events(EventQuery(after=rest.cursor))).events == ()
     await bench.store.end([bench.completion(held[0])], bench.now)
     (event,) = (await bench.store.events(EventQuery(after=rest.cursor))).events
@@ -57,7 +57,7 @@ async def test_events_can_be_filtered_and_the_cursor_passes_the_rest(bench: Benc
     one = await bench.running(namespace="n", tags={"t.k": "v"})
     two = await bench.running(namespace="m")
     await bench.store.end([bench.completion(one), bench.completion(two)], bench.now)
-    last = await bench.store.last_event()
+    last = (await bench.store.events(EventQuery(after=NEWEST))).cursor
     completed, claimed = EventKind.COMPLETED, EventKind.CLAIMED
 
     async def told(**members: object) -> list[tuple[str, EventKind]]:
@@ -83,7 +83,7 @@ async def draw_late(writer: object, uuid: UUID) -> None:
 
 async def test_an_event_committed_late_is_not_skipped(bench: Bench) -> None:
     held = await bench.running()
-    cursor = await bench.store.last_event()
+    cursor = (await bench.store.events(EventQuery(after=NEWEST))).cursor
     slow = await bench.raw()
     transaction = slow.transaction()
     await transaction.start()
@@ -108,7 +108,7 @@ async def test_a_reader_does_not_wait_for_ever_and_skips_nothing(
 ) -> None:
     monkeypatch.setattr(events_module, "PATIENCE_SECONDS", 0.0)
     held = await bench.running()
-    cursor = await bench.store.last_event()
+    cursor = (await bench.store.events(EventQuery(after=NEWEST))).cursor
     slow = await bench.raw()
     async with slow.transaction():
         await draw_late(slow, held.execution.uuid)
@@ -116,7 +116,7 @@ async def test_a_reader_does_not_wait_for_ever_and_skips_nothing(
         page = await bench.store.events(EventQuery(after=cursor))
         assert (page.events, page.cursor) == ((), cursor)
         with pytest.raises(Unavailable):
-            await bench.store.last_event()
+            await bench.store.events(EventQuery(after=NEWEST))
     monkeypatch.undo()
     page = await bench.store.events(EventQuery(after=cursor))
     assert len(page.events) == 2

@@ -212,7 +212,7 @@ async def test_ending_and_renewing_the_same_leases_in_opposite_order(bench: Benc
         ended, _, _ = await asyncio.gather(
             bench.store.end([bench.completion(h) for h in held], bench.now),
             other.renew([renewal(h) for h in held[::-1]], bench.now),
-            other.note([progress(h, 1) for h in held[::-1]], bench.now),
+            other.write_progress([progress(h, 1) for h in held[::-1]], bench.now),
         )
         assert len(ended) == 50
 
@@ -279,8 +279,8 @@ async def test_a_guilty_ending_and_a_guilty_note_are_alone_too(bench: Bench) -> 
         await bench.store.end(changes, bench.now)
     notes = [progress(held[1], 1, "nul \0"), progress(held[1], 2)]
     with pytest.raises(Invalid):
-        await bench.store.note(notes[:1], bench.now)
-    assert await bench.store.note(notes[1:], bench.now) == {held[1].execution.uuid}
+        await bench.store.write_progress(notes[:1], bench.now)
+    assert await bench.store.write_progress(notes[1:], bench.now) == {held[1].execution.uuid}
 
 
 async def test_cutting_a_batch_finds_every_guilty_item() -> None:

@@ -338,10 +338,10 @@ async def test_chores_are_found_by_key(filled: postgres_bench.Bench) -> None:
     steps = await plan(filled, PINNED, "gone_chores", UUIDS, UUIDS, ONES, ONES)
     assert "(flow = c.flow) AND (id = c.id) AND (number = c.number) AND (kind = c.kind)" in steps
     assert "Tid Scan on chore" in steps
-    steps = await plan(filled, PINNED, "chores", UUIDS, 100)
+    steps = await plan(filled, PINNED, "outbox", UUIDS, 100)
     assert "using chore_pkey on chore" in steps
     assert "Sort" not in steps
-    steps = await plan(filled, PINNED, "owing_flows", A, 100)
+    steps = await plan(filled, PINNED, "owed_flows", A, 100)
     assert "using chore_pkey on chore" in steps
     assert "Index Cond: (flow > o.flow)" in steps
 
@@ -366,7 +366,7 @@ async def test_of_a_large_flow_a_page_reads_no_more_than_it_must(
     steps = await plan(crowded, PINNED, "unsettled_edges_out", flow, UUIDS[0], True, 500, [hub])
     assert "Rows Removed" not in steps
     assert "rows=20000" not in steps
-    steps = await plan(crowded, PINNED, "owing_flows", UUIDS[0], 10)
+    steps = await plan(crowded, PINNED, "owed_flows", UUIDS[0], 10)
     assert "rows=20000" not in steps
 
 

@@ -182,7 +182,7 @@ async def test_everything_works_through_a_transaction_pooler(database: str, stri
         assert await bench.store.migrate() > 0
         held = await bench.running(key="k", tags={"a.b": "c"})
         assert await bench.store.renew([renewal(held)], bench.now)
-        assert await bench.store.note([progress(held, 5)], bench.now)
+        assert await bench.store.write_progress([progress(held, 5)], bench.now)
         other, *_ = await bench.submit_many(3)
         cancel = operator.cancel(other, bench.now, Owner(source="operator_override"), "")
         await asyncio.gather(

@@ -31,7 +31,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, PublicState, vector
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.postgres import lists
-from flowfabric.store.queries import Counts, EventQuery, Progress, Query
+from flowfabric.store.queries import Claimable, Counts, EventQuery, Progress, Query
 from flowfabric.store.rows.execution import COLUMNS, place_of, state_row
 from flowfabric.store.rows.record import LANES
 from tests.kit.postgres import Databases
@@ -93,7 +93,7 @@ async def test_whatever_happens_touches_an_execution(bench: Bench) -> None:
     await bench.store.renew([renewal(held)], bench.now)
     assert await touched()
     bench.clock.advance(1)
-    await bench.store.note([progress(held, 5)], bench.now)
+    await bench.store.write_progress([progress(held, 5)], bench.now)
     assert await touched()
     bench.clock.advance(1)
     await bench.store.set_tags(uuid, {"a.b": "c"}, bench.now)
@@ -268,24 +268,26 @@ async def test_candidates_are_ready_and_free_in_claim_order(bench: Bench) -> Non
     await bench.apply(issue_grant(held, bench.now, Grantee("w2", frozenset(), Millis(10))))
     await bench.submit(lane="b")
     now = bench.now
-    assert await bench.store.candidates("a", None, now, 9) == [high, low]
-    assert await bench.store.candidates("a", "n", now, 9) == [low]
-    assert await bench.store.candidates("a", None, now, 1) == [high]
-    assert await bench.store.candidates("c", None, now, 9) == []
+    assert await bench.store.snapshots(Claimable("a", None, now, 9)) == [high, low]
+    assert await bench.store.snapshots(Claimable("a", "n", now, 9)) == [low]
+    assert await bench.store.snapshots(Claimable("a", None, now, 1)) == [high]
+    assert await bench.store.snapshots(Claimable("c", None, now, 9)) == []
     later = Millis(now + 10)
-    assert uuids(await bench.store.candidates("a", None, later, 9)) == uuids([high, low, held])
+    assert uuids(await bench.store.snapshots(Claimable("a", None, later, 9))) == uuids(
+        [high, low, held]
+    )
 
 
 async def test_candidates_of_a_worker_are_those_it_could_claim(bench: Bench) -> None:
     gpu = {"routing_requirements": {"required_capabilities": ["gpu", "x"]}}
     plain, needy = await bench.submit(), await bench.submit(policy=gpu)
-    candidates, now = bench.store.candidates, bench.now
-    assert await candidates("default", None, now, 9, frozenset({"gpu"})) == [plain]
+    candidates, now = bench.store.snapshots, bench.now
+    assert await candidates(Claimable("default", None, now, 9, frozenset({"gpu"}))) == [plain]
     offered = frozenset({"gpu", "x", "y"})
-    assert len(await candidates("default", None, now, 9, offered)) == 2
+    assert len(await candidates(Claimable("default", None, now, 9, offered))) == 2
     await bench.store.records.put(LANES, Lane(name="default", state=LaneState.PAUSED), 0)
-    assert await candidates("default", None, now, 9, offered) == []
-    assert uuids(await candidates("default", None, now, 9)) == uuids([plain, needy])
+    assert await candidates(Claimable("default", None, now, 9, offered)) == []
+    assert uuids(await candidates(Claimable("default", None, now, 9))) == uuids([plain, needy])
 
 
 async def test_expired_leases_are_those_that_ran_out_and_those_lost(bench: Bench) -> None:
@@ -385,7 +387,7 @@ async def test_the_next_due_moment_is_the_earliest_to_come(bench: Bench) -> None
 
 async def test_trimming_leaves_nothing_of_what_it_deletes(bench: Bench) -> None:
     held = await bench.running(key="k", tags={"a.b": "c"}, deadline_at=bench.now + 10**9)
-    await bench.store.note([progress(held, 5)], bench.now)
+    await bench.store.write_progress([progress(held, 5)], bench.now)
     retried = await bench.apply(lease.revoke(held, bench.now, reason=""))
     (again,) = await bench.claim()
     await bench.apply(operator.cancel(again, bench.now, OPERATOR, ""))
@@ -460,7 +462,7 @@ async def test_a_duty_has_one_holder_until_it_lapses_or_is_dropped(bench: Bench)
 
 async def test_progress_is_told_only_when_there_is_some(bench: Bench) -> None:
     held = await bench.running()
-    await bench.store.note([progress(held, message="so far")], bench.now)
+    await bench.store.write_progress([progress(held, message="so far")], bench.now)
     detail = await bench.store.detail(held.execution.uuid)
     assert detail is not None
     assert detail.progress == Progress(None, "so far")

@@ -126,7 +126,7 @@ async def test_a_lost_reply_to_a_note_writes_it_once(bench: Bench) -> None:
     lose_reply(bench.store.session.end)
     note = SideWrite(held.execution.uuid, lease_of(held).id, held.head.epoch, None, step(0))
     notes = [note, progress(held, 7)]
-    assert await bench.store.note(notes, bench.now) == {held.execution.uuid}
+    assert await bench.store.write_progress(notes, bench.now) == {held.execution.uuid}
     assert len((await bench.store.steps([(held.execution.uuid, 0)]))[0]) == 1
 
 

@@ -21,7 +21,7 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.limit.lane import Lane, LaneState
-from flowfabric.store.queries import EventQuery
+from flowfabric.store.queries import NEWEST, EventQuery
 from flowfabric.store.rows.record import LANES
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
@@ -187,7 +187,7 @@ async def taken_by_rule(bench: Bench, before: object) -> EventKind:
     assert isinstance(snapshot.state, Ready | Lost)
     bench.clock.advance(10)
     call = bench.call()
-    cursor = await bench.store.last_event()
+    cursor = (await bench.store.events(EventQuery(after=NEWEST))).cursor
     (taken,) = await bench.store.claim(call, bench.now)
     taking = Taking(call.id, call.worker, call.ttl)
     rule = lease.take(snapshot, bench.now, snapshot.state.next, taking)  # type: ignore[arg-type]

@@ -65,8 +65,8 @@ async def test_chores_are_found_by_key(path: str) -> None:
     assert "(flow=? AND id=? AND number=? AND kind=?)" in plan(
         path, "missing_chores", b"", b"", 1, 1
     )
-    assert "TEMP B-TREE" not in plan(path, "chores", flow=b"", limit=9)
-    text = plan(path, "owing_flows", after=b"", limit=9)
+    assert "TEMP B-TREE" not in plan(path, "outbox", flow=b"", limit=9)
+    text = plan(path, "owed_flows", after=b"", limit=9)
     assert (
         text.count("SEARCH c USING PRIMARY KEY (flow>?)")
         + text.count("SEARCH chore USING PRIMARY KEY (flow>?)")

@@ -33,7 +33,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import PublicState, vector_of
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.clock import ManualClock
-from flowfabric.store.queries import EventQuery, Page, Progress, Query, SideWrite
+from flowfabric.store.queries import NEWEST, Claimable, EventQuery, Page, Progress, Query, SideWrite
 from flowfabric.store.rows.record import LANES
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import lists, open_sqlite
@@ -203,7 +203,7 @@ async def test_a_detail_tells_when_anything_last_happened(bench: Bench) -> None:
     held = await bench.claim_one()
     bench.clock.advance(1)
     note = SideWrite(uuid, lease_of(held).id, 1, progress=Progress(1))
-    await bench.store.note([note], bench.now)
+    await bench.store.write_progress([note], bench.now)
     detail = await bench.store.detail(uuid)
     assert detail is not None
     assert detail.touched_at == start + 3
@@ -215,10 +215,10 @@ async def test_candidates_are_given_in_claim_order(bench: Bench) -> None:
     await bench.submit(namespace="ns")
     lost = await bench.running(priority=9)
     await bench.apply(revoke(lost, bench.now, reason="drain"))
-    found = await bench.store.candidates("default", "default", bench.now, 10)
+    found = await bench.store.snapshots(Claimable("default", "default", bench.now, 10))
     assert [snapshot.execution.uuid for snapshot in found] == [high, low]
-    assert len(await bench.store.candidates("default", None, bench.now, 1)) == 1
-    assert len(await bench.store.candidates("default", None, bench.now, 9)) == 3
+    assert len(await bench.store.snapshots(Claimable("default", None, bench.now, 1))) == 1
+    assert len(await bench.store.snapshots(Claimable("default", None, bench.now, 9))) == 3
 
 
 async def test_candidates_for_a_worker_are_those_it_could_claim(bench: Bench) -> None:
@@ -226,8 +226,8 @@ async def test_candidates_for_a_worker_are_those_it_could_claim(bench: Bench) ->
     plain, special = await bench.submit(), await bench.submit(policy=gpu)
 
     async def found(*offered: str) -> set[UUID]:
-        candidates = await bench.store.candidates(
-            "default", None, bench.now, 9, capabilities=frozenset(offered)
+        candidates = await bench.store.snapshots(
+            Claimable("default", None, bench.now, 9, capabilities=frozenset(offered))
         )
         return {snapshot.execution.uuid for snapshot in candidates}
 
@@ -235,7 +235,7 @@ async def test_candidates_for_a_worker_are_those_it_could_claim(bench: Bench) ->
     assert await found("gpu") == {plain, special}
     assert await bench.store.records.put(LANES, Lane(name="default", state=LaneState.PAUSED), 0)
     assert await found("gpu") == set()
-    assert len(await bench.store.candidates("default", None, bench.now, 9)) == 2
+    assert len(await bench.store.snapshots(Claimable("default", None, bench.now, 9))) == 2
 
 
 async def test_leases_that_ran_out_and_lost_ones_are_listed(bench: Bench) -> None:
@@ -314,7 +314,7 @@ async def test_events_are_read_after_a_cursor(bench: Bench) -> None:
     assert first.cursor == 4
     rest = await bench.store.events(EventQuery(after=first.cursor, limit=4))
     assert [event.seq for event in rest.events] == [5, 6]
-    assert rest.cursor == await bench.store.last_event() == 6
+    assert rest.cursor == (await bench.store.events(EventQuery(after=NEWEST))).cursor == 6
     assert (await bench.store.events(EventQuery(after=6))).cursor == 6
 
 

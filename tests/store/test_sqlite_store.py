@@ -27,7 +27,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.step import Step
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import EventQuery, Progress, Renewal, SideWrite
+from flowfabric.store.queries import NEWEST, Claimable, EventQuery, Progress, Renewal, SideWrite
 from flowfabric.store.sqlite import open_sqlite
 from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
 
@@ -107,7 +107,7 @@ async def test_a_batch_of_any_size_is_written_whole(bench: Bench, count: int) ->
     notes = [
         SideWrite(r.uuid, r.lease_id, 1, Progress(1), Step(0, 0, "s", 0, b"")) for r in renewals
     ]
-    assert await bench.store.note(notes, bench.now) == made
+    assert await bench.store.write_progress(notes, bench.now) == made
     backs = [hand_back(snapshot, bench.now, owner_of(snapshot)) for snapshot in held]
     assert await bench.apply(*backs) == made
     held = [taken.snapshot for taken in await bench.claim(limit=count)]
@@ -184,7 +184,7 @@ async def test_a_live_hold_keeps_an_execution_for_one_worker(bench: Bench) -> No
     )
     bench.clock.advance(99)
     assert await bench.claim(W1) == []
-    assert await bench.store.candidates("default", None, bench.now, 10) == []
+    assert await bench.store.snapshots(Claimable("default", None, bench.now, 10)) == []
     assert uuids(await bench.claim(W2)) == [uuid]
 
 
@@ -295,7 +295,7 @@ async def test_steps_and_progress_are_written_under_the_lease(bench: Bench) -> N
         SideWrite(uuid, lease.id, 1, step=second),
         SideWrite(uuid, lease.id, 1, step=changed, progress=Progress(percent=20)),
     ]
-    assert await bench.store.note(notes, bench.now) == {uuid}
+    assert await bench.store.write_progress(notes, bench.now) == {uuid}
     assert await bench.store.steps([(uuid, 0)]) == [[second, first]]
     assert await bench.store.steps([(uuid, 1)]) == [[]]
     detail = await bench.store.detail(uuid)
@@ -314,10 +314,10 @@ async def test_a_note_of_somebody_else_is_not_written(bench: Bench) -> None:
     ]
     step = Step(0, 0, "charge", 0, b"1")
     notes = [replace(note, step=step, progress=Progress(1)) for note in wrong]
-    assert await bench.store.note(notes, bench.now) == set()
+    assert await bench.store.write_progress(notes, bench.now) == set()
     bench.clock.advance(TTL)
     late = SideWrite(uuid, lease.id, 1, step=step)
-    assert await bench.store.note([late], bench.now) == set()
+    assert await bench.store.write_progress([late], bench.now) == set()
     assert await bench.store.steps([(uuid, 0)]) == [[]]
 
 
@@ -388,7 +388,7 @@ async def test_a_step_recorded_by_a_change_stays_when_recorded_again(bench: Benc
     await bench.apply(replace(back, steps=(step,)))
     again = await bench.claim_one()
     note = SideWrite(again.execution.uuid, lease_of(again).id, 2, step=replace(step, doc=b"2"))
-    await bench.store.note([note], bench.now)
+    await bench.store.write_progress([note], bench.now)
     assert await bench.store.steps([(held.execution.uuid, 0)]) == [[step]]
 
 
@@ -438,7 +438,7 @@ async def test_trim_deletes_all_that_belongs_to_an_execution(bench: Bench) -> No
     held = await bench.running(key="k", tags={"app.a": "b"}, policy=RETRIES)
     uuid = held.execution.uuid
     note = SideWrite(uuid, lease_of(held).id, 1, Progress(1), Step(0, 0, "s", 0, b""))
-    await bench.store.note([note], bench.now)
+    await bench.store.write_progress([note], bench.now)
     await bench.end(bench.completing(held))
     kept = await bench.submit()
     ended_at = bench.now
@@ -475,10 +475,10 @@ async def test_an_execution_with_its_own_retention_goes_when_that_has_passed(ben
 async def test_numbers_of_events_are_not_used_again_after_trim(bench: Bench) -> None:
     held = await bench.running()
     await bench.end(bench.completing(held))
-    last = await bench.store.last_event()
+    last = (await bench.store.events(EventQuery(after=NEWEST))).cursor
     assert last == 2
     await bench.store.trim(bench.now, bench.now, 10)
-    assert await bench.store.last_event() == last
+    assert (await bench.store.events(EventQuery(after=NEWEST))).cursor == last
     await bench.running()
     assert [event.seq for event in (await bench.store.events(EventQuery())).events] == [last + 1]
 

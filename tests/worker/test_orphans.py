@@ -82,7 +82,7 @@ async def test_a_run_that_is_cancelled_takes_its_flow_along_and_has_a_new_one_wh
     assert await run.result(5) == ["a", "b"]
     assert await states(bench) == [CANCELLED, CANCELLED, COMPLETED]
     assert sorted(word for word in log if isinstance(word, str)) == ["a", "b"]
-    assert not await bench.engine.store.owing(1)
+    assert not await bench.engine.store.owed_flows(1)
 
 
 async def test_a_replay_uses_a_flow_that_had_completed_and_runs_again_one_that_was_cancelled(

@@ -410,7 +410,7 @@ async def test_ten_thousand_steps_are_loaded_once_and_appended(bench: Bench, wir
     assert await bench.work() == 2
     assert await run.result() == 10_000
     assert wire.made["steps"] == 1
-    assert wire.made["note"] <= 20 * 3
+    assert wire.made["write_progress"] <= 20 * 3
     assert len(await bench.steps(run)) == 10_000
 
 
@@ -423,4 +423,4 @@ async def test_a_run_without_steps_asks_for_none(bench: Bench, wire: Wire) -> No
     wire.made.clear()
     await bench.work()
     assert [await run.result() for run in runs] == [1] * 10
-    assert (wire.made["steps"], wire.made["note"]) == (0, 0)
+    assert (wire.made["steps"], wire.made["write_progress"]) == (0, 0)

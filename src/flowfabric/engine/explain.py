@@ -38,7 +38,15 @@ from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import lane_of
 from flowfabric.engine.limit.unclaimable import live_workers
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import EdgeQuery, HoldingSlots, InQueue, QuotaViewRequest, RunningIn
+from flowfabric.store.queries import (
+    Claimable,
+    EdgeQuery,
+    HoldingSlots,
+    InQueue,
+    MembersOf,
+    QuotaViewRequest,
+    RunningIn,
+)
 from flowfabric.store.readable import load_readable
 
 MAX_DEPTH = 5
@@ -145,7 +153,9 @@ class _RunLook:
     async def _place(self, snapshot: Snapshot) -> QueuePlace:
         """Among the ready ones of its route, in the order of claims."""
         route, own = snapshot.execution.route, (snapshot.head.rank, snapshot.execution.uuid)
-        found = await self._store.candidates(route.lane, route.namespace, self._now, MAX_CANDIDATES)
+        found = await self._store.snapshots(
+            Claimable(route.lane, route.namespace, self._now, MAX_CANDIDATES)
+        )
         ranks = [(each.head.rank, each.execution.uuid) for each in found]
         ahead = sum(
             rank < own and each.execution.route == route
@@ -185,7 +195,8 @@ class _RunLook:
         flows = {} if waits is None else {point.key: flow_at(point.key) for point in waits.active}
         return {
             key: await self._around_each(
-                await self._store.members(flow, limit=MAX_UPSTREAMS, living=True), depth
+                await self._store.snapshots(MembersOf(flow, limit=MAX_UPSTREAMS, living=True)),
+                depth,
             )
             for key, flow in flows.items()
             if flow is not None
@@ -292,7 +303,7 @@ async def quota_view(store: Store, uses: Uses, now: Millis, *, whole: bool = Fal
     queues = None if whole else (queue_of(uses),)
     for use in uses:
         ask = QuotaViewRequest(use.quota, queues, MAX_LINES if whole else 1, 1, now)
-        found = await store.standing(ask)
+        found = await store.quota_view(ask)
         if found.lines:
             return found
     return NOTHING
@@ -303,7 +314,7 @@ async def _view_without_line(store: Store, uses: Uses, now: Millis) -> QuotaView
     quotas, admitted = dict[str, Quota](), dict[Key, Window]()
     held: dict[int, tuple[Uses, int]] = {}
     for use in uses:
-        found = await store.standing(QuotaViewRequest(use.quota, (), 1, 1, now))
+        found = await store.quota_view(QuotaViewRequest(use.quota, (), 1, 1, now))
         quotas |= found.quotas
         admitted |= found.admitted
         counts = await store.queue_counts(use.quota, MAX_LINES)

@@ -24,13 +24,11 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
 from flowfabric.core.execution.registry import HeldLease
-from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
-from flowfabric.core.limit.budget import Reservation
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Release, StartsBack
 from flowfabric.core.limit.spend import BudgetLedger
@@ -60,6 +58,7 @@ from flowfabric.store.queries import (
     QuotaViewRequest,
     Renewal,
     SideWrite,
+    SnapshotQuery,
     Taken,
     Unsettled,
 )
@@ -124,11 +123,6 @@ class WaitStore(Protocol):
         """Accepted signals of an execution with a number above `after`, by number; with a
         suspension only those that counted for it."""
 
-    async def suspended(
-        self, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
-    ) -> list[Snapshot]:
-        """Suspended executions by (since when, id)."""
-
 
 class FlowStore(Protocol):
     """Flows, their edges, and what is owed to them."""
@@ -147,12 +141,6 @@ class FlowStore(Protocol):
     async def edges(self, query: EdgeQuery) -> list[EdgeState]:
         """Edges by id."""
 
-    async def members(
-        self, flow: UUID, *, after: UUID | None = None, limit: int = 500, living: bool = False
-    ) -> list[Snapshot]:
-        """Executions of a flow (with the flag that makes them members) by id; `living`: those
-        that have not ended."""
-
     async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
         """Writes changes that only count chores: each flow whose version stands, with its chores
         that are done and those that are owed. The flows were read before the chores, so a version
@@ -164,10 +152,10 @@ class FlowStore(Protocol):
         """Edges that leave the given members (flow, execution) and are not settled, by id, each
         with its downstream: an edge that is settled meanwhile moves the version of that."""
 
-    async def chores(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+    async def outbox(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
         """What is owed to flows, of each at most `limit`."""
 
-    async def owing(self, limit: int) -> list[UUID]:
+    async def owed_flows(self, limit: int) -> list[UUID]:
         """Flows that something is owed to."""
 
 
@@ -187,7 +175,7 @@ class QuotaStore(Protocol):
     async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
         """Notes for every quota of the uses that this queue is one of its; what is there stays."""
 
-    async def standing(self, ask: QuotaViewRequest) -> QuotaView:
+    async def quota_view(self, ask: QuotaViewRequest) -> QuotaView:
         """What a release decides on: the lines asked for; the quota asked for and those the lines
         use (as far as they exist, with versions); `held`: how many rows of `ready` and `lease` each
         queue of those quotas has (only if there are lines, and of quotas that limit concurrency; if
@@ -238,7 +226,7 @@ class QuotaStore(Protocol):
 class BudgetStore(Protocol):
     """Budgets and what was spent of them."""
 
-    async def books(self, ask: LedgerNeeds) -> BudgetLedger:
+    async def ledger(self, ask: LedgerNeeds) -> BudgetLedger:
         """What exists of what is asked for; budgets with their versions."""
 
     async def post(self, books: BudgetLedger) -> bool:
@@ -250,10 +238,6 @@ class BudgetStore(Protocol):
 
     async def attached(self) -> list[tuple[str, str, str]]:
         """The budgets of a namespace, a flow or a run: (scope, its id, name)."""
-
-    async def stale_reservations(self, limit: int) -> list[Reservation]:
-        """Reservations whose lease is gone: there is no row in `lease` of that execution with
-        that epoch."""
 
 
 class LaneStore(Protocol):
@@ -346,7 +330,7 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         epoch, lease id stand and it has not expired by `now`; done row and event come. Returns
         the executions that were ended."""
 
-    async def note(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+    async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         """Writes each side write whose lease stands (the lease row is locked while it is
         written); returns the executions whose lease stood. Several notes may be for one
         execution. A step that is recorded already stays as it is; progress overwrites."""
@@ -360,7 +344,7 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         owes to its flow. One change per execution. Returns the executions whose change was
         written; the others have moved meanwhile and must be decided anew."""
 
-    async def arrivals(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+    async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         """Submissions that wait at the door, oldest first; of the given ids only, if given."""
 
     async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
@@ -413,16 +397,8 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
     async def page(self, query: Query) -> Page:
         """Executions by (created_at, id). Examines a bounded number of rows per call."""
 
-    async def candidates(
-        self,
-        lane: str,
-        namespace: str | None,
-        now: Millis,
-        limit: int,
-        capabilities: Capabilities | None = None,
-    ) -> list[Snapshot]:
-        """Ready (not lost) executions of a lane in claim order that no live hold keeps. With
-        capabilities only those such a worker could claim now: none while the lane is paused."""
+    async def snapshots(self, query: SnapshotQuery) -> list[Snapshot]:
+        """Members of a flow, claimable executions or suspended ones, as their query says."""
 
     async def expired_leases(
         self,
@@ -443,7 +419,5 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         """Adds or replaces tags, all or none; False when there is no such execution."""
 
     async def events(self, query: EventQuery) -> EventPage:
-        """Events after a cursor. Skips none, also of transactions that commit late."""
-
-    async def last_event(self) -> int:
-        """The cursor from which only events of the future are seen."""
+        """Events after a cursor. Skips none, also of transactions that commit late. After NEWEST
+        there are none, and the cursor of the page is that of the last event."""

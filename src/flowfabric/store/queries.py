@@ -146,6 +146,10 @@ class Counts(Struct, frozen=True):
     capped: frozenset[str]
 
 
+NEWEST = -1
+"""The cursor from which only events of the future are seen."""
+
+
 class EventQuery(Struct, frozen=True, kw_only=True):
     """Events with `seq` above `after`, oldest first."""
 
@@ -185,6 +189,38 @@ class Glance(Struct, frozen=True):
     ready: bool
     busy: bool = False
     next_at: Millis | None = None
+
+
+class Claimable(Struct, frozen=True):
+    """Ready (not lost) executions of a lane in claim order that no live hold keeps. With
+    capabilities only those such a worker could claim now: none while the lane is paused."""
+
+    lane: str
+    namespace: str | None
+    now: Millis
+    limit: int
+    capabilities: Capabilities | None = None
+
+
+class SuspendedIn(Struct, frozen=True):
+    """Suspended executions by (since when, id)."""
+
+    namespace: str | None
+    after: tuple[Millis, UUID] | None
+    limit: int
+
+
+class MembersOf(Struct, frozen=True):
+    """Executions of a flow (with the flag that makes them members) by id; `living`: those that have
+    not ended."""
+
+    flow: UUID
+    after: UUID | None = None
+    limit: int = 500
+    living: bool = False
+
+
+SnapshotQuery = Claimable | SuspendedIn | MembersOf
 
 
 class EdgeQuery(Struct, frozen=True, kw_only=True):
@@ -300,12 +336,15 @@ class LaneCounts(Struct, frozen=True):
 
 class LedgerNeeds(Struct, frozen=True):
     """Which budgets, and what was noted of them. Budgets come with all they are part of, ledgers
-    and reservations are those of the executions (and of the given ids)."""
+    and reservations are those of the executions (and of the given ids). `stale` asks for so many
+    reservations whose lease is gone (there is no row in `lease` of that execution with that epoch),
+    and for nothing else."""
 
     budgets: tuple[str, ...] = ()
     charges: tuple[tuple[str, str], ...] = ()
     executions: tuple[UUID, ...] = ()
     reservations: tuple[UUID, ...] = ()
+    stale: int = 0
 
 
 class Holding(NamedTuple):

@@ -1,12 +1,11 @@
 """Reservations of leases that are gone, before the sweep has seen that they are."""
 
-from typing import Any
-
 import pytest
 
 from flowfabric.core.limit.budget import Budget, Limit
-from flowfabric.core.limit.spend import HardBreach, Reserved, Spent
+from flowfabric.core.limit.spend import BudgetLedger, HardBreach, Reserved, Spent
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.queries import LedgerNeeds
 from tests.kit.lab import W2, Lab
 
 BUDGETED = {"budget_ids": ["team"]}
@@ -19,10 +18,12 @@ async def taken_over(lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch)
     first = await lab.running(policy=BUDGETED)
     assert isinstance(await lab.engine.budgets.reserve(first, {"tokens": 10}), Reserved)
 
-    async def nothing(limit: int) -> list[Any]:
-        return []
+    honest = second_lab.engine.store.ledger
 
-    monkeypatch.setattr(second_lab.engine.store, "stale_reservations", nothing)
+    async def none_stale(needs: LedgerNeeds) -> BudgetLedger:
+        return BudgetLedger() if needs.stale else await honest(needs)
+
+    monkeypatch.setattr(second_lab.engine.store, "ledger", none_stale)
     await second_lab.lose(first)
     again = await second_lab.claim_one(W2)
     assert (await lab.engine.budgets.get("team")).reserved == {"tokens": 10}

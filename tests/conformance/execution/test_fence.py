@@ -279,7 +279,7 @@ async def test_whoever_is_overtaken_between_its_decision_and_its_write_writes_no
 
         return after_the_rival
 
-    for method in ("apply", "end", "note", "renew"):
+    for method in ("apply", "end", "write_progress", "renew"):
         monkeypatch.setattr(store, method, overtaken(getattr(store, method)))
     with pytest.raises(LeaseRevoked):
         await OPERATIONS[name](lab, owned)

@@ -265,7 +265,7 @@ async def test_runs_show_before_any_worker_came(lab: Lab, store_url: str) -> Non
         async with libraries(store_url)[0]() as connection:
             await foreign.arrive(connection, item, None, Millis(0))
         assert await look()
-        assert await engine.store.arrivals(None, 10) == []
+        assert await engine.store.inbox(None, 10) == []
     assert await listed(lab) == len(looks)
 
 
@@ -284,4 +284,4 @@ async def test_a_new_run_is_explained_together_with_those_before_it(
         await foreign.arrive(connection, arrival(lab, 1, priority=9), None, Millis(0))
         last = await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
     assert (await lab.engine.explain(id_of(last))).reasons
-    assert await lab.engine.store.arrivals(None, 10) == []
+    assert await lab.engine.store.inbox(None, 10) == []

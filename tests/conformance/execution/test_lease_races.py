@@ -125,7 +125,7 @@ async def test_whatever_an_owner_says_after_a_revocation_is_refused(
         "delay": ("apply", lambda: attempts.delay(claim, Millis(lab.clock.now() + 5))),
         "hand_back": ("apply", lambda: attempts.hand_back(claim)),
         "cancel": ("apply", lambda: attempts.cancel(claim, "mine")),
-        "progress": ("note", lambda: attempts.progress(claim, 50)),
+        "progress": ("write_progress", lambda: attempts.progress(claim, 50)),
     }
     method, call = calls[operation]
     race.before(method, lambda: second_lab.engine.claims.revoke(claim.id, reason="r"))

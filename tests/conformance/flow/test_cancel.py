@@ -22,6 +22,7 @@ from flowfabric.core.flow.join import Edge
 from flowfabric.core.flow.model import Cancellation, CancelPolicy, FlowState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCancelled
+from flowfabric.store.queries import MembersOf, SnapshotQuery
 from tests.kit.flow_lab import Drawn, declare, fresh
 from tests.kit.lab import Lab
 from tests.kit.situations import DELAY, RETRY, completions, described, suspend
@@ -108,16 +109,16 @@ async def test_a_member_that_starts_meanwhile_is_not_pending(
 ) -> None:
     """Q-1: looked at again when it is cancelled"""
     drawn = await declare(lab, "a", "b")
-    honest, begun = lab.engine.store.members, list[Claim]()
+    honest, begun = lab.engine.store.snapshots, list[Claim]()
 
-    async def members(*args: Any, **options: Any) -> Any:
-        found = await honest(*args, **options)
+    async def members(query: SnapshotQuery) -> Any:
+        found = await honest(query)
         if await drawn.state() is FlowState.CANCELLED and not begun:
             begun.append(await drawn.take("a"))
         return found
 
     await lab.engine.flows.cancel_header(drawn.id, policy="cancel_pending")
-    monkeypatch.setattr(lab.engine.store, "members", members)
+    monkeypatch.setattr(lab.engine.store, "snapshots", members)
     await drawn.settled()
     assert await drawn.states() == {"a": PublicState.ACTIVE, "b": CANCELLED}
     await lab.complete(begun[0])
@@ -131,7 +132,7 @@ async def test_flow_only_leaves_every_member_alone(lab: Lab) -> None:
         drawn.id, CancelPolicy.FLOW_ONLY, "enough"
     )
     assert await drawn.states() == before
-    assert not await lab.engine.store.chores([drawn.id], 1)
+    assert not await lab.engine.store.outbox([drawn.id], 1)
     assert await drawn.state() is FlowState.CANCELLED
 
 
@@ -170,7 +171,7 @@ async def test_a_flow_without_members_is_over_at_once(lab: Lab, policy: CancelPo
     created = await lab.engine.flows.create("empty", id=fresh(lab))
     flow = Drawn(lab, created.id, {})  # type: ignore[union-attr]
     assert await cancel(flow, policy=policy) == FlowCancelled(flow.id, policy, "enough")
-    assert not await lab.engine.store.chores([flow.id], 1)
+    assert not await lab.engine.store.outbox([flow.id], 1)
     assert (await flow.check()).ended_at == lab.clock.now()
 
 
@@ -281,14 +282,14 @@ async def test_a_timeout_leaves_the_rest_to_the_background(
 ) -> None:
     """C-T73"""
     drawn = await declare(lab, "a", "b")
-    honest, gate = lab.engine.store.members, asyncio.Event()
+    honest, gate = lab.engine.store.snapshots, asyncio.Event()
 
-    async def slow(*args: Any, **options: Any) -> Any:
-        if options.get("living") and options.get("limit") == 500:
+    async def slow(query: SnapshotQuery) -> Any:
+        if isinstance(query, MembersOf) and query.living and query.limit == 500:
             await gate.wait()
-        return await honest(*args, **options)
+        return await honest(query)
 
-    monkeypatch.setattr(lab.engine.store, "members", slow)
+    monkeypatch.setattr(lab.engine.store, "snapshots", slow)
     with pytest.raises(TimeoutError):
         await cancel(drawn, timeout=0.01)
     assert await drawn.state() is FlowState.CANCELLED

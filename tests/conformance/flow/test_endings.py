@@ -20,7 +20,7 @@ from flowfabric.core.flow.outbox import SIBLING, OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import DedupRecord, Loaded, Needs
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import FlowQuery
+from flowfabric.store.queries import FlowQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL
 from tests.kit.situations import RETRY, suspension, timeouts
@@ -120,7 +120,7 @@ async def test_every_ending_of_a_member_is_owed_to_its_flow(bench: Bench, make: 
         await bench.write(change)
     owed = OutboxEntry(flow.id, uuid_of(ended), ended.head.version, OutboxKind.ENDED, ENDINGS[make])
     assert await bench.chores(flow) == [owed]
-    assert await bench.store.owing(9) == [flow.id]
+    assert await bench.store.owed_flows(9) == [flow.id]
 
 
 async def _retried(bench: Bench, flow: Flow) -> Change[Any]:
@@ -152,7 +152,7 @@ async def test_nothing_else_is_owed(bench: Bench, make: Make) -> None:
     flow = await bench.flow()
     await bench.write(await make(bench, flow))
     assert await bench.chores(flow) == []
-    assert await bench.store.owing(9) == []
+    assert await bench.store.owed_flows(9) == []
 
 
 async def test_a_replay_takes_the_ending_back(bench: Bench) -> None:
@@ -361,7 +361,7 @@ async def test_edges_go_with_the_members_they_lead_to(bench: Bench) -> None:
     assert await bench.apply(flow, edges=links)
     await _ended_flow(bench, flow, bench.now)
     assert await bench.store.trim(bench.now, bench.now, 1) == 1
-    (left,) = await bench.store.members(flow.id)
+    (left,) = await bench.store.snapshots(MembersOf(flow.id))
     (found,) = await bench.edges(flow)
     assert found.edge.downstream == uuid_of(left)
 
@@ -372,7 +372,9 @@ async def test_a_flow_stays_while_a_member_does(bench: Bench) -> None:
     keeper = await bench.ended(flow, policy={"stream_policy": {"retention_ttl_ms": DAY}})
     await _ended_flow(bench, flow, bench.now)
     assert await bench.store.trim(bench.now, bench.now, 9) == 1
-    assert [uuid_of(left) for left in await bench.store.members(flow.id)] == [uuid_of(keeper)]
+    assert [uuid_of(left) for left in await bench.store.snapshots(MembersOf(flow.id))] == [
+        uuid_of(keeper)
+    ]
     assert await bench.store.trim(bench.now, Millis(bench.now + DAY), 9) == 1
     assert await bench.store.records.get(FLOWS, [flow.id]) == {}
 
@@ -386,13 +388,13 @@ async def test_a_replay_that_was_not_counted_yet_keeps_the_members(bench: Bench)
     await bench.write(replayed)
     await _ended_flow(bench, flow, bench.now)
     assert await bench.store.trim(bench.now, bench.now, 9) == 0
-    assert len(await bench.store.members(flow.id)) == 2
+    assert len(await bench.store.snapshots(MembersOf(flow.id))) == 2
     counted = tuple(c for c in await bench.chores(flow) if c.kind is OutboxKind.REPLAYED)
     assert await bench.store.apply_flow(
         FlowChange(await bench.load(flow), replace(await bench.load(flow), version=3), done=counted)
     )
     assert await bench.store.trim(bench.now, bench.now, 9) == 1
-    assert await bench.store.members(flow.id) == [after(replayed)]
+    assert await bench.store.snapshots(MembersOf(flow.id)) == [after(replayed)]
     assert len(await bench.store.records.get(FLOWS, [flow.id])) == 1
 
 
@@ -404,7 +406,7 @@ async def test_members_of_a_living_flow_do_not_hide_others(bench: Bench) -> None
     assert await bench.store.submit([stranger], bench.now) == [None]
     await bench.write(cancelled(stranger.snapshot, bench.now))
     assert await bench.store.trim(bench.now, bench.now, 3) == 1
-    assert len(await bench.store.members(flow.id)) == 20
+    assert len(await bench.store.snapshots(MembersOf(flow.id))) == 20
 
 
 async def test_a_flow_without_members_is_forgotten(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState, changed
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import EdgeQuery, FlowQuery
+from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
 from tests.kit.lab import TTL
 from tests.kit.situations import suspension
 from tests.store.flow_bench import (
@@ -219,7 +219,7 @@ async def test_members_are_read_in_pages_by_id(bench: Bench) -> None:
 async def _members(bench: Bench, flow: Flow, *, living: bool = False) -> list[Snapshot]:
     found: list[Snapshot] = []
     after = None
-    while page := await bench.store.members(flow.id, after=after, living=living):
+    while page := await bench.store.snapshots(MembersOf(flow.id, after=after, living=living)):
         assert len(page) <= 500
         found += page
         after = uuid_of(page[-1])
@@ -263,8 +263,8 @@ async def test_members_are_counted_in_every_state(bench: Bench) -> None:
     counts = (await bench.store.counts(flow=flow.id)).by_state
     twice = {PublicState.WAITING: 2, PublicState.ACTIVE: 2}
     assert counts == {**dict.fromkeys(PublicState, 1), **twice}
-    living = await bench.store.members(flow.id, living=True)
-    everyone = await bench.store.members(flow.id)
+    living = await bench.store.snapshots(MembersOf(flow.id, living=True))
+    everyone = await bench.store.snapshots(MembersOf(flow.id))
     assert len(everyone) == sum(counts.values())
     assert len(living) == len(everyone) - 5
     empty = (await bench.store.counts(flow=A)).by_state
@@ -275,26 +275,26 @@ async def test_an_execution_without_the_flag_is_no_member(bench: Bench) -> None:
     flow = await bench.flow()
     creation = bench.creation(flow, flagged=False)
     await bench.store.submit([creation], bench.now)
-    assert await bench.store.members(flow.id) == []
+    assert await bench.store.snapshots(MembersOf(flow.id)) == []
     joined = replace(creation.snapshot.head, flags=Flags.FLOW)
     change = touch(creation.snapshot)
     change = replace(change, after=replace(creation.snapshot, head=replace(joined, version=2)))
     await bench.write(change)
-    assert await bench.store.members(flow.id) == [change.after]
+    assert await bench.store.snapshots(MembersOf(flow.id)) == [change.after]
 
 
 # -- what is owed
 
 
 async def test_flows_that_something_is_owed_to_are_found_once_each(bench: Bench) -> None:
-    assert await bench.store.owing(10) == []
+    assert await bench.store.owed_flows(10) == []
     flows = [await bench.flow() for _ in range(5)]
     for flow in flows[1:4]:
         assert await bench.apply(flow, owed=tuple(chore(flow, n) for n in range(4)))
-    assert sorted(await bench.store.owing(10)) == [flow.id for flow in flows[1:4]]
+    assert sorted(await bench.store.owed_flows(10)) == [flow.id for flow in flows[1:4]]
     flow = await bench.load(flows[2])
     assert await bench.apply(flow, done=tuple(chore(flow, n) for n in range(4)))
-    assert sorted(await bench.store.owing(10)) == [flows[1].id, flows[3].id]
+    assert sorted(await bench.store.owed_flows(10)) == [flows[1].id, flows[3].id]
 
 
 async def test_a_flow_that_is_stuck_does_not_hide_the_others(bench: Bench) -> None:
@@ -303,8 +303,8 @@ async def test_a_flow_that_is_stuck_does_not_hide_the_others(bench: Bench) -> No
         assert await bench.apply(flow, owed=(chore(flow, 1),))
     seen: list[UUID] = []
     for _ in range(7):
-        turn = await bench.store.owing(3)
+        turn = await bench.store.owed_flows(3)
         assert len(set(turn)) == 3
         seen += turn
     assert sorted(seen) == sorted([flow.id for flow in flows] * 3)
-    assert len(await bench.store.owing(100)) == 7
+    assert len(await bench.store.owed_flows(100)) == 7

@@ -176,14 +176,14 @@ async def test_a_flow_that_is_counted_while_it_is_looked_at_is_seen_as_it_is(
     with monkeypatch.context() as still:
         still.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
         await replay(drawn, "a")
-    honest = lab.engine.store.chores
+    honest = lab.engine.store.outbox
 
     async def late(flows: Any, limit: int) -> Any:
         monkeypatch.undo()
         await lab.engine._resolver.resolve(drawn.id)
         return await honest(flows, limit)
 
-    monkeypatch.setattr(lab.engine.store, "chores", late)
+    monkeypatch.setattr(lab.engine.store, "outbox", late)
     seen = await lab.engine.flow_views.get(drawn.id)
     assert seen is not None
     assert (seen.state, seen.ended_at) == (FlowState.RUNNING, None)

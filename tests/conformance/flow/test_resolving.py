@@ -270,7 +270,7 @@ async def test_two_engines_settle_one_flow_at_once(
     assert (await flow.check()).ended == {"success": 39, "failed": 1, "skipped": 1}
 
 
-STEPS = ["records.get", "chores", "unsettled", "load", "load_needs", "apply", "edges", "apply_flow"]
+STEPS = ["records.get", "outbox", "unsettled", "load", "load_needs", "apply", "edges", "apply_flow"]
 
 
 @pytest.mark.parametrize("method", STEPS)
@@ -460,7 +460,7 @@ def sizes_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return read
 
-    for method in ("edges", "unsettled", "chores"):
+    for method in ("edges", "unsettled", "outbox"):
         honest = getattr(lab.engine.store, method)
         monkeypatch.setattr(lab.engine.store, method, watched(honest))
     return sizes

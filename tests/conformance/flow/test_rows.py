@@ -24,7 +24,7 @@ from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
-from flowfabric.store.queries import FlowQuery, Renewal
+from flowfabric.store.queries import FlowQuery, MembersOf, Renewal
 from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL
 from tests.store.flow_bench import (
@@ -107,8 +107,8 @@ async def test_a_chore_is_remembered_whole(bench: Bench) -> None:
     ]
     assert await bench.apply(flow, owed=tuple(reversed(owed)))
     assert await bench.chores(flow) == owed
-    assert await bench.store.chores([flow.id], 3) == owed[:3]
-    assert await bench.store.chores([A], 3) == []
+    assert await bench.store.outbox([flow.id], 3) == owed[:3]
+    assert await bench.store.outbox([A], 3) == []
 
 
 # -- a change of a flow, whole or not at all
@@ -146,7 +146,7 @@ async def test_everything_of_a_change_is_written_together(bench: Bench) -> None:
     )
     assert sorted(await bench.chores(flow), key=lambda c: c.kind) == [ending, owed]
     expected = [after(changes[0]), ended, guard]
-    assert await bench.store.members(flow.id) == expected
+    assert await bench.store.snapshots(MembersOf(flow.id)) == expected
 
 
 Spoil = Callable[[Bench, Flow, dict[str, Any]], Any]
@@ -255,9 +255,11 @@ async def test_a_change_may_be_large(bench: Bench) -> None:
     flow = await bench.load(flow)
     assert await bench.chores(flow) == list(owed)
     assert await bench.edges(flow) == list(map(EdgeState, edges))
-    versions = [m.head.version for m in await bench.store.members(flow.id)]
+    versions = [m.head.version for m in await bench.store.snapshots(MembersOf(flow.id))]
     assert versions == [members[0].head.version + 1] * 500
-    assert await bench.apply(flow, guards=tuple(await bench.store.members(flow.id)), done=owed)
+    assert await bench.apply(
+        flow, guards=tuple(await bench.store.snapshots(MembersOf(flow.id))), done=owed
+    )
     assert await bench.chores(flow) == []
 
 
@@ -275,7 +277,7 @@ async def test_of_two_processes_one_changes_the_flow(bench: Bench, store_url: st
             bench.store.apply_flow(rivals[0]), other.apply_flow(rivals[1])
         )
         assert sorted(answers) == [False, True]
-        flow, (member,) = await bench.load(flow), await bench.store.members(flow.id)
+        flow, (member,) = await bench.load(flow), await bench.store.snapshots(MembersOf(flow.id))
         assert flow.version == round + 2
         won = [found.edge for found in await bench.edges(flow)][round:]
         assert won == [edges[answers.index(True)]]

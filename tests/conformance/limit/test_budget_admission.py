@@ -207,7 +207,7 @@ async def test_a_redeemed_grant_is_asked_too(lab: Lab) -> None:
 # -- when the books cannot be read
 
 
-@pytest.mark.parametrize("method", ["books", "attached"])
+@pytest.mark.parametrize("method", ["ledger", "attached"])
 @pytest.mark.parametrize("granted", [False, True])
 async def test_budgets_that_cannot_be_read_admit_nobody(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str, granted: bool

@@ -65,7 +65,7 @@ async def test_a_hundred_spend_at_once_and_end_exactly_at_the_limit(
     assert await used(lab, "team", "org") == [198, 198]
     assert (await lab.engine.budgets.get("team")).breaches == 34
     ask = LedgerNeeds(executions=(one.uuid, two.uuid))
-    ledgers = (await lab.engine.store.books(ask)).ledgers
+    ledgers = (await lab.engine.store.ledger(ask)).ledgers
     for name in ("team", "org"):
         noted = [entry.amounts["tokens"] for entry in ledgers.values() if entry.budget == name]
         assert sum(noted) == 198
@@ -294,14 +294,14 @@ async def test_who_is_turned_away_while_it_is_cancelled_stays_cancelled(
     await make(lab)
     await spend(lab, 10)
     id = await lab.submit(policy=TEAM)
-    honest = lab.engine.store.books
+    honest = lab.engine.store.ledger
 
     async def raced(ask: Any) -> Any:
-        monkeypatch.setattr(lab.engine.store, "books", honest)
+        monkeypatch.setattr(lab.engine.store, "ledger", honest)
         await second_lab.engine.claims.revoke(id, reason="enough")
         await second_lab.engine.executions.cancel(id, reason="enough")
         return await honest(ask)
 
-    monkeypatch.setattr(lab.engine.store, "books", raced)
+    monkeypatch.setattr(lab.engine.store, "ledger", raced)
     assert await lab.claim() == []
     assert (await lab.state(id)).value == "cancelled"

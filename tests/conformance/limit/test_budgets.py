@@ -142,7 +142,7 @@ async def test_what_was_counted_is_not_forgotten_with_its_key(lab: Lab) -> None:
     await spend(lab, 4, key="k")
     lab.clock.advance(DAY)
     await lab.engine._limits.trim()
-    books = await lab.engine.store.books(LedgerNeeds(("team",), (("team", "k"),)))
+    books = await lab.engine.store.ledger(LedgerNeeds(("team",), (("team", "k"),)))
     assert (books.charges, books.budgets["team"].used) == ({}, {"tokens": 4})
 
 
@@ -158,7 +158,7 @@ async def test_advice_is_counted_and_told(lab: Lab) -> None:
 async def test_a_store_that_is_away_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """C-T90: never a silent yes, and what was not written does not count"""
     await make(lab)
-    for name in ("books", "post"):
+    for name in ("ledger", "post"):
 
         async def away(*args: object) -> None:
             raise Unavailable("gone")
@@ -179,7 +179,7 @@ async def test_whoever_lost_its_lease_is_counted_and_marked(lab: Lab) -> None:
     await lab.engine.claims.revoke(claim.id, reason="enough")
     assert await report(lab, claim, 2, key="late") == Spent()
     assert await used(lab, "team") == [3]
-    books = await lab.engine.store.books(LedgerNeeds(charges=(("team", "mine"), ("team", "late"))))
+    books = await lab.engine.store.ledger(LedgerNeeds(charges=(("team", "mine"), ("team", "late"))))
     stale = {key: charge.stale for (_, key), charge in books.charges.items()}
     assert stale == {"mine": False, "late": True}
     assert await lab.engine.budgets.release("team", claim.id) == {"tokens": 3}

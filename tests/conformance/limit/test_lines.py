@@ -27,7 +27,7 @@ async def test_queues_that_are_new_at_once_are_all_seen(
     """C-T80: executions of several quotas come together; nobody looks at the lines before all of
     their queues are known, so none is left to the sweep."""
     store, order = lab.engine.store, list[str]()
-    put_queues, standing = store.put_queues, store.standing
+    put_queues, standing = store.put_queues, store.quota_view
 
     async def noted(queues: Any) -> None:
         order.append("noting")
@@ -40,7 +40,7 @@ async def test_queues_that_are_new_at_once_are_all_seen(
         return await standing(ask)
 
     monkeypatch.setattr(store, "put_queues", noted)
-    monkeypatch.setattr(store, "standing", looked_at)
+    monkeypatch.setattr(store, "quota_view", looked_at)
     names = [f"quota-{number}" for number in range(6)]
     for name in names:
         await lab.engine.quotas.create(Quota(name=name, concurrency=1))

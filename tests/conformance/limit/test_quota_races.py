@@ -232,7 +232,7 @@ async def test_a_store_that_cannot_be_read_lets_nobody_through(
     async def gone(*args: Any) -> Any:
         raise Unavailable("gone")
 
-    for method in ("standing", "release", "put_queues"):
+    for method in ("quota_view", "release", "put_queues"):
         with monkeypatch.context() as broken:
             broken.setattr(lab.engine.store, method, gone)
             id = await one(lab, ("q", method))

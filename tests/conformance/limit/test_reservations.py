@@ -30,7 +30,7 @@ async def settle(lab: Lab, claim: Any, id: UUID, number: int, **options: Any) ->
 
 async def kept(lab: Lab, *ids: UUID) -> set[UUID]:
     """Those of these reservations that are still there."""
-    return set((await lab.engine.store.books(LedgerNeeds(reservations=ids))).reservations)
+    return set((await lab.engine.store.ledger(LedgerNeeds(reservations=ids))).reservations)
 
 
 async def test_what_is_set_aside_nobody_else_spends(lab: Lab) -> None:
@@ -244,7 +244,7 @@ async def test_settling_after_the_lease_is_gone_counts_once(lab: Lab, swept: boo
     await lab.engine.sweep.once()
     assert (await reserved(lab, "team"), await used(lab, "team")) == ([0], [3])
     key = f"settle:{held.id}"
-    books = await lab.engine.store.books(LedgerNeeds(charges=(("team", key),)))
+    books = await lab.engine.store.ledger(LedgerNeeds(charges=(("team", key),)))
     assert books.charges["team", key].stale
 
 

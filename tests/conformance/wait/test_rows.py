@@ -31,7 +31,7 @@ from flowfabric.core.wait.model import (
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
-from flowfabric.store.queries import ClaimCall
+from flowfabric.store.queries import ClaimCall, SuspendedIn
 from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import suspension
@@ -358,7 +358,7 @@ async def test_the_suspended_are_listed_by_since_when_and_id(bench: Bench) -> No
     late = [await bench.suspended(namespace="other"), await bench.suspended(priority=9)]
     expected = [*sorted(early), *sorted(late)]
     pages: list[Snapshot] = []
-    while page := await bench.store.suspended(None, _cursor(pages), 2):
+    while page := await bench.store.snapshots(SuspendedIn(None, _cursor(pages), 2)):
         assert len(page) <= 2
         pages += page
     assert [uuid_of(snapshot) for snapshot in pages] == expected
@@ -376,11 +376,11 @@ def _cursor(pages: list[Snapshot]) -> tuple[Millis, UUID] | None:
 async def test_the_suspended_of_a_namespace(bench: Bench) -> None:
     uuids = [await bench.suspended(namespace=name) for name in ("a", "b", "a", "b")]
     mine = sorted([uuids[1], uuids[3]])
-    found = await bench.store.suspended("b", None, 9)
+    found = await bench.store.snapshots(SuspendedIn("b", None, 9))
     assert [uuid_of(snapshot) for snapshot in found] == mine
-    (second,) = await bench.store.suspended("b", (bench.now, mine[0]), 1)
+    (second,) = await bench.store.snapshots(SuspendedIn("b", (bench.now, mine[0]), 1))
     assert uuid_of(second) == mine[1]
-    assert await bench.store.suspended("c", None, 9) == []
+    assert await bench.store.snapshots(SuspendedIn("c", None, 9)) == []
 
 
 # -- the keys of tokens

@@ -248,7 +248,7 @@ class Attempts(Service):
         while rest:
             owners = {note.uuid: _note_fence(note) for note in reversed(rest)}
             call = [note for note in rest if owners[note.uuid] == _note_fence(note)]
-            found = await self._context.store.note(call, self._now())
+            found = await self._context.store.write_progress(call, self._now())
             written.update(owners[uuid] for uuid in found)
             rest = [note for note in rest if owners[note.uuid] != _note_fence(note)]
         return [_note_fence(note) in written for note in notes]

@@ -12,7 +12,7 @@ from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.execution.event import EventKind, Family, StoredEvent, kinds_of
 from flowfabric.engine.context import Service
-from flowfabric.store.queries import EventPage, EventQuery
+from flowfabric.store.queries import NEWEST, EventPage, EventQuery
 
 POLL_FLOOR = 1.0
 MAX_PAGE = 1000
@@ -41,7 +41,7 @@ class Events(Service):
 
     async def tail(self) -> int:
         """The cursor from which only the future is seen."""
-        return await self._context.store.last_event()
+        return (await self._context.store.events(EventQuery(after=NEWEST))).cursor
 
     def subscribe(
         self,

@@ -44,7 +44,7 @@ from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
 from flowfabric.engine.limit.budget_gate import BudgetGate
-from flowfabric.store.queries import Taken
+from flowfabric.store.queries import Claimable, Taken
 
 MAX_GRANT = Millis(60_000)
 DEFAULT_GRANT = Millis(10_000)
@@ -111,8 +111,8 @@ class Grants(Service):
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
         await self._let_in()
-        candidates = await self._context.store.candidates(
-            name, place, self._now(), EXAMINED, grantee.capabilities
+        candidates = await self._context.store.snapshots(
+            Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
         )
         for candidate in candidates:
             if await self._is_spent(candidate):
@@ -234,7 +234,7 @@ class Grants(Service):
         place = None if namespace is None else check_namespace(namespace)
         if not wanted:
             return []
-        found = await self._context.store.candidates(name, place, self._now(), wanted)
+        found = await self._context.store.snapshots(Claimable(name, place, self._now(), wanted))
         return [snapshot.execution.id for snapshot in found]
 
     async def _is_spent(self, candidate: Snapshot) -> bool:

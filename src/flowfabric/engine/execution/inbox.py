@@ -38,7 +38,7 @@ class Inbox:
     async def admit(self, uuids: Sequence[UUID] | None = None) -> int:
         """Admits every entry, or those of the given ids; returns how many were admitted."""
         admitted = 0
-        while entries := await self._store.arrivals(uuids, MAX_BATCH):
+        while entries := await self._store.inbox(uuids, MAX_BATCH):
             creations = [ranked(await self._creation(entry), self._rank_step) for entry in entries]
             admitted += await self._store.admit(creations, self._store.clock.now())
             self._post_commit.created(creation.snapshot for creation in creations)

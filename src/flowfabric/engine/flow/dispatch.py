@@ -76,7 +76,7 @@ class FlowDispatcher(Service):
         then is resolved as after any other commit, or by the next sweep."""
         looked_at: set[UUID] = set()
         passes = 0
-        while passes < MAX_PASSES and (flows := await self._context.store.owing(PAGE)):
+        while passes < MAX_PASSES and (flows := await self._context.store.owed_flows(PAGE)):
             passes += looked_at.issuperset(flows)
             looked_at.update(flows)
             if not await self._together(flows, self._resolve_all):

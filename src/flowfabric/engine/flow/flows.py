@@ -72,7 +72,7 @@ from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import PAGE, member_pages, reaches, whole
-from flowfabric.store.queries import EdgeQuery
+from flowfabric.store.queries import EdgeQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 
 MAX_ROUNDS = 100
@@ -337,7 +337,7 @@ class Flows(Service):
             cancel = Cancellation(now, text, chosen)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
             owed = cancel_entries(after, held=open.state is FlowState.OPEN)
-            told_by = await self._context.store.members(key, limit=1)
+            told_by = await self._context.store.snapshots(MembersOf(key, limit=1))
             changes = tuple(announce(member, after, now) for member in told_by)
             return FlowChange(open, after, changes=changes, owed=owed)
 
@@ -482,7 +482,9 @@ class Flows(Service):
         """Members that still owe an ending to the cancel."""
         if header.policy is CancelPolicy.FLOW_ONLY:
             return ()
-        found = await self._context.store.members(header.id, limit=MAX_TOLD, living=True)
+        found = await self._context.store.snapshots(
+            MembersOf(header.id, limit=MAX_TOLD, living=True)
+        )
         pending = header.policy is CancelPolicy.PENDING
         return tuple(
             member.execution.id for member in found if not (pending and member.attempts_made)

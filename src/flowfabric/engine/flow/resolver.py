@@ -87,7 +87,7 @@ class FlowResolver(Service):
         # Before the outbox: counting entries meanwhile moves the version that is compared.
         found = await self._context.store.records.get(FLOWS, flows)
         owed: dict[UUID, list[OutboxEntry]] = {}
-        for entry in await self._context.store.chores(flows, PAGE):
+        for entry in await self._context.store.outbox(flows, PAGE):
             owed.setdefault(entry.flow, []).append(entry)
         slow = tuple(flow for flow, entries in owed.items() if not _owes_endings(entries))
         now = self._now()
@@ -117,7 +117,7 @@ class FlowResolver(Service):
         """Does everything that is owed to a flow, also what comes of doing it."""
 
         async def round(number: int) -> Literal[RaceLost.RACE_LOST] | None:
-            while entries := await self._context.store.chores([flow], PAGE):
+            while entries := await self._context.store.outbox([flow], PAGE):
                 if not await self._do(flow, entries):
                     return RACE_LOST
             return None

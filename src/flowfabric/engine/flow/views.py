@@ -35,7 +35,7 @@ from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import edge_pages, load_all, member_pages, whole
-from flowfabric.store.queries import EdgeQuery, FlowQuery
+from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 
 MAX_ENTRIES = 100_000
@@ -79,7 +79,7 @@ class FlowViews(Service):
         key = parse_uuid(id, "flow")
         flow = await find(self._context.store, FLOWS, key)
         while flow is not None:
-            owed = await self._context.store.chores([key], MAX_ENTRIES)
+            owed = await self._context.store.outbox([key], MAX_ENTRIES)
             again = await find(self._context.store, FLOWS, key)
             if again is not None and again.version == flow.version:
                 counted = count_outbox(flow, tuple(owed), flow.mutated_at).after if owed else flow
@@ -146,7 +146,11 @@ class FlowViews(Service):
         wanted = check_limit(limit, MAX_PAGE)
         cursor = None if after is None else ExecutionId(after).uuid
         key = parse_uuid(id, "flow")
-        found = await self._context.store.members(key, after=cursor, limit=wanted) if wanted else []
+        found = (
+            await self._context.store.snapshots(MembersOf(key, after=cursor, limit=wanted))
+            if wanted
+            else []
+        )
         return [_member(snapshot) for snapshot in found]
 
     async def groups(self, id: UUID) -> dict[ExecutionId, Join]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import EdgeQuery
+from flowfabric.store.queries import EdgeQuery, MembersOf
 
 PAGE = 500
 
@@ -18,7 +18,7 @@ async def member_pages(
 ) -> AsyncIterator[list[Snapshot]]:
     """Members of a flow, or those that have not ended."""
     after: UUID | None = None
-    while page := await store.members(flow, after=after, limit=PAGE, living=living):
+    while page := await store.snapshots(MembersOf(flow, after=after, limit=PAGE, living=living)):
         yield page
         after = page[-1].execution.uuid  # a page may be short without those it cannot read
 

@@ -19,7 +19,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Flags, Gate, Lease, Snapshot, Waiting
 from flowfabric.core.limit import spend as rules
-from flowfabric.core.limit.budget import Exhausted, spent
+from flowfabric.core.limit.budget import Exhausted, Reservation, spent
 from flowfabric.core.limit.budget_gate import is_start, let_in, take_back, turn_away
 from flowfabric.core.limit.quota import budget_queue
 from flowfabric.engine.commit.background import Background
@@ -229,7 +229,7 @@ class BudgetGate(Service):
                 self._background.start(partial(self._give_back_of, uuid))
 
     async def _give_back_of(self, uuid: UUID) -> None:
-        found = await self._context.store.books(LedgerNeeds(executions=(uuid,)))
+        found = await self._context.store.ledger(LedgerNeeds(executions=(uuid,)))
         if not found.reservations:
             return
         snapshot = (await self._context.store.load([uuid])).get(uuid)
@@ -238,8 +238,12 @@ class BudgetGate(Service):
             if reservation.execution == uuid and reservation.epoch != epoch:
                 await self._drop(reservation.id, reservation.budgets)
 
+    async def _stale(self) -> list[Reservation]:
+        found = await self._context.store.ledger(LedgerNeeds(stale=PAGE))
+        return list(found.reservations.values())
+
     async def _give_back(self) -> None:
-        while stale := await self._context.store.stale_reservations(PAGE):
+        while stale := await self._stale():
             drops = (self._tried(self._drop(each.id, each.budgets)) for each in stale)
             if not any(await asyncio.gather(*drops)) or len(stale) < PAGE:
                 break

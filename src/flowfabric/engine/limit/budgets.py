@@ -233,7 +233,7 @@ class Budgets(Service):
         is given) counts once."""
         snapshot, owner = await self._owned(owned)
         id = parse_uuid(reservation, "reservation")
-        stored = await self._context.store.books(LedgerNeeds(reservations=(id,)))
+        stored = await self._context.store.ledger(LedgerNeeds(reservations=(id,)))
         known = stored.reservations.get(id)
         if known is not None:
             _check_own(known.execution, snapshot.execution)
@@ -260,7 +260,7 @@ class Budgets(Service):
         """Gives back what was set aside, unspent; False when it was given back before."""
         snapshot, _ = await self._owned(owned)
         id = parse_uuid(reservation, "reservation")
-        stored = await self._context.store.books(LedgerNeeds(reservations=(id,)))
+        stored = await self._context.store.ledger(LedgerNeeds(reservations=(id,)))
         known = stored.reservations.get(id)
         if known is None:
             return False
@@ -332,7 +332,7 @@ class Budgets(Service):
 
     async def _whole(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """These budgets and all they are part of, which is what a reservation is of."""
-        found = await self._context.store.books(LedgerNeeds(budgets=names))
+        found = await self._context.store.ledger(LedgerNeeds(budgets=names))
         upper = (part for name in names for part in _part_of(found, name))
         return tuple(dict.fromkeys((*names, *upper)))
 

@@ -37,7 +37,7 @@ class KnownLimits:
             _note(self.quotas, await self._store.records.get(QUOTAS, new_quotas))
             _demand("quota", new_quotas, self.quotas)
         if new_budgets:
-            found = await self._store.books(LedgerNeeds(budgets=tuple(new_budgets)))
+            found = await self._store.ledger(LedgerNeeds(budgets=tuple(new_budgets)))
             _note(self.budgets, found.budgets)
             _demand("budget", new_budgets, self.budgets)
 

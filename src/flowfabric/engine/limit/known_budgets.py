@@ -38,7 +38,7 @@ class KnownBudgets(Service):
 
     async def budgets(self, names: tuple[str, ...]) -> dict[str, Budget]:
         """The budgets of these names, and all they are part of, as they stand now."""
-        found = (await self._context.store.books(LedgerNeeds(budgets=names))).budgets
+        found = (await self._context.store.ledger(LedgerNeeds(budgets=names))).budgets
         now = self._now()
         return {name: current(budget, now) for name, budget in found.items()}
 

@@ -69,7 +69,7 @@ class LedgerWriter:
 
         async def round(number: int) -> list[Any] | Literal[RaceLost.RACE_LOST]:
             now = self._store.clock.now()
-            ledger = await self._store.books(ask)
+            ledger = await self._store.ledger(ask)
             before = dict(ledger.budgets)
             turn_over(ledger, now)
             _decide(postings, ledger, now)

@@ -85,7 +85,7 @@ class Quotas(Service):
         counts = await self._context.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
         lines = MAX_KEYS if quota.rate_per_key is not None else 1
-        standing = await self._context.store.standing(
+        standing = await self._context.store.quota_view(
             QuotaViewRequest(quota.name, None, lines, 1, now)
         )
         room = Room(standing, now)
@@ -125,7 +125,7 @@ class Quotas(Service):
         store, now, uses = self._context.store, self._now(), snapshot.execution.uses
         queue = queue_of(uses)
         await store.put_queues([(queue, uses)])
-        standing = await store.standing(QuotaViewRequest(quota, (queue,), 1, 1, now))
+        standing = await store.quota_view(QuotaViewRequest(quota, (queue,), 1, 1, now))
         decided = admit_one(snapshot, now, quota, standing)
         if not isinstance(decided, Release):
             return decided or RACE_LOST
@@ -144,7 +144,7 @@ class Quotas(Service):
             if old is not None and (not over or old.limits == checked.limits):
                 return False
             # Read between the quota and the write, so that its version covers what was served.
-            standing = await store.standing(QuotaViewRequest(checked.name, (), 1, 1, now))
+            standing = await store.quota_view(QuotaViewRequest(checked.name, (), 1, 1, now))
             created_at = now if old is None else old.created_at
             new = limits_since(checked, standing, now)
             new = replace(new, created_at=created_at, updated_at=now)

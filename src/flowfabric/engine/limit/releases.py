@@ -248,7 +248,7 @@ class Releases(Service):
             nonlocal view, decided
             now = self._now()
             ask = QuotaViewRequest(quota, among, lines, depth, now, closed.closed, closed.draining)
-            view = await self._context.store.standing(ask)
+            view = await self._context.store.quota_view(ask)
             self._learn(view)
             decided = release(view, now, MAX_MOVES)
             self._wake_at(quota, decided.next_at)

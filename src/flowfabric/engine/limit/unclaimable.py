@@ -87,7 +87,7 @@ class ClosedRoutes(Service):
         """Those whose slots are missed by somebody."""
         quotas = {use.quota for snapshot in idle for use in snapshot.execution.uses}
         standings = {
-            quota: await self._context.store.standing(
+            quota: await self._context.store.quota_view(
                 QuotaViewRequest(quota, None, LINES, 1, now, closed.closed, closed.draining)
             )
             for quota in quotas

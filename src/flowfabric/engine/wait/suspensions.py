@@ -40,6 +40,7 @@ from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.queries import SuspendedIn
 
 PAGE = 100
 MAX_PAGE = 1000
@@ -312,7 +313,7 @@ class Suspensions(Service):
         cursor = None if after is None else _cursor(after)
         if not wanted:
             return []
-        found = await self._context.store.suspended(place, cursor, wanted)
+        found = await self._context.store.snapshots(SuspendedIn(place, cursor, wanted))
         return [_suspended(snapshot) for snapshot in found]
 
     async def observe(self, owned: Owned) -> list[Signal]:

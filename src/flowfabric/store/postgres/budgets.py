@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from flowfabric.core.limit.budget import Budget, Reservation
+from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, Session, columns
@@ -39,14 +39,16 @@ class _Moved(Exception):
     """Something is not what it was when the change was decided."""
 
 
-async def books(session: Session, ask: LedgerNeeds) -> BudgetLedger:
+async def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
+    if ask.stale:
+        return await _stale(session, ask.stale)
     values = (
         list(ask.budgets),
         *columns(ask.charges, 2),
         list(ask.executions),
         list(ask.reservations),
     )
-    return _books(await session.fetch(session.limit, "books", *values))
+    return _books(await session.fetch(session.limit, "ledger", *values))
 
 
 async def post(session: Session, books: BudgetLedger) -> bool:
@@ -59,9 +61,10 @@ async def attached(session: Session) -> list[tuple[str, str, str]]:
     return [(scope, id, name) for scope, id, name in rows]
 
 
-async def stale_reservations(session: Session, limit: int) -> list[Reservation]:
+async def _stale(session: Session, limit: int) -> BudgetLedger:
     rows = await session.fetch(session.sweep, "stale_reservations", limit)
-    return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
+    found = readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
+    return BudgetLedger(reservations={each.id: each for each in found})
 
 
 async def _post(session: Session, post: _Post, connection: Connection, repeated: bool) -> bool:

@@ -1,6 +1,6 @@
 -- Budgets and what was spent of them.
 
--- name: books
+-- name: ledger
 -- Each row says what it is (first column): 0 a budget, 1 a charge, 2 a ledger, 3 a reservation.
 with recursive wanted (name) as (
     select n collate "C" from unnest($1::text[]) as n

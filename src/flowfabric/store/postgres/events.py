@@ -12,7 +12,7 @@ from typing import Any
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session, same
-from flowfabric.store.queries import EventPage, EventQuery
+from flowfabric.store.queries import NEWEST, EventPage, EventQuery
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.execution import read_event
 
@@ -23,6 +23,8 @@ _ROUTE, _WORKER = 8, 6
 
 
 async def events(session: Session, query: EventQuery) -> EventPage:
+    if query.after == NEWEST:
+        return EventPage((), await _newest(session))
     last = await _settle(session, query.after)
     if last is None or last <= query.after:
         return EventPage((), query.after)
@@ -33,7 +35,7 @@ async def events(session: Session, query: EventQuery) -> EventPage:
     return await session.load.run(work)
 
 
-async def last_event(session: Session) -> int:
+async def _newest(session: Session) -> int:
     for _ in range(10):
         last = await _settle(session, -1)
         if last is not None:

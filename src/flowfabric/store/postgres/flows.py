@@ -13,6 +13,7 @@ from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import Session, columns, same
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
@@ -23,9 +24,6 @@ from flowfabric.store.rows.flow import EDGE, EdgeSearch, read_chores
 from flowfabric.store.rows.record import FLOWS
 
 _WIDTH = len(SNAPSHOT)
-
-_FIRST = UUID(int=0)
-"""Before every id that is given to anything."""
 
 
 async def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
@@ -53,22 +51,10 @@ async def apply_flow(session: Session, change: FlowChange) -> bool:
 async def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
     search = EdgeSearch(query)
     while not search.over:
-        asked = (query.flow, search.after or _FIRST, query.unsettled, query.limit)
+        asked = (query.flow, search.after or FIRST_ID, query.unsettled, query.limit)
         keys = () if search.keys is None else (search.keys,)
         search.add(await session.fetch(session.load, search.name, *asked, *keys))
     return search.found
-
-
-async def members(
-    session: Session,
-    flow: UUID,
-    *,
-    after: UUID | None = None,
-    limit: int = 500,
-    living: bool = False,
-) -> list[Snapshot]:
-    name = "living_members" if living else "members"
-    return await session.snapshots(session.load, name, flow, after or _FIRST, limit)
 
 
 async def count_flows(session: Session, changes: Sequence[FlowChange]) -> set[UUID]:
@@ -80,12 +66,12 @@ async def unsettled(
     session: Session, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
 ) -> list[Unsettled]:
     flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
-    values = (flows, upstreams, after or _FIRST, limit)
+    values = (flows, upstreams, after or FIRST_ID, limit)
     return await session.load.run(partial(_unsettled, session, values))
 
 
-async def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
-    rows = await session.fetch(session.load, "chores", list(flows), limit)
+async def outbox(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+    rows = await session.fetch(session.load, "outbox", list(flows), limit)
     return read_chores(rows, same)
 
 
@@ -121,13 +107,13 @@ async def _count(
     return {id for (id,) in found}
 
 
-async def owing(session: Session, limit: int) -> list[UUID]:
+async def owed_flows(session: Session, limit: int) -> list[UUID]:
     return await session.learned.turn.take(partial(_owing, session), limit)
 
 
 async def _owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:
-    values = (after or _FIRST, limit)
-    rows = await session.fetch(session.load, "owing_flows", *values)
+    values = (after or FIRST_ID, limit)
+    rows = await session.fetch(session.load, "owed_flows", *values)
     return [flow for (flow,) in rows]
 
 

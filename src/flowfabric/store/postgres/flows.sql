@@ -146,7 +146,7 @@ using (
 where t.ctid = g.place
 returning t.id
 
--- name: chores
+-- name: outbox
 select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
 from unnest($1::uuid[]) as f (id)
 cross join lateral (
@@ -227,7 +227,7 @@ left join lateral (
 ) s on true
 order by o.id
 
--- name: owing_flows
+-- name: owed_flows
 -- From one flow to the next, however much is owed to each.
 with recursive owing (flow) as (
     select (select c.flow from {schema}.chore c where c.flow > $1 order by c.flow limit 1)

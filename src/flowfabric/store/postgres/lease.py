@@ -48,7 +48,7 @@ async def end(session: Session, changes: Sequence[Change[object]], now: Millis) 
     return set[UUID]().union(*await divide(ordered, partial(_send_ends, session, now)))
 
 
-async def note(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+async def write_progress(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
     rows = sorted(map(_note_row, _folded(notes)), key=_number)
     return set[UUID]().union(*await divide(rows, partial(_note, session, now)))
 
@@ -63,7 +63,7 @@ async def _renew(
 
 
 async def _note(session: Session, now: Millis, rows: Sequence[Row], patience: float) -> set[UUID]:
-    work = partial(_fetch, session, "noted_leases", (*columns(rows, _NOTE_WIDTH), now))
+    work = partial(_fetch, session, "progress_writes", (*columns(rows, _NOTE_WIDTH), now))
     return {uuid for (uuid,) in await session.end.run(work, patience=patience)}
 
 

@@ -63,7 +63,7 @@ owed as (
 )
 select ended.id from ended
 
--- name: noted_leases
+-- name: progress_writes
 -- The lease is locked against being ended or lost, not against being renewed.
 with held as (
     select

@@ -31,11 +31,11 @@ async def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> No
         await session.fetch(session.limit, "new_queues", *values_of)
 
 
-async def standing(session: Session, ask: QuotaViewRequest) -> QuotaView:
+async def quota_view(session: Session, ask: QuotaViewRequest) -> QuotaView:
     queues = None if ask.queues is None else list(ask.queues)
     shut = (_numbers(session, ask.closed), _numbers(session, ask.draining))
     values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS, *shut)
-    rows = await session.fetch(session.limit, "standing", *values)
+    rows = await session.fetch(session.limit, "quota_view", *values)
     return _standing(ask.quota, rows)
 
 

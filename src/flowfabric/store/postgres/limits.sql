@@ -5,7 +5,7 @@ insert into {schema}.queue (quota, id, uses, key)
 select * from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[])
 on conflict (quota, id) do nothing
 
--- name: standing
+-- name: quota_view
 -- Everything a release decides on, as one moment saw it. Each row says what it is (first column):
 -- 0 a quota, 1 a line, 2 one who waits in it, 3 how many slots a queue has, 4 an admission, 5 the
 -- latest turn of a quota.

@@ -9,16 +9,27 @@ from uuid import UUID
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.postgres.states import OUTCOMES, filter_of, state_of
-from flowfabric.store.queries import Counts, ExpiredLease, Page, Query
+from flowfabric.store.queries import (
+    Claimable,
+    Counts,
+    ExpiredLease,
+    MembersOf,
+    Page,
+    Query,
+    SnapshotQuery,
+    SuspendedIn,
+)
 from flowfabric.store.readable import readable, stands_in
 from flowfabric.store.rows.execution import SNAPSHOT, Names, read_life
 
 _ID, _CREATED_AT = SNAPSHOT.index("id"), SNAPSHOT.index("created_at")
+
+FIRST_ID = UUID(int=0)
+"""Before every id that is given to anything."""
 
 EXAMINED = 10_000
 """Most executions one page looks at."""
@@ -31,17 +42,19 @@ async def page(session: Session, query: Query) -> Page:
     return await session.report.run(partial(_page, session, query))
 
 
-async def candidates(
-    session: Session,
-    lane: str,
-    namespace: str | None,
-    now: Millis,
-    limit: int,
-    capabilities: Capabilities | None = None,
-) -> list[Snapshot]:
-    offered = None if capabilities is None else list(capabilities)
-    values = (lane, namespace, now, limit, offered)
-    return await session.snapshots(session.report, "candidates", *values)
+async def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
+    values: tuple[object, ...]
+    match query:
+        case Claimable(lane, namespace, now, limit, offered):
+            name = "candidates"
+            values = (lane, namespace, now, limit, None if offered is None else list(offered))
+        case SuspendedIn(namespace, after, limit):
+            name, values = "suspended_executions", (*(after or (None, None)), namespace, limit)
+        case MembersOf(flow, cursor, limit, living):
+            name = "living_members" if living else "members"
+            values = (flow, cursor or FIRST_ID, limit)
+    link = session.load if isinstance(query, MembersOf) else session.report
+    return await session.snapshots(link, name, *values)
 
 
 async def expired_leases(

@@ -80,12 +80,12 @@ class PostgresStore:
     schema_text = _method(schema.schema_text)
 
     submit = _method(submissions.submit)
-    arrivals = _method(submissions.arrivals)
+    inbox = _method(submissions.inbox)
     admit = _method(submissions.admit)
     claim = _method(claims.claim)
     renew = _method(leases.renew)
     end = _method(leases.end)
-    note = _method(leases.note)
+    write_progress = _method(leases.write_progress)
     apply = _method(changes.apply)
 
     held_leases = _method(worker_rows.held_leases)
@@ -100,30 +100,27 @@ class PostgresStore:
 
     load_needs = _method(wait_rows.load_needs)
     signals = _method(wait_rows.signals)
-    suspended = _method(wait_rows.suspended)
 
     flow_page = _method(flow_reads.flow_page)
     apply_flow = _method(flow_reads.apply_flow)
     edges = _method(flow_reads.edges)
-    members = _method(flow_reads.members)
-    chores = _method(flow_reads.chores)
+    outbox = _method(flow_reads.outbox)
     unsettled = _method(flow_reads.unsettled)
     count_flows = _method(flow_reads.count_flows)
-    owing = _method(flow_reads.owing)
+    owed_flows = _method(flow_reads.owed_flows)
 
     take_starts_back = _method(limits.take_starts_back)
     put_queues = _method(limits.put_queues)
-    standing = _method(limits.standing)
+    quota_view = _method(limits.quota_view)
     release = _method(limits.release)
     crowds = _method(limits.crowds)
     queue_counts = _method(limits.queue_counts)
     ahead_of = _method(limits.ahead_of)
     trim_limits = _method(limits.trim_limits)
 
-    books = _method(budgets.books)
+    ledger = _method(budgets.ledger)
     post = _method(budgets.post)
     attached = _method(budgets.attached)
-    stale_reservations = _method(budgets.stale_reservations)
 
     executions_in = _method(explain.executions_in)
     lane_counts = _method(explain.lane_counts)
@@ -135,12 +132,11 @@ class PostgresStore:
     attempts = _method(reads.attempts)
     steps = _method(reads.steps)
     page = _method(lists.page)
-    candidates = _method(lists.candidates)
+    snapshots = _method(lists.snapshots)
     expired_leases = _method(lists.expired_leases)
     counts = _method(lists.counts)
     set_tags = _method(reads.set_tags)
     events = _method(event_reads.events)
-    last_event = _method(event_reads.last_event)
 
     async def close(self) -> None:
         if self._keeper is not None:

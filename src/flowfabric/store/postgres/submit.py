@@ -98,11 +98,11 @@ async def _known(
     }
 
 
-async def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+async def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
     if uuids is None:
-        rows = await session.fetch(session.load, "arrivals", limit)
+        rows = await session.fetch(session.load, "inbox", limit)
     else:
-        rows = await session.fetch(session.load, "arrivals_among", list(uuids[:limit]))
+        rows = await session.fetch(session.load, "inbox_among", list(uuids[:limit]))
     return [InboxEntry(*row) for row in rows]
 
 

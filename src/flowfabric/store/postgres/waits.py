@@ -4,9 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from uuid import UUID
 
-from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session, columns, same
@@ -35,13 +33,6 @@ async def signals(
         values = (uuid, after, limit, suspension)
         rows = await session.fetch(session.load, "signals_counted", *values)
     return readable(rows, lambda row: read_heard(*row), "a signal of execution", lambda row: uuid)
-
-
-async def suspended(
-    session: Session, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
-) -> list[Snapshot]:
-    values = (*(after or (None, None)), namespace, limit)
-    return await session.snapshots(session.report, "suspended_executions", *values)
 
 
 async def _load_needs(

@@ -4,7 +4,7 @@ from operator import itemgetter
 
 from msgspec.json import encode
 
-from flowfabric.core.limit.budget import Ledger, Reservation
+from flowfabric.core.limit.budget import Ledger
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.readable import readable
@@ -20,8 +20,12 @@ from flowfabric.store.rows.record import BUDGETS
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 
-def books(session: Session, ask: LedgerNeeds) -> BudgetLedger:
+def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
     found = BudgetLedger()
+    if ask.stale:
+        rows = session.rows("stale_reservations", {"limit": ask.stale})
+        stale = readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
+        found.reservations.update((each.id, each) for each in stale)
     if ask.budgets:
         names = {"names": encode(ask.budgets).decode()}
         found.budgets = BUDGETS.by_key(session.rows("budgets", names))
@@ -54,11 +58,6 @@ def post(session: Session, books: BudgetLedger) -> bool:
 
 def attached(session: Session) -> list[tuple[str, str, str]]:
     return [(scope, id, name) for scope, id, name in session.rows("attached_budgets")]
-
-
-def stale_reservations(session: Session, limit: int) -> list[Reservation]:
-    rows = session.rows("stale_reservations", {"limit": limit})
-    return readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
 
 
 def _add_reservations(found: BudgetLedger, session: Session, name: str, ids: list[bytes]) -> None:

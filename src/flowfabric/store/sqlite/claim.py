@@ -53,7 +53,7 @@ def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UU
     return renewed
 
 
-def note(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+def write_progress(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
     steps, progress, standing = [], [], set()
     for note, id in _standing(session, notes, now):
         standing.add(note.uuid)

@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any
 
 from flowfabric.core.execution.event import StoredEvent
-from flowfabric.store.queries import EventPage, EventQuery
+from flowfabric.store.queries import NEWEST, EventPage, EventQuery
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
@@ -17,6 +17,9 @@ WINDOW = 10_000
 
 
 def events(session: Session, query: EventQuery) -> EventPage:
+    if query.after == NEWEST:
+        newest = session.row("last_event")
+        return EventPage((), 0 if newest is None else int(newest[0]))
     values = _filter(session, query)
     one = query.uuid is not None
     found = session.rows(_EVENTS[one], values)
@@ -25,11 +28,6 @@ def events(session: Session, query: EventQuery) -> EventPage:
         return EventPage(read, found[-1][0])
     row = session.row(_LAST[one], values)
     return EventPage(read, query.after if row is None or row[0] is None else row[0])
-
-
-def last_event(session: Session) -> int:
-    row = session.row("last_event")
-    return 0 if row is None else int(row[0])
 
 
 _EVENTS = {False: "events_after", True: "events_of"}

@@ -71,19 +71,6 @@ def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
     return search.found
 
 
-def members(
-    session: Session,
-    flow: UUID,
-    *,
-    after: UUID | None = None,
-    limit: int = 500,
-    living: bool = False,
-) -> list[Snapshot]:
-    name = "living_members" if living else "members"
-    values = {"flow": flow.bytes, "after": b"" if after is None else after.bytes, "limit": limit}
-    return readable_snapshots(session, [id for (id,) in session.rows(name, values)])
-
-
 def count_flows(session: Session, counts: Sequence[FlowChange]) -> set[UUID]:
     return {change.after.id for change in counts if apply_flow(session, change)}
 
@@ -104,18 +91,18 @@ def unsettled(
     return [Unsettled(state, downstreams.get(state.edge.downstream)) for state in found]
 
 
-def chores(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+def outbox(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
     found: list[OutboxEntry] = []
     for flow in flows:
-        rows = session.rows("chores", {"flow": flow.bytes, "limit": limit})
+        rows = session.rows("outbox", {"flow": flow.bytes, "limit": limit})
         found += read_chores(rows, read_uuid)
     return found
 
 
-def owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:
+def owed_flows(session: Session, after: UUID | None, limit: int) -> list[UUID]:
     """Those after a flow, by id."""
     values = {"after": b"" if after is None else after.bytes, "limit": limit}
-    return [read_uuid(id) for (id,) in session.rows("owing_flows", values)]
+    return [read_uuid(id) for (id,) in session.rows("owed_flows", values)]
 
 
 def _readable(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:

@@ -97,12 +97,12 @@ where c.flow is null
 -- name: gone_chores
 delete from chore where flow = ? and id = ? and number = ? and kind = ?
 
--- name: chores
+-- name: outbox
 select flow, id, number, kind, outcome, spared from chore
 where flow = :flow
 order by id, number, kind limit :limit
 
--- name: owing_flows
+-- name: owed_flows
 -- From one flow to the next, however much is owed to each.
 with recursive owing (flow) as (
     select min(flow) from chore where flow > :after

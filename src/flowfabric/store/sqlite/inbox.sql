@@ -24,10 +24,10 @@ where d.namespace = :namespace and d.key = :key
 insert into arrival (id, at, kind, namespace, lane, options, payload)
 values (:id, :at, :kind, :namespace, :lane, :options, :payload)
 
--- name: arrivals
+-- name: inbox
 select id, at, kind, namespace, lane, options, payload from arrival order by at, id limit :limit
 
--- name: arrivals_among
+-- name: inbox_among
 select id, at, kind, namespace, lane, options, payload from arrival where id in (?)
 
 -- name: known_arrivals

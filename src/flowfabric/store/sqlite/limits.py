@@ -41,7 +41,7 @@ def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
     session.insert("new_queues", [row for id, uses in queues for row in queue_rows(id, uses)])
 
 
-def standing(session: Session, ask: QuotaViewRequest) -> QuotaView:
+def quota_view(session: Session, ask: QuotaViewRequest) -> QuotaView:
     """One read transaction, so everything is of one moment."""
     lines = _lines(session, ask)
     used = {(use.quota, use.key) for line in lines for use in line.uses}

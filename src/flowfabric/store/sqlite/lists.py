@@ -17,11 +17,19 @@ from flowfabric.core.execution.status import (
     PublicState,
     derive_public,
 )
-from flowfabric.store.queries import Counts, Page, Query
+from flowfabric.store.queries import (
+    Claimable,
+    Counts,
+    MembersOf,
+    Page,
+    Query,
+    SnapshotQuery,
+    SuspendedIn,
+)
 from flowfabric.store.readable import stands_in
 from flowfabric.store.rows.execution import SUSPENDED
 from flowfabric.store.sqlite.claim import routes_for
-from flowfabric.store.sqlite.reads import numbers, readable_snapshots
+from flowfabric.store.sqlite.reads import candidates, numbers, readable_snapshots
 from flowfabric.store.sqlite.session import Session, read_uuid
 
 WINDOW = 10_000
@@ -68,6 +76,22 @@ def page(session: Session, query: Query) -> Page:
         unreadable=tuple(damaged),
         cursor=None if end is None else (Millis(end[0]), read_uuid(end[1])),
     )
+
+
+def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
+    match query:
+        case Claimable():
+            ids = candidates(session, query)
+        case SuspendedIn(namespace, after, limit):
+            since, id = (-1, b"") if after is None else (after[0], after[1].bytes)
+            values = {"since": since, "id": id, "namespace": namespace, "limit": limit}
+            ids = [id for (id,) in session.rows("suspended_executions", values)]
+        case MembersOf(flow, cursor, limit, living):
+            name = "living_members" if living else "members"
+            first = b"" if cursor is None else cursor.bytes
+            page = {"flow": flow.bytes, "after": first, "limit": limit}
+            ids = [id for (id,) in session.rows(name, page)]
+    return readable_snapshots(session, ids)
 
 
 def counts(

@@ -11,10 +11,10 @@ from uuid import UUID
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
-from flowfabric.core.execution.routing import Capabilities, satisfies
+from flowfabric.core.execution.routing import satisfies
 from flowfabric.core.execution.step import Step
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import Detail, ExpiredLease, Progress
+from flowfabric.store.queries import Claimable, Detail, ExpiredLease, Progress
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
@@ -79,26 +79,19 @@ def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[list[Step
     return [[Step(*row) for row in session.rows("steps_of", each)] for each in values]
 
 
-def candidates(
-    session: Session,
-    lane: str,
-    namespace: str | None,
-    now: Millis,
-    limit: int,
-    capabilities: Capabilities | None = None,
-) -> list[Snapshot]:
+def candidates(session: Session, query: Claimable) -> list[bytes]:
+    lane, capabilities, limit = query.lane, query.capabilities, query.limit
     session.learn_routes()
-    door = lane_gates(session, [lane]).get(lane) if capabilities is not None else None
-    if door is not None and door.shut:
+    gate = lane_gates(session, [lane]).get(lane) if capabilities is not None else None
+    if gate is not None and gate.shut:
         return []
-    name = "begun_candidates_of_route" if door and door.drains else "candidates_of_route"
+    name = "begun_candidates_of_route" if gate and gate.drains else "candidates_of_route"
     found = [
-        session.rows(name, {"route": number, "now": now, "limit": limit})
-        for number, route in routes_for(session, [lane], namespace)
+        session.rows(name, {"route": number, "now": query.now, "limit": limit})
+        for number, route in routes_for(session, [lane], query.namespace)
         if capabilities is None or satisfies(route.capabilities, capabilities)
     ]
-    ids = [id for _, id in islice(merge(*found), limit)]
-    return readable_snapshots(session, ids)
+    return [id for _, id in islice(merge(*found), limit)]
 
 
 def expired_leases(

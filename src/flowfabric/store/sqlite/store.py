@@ -123,12 +123,12 @@ class SqliteStore:
     _put_correction = _writing(upkeep.put_correction)
 
     submit = _batched(submissions.submit)
-    arrivals = _reading(submissions.arrivals)
+    inbox = _reading(submissions.inbox)
     admit = _batched(submissions.admit)
     claim = _writing(claims.claim)
     renew = _batched(claims.renew, urgent=True)
     end = _batched(changes.end)
-    note = _batched(claims.note)
+    write_progress = _batched(claims.write_progress)
     apply = _batched(changes.apply)
 
     held_leases = _reading(worker_rows.held_leases)
@@ -143,20 +143,18 @@ class SqliteStore:
 
     load_needs = _reading(wait_rows.load_needs)
     signals = _reading(wait_rows.signals)
-    suspended = _reading(wait_rows.suspended)
 
     flow_page = _reading(flow_reads.flow_page)
     apply_flow = _writing(flow_reads.apply_flow)
     edges = _reading(flow_reads.edges)
-    members = _reading(flow_reads.members)
-    chores = _reading(flow_reads.chores)
+    outbox = _reading(flow_reads.outbox)
     unsettled = _reading(flow_reads.unsettled)
     count_flows = _writing(flow_reads.count_flows)
-    _owing_after = _reading(flow_reads.owing)
+    _owed_flows_after = _reading(flow_reads.owed_flows)
 
     take_starts_back = _writing(limits.take_starts_back)
     put_queues = _writing(limits.put_queues)
-    standing = _reading(limits.standing)
+    quota_view = _reading(limits.quota_view)
     release = _writing(limits.release)
     crowds = _reading(limits.crowds)
     queue_counts = _reading(limits.queue_counts)
@@ -164,10 +162,9 @@ class SqliteStore:
     _idle_queues = _reading(limits.idle_queues)
     _trim_limits = _writing(limits.trim_limits)
 
-    books = _reading(budgets.books)
+    ledger = _reading(budgets.ledger)
     post = _writing(budgets.post)
     attached = _reading(budgets.attached)
-    stale_reservations = _reading(budgets.stale_reservations)
 
     executions_in = _reading(explain.executions_in)
     lane_counts = _reading(explain.lane_counts)
@@ -179,12 +176,11 @@ class SqliteStore:
     attempts = _reading(reads.attempts)
     steps = _reading(reads.steps)
     page = _reading(lists.page)
-    candidates = _reading(reads.candidates)
+    snapshots = _reading(lists.snapshots)
     expired_leases = _reading(reads.expired_leases)
     counts = _reading(lists.counts)
     set_tags = _writing(reads.set_tags)
     events = _reading(event_reads.events)
-    last_event = _reading(event_reads.last_event)
 
     async def keep_time(self) -> None:
         if self.clock.wants_keeping:
@@ -194,8 +190,8 @@ class SqliteStore:
         name = f"sqlite {MEMORY} {id(self)}" if self.path == MEMORY else sqlite_identity(self.path)
         return Identity(name, await self._secret())
 
-    async def owing(self, limit: int) -> list[UUID]:
-        return await self._turn.take(self._owing_after, limit)
+    async def owed_flows(self, limit: int) -> list[UUID]:
+        return await self._turn.take(self._owed_flows_after, limit)
 
     async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
         trimmed = await self._trim(ended_before, now, limit)

@@ -56,11 +56,11 @@ def _holder(session: Session, row: Sequence[Any]) -> ExecutionId:
     return ExecutionId.solo(lane, read_uuid(id)) if route is None else read_id(session, row)
 
 
-def arrivals(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
     if uuids is None:
-        found: Iterable[Any] = session.rows("arrivals", {"limit": limit})
+        found: Iterable[Any] = session.rows("inbox", {"limit": limit})
     else:
-        found = session.among("arrivals_among", [uuid.bytes for uuid in uuids[:limit]])
+        found = session.among("inbox_among", [uuid.bytes for uuid in uuids[:limit]])
     return [InboxEntry(read_uuid(id), *rest) for id, *rest in found]
 
 

@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.readable import readable
@@ -20,7 +18,6 @@ from flowfabric.store.rows.wait import (
     read_heard,
     written_by,
 )
-from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
 
 
@@ -70,12 +67,3 @@ def signals(
         "a signal of execution",
         lambda row: uuid,
     )
-
-
-def suspended(
-    session: Session, namespace: str | None, after: tuple[Millis, UUID] | None, limit: int
-) -> list[Snapshot]:
-    since, id = (-1, b"") if after is None else (after[0], after[1].bytes)
-    values = {"since": since, "id": id, "namespace": namespace, "limit": limit}
-    found = session.rows("suspended_executions", values)
-    return readable_snapshots(session, [id for (id,) in found])
