@@ -387,7 +387,7 @@ def _is_current(snapshot: Snapshot, owner: Owner) -> bool:
 
 def _check_own(owner: UUID, execution: Execution) -> None:
     if owner != execution.uuid:
-        raise Invalid("the reservation belongs to another execution")
+        raise Invalid("the reservation belongs to another run")
 
 
 def _as_stored(budget: Budget) -> Budget:
