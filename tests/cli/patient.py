@@ -39,8 +39,8 @@ def patient(url: str) -> Fabric:
 
     @fabric.task()
     async def ship(ctx: Context) -> Any:
-        door = await ctx.callback("carrier")
-        return await door.result()
+        callback = await ctx.callback("carrier")
+        return await callback.result()
 
     return fabric
 

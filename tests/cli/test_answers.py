@@ -23,8 +23,8 @@ def token(cli: Cli, id: str, *words: str) -> str:
 
 def test_a_signal_lets_a_run_go_on(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
-    told = cli("signal", id, "paid", '{"amount": 3}').stdout
-    assert told == f"signalled {id}: the run continues\n"
+    printed = cli("signal", id, "paid", '{"amount": 3}').stdout
+    assert printed == f"signalled {id}: the run continues\n"
     assert patient.result(id) == {"amount": 3}
 
 
@@ -140,15 +140,15 @@ def test_a_signal_to_a_run_that_has_ended_fails(cli: Cli, patient: Patient) -> N
 
 def test_the_only_approval_needs_no_name(cli: Cli, patient: Patient) -> None:
     id = patient.start("pay")
-    told = cli("approve", id, "--as", "ada", "--comment", "fine").stdout
-    assert told == f"approved {id}: the run continues\n"
+    printed = cli("approve", id, "--as", "ada", "--comment", "fine").stdout
+    assert printed == f"approved {id}: the run continues\n"
     assert patient.result(id) == "approved ['ada: fine']"
 
 
 def test_a_refusal_may_leave_the_others_to_decide(cli: Cli, patient: Patient) -> None:
     id = patient.start("pay")
-    told = cli("reject", id, "budget", "--as", "ada").stdout
-    assert told == f"rejected {id}: counted, the run waits for more\n"
+    printed = cli("reject", id, "budget", "--as", "ada").stdout
+    assert printed == f"rejected {id}: counted, the run waits for more\n"
     assert cli.json("reject", id, "--as", "bob")["resumed"] is True
     assert patient.result(id).startswith("rejected")
 
@@ -171,7 +171,7 @@ def test_an_approval_is_for_exactly_one_thing(cli: Cli, patient: Patient) -> Non
     assert cli("approve", id, "--as", "ada", "--about", "-", input=same).stdout
 
 
-def test_whoever_decides_is_named(cli: Cli, patient: Patient) -> None:
+def test_the_approver_is_named(cli: Cli, patient: Patient) -> None:
     id = patient.start("pay")
     assert cli.complaint("approve", id, code=2) == "who decides? give --as, or a token"
     complaint = cli.complaint("approve", id, "--as", "eve", code=1)

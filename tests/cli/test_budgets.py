@@ -20,14 +20,22 @@ def test_a_budget_is_made_and_changed_part_by_part(cli: Cli) -> None:
     words = ["--hard", "calls=none", "--on-hard", "suspend", "--every", "1d", "--more", "tokens=5"]
     changed = cli("budgets", "set", "team", *words).stdout
     assert changed.startswith("changed team: 740 of 1000 tokens (74 %), 1 calls, 3 other")
-    told = cli.json("budgets", "show", "team")
-    assert told["limits"] == {"tokens": {"hard": 1000, "soft": 800, "more": 5}}
-    assert (told["on_hard"], told["on_soft"], told["every"]) == ("suspend", "warn", 86_400_000)
-    told = cli.json("budgets", "set", "team", "--cron", "0 0 * * *", "--timezone", "Asia/Tokyo")
-    assert (told["every"], told["next_reset_at"][11:16]) == (None, "15:00")
-    told = cli.json("budgets", "set", "team", "--every", "none", "--soft", "tokens=none")
-    assert (told["cron"], told["next_reset_at"], told["used"]["tokens"]) == (None, None, 740)
-    assert told["limits"] == {"tokens": {"hard": 1000, "soft": None, "more": None}}
+    printed = cli.json("budgets", "show", "team")
+    assert printed["limits"] == {"tokens": {"hard": 1000, "soft": 800, "more": 5}}
+    assert (printed["on_hard"], printed["on_soft"], printed["every"]) == (
+        "suspend",
+        "warn",
+        86_400_000,
+    )
+    printed = cli.json("budgets", "set", "team", "--cron", "0 0 * * *", "--timezone", "Asia/Tokyo")
+    assert (printed["every"], printed["next_reset_at"][11:16]) == (None, "15:00")
+    printed = cli.json("budgets", "set", "team", "--every", "none", "--soft", "tokens=none")
+    assert (printed["cron"], printed["next_reset_at"], printed["used"]["tokens"]) == (
+        None,
+        None,
+        740,
+    )
+    assert printed["limits"] == {"tokens": {"hard": 1000, "soft": None, "more": None}}
 
 
 def test_spending_is_counted_refused_and_corrected(cli: Cli) -> None:
@@ -52,8 +60,8 @@ def test_spending_is_counted_refused_and_corrected(cli: Cli) -> None:
     assert "parts              team" in cli("budgets", "show", "org").stdout
     assert cli("budgets", "list").stdout.splitlines()[1].split()[:4] == ["org", "6", "of", "100"]
     assert cli("budgets", "reset", "team").stdout == "reset team\n"
-    told = cli.json("budgets", "show", "team")
-    assert (told["used"], told["granted"], told["resets"]) == ({}, {}, 1)
+    printed = cli.json("budgets", "show", "team")
+    assert (printed["used"], printed["granted"], printed["resets"]) == ({}, {}, 1)
     complaint = cli.complaint("budgets", "delete", "org", code=2)
     assert complaint == "budget 'org' has child budgets: delete them first"
     assert cli("budgets", "delete", "team", "org").stdout == "deleted team\ndeleted org\n"

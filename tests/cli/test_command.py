@@ -51,8 +51,8 @@ def test_a_command_gets_the_open_store_and_its_code_is_the_exit_code(app: Typer,
     cli("migrate")
     plain = CliRunner().invoke(app, ["look", "here"])
     assert (plain.exit_code, plain.stdout) == (3, "here True\n")
-    told = CliRunner().invoke(app, ["look", "here", "--json"])
-    assert (told.exit_code, told.stdout) == (3, '{"word":"here","same":true}\n')
+    printed = CliRunner().invoke(app, ["look", "here", "--json"])
+    assert (printed.exit_code, printed.stdout) == (3, '{"word":"here","same":true}\n')
 
 
 def test_a_command_gets_the_application_by_its_name(app: Typer, cli: Cli) -> None:

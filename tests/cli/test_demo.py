@@ -41,10 +41,10 @@ def start(home: Path) -> "subprocess.Popen[str]":
 
 def test_the_demo_ends_by_itself_and_keeps_its_promises(tmp_path: Path) -> None:
     process = start(tmp_path)
-    told, errors = process.communicate(timeout=50)
+    printed, errors = process.communicate(timeout=50)
     assert (process.returncode, errors) == (0, "")
-    assert "5 runs, 1 worker killed, 0 steps repeated" in told
-    assert "BROKEN" not in told
+    assert "5 runs, 1 worker killed, 0 steps repeated" in printed
+    assert "BROKEN" not in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,10 +125,10 @@ def test_a_broken_promise_is_told_and_exits_with_1(
 
     monkeypatch.setattr(play.Play, "perform", perform)
     assert entry.main([]) == 1
-    told = capsys.readouterr()
-    assert "BROKEN  the earth is flat" in told.out
-    assert "5 runs, 1 worker killed, 2 steps repeated" in told.out
-    assert told.err == "the demo failed, this did not come true: the earth is flat\n"
+    printed = capsys.readouterr()
+    assert "BROKEN  the earth is flat" in printed.out
+    assert "5 runs, 1 worker killed, 2 steps repeated" in printed.out
+    assert printed.err == "the demo failed, this did not come true: the earth is flat\n"
 
 
 def test_a_performance_that_takes_too_long_says_what_it_waits_for(

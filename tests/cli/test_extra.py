@@ -27,7 +27,7 @@ def test_the_module_is_the_script() -> None:
 
 
 def test_completing_a_command_reads_no_ids() -> None:
-    """stdin is a terminal then, on which nobody types."""
+    """stdin is a terminal then, on which no one types ids."""
     words = {"COMP_WORDS": "flowfabric run cancel - --rea", "COMP_CWORD": "4"}
     env = {**os.environ, **words, "_FLOWFABRIC_COMPLETE": "complete_bash"}
     command = [sys.executable, "-c", "from flowfabric.cli import main; main()"]

@@ -91,7 +91,7 @@ def test_the_list_tells_what_became_of_flows(
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_a_long_kind_breaks_no_line_of_the_list(width: int) -> None:
-    """A narrow terminal shows fewer columns; whatever is shown is whole, but for the kind"""
+    """A narrow terminal shows fewer columns; all it shows is whole but for the kind"""
     screen, printed = Screen(), StringIO()
     screen.out = Console(file=printed, width=width, markup=False, highlight=False)
     long = Flow(id=UUID(NO_FLOW), kind="reports." * 12, state=FlowState.COMPLETED, nodes=100_000)
@@ -143,17 +143,17 @@ def test_show_tells_what_a_flow_waits_for(cli: Cli, declare: Callable[..., str])
 
 def test_show_as_a_document(cli: Cli, finish: Work, declare: Callable[..., str]) -> None:
     id = declare("nightly", failing)
-    told = cli.json("flow", "show", id)
-    assert (told["id"], told["state"], told["nodes"]) == (id, "running", 4)
-    assert told["states"] == {"waiting": 2, "waiting_children": 2}
-    assert {join["name"] for join in told["joins"]} == {"publish", "cleanup"}
-    assert {busy["name"] for busy in told["busy"]} == {"good", "bad"}
+    facts = cli.json("flow", "show", id)
+    assert (facts["id"], facts["state"], facts["nodes"]) == (id, "running", 4)
+    assert facts["states"] == {"waiting": 2, "waiting_children": 2}
+    assert {join["name"] for join in facts["joins"]} == {"publish", "cleanup"}
+    assert {busy["name"] for busy in facts["busy"]} == {"good", "bad"}
     finish()
-    told = cli.json("flow", "show", id)
-    assert told["state"] == "failed"
-    assert told["states"] == {"completed": 2, "failed": 1, "skipped": 1}
-    assert told["joins"] == told["busy"] == []
-    assert told["ended"] == {"success": 2, "failed": 1, "skipped": 1}
+    facts = cli.json("flow", "show", id)
+    assert facts["state"] == "failed"
+    assert facts["states"] == {"completed": 2, "failed": 1, "skipped": 1}
+    assert facts["joins"] == facts["busy"] == []
+    assert facts["ended"] == {"success": 2, "failed": 1, "skipped": 1}
 
 
 def test_show_does_not_drown_people(cli: Cli, declare: Callable[..., str]) -> None:
@@ -170,8 +170,8 @@ def test_cancel_ends_the_members(cli: Cli, finish: Work, declare: Callable[..., 
     id = declare("nightly", chain)
     assert cli("flow", "cancel", id, "--reason", "a [bad] idea").stdout == f"cancelled flow {id}\n"
     assert finish() == 0
-    told = cli.json("flow", "show", id)
-    assert (told["state"], told["ended"]) == ("cancelled", {"cancelled": 2})
+    facts = cli.json("flow", "show", id)
+    assert (facts["state"], facts["ended"]) == ("cancelled", {"cancelled": 2})
     assert "a [bad] idea (cancel_all)" in cli("flow", "show", id).stdout
 
 
@@ -216,9 +216,9 @@ def test_replay_runs_what_did_not_succeed(
     id = declare("nightly", failing)
     finish()
     assert cli("flow", "replay", id).stdout == f"replayed 2 members of flow {id}\n"
-    told = cli.json("flow", "show", id)
-    assert told["state"] == "running"
-    assert told["states"] == {"waiting": 1, "waiting_children": 1, "completed": 2}
+    facts = cli.json("flow", "show", id)
+    assert facts["state"] == "running"
+    assert facts["states"] == {"waiting": 1, "waiting_children": 1, "completed": 2}
     finish()
     answer = cli.json("flow", "replay", id)
     assert (answer["id"], len(answer["replayed"])) == (id, 2)
@@ -259,10 +259,15 @@ def test_the_graph_as_mermaid_and_svg(
 
 
 def test_the_graph_as_a_document(cli: Cli, declare: Callable[..., str]) -> None:
-    told = cli.json("flow", "graph", declare("nightly", failing))
-    assert told["flow"]["kind"] == "nightly"
-    assert {member["name"] for member in told["members"]} == {"good", "bad", "publish", "cleanup"}
-    assert sorted(edge["edge"]["on"] for edge in told["edges"]) == [
+    facts = cli.json("flow", "graph", declare("nightly", failing))
+    assert facts["flow"]["kind"] == "nightly"
+    assert {member["name"] for member in facts["members"]} == {
+        "good",
+        "bad",
+        "publish",
+        "cleanup",
+    }
+    assert sorted(edge["edge"]["on"] for edge in facts["edges"]) == [
         "on_failure",
         "on_success",
         "on_success",

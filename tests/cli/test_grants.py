@@ -22,10 +22,14 @@ def test_a_run_is_reserved_taken_and_completed_by_hand(cli: Cli, run: str, work:
     printed = cli("grants", "issue", run, *ADA, "--ttl", "1m", "--admission-summary", "2 of 5")
     key = printed.stdout.strip()
     assert f"{run} is reserved for ada until" in printed.stderr
-    told = cli.json("grants", "show", run)
-    assert (told["kind"], told["worker"], told["instance"]) == ("claim", "ada", "ada-1")
-    assert (told["id"], told["admission_summary"]) == (grant_id_from_key(key), "2 of 5")
-    assert told["expires_at"].endswith("Z")
+    facts = cli.json("grants", "show", run)
+    assert (facts["kind"], facts["worker"], facts["instance"]) == (
+        "claim",
+        "ada",
+        "ada-1",
+    )
+    assert (facts["id"], facts["admission_summary"]) == (grant_id_from_key(key), "2 of 5")
+    assert facts["expires_at"].endswith("Z")
     assert "2 of 5" in cli("grants", "show", run).stdout
     assert "for ada (ada-1) until" in cli("run", "show", run).stdout
     assert key not in cli("run", "show", run, "--json").stdout
@@ -61,8 +65,8 @@ def test_an_interrupted_run_goes_on_and_a_failed_one_is_retried(cli: Cli) -> Non
     words = ("lease", "fail", "--handle", again["handle"], "--message", "no")
     assert cli(*words).stdout == "failed, and is retried\n"
     handle = cli("grants", "take", id).stdout.strip()
-    told = cli.json("lease", "fail", "--handle", handle, "--message", "no")
-    assert told["retried"] is False
+    facts = cli.json("lease", "fail", "--handle", handle, "--message", "no")
+    assert facts["retried"] is False
 
 
 def test_a_lost_run_is_reserved_for_its_rescuer(cli: Cli, run: str) -> None:
@@ -81,8 +85,8 @@ def test_a_lost_run_is_reserved_for_its_rescuer(cli: Cli, run: str) -> None:
     assert cli.json("grants", "show", run)["kind"] == "reclaim"
     wrong = ("grants", "redeem", run, *ADA, "--key", "another")
     assert cli.complaint(*wrong, code=3) == f"{run} has no such grant"
-    told = cli.json("grants", "redeem", run, *ADA)
-    assert (told["attempt"], told["kind"]) == (1, "reclaimed")
+    facts = cli.json("grants", "redeem", run, *ADA)
+    assert (facts["attempt"], facts["kind"]) == (1, "reclaimed")
 
 
 def test_the_best_run_of_a_lane_is_reserved(cli: Cli, run: str) -> None:

@@ -53,7 +53,7 @@ def test_rotating_makes_a_key_and_the_old_one_verifies_for_a_while(
 ) -> None:
     id = patient.start("ship")
     before = cli.json("keys", "list")["kid"]
-    door = cli.json("waitpoints", "token", id)
+    issued = cli.json("waitpoints", "token", id)
     answer = cli.json("keys", "rotate", "--grace", "2h")
     assert (answer["rotated"], answer["previous"]) == (True, before)
     current, verifying = cli.lines("keys", "list")
@@ -61,17 +61,17 @@ def test_rotating_makes_a_key_and_the_old_one_verifies_for_a_while(
     assert (verifying["kid"], verifying["state"]) == (before, "verifying")
     assert datetime.fromisoformat(verifying["until"]).utcoffset() is not None
     assert "verifies until" in cli("keys", "list").stdout
-    assert cli.json("signal", door["id"], "--token", door["token"])["resumed"] is True
+    assert cli.json("signal", issued["id"], "--token", issued["token"])["resumed"] is True
 
 
 def test_without_grace_tokens_of_the_old_key_are_refused_at_once(
     cli: Cli, patient: Patient
 ) -> None:
     id = patient.start("ship")
-    door = cli.json("waitpoints", "token", id)
+    issued = cli.json("waitpoints", "token", id)
     cli("keys", "rotate", "--kid", "two", "--grace", "0s")
     cli("keys", "rotate", "--kid", "three", "--grace", "0s")
-    complaint = cli.complaint("signal", door["id"], "--token", door["token"], code=1)
+    complaint = cli.complaint("signal", issued["id"], "--token", issued["token"], code=1)
     assert complaint in ("the token is not valid here", "the token is not valid any more")
 
 

@@ -37,9 +37,9 @@ def test_several_lanes_are_paused_at_once_and_it_is_known_by_whom(cli: Cli) -> N
     words = ("--by", "ada", "--reason", "the bill")
     answers = cli.lines("lanes", "pause", "default", "slow", *words)
     assert [answer["lane"] for answer in answers] == ["default", "slow"]
-    told = answers[0]
-    assert (told["state"], told["by"], told["reason"]) == ("paused", "ada", "the bill")
-    assert told["at"].endswith("Z")
+    printed = answers[0]
+    assert (printed["state"], printed["by"], printed["reason"]) == ("paused", "ada", "the bill")
+    assert printed["at"].endswith("Z")
     again = cli("lanes", "pause", "slow", "--by", "bob").stdout
     assert again.startswith("slow is paused already (by ada, 2")
     assert again.endswith(", the bill)\n")
@@ -48,8 +48,8 @@ def test_several_lanes_are_paused_at_once_and_it_is_known_by_whom(cli: Cli) -> N
     shown = cli("lanes", "show", "slow").stdout
     assert "reason   the bill" in shown
     assert cli("lanes", "drain", "slow").stdout == "draining slow\n"
-    told = cli.json("lanes", "resume", "slow")
-    assert (told["state"], told["by"]) == ("open", getpass.getuser())
+    printed = cli.json("lanes", "resume", "slow")
+    assert (printed["state"], printed["by"]) == ("open", getpass.getuser())
     assert cli("lanes", "resume", "slow").stdout.startswith("slow is open already (by ")
 
 
@@ -63,8 +63,8 @@ def test_a_lane_has_a_weight_and_a_limit(cli: Cli, work: Work) -> None:
     header, row = cli("lanes", "list").stdout.splitlines()
     assert header.split() == ["lane", "weight", "at", "once", "waiting"]
     assert row.split() == ["default", "3", "10", "1"]
-    told = cli.json(*words, "--concurrency", "0")
-    assert (told["weight"], told["concurrency"]) == (3, None)
+    printed = cli.json(*words, "--concurrency", "0")
+    assert (printed["weight"], printed["concurrency"]) == (3, None)
     assert cli.json("lanes", "show", "default")["runs"]["waiting"] == 1
     assert cli.complaint(*words, code=2) == "neither --weight nor --concurrency is given"
     assert cli.complaint(*words, "--weight", "0", code=2) == (

@@ -10,7 +10,7 @@ from tests.cli.terminal import Cli
 
 
 def submit(url: str, customers: str) -> None:
-    """Runs of an application nobody works for: who has a slot keeps it."""
+    """Runs of an application without a worker: a run keeps its slot."""
 
     async def run() -> None:
         async with Fabric(url) as fabric:
@@ -41,10 +41,12 @@ def test_a_quota_is_made_changed_and_deleted(cli: Cli) -> None:
     assert cli(*words, "--rate", "100/m", "--concurrency", "5").stdout == "api: 5 at once, 100/m\n"
     assert cli(*words, "--rate", "7/90s").stdout == "api: 5 at once, 7/90s\n"
     assert cli(*words, "--concurrency", "0").stdout == "api: 7/90s\n"
-    told = cli.json(*words, "--concurrency-per-key", "1", "--rate-per-key", "2/s", "--rate", "none")
-    assert told["rate"] is None
+    printed = cli.json(
+        *words, "--concurrency-per-key", "1", "--rate-per-key", "2/s", "--rate", "none"
+    )
+    assert printed["rate"] is None
     rate = {"count": 2, "window": 1000, "smooth": False}
-    assert (told["concurrency_per_key"], told["rate_per_key"]) == (1, rate)
+    assert (printed["concurrency_per_key"], printed["rate_per_key"]) == (1, rate)
     assert cli(*words, "--rate", "5/m smooth").stdout.endswith("5/m smooth, 2/s per key\n")
     cli(*words, "--rate", "none")
     row = cli("quotas", "list").stdout.splitlines()[1]
@@ -61,10 +63,10 @@ def test_a_quota_tells_who_has_a_slot_and_who_waits(
     """C-T95: running and waiting, by key; a raised limit lets through."""
     cli("quotas", "set", "api", "--rate", "4/h", "--concurrency", "3")
     wait_for("aaab")
-    told = cli.json("quotas", "show", "api")
-    assert (told["running"], told["admitted"], told["waiting"]) == (0, 3, 2)
-    assert [key["key"] for key in told["keys"]] == ["", "eve"]
-    assert told["opens_at"] is None
+    printed = cli.json("quotas", "show", "api")
+    assert (printed["running"], printed["admitted"], printed["waiting"]) == (0, 3, 2)
+    assert [key["key"] for key in printed["keys"]] == ["", "eve"]
+    assert printed["opens_at"] is None
     shown = cli("quotas", "show", "api").stdout
     assert "3 of 3" in shown
     assert "the rate allows it now" in shown
@@ -73,9 +75,9 @@ def test_a_quota_tells_who_has_a_slot_and_who_waits(
     held = {key["key"]: key["admitted"] for key in own["keys"]}
     assert held["a"] <= 2
     cli("quotas", "set", "api", "--concurrency", "5")
-    told = cli.json("quotas", "show", "api")
-    assert (told["admitted"], told["waiting"]) == (4, 1)
-    assert told["opens_at"].endswith("Z")
+    printed = cli.json("quotas", "show", "api")
+    assert (printed["admitted"], printed["waiting"]) == (4, 1)
+    assert printed["opens_at"].endswith("Z")
     note = cli("quotas", "set", "task:call", "--concurrency-per-key", "9").stderr
     assert note.startswith("the next worker")
 
@@ -88,12 +90,12 @@ def test_a_quota_is_asked_for_one_run(cli: Cli, wait_for: Callable[[str], None])
     admitted = next(id for id, state in runs.items() if state == "waiting")
     refused = next(id for id, state in runs.items() if state == "rate_limited")
     assert cli("quotas", "check", "api", admitted).stdout == "admitted before\n"
-    told = cli.json("quotas", "check", "api", admitted)
-    assert told == {"answer": "admitted", "id": admitted, "already": True}
+    printed = cli.json("quotas", "check", "api", admitted)
+    assert printed == {"answer": "admitted", "id": admitted, "already": True}
     shown = cli("quotas", "check", "api", refused, code=1).stdout
     assert shown == "api has no free slot: 1 of 1 are taken\n"
-    told = cli.json("quotas", "check", "api", refused, code=1)
-    assert (told["answer"], told["cap"], told["taken"]) == ("concurrency_exceeded", 1, 1)
+    printed = cli.json("quotas", "check", "api", refused, code=1)
+    assert (printed["answer"], printed["cap"], printed["taken"]) == ("concurrency_exceeded", 1, 1)
     cli("quotas", "set", "api", "--rate", "1/h", "--concurrency", "0")
     late = cli.lines("run", "list", "--state", "rate_limited")[0]["id"]
     shown = cli("quotas", "check", "api", late, code=1).stdout

@@ -116,8 +116,8 @@ def test_list_goes_on_where_it_ended(cli: Cli) -> None:
     second = cli("run", "list", "--limit", "2", "--ids", "--cursor", cursor)
     assert first.stdout.split() + second.stdout.split() == ids[::-1]
     assert second.stderr == ""
-    told = cli("run", "list", "--limit", "2", "--json").stderr
-    assert msgspec.json.decode(told) == {"cursor": cursor}
+    printed = cli("run", "list", "--limit", "2", "--json").stderr
+    assert msgspec.json.decode(printed) == {"cursor": cursor}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ UNREACHABLE = f"postgresql://me:{SECRET}@127.0.0.1:1/work"
 
 
 def test_migrate_makes_a_database_and_tells_its_version(cli: Cli, tmp_path: Path) -> None:
-    told = cli("migrate").stdout
-    assert re.fullmatch(rf"{re.escape(cli.url)} is at schema version \d+\n", told)
+    printed = cli("migrate").stdout
+    assert re.fullmatch(rf"{re.escape(cli.url)} is at schema version \d+\n", printed)
     assert (tmp_path / "work.db").exists()
     assert cli.json("migrate").keys() == {"url", "version"}
 

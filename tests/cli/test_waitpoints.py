@@ -90,8 +90,8 @@ def test_a_bound_token_can_be_taken_back_alone(cli: Cli, patient: Patient) -> No
     id = patient.start("pay")
     words = ("waitpoints", "token", id, "--approver")
     ada, bob = (cli.json(*words, name) for name in ("ada", "bob"))
-    told = cli("waitpoints", "revoke", id, "--token", "-", input=ada["token"] + "\n").stdout
-    assert told == f"revoked one token of 'budget' of {id}\n"
+    printed = cli("waitpoints", "revoke", id, "--token", "-", input=ada["token"] + "\n").stdout
+    assert printed == f"revoked one token of 'budget' of {id}\n"
     complaint = cli.complaint("approve", ada["id"], "--token", ada["token"], code=1)
     assert complaint == "the token was taken back"
     assert cli("approve", bob["id"], "--token", bob["token"]).stdout
@@ -147,10 +147,10 @@ def test_show_tells_how_to_send_a_signal(cli: Cli, patient: Patient) -> None:
 def test_show_of_a_run_that_nothing_can_answer_names_the_operator(
     cli: Cli, patient: Patient
 ) -> None:
-    id = patient.suspend_without_a_step("door")
+    id = patient.suspend_without_a_step("gate")
     cli("waitpoints", "close", id)
-    told = cli("run", "show", id).stderr
-    assert told == f"only an operator can wake it: flowfabric resume '{id}'\n"
+    printed = cli("run", "show", id).stderr
+    assert printed == f"only an operator can wake it: flowfabric resume '{id}'\n"
 
 
 def test_show_of_a_run_that_does_not_wait_says_nothing_of_it(cli: Cli, patient: Patient) -> None:

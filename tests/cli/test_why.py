@@ -16,11 +16,11 @@ from flowfabric.engine.engine import Engine
 from tests.cli.terminal import NOBODY, Cli, Work
 
 
-def with_engine(url: str, deed: Callable[[Engine], Awaitable[None]]) -> None:
+def with_engine(url: str, work: Callable[[Engine], Awaitable[None]]) -> None:
     async def run() -> None:
         async with Fabric(url) as fabric:
             engine = await fabric.engine()
-            await deed(engine)
+            await work(engine)
             await engine._releases.drain()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""The command line: starts workers, submits, looks and steers. It speaks to people and decides
+"""The command line: runs workers, submits runs, inspects and controls them. It decides
 nothing; every command is a call of `Fabric` or of the engine."""
 
 import sys

@@ -62,9 +62,7 @@ Url = Annotated[
         help="The store: sqlite:///work.db or postgresql://user@host/database.",
     ),
 ]
-AppUrl = Annotated[
-    str | None, Option("--url", help="Another store than the one of the application.")
-]
+AppUrl = Annotated[str | None, Option("--url", help="Another store than the application's.")]
 App = Annotated[str, Argument(metavar="APP", help="Your Fabric, as app.module:fabric.")]
 
 RunId = Annotated[str, Argument(metavar="ID", help="The run, as {fp:86}:01a1e105-…")]

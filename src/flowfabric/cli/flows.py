@@ -251,7 +251,7 @@ async def cancel(
         ),
     ] = CancelPolicy.ALL,
     no_wait: Annotated[
-        bool, Option("--no-wait", help="Do not wait until the members have ended.")
+        bool, Option("--no-wait", help="Do not wait for the members to end.")
     ] = False,
 ) -> None:
     """Cancel a flow with all of its members, with those that have not started, or alone."""
@@ -404,11 +404,9 @@ async def edge(
     on: Annotated[
         On, Option(metavar="END", help=f"What to wait for: {', '.join(On)}.")
     ] = On.SUCCESS,
-    input: Annotated[
-        str | None, Option(help="The parameter that gets the result of the upstream.")
-    ] = None,
+    input: Annotated[str | None, Option(help="The parameter for the upstream's result.")] = None,
     revision: Annotated[
-        int | None, Option(min=0, help="Only if the graph is at this revision.")
+        int | None, Option(min=0, help="Only at this revision of the graph.")
     ] = None,
 ) -> None:
     """Make a run of a flow wait for another one. Adding the same edge again changes nothing."""

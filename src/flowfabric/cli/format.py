@@ -37,7 +37,7 @@ def span(millis: int | None) -> str:
 
 
 def exact_span(millis: int) -> str:
-    """A span as somebody would have typed it: exact, in its largest unit."""
+    """A span as a person would type it: exact, in its largest unit."""
     unit, size = next((unit, size) for unit, size in _UNITS if not millis % size)
     return f"{millis // size}{unit}"
 

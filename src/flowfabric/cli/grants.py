@@ -67,7 +67,7 @@ async def issue(  # noqa: PLR0913 - the options are the interface
     key: GrantKey = None,
     reclaim: Annotated[bool, Option("--reclaim", help="For a run whose worker was lost.")] = False,
     max_reclaims: Annotated[
-        int | None, Option(min=0, help="With --reclaim: how often at most.")
+        int | None, Option(min=0, help="With --reclaim: at most this often.")
     ] = None,
     capability_hash: Note = None,
     route_snapshot: Note = None,

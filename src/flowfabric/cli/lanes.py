@@ -106,7 +106,7 @@ async def list_lanes(engine: Engine, screen: Screen) -> None:
 
 
 def _interesting(rows: list[Cells]) -> list[Cells]:
-    """Only what somebody has set, and the states that occur, get a column."""
+    """Only settings that differ from the default and states that occur get a column."""
     usual = {"state": "open", "weight": "1", "at once": "any"}
     used = [
         number

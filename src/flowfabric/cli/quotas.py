@@ -173,12 +173,10 @@ async def set_quota(
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, Option(min=0, help="How many may run at once; 0: any number.")
+        int | None, Option(min=0, help="How many run at once; 0: any number.")
     ] = None,
-    rate_per_key: Annotated[str | None, Option(help="The same, for each key.")] = None,
-    concurrency_per_key: Annotated[
-        int | None, Option(min=0, help="The same, for each key.")
-    ] = None,
+    rate_per_key: Annotated[str | None, Option(help="The same for each key.")] = None,
+    concurrency_per_key: Annotated[int | None, Option(min=0, help="The same for each key.")] = None,
 ) -> None:
     """Make a quota, or change the limits that are given. Runs that have room now start at once.
 

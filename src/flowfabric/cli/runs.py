@@ -160,9 +160,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
     kind: Annotated[str | None, Option(help="Only of this task.")] = None,
     tag: Annotated[str | None, Option(help="Only with this tag, as app.tenant=acme.")] = None,
     namespace: Annotated[str | None, Option(help="Only of this namespace.")] = None,
-    since: Annotated[
-        str | None, Option(help="Only of the last 2h, or since 2025-03-01T08:00.")
-    ] = None,
+    since: Annotated[str | None, Option(help="Of the last 2h, or since 2025-03-01T08:00.")] = None,
     limit: Limit = 50,
     cursor: Annotated[str | None, Option(help="Continue where an earlier list ended.")] = None,
     ids: Annotated[bool, Option("--ids", "-q", help="Only the ids, one per line.")] = False,
@@ -352,7 +350,7 @@ async def events(
     screen: Screen,
     id: RunId,
     follow: Annotated[
-        bool, Option("--follow", "-f", help="Continue until the run has ended.")
+        bool, Option("--follow", "-f", help="Go on until the run has ended.")
     ] = False,
     after: Annotated[int, Option(min=0, help="Only events after this number.")] = 0,
 ) -> None:

@@ -24,9 +24,7 @@ async def submit(  # noqa: PLR0913 - the options are the interface
     arg: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="One argument; repeatable.")
     ] = None,
-    key: Annotated[
-        str | None, Option(help="Submitting the same key again changes nothing.")
-    ] = None,
+    key: Annotated[str | None, Option(help="The same key again changes nothing.")] = None,
     delay: Annotated[str | None, Option(help="Start in 10s, 5m, 1h30m, …")] = None,
     priority: Annotated[int | None, Option(help="0 to 9000, the highest first.")] = None,
     lane: Annotated[str | None, Option(help="Instead of the lane of the task.")] = None,
@@ -34,9 +32,7 @@ async def submit(  # noqa: PLR0913 - the options are the interface
     tag: Annotated[
         list[str] | None, Option(metavar="KEY=VALUE", help="A tag, as app.env=dev; repeatable.")
     ] = None,
-    wait: Annotated[
-        bool, Option("--wait", help="Wait for the run to end and print its result.")
-    ] = False,
+    wait: Annotated[bool, Option("--wait", help="Wait for the end and print the result.")] = False,
     timeout: Timeout = None,
 ) -> ExitCode:
     """Submit a run of one of your tasks.

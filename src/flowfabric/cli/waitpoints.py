@@ -27,9 +27,7 @@ DIGEST = 12
 MOST = 1000
 
 Target = Annotated[str, Argument(metavar="RUN", help="A run's id, or RUN/WAITPOINT.")]
-Name = Annotated[
-    str | None, Argument(metavar="[NAME]", help="Which waitpoint, if more than one is open.")
-]
+Name = Annotated[str | None, Argument(metavar="[NAME]", help="Which one, if several are open.")]
 
 
 def _row(item: OpenWaitpoint) -> Cells:
@@ -69,9 +67,7 @@ async def token(
     run: Target,
     name: Name = None,
     approver: Annotated[str | None, Option(help="Only for this approver.")] = None,
-    decision: Annotated[
-        list[str] | None, Option(help="Only for this decision; repeatable.")
-    ] = None,
+    decision: Annotated[list[str] | None, Option(help="Only this decision; repeatable.")] = None,
     expires: Annotated[str | None, Option(help="Only for the next 2h, 3d, …")] = None,
     single_use: Annotated[bool, Option("--single-use", help="Only for one signal.")] = False,
 ) -> None:
@@ -95,9 +91,7 @@ async def revoke(
     screen: Screen,
     run: Target,
     name: Name = None,
-    token: Annotated[
-        str | None, Option(help="Only this bound token; - reads it from stdin.")
-    ] = None,
+    token: Annotated[str | None, Option(help="Only this bound token; - reads stdin.")] = None,
 ) -> None:
     """Revoke tokens: every one issued so far, or a bound one."""
     if token == STDIN:

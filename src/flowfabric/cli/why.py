@@ -34,9 +34,7 @@ async def why(
     screen: Screen,
     id: Annotated[str | None, Argument(metavar="ID", help="The run, as {fp:86}:01a1e105-…")] = None,
     lane: Annotated[str | None, Option(help="Explain what the runs of this lane wait for.")] = None,
-    namespace: Annotated[
-        str | None, Option(help="With --lane: only runs of this namespace.")
-    ] = None,
+    namespace: Annotated[str | None, Option(help="With --lane: only of this namespace.")] = None,
 ) -> None:
     """Explain why a run is not running, or what the runs of a lane wait for.
 

@@ -36,9 +36,7 @@ async def worker(  # noqa: PLR0913 - the options are the interface
         Option(show_default="all", help="Lanes to serve: fast,slow or weighted fast=3,slow=1."),
     ] = None,
     namespace: Annotated[str | None, Option(help="Only runs of this namespace.")] = None,
-    capability: Annotated[
-        list[str] | None, Option(help="A capability it offers; repeatable.")
-    ] = None,
+    capability: Annotated[list[str] | None, Option(help="What it offers; repeatable.")] = None,
     processes: Annotated[
         int | None, Option(min=1, show_default="one per core", help="For tasks with process=True.")
     ] = None,

@@ -21,9 +21,7 @@ app = Typer(
     no_args_is_help=True,
 )
 
-Namespace = Annotated[
-    str, Option(metavar="NAMESPACE", help="The namespace the workers are registered in.")
-]
+Namespace = Annotated[str, Option(metavar="NAMESPACE", help="Where the workers are registered.")]
 Instance = Annotated[str, Argument(metavar="INSTANCE", help="As `workers list` shows it.")]
 
 HELD = Table[HeldLease](
@@ -55,9 +53,7 @@ async def list_workers(  # noqa: PLR0913 - the options are the interface
     every: Annotated[bool, Option("--all", help="Workers of all namespaces.")] = False,
     lane: Annotated[str | None, Option(help="Only those that serve this lane.")] = None,
     kind: Annotated[str | None, Option(help="Only those that run this task.")] = None,
-    capability: Annotated[
-        list[str] | None, Option(help="Only those that offer it; repeatable.")
-    ] = None,
+    capability: Annotated[list[str] | None, Option(help="Only with this one; repeatable.")] = None,
     dead: Annotated[
         bool, Option("--dead", help="Workers that fell silent or are marked dead instead.")
     ] = False,
