@@ -218,10 +218,10 @@ async def _joined(bench: Bench, flow: Flow, upstreams: int) -> tuple[Snapshot, l
 
 async def _settle(bench: Bench, member: Snapshot, *edges: Edge) -> Change[Any]:
     settlements = tuple(progress.Settlement(item.id, Outcome.SUCCESS) for item in edges)
-    ask = progress.ask_to_settle(member, settlements)
+    ask = progress.needed_to_settle(member, settlements)
     assert ask is not None
     (memory,) = await bench.store.load_needs([ask])
-    return progress.settle(member, bench.now, settlements, memory)
+    return progress.settle(member, bench.now, memory, settlements)
 
 
 async def test_an_edge_is_settled_once(bench: Bench) -> None:

@@ -108,11 +108,11 @@ def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() 
     assert (again.after.life.flows, again.after.life.orphans) == ((), (CHILD,))
     assert again.outbox == ()
     assert fold(failed, again).outbox == (owed,)
-    heard = children.forget(failed.after, CHILD, orphan=False)
+    heard = children.forget(failed.after, NOW, CHILD, orphan=False)
     assert heard.after is not None
     assert heard.after.life.flows == ()
     assert heard.outbox == ()
-    listed = children.start(held, CHILD)
+    listed = children.start(held, NOW, CHILD)
     cancelled = operator.cancel(listed.after, NOW, OPERATOR, "enough")
     assert [chore.kind for chore in fold(listed, cancelled).outbox] == [OutboxKind.ORPHANED]
 

@@ -27,14 +27,15 @@ def takes_members_along(flow: Flow) -> bool:
 
 
 def cancel_entries(flow: Flow, *, held: bool) -> tuple[OutboxEntry, ...]:
-    """Cancel the members; and let those go that are left, when nobody can seal the flow now."""
+    """What a cancelled flow owes: cancel the members; let those go that are left, since the flow
+    cannot be sealed any more."""
     if flow.cancel is None or not flow.nodes:
         return ()
     kinds = [OutboxKind.CANCEL] * takes_members_along(flow) + [OutboxKind.RELEASE] * held
     return tuple(OutboxEntry(flow.id, flow.id, flow.version, kind) for kind in kinds)
 
 
-def announce(member: Snapshot, flow: Flow, now: Millis) -> Change[object]:
+def announce(member: Snapshot, now: Millis, flow: Flow) -> Change[object]:
     """The operator's event, told by a member: events belong to executions."""
     detail = {
         "flow_id": str(flow.id),

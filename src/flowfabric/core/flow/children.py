@@ -4,14 +4,15 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.lease import not_active, present
 from flowfabric.core.execution.model import Ended, Snapshot
 
 
-def start(snapshot: Snapshot | None, flow: UUID) -> Change[object]:
+def start(snapshot: Snapshot | None, now: Millis, flow: UUID) -> Change[object]:
     """The run starts a flow; written together with the flow itself. One that has ended starts
-    nothing: nobody would cancel it."""
+    nothing: nothing would cancel the flow."""
     snapshot = present(snapshot)
     if isinstance(snapshot.state, Ended):
         raise not_active(snapshot)
@@ -19,7 +20,7 @@ def start(snapshot: Snapshot | None, flow: UUID) -> Change[object]:
     return Change(None, snapshot, snapshot.to(snapshot.state, life=life))
 
 
-def forget(snapshot: Snapshot | None, flow: UUID, *, orphan: bool) -> Change[None]:
+def forget(snapshot: Snapshot | None, now: Millis, flow: UUID, *, orphan: bool) -> Change[None]:
     """The run has heard of the end of a flow: there is nothing left to cancel. An `orphan` was
     cancelled because the run ended, and a replay of the run must know that."""
     if snapshot is None:

@@ -15,7 +15,7 @@ from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.text import MAX_NAME, MAX_REASON, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.gate import admit
-from flowfabric.core.execution.model import Flags, Ready, Waiting
+from flowfabric.core.execution.model import Flags, Ready, Snapshot, Waiting
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.core.flow.join import AllOf, AnyOf, Edge, Join, JoinPolicy, On, Quorum, Rest
 
@@ -224,10 +224,15 @@ def join_member(
         passes = any(link.input is not None for link in incoming)
         join = Join(policy=policy, n=len(incoming), inputs=passes)
         head = replace(head, life=replace(head.life, join=join))
+    return replace(creation, snapshot=admitted(replace(snapshot, head=head), now))
+
+
+def admitted(snapshot: Snapshot, now: Millis) -> Snapshot:
+    """An execution that is created just now, at the first gate that is closed."""
     state = snapshot.state
     if isinstance(state, Waiting | Ready):
-        state = admit(head.life, state.next, now, head.flags)
-    return replace(creation, snapshot=replace(snapshot, head=head, state=state))
+        state = admit(snapshot.life, state.next, now, snapshot.head.flags)
+    return replace(snapshot, state=state)
 
 
 def _edges(

@@ -131,10 +131,10 @@ def changed(flow: Flow, now: Millis, **members: object) -> Flow:
 
 
 def count_outbox(
-    flow: Flow, entries: tuple[OutboxEntry, ...], now: Millis, missing: int | None = None
+    flow: Flow, now: Millis, entries: tuple[OutboxEntry, ...], missing: int | None = None
 ) -> FlowChange:
     """The flow after endings (and replays, which take one back) were counted, once each. `missing`
-    are members of a cancelled flow that nobody has written: they will never end, so they count as
+    are members of a cancelled flow that were never written: they will never end, so they count as
     ended. One that comes late and ends takes the place of a missing one."""
     ended = dict(flow.ended)
     for entry in entries:

@@ -20,6 +20,7 @@ from flowfabric.core.execution.model import (
     Gate,
     Life,
     Outcome,
+    Ready,
     Snapshot,
     Waiting,
 )
@@ -49,45 +50,62 @@ class Settled(Struct, frozen=True):
     join: Join | None
 
 
-def ask_to_settle(snapshot: Snapshot | None, settlements: tuple[Settlement, ...]) -> Needs | None:
+def needed_to_settle(
+    snapshot: Snapshot | None, settlements: tuple[Settlement, ...]
+) -> Needs | None:
     if snapshot is None:
         return None
-    return Needs(snapshot.execution.uuid, edges=tuple(told[0] for told in settlements))
+    return Needs(snapshot.execution.uuid, edges=tuple(each.edge for each in settlements))
 
 
 def settle(
-    snapshot: Snapshot | None, now: Millis, settlements: tuple[Settlement, ...], memory: Loaded
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, settlements: tuple[Settlement, ...]
 ) -> "Change[Settled]":
-    """Counts endings of upstreams, each edge once however often it is told. If that fires the
-    join the execution passes the door, or is skipped in the same change."""
+    """Counts endings of upstreams, each edge once however often its ending is brought."""
     if snapshot is None:
         return unchanged(Settled(0, None))
     join = snapshot.life.join
-    told = [Settlement(*each) for each in settlements]
-    fresh = [(each.edge, each.outcome) for each in told if _is_open(memory, each, snapshot)]
+    fresh = [each for each in settlements if _is_open(loaded, each, snapshot)]
     if join is None or not fresh:
         return unchanged(Settled(0, join))
-    for edge, outcome in fresh:
-        join = count(join, memory.edges[edge].edge.on, outcome)
-    if not snapshot.life.unsealed:
+    for each in fresh:
+        join = count(join, loaded.edges[each.edge].edge.on, each.outcome)
+    change = rejoined(snapshot, now, replace(snapshot.life, join=join))
+    return replace(change, settled=tuple((each.edge, each.outcome) for each in fresh))
+
+
+def rejoined(snapshot: Snapshot, now: Millis, life: Life) -> "Change[Settled]":
+    """The execution with another join, or with its flow sealed. Unless the flow is open its join is
+    judged; one that fires lets the execution pass or skips it, in the same change."""
+    before, join = snapshot.life.join, life.join
+    if join is not None and not life.unsealed:
         join = evaluate(join, now)
-    return replace(join_changed(snapshot, join, now), settled=tuple(fresh))
-
-
-def join_changed(snapshot: Snapshot, join: Join, now: Millis) -> "Change[Settled]":
-    """The execution with a new join, and what follows if it has just fired."""
-    before = snapshot.life.join
-    life = replace(snapshot.life, join=join)
-    answer = Settled(join.succeeded + join.failed + join.skipped, join)
-    open = before is None or not before.n or before.state is JoinState.PENDING
-    fired = open and join.state is not JoinState.PENDING
-    if isinstance(snapshot.state, Ended) or not fired:
-        return Change(answer, snapshot, snapshot.to(snapshot.state, life=life))
+        life = replace(life, join=join)
+    if join is None or isinstance(snapshot.state, Ended) or not _fires(before, join):
+        return Change(_settled(join), snapshot, stand(snapshot, now, life))
     if join.state is JoinState.IMPOSSIBLE:
-        change: Change[Settled] = replace(_skip(snapshot, life, now), outcome=answer)
+        change: Change[Settled] = replace(_skip(snapshot, now, life), outcome=_settled(join))
     else:
-        change = Change(answer, snapshot, _passed(snapshot, life, now))
+        change = Change(_settled(join), snapshot, stand(snapshot, now, life))
     return replace(change, owed=siblings(change.after, join))
+
+
+def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapshot:
+    """The execution at the gate where its join and the seal of its flow put it. One that is at
+    neither of the two and need not go back to them stays where it is."""
+    state, join = snapshot.state, life.join
+    closed = life.unsealed or (join is not None and join.state is JoinState.PENDING)
+    match state:
+        case Waiting(gate=Gate.DEPENDENCIES, next=next) if join is not None and not closed:
+            life = replace(life, touched_at=now)
+            state = admit(life, next, now, snapshot.head.flags)
+        case Waiting(gate=Gate.UNSEALED, next=next):
+            state = admit(life, next, now, snapshot.head.flags)
+        case Waiting(next=next) | Ready(next=next) if closed:
+            state = admit(life, next, now, snapshot.head.flags)
+        case _:
+            pass
+    return snapshot.to(state, life=life, **head)
 
 
 def sibling_reason(join: Join) -> str:
@@ -116,8 +134,8 @@ def wait_children(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Chan
     )
 
 
-def _is_open(memory: Loaded, told: Settlement, snapshot: Snapshot) -> bool:
-    known, join = memory.edges.get(told.edge), snapshot.life.join
+def _is_open(loaded: Loaded, told: Settlement, snapshot: Snapshot) -> bool:
+    known, join = loaded.edges.get(told.edge), snapshot.life.join
     if known is None or join is None or known.outcome is not None:
         return False
     if known.edge.downstream != snapshot.execution.uuid:
@@ -128,16 +146,17 @@ def _is_open(memory: Loaded, told: Settlement, snapshot: Snapshot) -> bool:
     return floor is None or told.number is None or told.number > floor
 
 
-def _passed(snapshot: Snapshot, life: Life, now: Millis) -> Snapshot:
-    match snapshot.state:
-        case Waiting(gate=Gate.DEPENDENCIES, next=next):
-            life = replace(life, touched_at=now)
-            return snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
-        case _:
-            return snapshot.to(snapshot.state, life=life)
+def _fires(before: Join | None, join: Join) -> bool:
+    """Whether a join that was open until now has its answer."""
+    open = before is None or not before.n or before.state is JoinState.PENDING
+    return open and join.n > 0 and join.state is not JoinState.PENDING
 
 
-def _skip(snapshot: Snapshot, life: Life, now: Millis) -> "Change[Settled]":
+def _settled(join: Join | None) -> Settled:
+    return Settled(0 if join is None else join.n - join.running, join)
+
+
+def _skip(snapshot: Snapshot, now: Millis, life: Life) -> "Change[Settled]":
     """One that never ran is skipped; one with an attempt in hand is cancelled, its lease with
     it: nothing that ran was skipped."""
     if snapshot.current_attempt is None:

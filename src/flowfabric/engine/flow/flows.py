@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -56,7 +56,6 @@ from flowfabric.core.flow.model import (
     known,
     open_flow,
 )
-from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.flow.replay import (
     ReplayPlan,
     ask_to_replay_planned,
@@ -79,7 +78,9 @@ MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
 MAX_TOLD = 1000
 
-Decided = Callable[[Flow | None, Millis], Awaitable[FlowChange | None]]
+T = TypeVar("T")
+FlowRule = Callable[[Flow | None, Millis], Awaitable[tuple[FlowChange | None, T]]]
+"""Decides on a flow: what to write (None: nothing), and what to answer."""
 
 
 class FlowCreated(Struct, frozen=True):
@@ -134,15 +135,17 @@ class Flows(Service):
         """An open flow without members; seal it when the graph is complete."""
         new = self._new(kind, id, namespace, tags)
 
-        async def decide(flow: Flow | None, now: Millis) -> FlowChange | None:
+        async def decide(
+            flow: Flow | None, now: Millis
+        ) -> tuple[FlowChange | None, FlowCreated | AlreadySatisfied]:
             if flow is None:
-                return FlowChange(None, replace(new, created_at=now, mutated_at=now))
+                made = replace(new, created_at=now, mutated_at=now)
+                return FlowChange(None, made), FlowCreated(new.id)
             if (flow.kind, flow.namespace) != (new.kind, new.namespace):
                 raise FlowConflict(f"flow {flow.id} is known as {flow.kind!r}")
-            return None
+            return None, AlreadySatisfied("flow_exists")
 
-        made = await self._change(new.id, decide)
-        return AlreadySatisfied("flow_exists") if made is None else FlowCreated(new.id)
+        return await self._change(new.id, decide)
 
     async def declare(
         self,
@@ -190,12 +193,12 @@ class Flows(Service):
         await self._context.known_limits.check(creation.snapshot.execution.rules)
         if found.state is FlowState.OPEN:
             creation = grow.held(creation)
-        # Two writes. Whoever dies in between leaves one that is held; the sweep ends it soon.
+        # Two writes. A process that dies in between leaves one that is held; the sweep ends it.
         made = await self._executions.put(creation)
         try:
             return await self.join(key, made.id)
         except FlowTerminal:
-            if isinstance(made, Submitted):  # nobody else will ever let it go
+            if isinstance(made, Submitted):  # nothing else will ever let it go
                 await self._executions.cancel(made.id, reason="flow_terminal")
             raise
 
@@ -203,20 +206,14 @@ class Flows(Service):
         """An execution that was made for this flow becomes a member, whatever it is doing."""
         key, execution = parse_uuid(flow, "flow"), ExecutionId(id)
         grow.check_home(key, execution)
-        answer: list[Added | AlreadyMember] = []
 
-        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
-            open_flow(found, key)
-            snapshot = await self._load(execution)
-            change = grow.join(found, snapshot, execution, now)
-            if isinstance(change, AlreadyMember):
-                answer[:] = [change]
-                return None
-            answer[:] = [Added(execution, change.after.nodes)]
-            return change
+        async def decide(
+            found: Flow | None, now: Millis
+        ) -> tuple[FlowChange | None, Added | AlreadyMember]:
+            open = open_flow(found, key)
+            return grow.join(open, now, await self._load(execution), execution)
 
-        await self._change(key, decide)
-        return answer[0]
+        return await self._change(key, decide)
 
     async def stage(
         self, edge: Edge, *, expected_revision: int | None = None
@@ -224,25 +221,23 @@ class Flows(Service):
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
         the graph has changed since."""
         wanted = replace(grow.check_edge(edge), created_at=self._now())
-        answer: list[Staged | AlreadyStaged] = []
 
-        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+        async def decide(
+            found: Flow | None, now: Millis
+        ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
             flow = open_flow(found, wanted.flow)
             if await self._is_staged(wanted):
-                answer[:] = [AlreadyStaged(wanted.id, flow.revision)]
-                return None
+                return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision is not None and expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
             ends = await self._context.store.load([wanted.upstream, wanted.downstream])
             upstream, downstream = ends.get(wanted.upstream), ends.get(wanted.downstream)
-            change = grow.stage(flow, wanted, upstream, downstream, now)
+            staged = grow.stage(flow, now, wanted, upstream, downstream)
             if await reaches(self._context.store, wanted.flow, wanted.downstream, wanted.upstream):
                 raise CycleDetected("the upstream depends on the downstream already")
-            answer[:] = [Staged(wanted.id, change.after.revision)]
-            return change
+            return staged
 
-        await self._change(wanted.flow, decide)
-        return answer[0]
+        return await self._change(wanted.flow, decide)
 
     async def apply(self, flow: UUID, edge: UUID) -> AlreadySatisfied:
         """Staging an edge applies it: this only says whether it is there."""
@@ -256,31 +251,30 @@ class Flows(Service):
         first edge; False when the same was said before."""
         key, execution = parse_uuid(flow, "flow"), ExecutionId(downstream)
 
-        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
-            open_flow(found, key)
-            return grow.set_policy(found, await self._load(execution), policy, now)
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
+            open = open_flow(found, key)
+            change = grow.set_policy(open, now, await self._load(execution), policy)
+            return change, change is not None
 
-        return await self._change(key, decide) is not None
+        return await self._change(key, decide)
 
     async def seal(self, flow: UUID) -> bool:
         """The graph is complete: members are let go as their joins allow. False when it was sealed
         before, also if it has ended since."""
         key = parse_uuid(flow, "flow")
 
-        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             if grow.is_sealed(known(found, key)):
-                return None
+                return None, False
             open = open_flow(found, key)
             async for page in member_pages(self._context.store, key):
                 for member in page:
                     grow.check_seal(member)
-            after = grow.sealed(open, now)
-            entry = OutboxEntry(key, key, after.version, OutboxKind.RELEASE)
-            return FlowChange(open, after, owed=(entry,))
+            return grow.seal(open, now), True
 
-        made = await self._change(key, decide)
+        sealed = await self._change(key, decide)
         await self._resolver.resolve(key)
-        return made is not None
+        return sealed
 
     # -- steering
 
@@ -327,22 +321,18 @@ class Flows(Service):
         with suppress(Corruption):  # of a member: cancelling the others does not need it
             await self._resolver.resolve(key)  # one that is over already cannot be cancelled
 
-        stands: list[Flow] = []
-
-        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
-            stands[:] = [known(found, key)]
-            if stands[0].cancel is not None:
-                return None
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, Flow]:
+            if known(found, key).cancel is not None:
+                return None, known(found, key)
             open = open_flow(found, key)
             cancel = Cancellation(now, text, chosen)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
             owed = cancel_entries(after, held=open.state is FlowState.OPEN)
             told_by = await self._context.store.snapshots(MembersOf(key, limit=1))
-            changes = tuple(announce(member, after, now) for member in told_by)
-            return FlowChange(open, after, changes=changes, owed=owed)
+            changes = tuple(announce(member, now, after) for member in told_by)
+            return FlowChange(open, after, changes=changes, owed=owed), after
 
-        made = await self._change(key, decide, kick=False)
-        marked = stands[0] if made is None else made.after
+        marked = await self._change(key, decide, kick=False)
         first = marked.cancel or Cancellation(self._now(), text, chosen)
         return marked, FlowCancelled(key, first.policy, first.reason)
 
@@ -391,14 +381,14 @@ class Flows(Service):
         return found is not None and (found.ended_at is not None or takes_members_along(found))
 
     async def _cancel_late(self, flow: UUID) -> None:
-        """Members that were written while somebody cancelled their flow are owed it as well."""
+        """Members that were written while their flow was cancelled are owed it as well."""
         cancelled = await find(self._context.store, FLOWS, flow)
         if cancelled is None or not takes_members_along(cancelled):
             return
 
-        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange, None]:
             after = changed(known(found, flow), now)
-            return FlowChange(found, after, owed=cancel_entries(after, held=False))
+            return FlowChange(found, after, owed=cancel_entries(after, held=False)), None
 
         await self._change(flow, decide, kick=False)
         await self._dispatcher.finish(cancelled)
@@ -407,62 +397,63 @@ class Flows(Service):
         """Writes the flow and its edges; False when the same was declared before."""
         pages = [laid.edges[at : at + PAGE] for at in range(0, len(laid.edges), PAGE)] or [()]
 
-        async def decide(found: Flow | None, now: Millis) -> FlowChange | None:
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             if found is None:
                 for creation in (*laid.roots, *laid.rest):
                     await self._context.known_limits.check(creation.snapshot.execution.rules)
-                return FlowChange(None, flow, pages[0], await self._started_by(flow))
+                return FlowChange(None, flow, pages[0], await self._started_by(flow, now)), True
             same = (flow.graph, flow.kind, flow.namespace)
             if (found.graph, found.kind, found.namespace) != same:
                 raise FlowConflict(f"flow {flow.id} was declared with another graph")
-            return None
+            return None, False
 
         # One that a run starts is declared again when the run goes on.
-        new = flow.parent is None
-        created = await self._change(flow.id, decide, new=new) is not None
+        created = await self._change(flow.id, decide, new=flow.parent is None)
         for page in pages[1:]:
 
             async def more(
                 found: Flow | None, now: Millis, page: tuple[Edge, ...] = page
-            ) -> FlowChange:
+            ) -> tuple[FlowChange, None]:
                 present = known(found, flow.id)
-                return FlowChange(present, changed(present, now), edges=page)
+                return FlowChange(present, changed(present, now), edges=page), None
 
             await self._change(flow.id, more)
         return created
 
-    async def _started_by(self, flow: Flow) -> tuple[Change[object], ...]:
+    async def _started_by(self, flow: Flow, now: Millis) -> tuple[Change[object], ...]:
         """The run that starts the flow remembers it, by the very change that creates it."""
         if flow.parent is None:
             return ()
-        return (children.start(await self._load(flow.parent.execution), flow.id),)
+        return (children.start(await self._load(flow.parent.execution), now, flow.id),)
 
     async def _change(
-        self, id: UUID, decide: Decided, *, kick: bool = True, new: bool = False
-    ) -> FlowChange | None:
+        self, id: UUID, rule: FlowRule[T], *, kick: bool = True, new: bool = False
+    ) -> T:
         """Load, decide, apply; calls of this process for one flow one after the other. One that is
         `new` most likely is looked for only if it turns out to be there."""
 
-        async def round(number: int) -> FlowChange | Literal[RaceLost.RACE_LOST] | None:
+        async def round(
+            number: int,
+        ) -> tuple[FlowChange | None, T] | Literal[RaceLost.RACE_LOST]:
             now = self._now()
             unseen = new and not number
             found = None if unseen else await find(self._context.store, FLOWS, id)
             try:
-                change = await decide(found, now)
+                change, answer = await rule(found, now)
             except FlowFabricError:
                 if unseen:
                     return RACE_LOST  # what would be refused today may be there since yesterday
                 raise
             written = change is None or await self._context.store.apply_flow(change)
-            return change if written else RACE_LOST
+            return (change, answer) if written else RACE_LOST
 
         async with self._locks.setdefault(id, asyncio.Lock()):
-            change = await retry(round, f"flow {id}", MAX_ROUNDS)
+            change, answer = await retry(round, f"flow {id}", MAX_ROUNDS)
         if change is not None:
             self._context.post_commit.applied(change.changes)
             if change.owed and kick:
                 self._dispatcher.kick([id])
-        return change
+        return answer
 
     async def _replay_page(self, plan: ReplayPlan, page: Sequence[Snapshot]) -> list[Replayed]:
         """Those of the page that this call has replayed."""

@@ -92,7 +92,7 @@ class FlowResolver(Service):
         slow = tuple(flow for flow, entries in owed.items() if not _owes_endings(entries))
         now = self._now()
         counts = [
-            count_outbox(found[flow], tuple(entries), now)
+            count_outbox(found[flow], now, tuple(entries))
             for flow, entries in owed.items()
             if flow in found and flow not in slow
         ]
@@ -149,7 +149,7 @@ class FlowResolver(Service):
             await self._tell(found, max(each.number for each in _of(OutboxKind.TELL, entries)))
         missing = await self._missing(found) if OutboxKind.CANCEL in kinds else None
         now = self._now()
-        change = count_outbox(found, tuple(entries), now, missing)
+        change = count_outbox(found, now, tuple(entries), missing)
         if _of(OutboxKind.ORPHANED, entries):
             change = orphaned(change, now)
         counted = await self._context.store.apply_flow(change)
@@ -201,14 +201,21 @@ class FlowResolver(Service):
                 join = None if child is None else child.life.join
                 if join is not None and join.state is not JoinState.PENDING:  # by a replay
                     reasons[state.edge.upstream] = rules.sibling_reason(join)
-            await self._all([_cancelling(id, reason) for id, reason in reasons.items()])
+            cancel = partial(operator.cancel, owner=CASCADE)
+            await self._all(
+                [Decision(id, partial(cancel, reason=why)) for id, why in reasons.items()]
+            )
 
     async def cancel_members(self, flow: Flow) -> None:
         """Cancels the members a cancelled flow takes along."""
         if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY:
             return
         pending = flow.cancel.policy is CancelPolicy.PENDING
-        rule = partial(_cancel_pending if pending else _cancel, flow.cancel.reason)
+        rule = partial(
+            _cancel_pending if pending else operator.cancel,
+            owner=CASCADE,
+            reason=flow.cancel.reason,
+        )
         self._cancelling.add(flow.id)
         try:
             async for page in member_pages(self._context.store, flow.id, living=True):
@@ -227,7 +234,7 @@ class FlowResolver(Service):
         same ending (by its version) twice is harmless."""
         if flow.parent is None or flow.ended_at is None:
             return
-        rule = partial(_forget, flow.id, is_orphan(flow))
+        rule = partial(children.forget, flow=flow.id, orphan=is_orphan(flow))
         run = ExecutionId(flow.parent.execution).uuid
         # At the same time: the run hears of it and forgets it by one write, if it can hear.
         await asyncio.gather(
@@ -304,28 +311,14 @@ def _bringing(
 def _settling(child: UUID, settlements: list[Settlement]) -> Decision:
     found = tuple(settlements)
 
-    def rule(snapshot: Snapshot | None, now: Millis, memory: Loaded) -> Change[rules.Settled]:
-        return rules.settle(snapshot, now, found, memory)
-
-    return Decision(child, rule, ask=lambda snapshot: rules.ask_to_settle(snapshot, found))
-
-
-def _forget(flow: UUID, orphan: bool, run: Snapshot | None, now: Millis) -> Change[None]:
-    return children.forget(run, flow, orphan=orphan)
-
-
-def _cancelling(uuid: UUID, reason: str) -> Decision:
-    return Decision(uuid, partial(_cancel, reason))
-
-
-def _cancel(reason: str, snapshot: Snapshot | None, now: Millis) -> Change[operator.Cancelled]:
-    return operator.cancel(snapshot, now, CASCADE, reason)
+    rule = partial(rules.settle, settlements=found)
+    return Decision(child, rule, ask=partial(rules.needed_to_settle, settlements=found))
 
 
 def _cancel_pending(
-    reason: str, snapshot: Snapshot | None, now: Millis
+    snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> Change[operator.Cancelled]:
-    """Only one that never started, looked at when it is decided."""
+    """Only a member that never started, looked at when it is decided."""
     if snapshot is not None and snapshot.attempts_made:
         return unchanged(operator.Cancelled(snapshot.execution.id))
-    return _cancel(reason, snapshot, now)
+    return operator.cancel(snapshot, now, owner, reason)

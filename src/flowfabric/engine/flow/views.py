@@ -82,7 +82,7 @@ class FlowViews(Service):
             owed = await self._context.store.outbox([key], MAX_ENTRIES)
             again = await find(self._context.store, FLOWS, key)
             if again is not None and again.version == flow.version:
-                counted = count_outbox(flow, tuple(owed), flow.mutated_at).after if owed else flow
+                counted = count_outbox(flow, flow.mutated_at, tuple(owed)).after if owed else flow
                 return replace(counted, version=flow.version)
             flow = again  # some were counted between the two reads
         return None
