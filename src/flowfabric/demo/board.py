@@ -1,4 +1,4 @@
-"""What the audience sees. `Board` collects it; how it is shown depends on where it is shown."""
+"""What the demo shows: a live table on a terminal, lines of text or JSON elsewhere."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from flowfabric.demo.proof import DemoVerdict
 
 
 class Row(Struct):
-    """One run as it stands."""
+    """One run and its state."""
 
     run: str
     task: str
@@ -21,7 +21,7 @@ class Row(Struct):
 
 
 class Board:
-    """One line per happening; good for logs and for machines that build."""
+    """Prints one line per event; for logs and builds."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
@@ -51,11 +51,11 @@ class Board:
         self._print(f"  {row.run:<10} {row.state:<10} {who:<7} {row.happened}")
 
     def say(self, text: str) -> None:
-        """The narrator."""
+        """Prints a comment of the narrator."""
         self._print(f"# {text}")
 
     def conclude(self, verdict: DemoVerdict) -> None:
-        """The summary, after the curtain."""
+        """Prints the summary."""
         print()
         for text, came_true in verdict.expectations.items():
             print(f"  {'ok' if came_true else 'BROKEN':<7} {text}")
@@ -69,7 +69,7 @@ class Board:
 
 
 class JsonBoard(Board):
-    """One JSON document per happening."""
+    """Prints one JSON document per event."""
 
     def show(self, row: Row) -> None:
         self._write(

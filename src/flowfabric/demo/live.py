@@ -20,7 +20,7 @@ _STYLES = {
 
 
 class LiveBoard(Board):
-    """A table that changes in place, the narrator's last words below it."""
+    """A table that changes in place, with the last comments of the narrator below it."""
 
     def __init__(self) -> None:
         super().__init__()

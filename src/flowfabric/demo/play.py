@@ -1,4 +1,4 @@
-"""The play: five runs, two worker processes, one murder, nothing done twice."""
+"""The play: five runs, two worker processes, one of them killed, no step done twice."""
 
 import asyncio
 import signal
@@ -34,7 +34,7 @@ _STATES = {
 
 
 def main(*, as_json: bool = False) -> int:
-    """Plays, verifies, and says how it went; the exit code says it to a script."""
+    """Runs the demo, checks what it promised and reports it; the exit code is 0 on success."""
     board = choose(as_json=as_json)
     try:
         with Stage() as stage:
@@ -66,7 +66,7 @@ async def _limited(stage: Stage, board: Board) -> DemoVerdict:
 
 
 class Play:
-    """Submits the runs, kills a worker, and collects the evidence."""
+    """Submits the runs, kills a worker and collects the evidence."""
 
     def __init__(self, stage: Stage, board: Board) -> None:
         self.scene = "the first worker"
@@ -77,7 +77,7 @@ class Play:
         self._pids: dict[str, int] = {}
         self._codes: dict[str, int] = {}
         self._told = 0
-        self._submitting = asyncio.Lock()  # an event is told after the name of its run is known
+        self._submitting = asyncio.Lock()  # an event is shown after the name of its run is known
 
     async def perform(self) -> DemoVerdict:
         tasks.fabric.url = self._stage.url
@@ -119,8 +119,8 @@ class Play:
         self._tell_ledger()
         self._board.say("two of five steps are recorded and ada is in the third: SIGKILL to ada")
         self._codes["ada"] = self._stage.kill("ada")
-        self._board.update("order", happened="its worker was killed; nobody knows yet")
-        self._board.say("worker bob starts; nobody tells it about ada")
+        self._board.update("order", happened="its worker was killed; the lease has not expired yet")
+        self._board.say("worker bob starts and knows nothing about ada")
         self._pids["bob"] = self._stage.start("bob")
         (self._stage.home / tasks.PACKING_LINE).touch()
         await self._completed("reminder", "order")
@@ -145,7 +145,7 @@ class Play:
             await self._until(partial(self._ended, name), f"{name} to end")
 
     async def _until(self, true: Callable[[], bool | Awaitable[bool]], scene: str) -> None:
-        """Looks again and again; a worker that died meanwhile is told at once."""
+        """Waits until the condition is true. Raises WorkerDied if a worker process is missing."""
         self.scene = scene
         while True:
             answer = true()
@@ -180,7 +180,7 @@ class Play:
             self._tell_event(name, event, None if result is None else result.decode())
 
     def _tell_event(self, name: str, event: StoredEvent, result: str | None) -> None:
-        self._tell_ledger()  # a step is told before what came after it
+        self._tell_ledger()  # a step is shown before the events that follow it
         state, text = _STATES.get(event.kind, ("", event.kind.name.lower()))
         message = (event.detail or {}).get("message") if result is None else result
         self._board.update(

@@ -1,4 +1,4 @@
-"""What the demo promised, checked against events and ledger."""
+"""What the demo promises, checked against the events and the ledger."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ Events = Mapping[str, Sequence[StoredEvent]]
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What was seen: events by run, the ledger's lines, process ids and exit codes by worker."""
+    """What was observed: events by run, lines of the ledger, process ids and exit codes."""
 
     events: Events
     ledger: list[str]
@@ -21,7 +21,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 class DemoVerdict(Struct, frozen=True):
-    """What was expected and whether it came true, and the figures of the summary."""
+    """What was expected and whether it came true, and the numbers of the summary."""
 
     expectations: dict[str, bool]
     runs: int
@@ -68,7 +68,7 @@ def _taken_over_by(events: Sequence[StoredEvent]) -> str | None:
 
 
 def _slot_was_free(events: Events) -> bool:
-    """The guest was served by the very worker, of one slot, that the sleeping run came from."""
+    """Whether the only worker, with one slot, served the guest while the reminder slept."""
     asleep = _first(events["reminder"], EventKind.DELAYED)
     awake = _first(events["reminder"], EventKind.RESUMED)
     guest = _first(events["guest"], EventKind.COMPLETED)

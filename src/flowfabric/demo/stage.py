@@ -1,4 +1,4 @@
-"""What stands behind the scene: a temporary directory with the store, and worker processes."""
+"""Behind the scenes: a temporary directory with the store, and worker processes."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ STOP_WITHIN = 10.0
 
 
 class WorkerDied(Exception):
-    """A worker process ended although nobody wanted it to."""
+    """A worker process ended unexpectedly."""
 
 
 class Stage:
-    """Closed whatever happens: no process and no file is left behind."""
+    """Leaves no process and no file behind when it is closed."""
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="flowfabric-demo-"))
@@ -48,19 +48,19 @@ class Stage:
         return process.pid
 
     def kill(self, name: str) -> int:
-        """SIGKILL: no handler, no farewell. Returns the exit code."""
+        """Sends SIGKILL, which the worker cannot handle. Returns the exit code."""
         self._leaving.add(name)
         self._processes[name].kill()
         return self._processes[name].wait(STOP_WITHIN)
 
     def stop(self, name: str) -> int:
-        """SIGTERM: the worker finishes what it runs and leaves."""
+        """Sends SIGTERM: the worker finishes its runs and ends. Returns the exit code."""
         self._leaving.add(name)
         self._processes[name].terminate()
         return self._processes[name].wait(STOP_WITHIN)
 
     def check(self) -> None:
-        """Raises WorkerDied, with the worker's last words, when one is missing."""
+        """Raises WorkerDied, with the end of its log, if a worker process is missing."""
         for name, process in self._processes.items():
             if name not in self._leaving and process.poll() is not None:
                 words = self._log(name).read_text(encoding="utf-8", errors="replace")

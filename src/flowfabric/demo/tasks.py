@@ -1,7 +1,7 @@
 """The tasks of the demo: ordinary functions.
 
 Every step writes a line to a ledger beside the database when it has done its work, so that
-anybody can count how often it was done.
+the demo can count how often it was done.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ async def remind(ctx: Context, text: str) -> str:
 
 @fabric.task()
 async def ship_order(ctx: Context, order: int) -> list[str]:
-    """Five durable steps. Whatever happens to the worker, none that is recorded runs again."""
+    """Five durable steps. Even if the worker dies, no recorded step runs again."""
     return [
         await ctx.step(reserve, order),
         await ctx.step(charge, order),

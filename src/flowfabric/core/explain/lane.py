@@ -137,7 +137,7 @@ def _at_gate(counted: Counted, around: AroundLane) -> Reason:
 
 
 def _at_quotas(queue: int, around: AroundLane) -> Reason:
-    """By the quotas that have no room, whatever the key."""
+    """By the quotas without room, of any key."""
     uses = around.queues.get(queue)
     if uses is None:
         return shared(GATES[Gate.LIMIT])

@@ -170,7 +170,7 @@ def _gate_reasons(snapshot: Snapshot, state: Waiting, around: Around) -> Iterato
     """One reason or more for each gate that is closed, in the order they are asked."""
     gates = list(closed(snapshot.life, around.now, snapshot.head.flags))
     if state.gate not in gates:
-        gates.insert(0, state.gate)  # it is open now, but nobody has looked since
+        gates.insert(0, state.gate)  # it is open now, but the sweep has not looked since
     for gate in gates:
         yield from _gate_reason(gate, snapshot, state, around)
 
@@ -203,11 +203,12 @@ def _blocked(snapshot: Snapshot) -> Reason:
 def _delay(gate: Gate, snapshot: Snapshot, state: Waiting, around: Around) -> Reason:
     until = snapshot.life.not_before or state.due_at
     detail: dict[str, Any] = {"gate": gate.name.lower()}
-    if gate is Gate.BACKOFF and around.failure is not None:
-        detail["failure"] = around.failure.message
-        detail["category"] = around.failure.category
-    over = until is not None and until <= around.now
-    also = {"attempt": state.next.attempt, "over": over}
+    also: dict[str, Any] = {"over": until is not None and until <= around.now}
+    if gate is Gate.BACKOFF:
+        also |= {"attempt": state.next.attempt, "failure": None}
+        if around.failure is not None:
+            detail["failure"] = also["failure"] = around.failure.message
+            detail["category"] = around.failure.category
     return because(GATES[gate], until=until, also=also, **detail)
 
 
@@ -216,7 +217,7 @@ def _dependencies(snapshot: Snapshot, upstreams: Sequence[Upstream]) -> Reason:
     if join is None:
         return because(GATES[Gate.DEPENDENCIES], also={"join": None})
     children = [_waited(upstream, ReasonCode.UPSTREAM) for upstream in upstreams]
-    names = [child.detail["name"] or child.detail["id"] for child in children]
+    names = [_called(upstream.snapshot) for upstream in upstreams]
     if join.running > len(children):
         children.append(because(ReasonCode.MORE, also={"more": join.running - len(children)}))
     return because(
@@ -234,15 +235,20 @@ def _dependencies(snapshot: Snapshot, upstreams: Sequence[Upstream]) -> Reason:
 
 def _waited(upstream: Upstream, code: ReasonCode) -> Reason:
     snapshot, known = upstream.snapshot, upstream.explanation
+    ended = isinstance(snapshot.state, Ended)
     return because(
         code,
         children=() if known is None else known.reasons,
-        also={"ended": isinstance(snapshot.state, Ended)},
+        also={"called": _called(snapshot), "ended": ended},
         id=str(snapshot.execution.id),
         name=snapshot.execution.facts.member,
         kind=snapshot.execution.kind,
         state=str(public_state(snapshot)),
     )
+
+
+def _called(snapshot: Snapshot) -> str:
+    return snapshot.execution.facts.member or str(snapshot.execution.id)
 
 
 def _budget(snapshot: Snapshot, around: Around) -> list[Reason]:

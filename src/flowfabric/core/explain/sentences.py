@@ -1,13 +1,15 @@
 """The English of explanations: the one place where a reason becomes a sentence.
 
 `ONE` says why one run does not run, `MANY` what the runs of a lane wait for. Each entry is a
-template or a function of the facts of a reason. Sentences contain no moments: those are told
-beside them.
+template, some templates by a fact, or a function of the facts of a reason. Sentences contain no
+moments: a reason has those beside its text.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
-from typing import Any
+from typing import Any, Union
+
+from msgspec import Struct
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Probation
@@ -18,7 +20,7 @@ from flowfabric.core.wait.condition.model import OperatorOnly, TimeoutOnly, Unkn
 from flowfabric.core.wait.model import Behaviour
 
 Facts = Mapping[str, Any]
-Sentence = str | Callable[[Facts], str]
+Sentence = Union[str, "By", Callable[[Facts], str]]
 
 
 def because(
@@ -44,26 +46,42 @@ def because(
 
 
 def shared(code: ReasonCode, /, **detail: Any) -> Reason:
-    """A reason of many runs, told after their share: "41 % blocked by quota openai"."""
+    """A reason of many runs, to follow their share: "41 % blocked by quota openai"."""
     return Reason(code=code, text=_said(MANY[code], detail), detail=detail)
 
 
-def _said(sentence: Sentence, facts: Facts) -> str:
-    return _ENGLISH.vformat(sentence, (), facts) if isinstance(sentence, str) else sentence(facts)
+class By(Struct, frozen=True):
+    """Sentences by the value of a fact."""
+
+    fact: str
+    texts: Mapping[Any, str]
+    otherwise: str = ""
 
 
 class _English(Formatter):
-    """Templates with lists and counted words: `{names:list}`, `{count:# slot}`."""
+    """Templates with `{names:list}`, `{count:# slot}` (one slot, two slots), `{reason:+: }` (the
+    prefix and the value, if there is one) and `{over:?, at last}` (the text, if the fact is
+    true)."""
 
     def format_field(self, value: Any, spec: str) -> str:
-        if spec == "list":
-            return listed(value)
-        if spec.startswith("# "):
-            return number(value, spec[2:])
-        return str(super().format_field(value, spec))
+        match spec[:1], spec[1:]:
+            case "+", prefix:
+                return f"{prefix}{value}" if value else ""
+            case "?", text:
+                return text if value else ""
+            case "#", word:
+                return number(value, word.strip())
+            case _:
+                return listed(value) if spec == "list" else format(value, spec)
 
 
 _ENGLISH = _English()
+
+
+def _said(sentence: Sentence, facts: Facts) -> str:
+    if isinstance(sentence, By):
+        sentence = sentence.texts.get(facts[sentence.fact], sentence.otherwise)
+    return _ENGLISH.vformat(sentence, (), facts) if isinstance(sentence, str) else sentence(facts)
 
 
 # -- words
@@ -126,46 +144,18 @@ def _quotas(names: Sequence[str], most: int = 8) -> str:
 # -- where it is
 
 
-def _ended(facts: Facts) -> str:
-    outcome = facts["outcome"]
-    text = _ENDINGS[outcome]
-    if outcome == "cancelled":
-        by = f" by {facts['cancelled_by']}" if facts["cancelled_by"] else ""
-        return f"{text}{by}{_why(facts['cancel_reason'])}"
-    return text if outcome == "success" else f"{text}{_why(facts['failure'])}"
-
-
-def _why(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
-
-
-_ENDINGS = {
-    "success": "it has completed",
-    "failed": "it has failed",
-    "cancelled": "it was cancelled",
-    "expired": "it has expired",
-    "skipped": "it was skipped: its upstreams did not end as it needs",
-}
-
-
 def _lost(facts: Facts) -> str:
     if "revoked" not in facts:
         return f"the lease of {_worker(facts)} has run out; it is taken from it in a moment"
     if not facts["revoked"]:
         return f"the lease of {_worker(facts)} ran out: another worker takes it over"
-    return f"it was taken from {_worker(facts)}{_why(facts['why'])}; another worker takes it over"
-
-
-def _suspect(facts: Facts) -> str:
-    if facts["probation"] is None:
-        return "it may have ended its last worker: a worker runs it alone, one such run at a time"
-    alone = facts["probation"] is Probation.ALONE
-    where = "alone in its process" if alone else "with nothing new"
-    return f"it may have ended its last worker and is on probation: it runs {where}"
+    return (
+        f"it was taken from {_worker(facts)}{_because(facts['why'])}; another worker takes it over"
+    )
 
 
 def _waits(facts: Facts) -> str:
-    """Waitpoints are told by name, never by token."""
+    """Names waitpoints, never their tokens."""
     match facts.get("condition"):
         case OperatorOnly():
             text = "only an operator resumes it"
@@ -201,36 +191,8 @@ _THEN = {
 """What happens when the time of a wait is over."""
 
 
-# -- gates
-
-
-def _blocked(facts: Facts) -> str:
-    return _BLOCKS.get(facts["reason"] or "", "an operator holds it back") + _why(facts["detail"])
-
-
-_BLOCKS = {
-    "paused_by_policy": "a policy holds it back",
-    "waiting_for_budget": "it was held back for its budget",
-    "waiting_for_quota": "it was held back for its quota",
-    "waiting_for_capable_worker": "it was held back until there is a worker that can run it",
-}
-
-
-def _delayed(facts: Facts) -> str:
-    text = _DELAYS[facts["gate"]]
-    if facts["gate"] == "backoff":
-        text = f"attempt {facts['attempt']} failed and is tried again"
-        if facts.get("failure") is not None:
-            text = f"{text}; it failed with: {facts['failure']}"
-    return f"{text}; that time has come, and it goes on in a moment" if facts["over"] else text
-
-
-_DELAYS = {
-    "delay": "it is not to start before its time",
-    "resume_delay": "it was resumed and goes on later",
-    "worker_delay": "it sleeps: its worker asked to go on later",
-    "backoff": "",
-}
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
 
 
 def _upstreams(facts: Facts) -> str:
@@ -242,7 +204,7 @@ def _upstreams(facts: Facts) -> str:
     if join.n < join.needed:
         return f"it waits for {join.needed} upstreams, and only {join.n} were added so far"
     left, of = join.needed - join.succeeded, f"of its {number(join.n, 'upstream')}"
-    named = _why(listed(facts["names"]))
+    named = _because(listed(facts["names"]))
     match join.policy:
         case AllOf():
             return f"it waits for {left} {of}{named}"
@@ -250,11 +212,6 @@ def _upstreams(facts: Facts) -> str:
             return f"it waits for the first {of}{named}"
         case _:
             return f"it waits for {left} more {of}{named}"
-
-
-def _upstream(facts: Facts) -> str:
-    counted = ", which is counted in a moment" if facts["ended"] else ""
-    return f"{facts['name'] or facts['id']} is {facts['state']}{counted}"
 
 
 # -- limits
@@ -305,28 +262,11 @@ def _in_line(facts: Facts) -> str:
 # -- the claim
 
 
-def _decided(state: str, deed: str) -> Callable[[Facts], str]:
-    """What an operator decided about a lane, with who did it if that is known."""
-
-    def sentence(facts: Facts) -> str:
-        what = f"{deed} by {facts['by']}" if facts["by"] else state
-        return f"lane {facts['lane']} {what}{_why(facts['reason'])}"
-
-    return sentence
-
-
 def _incapable(facts: Facts) -> str:
     nowhere = facts["offered_by_none"]
     if nowhere:
         return f"no live worker offers {listed(nowhere)}"
     return f"no live worker offers {listed(facts['required'], most=8)} together"
-
-
-def _busy(facts: Facts) -> str:
-    count = facts["capable"]
-    who = "the only worker" if count == 1 else f"all {count} workers"
-    verb = "is" if count == 1 else "are"
-    return f"{who} that can run it {verb} busy ({facts['running']:,} of {facts['slots']:,} at once)"
 
 
 def _to_be_taken(facts: Facts) -> str:
@@ -335,13 +275,34 @@ def _to_be_taken(facts: Facts) -> str:
     return f"it waits to be taken; {who} can run it"
 
 
+_OVER = "{over:?; that time has come, and it goes on in a moment}"
+_UPSTREAM = "{called} is {state}{ended:?, which is counted in a moment}"
+
 ONE: dict[ReasonCode, Sentence] = {
-    ReasonCode.ENDED: _ended,
+    ReasonCode.ENDED: By(
+        "outcome",
+        {
+            "success": "it has completed",
+            "failed": "it has failed{failure:+: }",
+            "cancelled": "it was cancelled{cancelled_by:+ by }{cancel_reason:+: }",
+            "expired": "it has expired{failure:+: }",
+            "skipped": "it was skipped: its upstreams did not end as it needs{failure:+: }",
+        },
+    ),
     ReasonCode.LEASED: "it runs: {worker} ({instance}) has a lease for attempt {number}",
     ReasonCode.ATTEMPT_TIMEOUT: "the attempt times out unless it ends before",
     ReasonCode.DEADLINE: "it expires unless it ends before its deadline",
     ReasonCode.LOST: _lost,
-    ReasonCode.SUSPECT: _suspect,
+    ReasonCode.SUSPECT: By(
+        "probation",
+        {
+            None: "it may have ended its last worker: a worker runs it alone, one such run at a "
+            "time",
+            Probation.ALONE: "it may have ended its last worker and is on probation: it runs alone "
+            "in its process",
+        },
+        "it may have ended its last worker and is on probation: it runs with nothing new",
+    ),
     ReasonCode.SPENT: "it was lost {losses:# time}: the next claim gives it up",
     ReasonCode.RECLAIM_GRACE: (
         "no worker may take it over yet: the one that lost it may still be finishing"
@@ -356,21 +317,46 @@ ONE: dict[ReasonCode, Sentence] = {
     ReasonCode.HELD_UNSEALED: (
         "its flow is still being declared: nothing of it starts before it is complete"
     ),
-    ReasonCode.BLOCKED_BY_OPERATOR: _blocked,
+    ReasonCode.BLOCKED_BY_OPERATOR: By(
+        "reason",
+        {
+            "paused_by_policy": "a policy holds it back{detail:+: }",
+            "waiting_for_budget": "it was held back for its budget{detail:+: }",
+            "waiting_for_quota": "it was held back for its quota{detail:+: }",
+            "waiting_for_capable_worker": "it was held back until there is a worker that can run it"
+            "{detail:+: }",
+        },
+        "an operator holds it back{detail:+: }",
+    ),
     ReasonCode.WAITS_FOR_UPSTREAMS: _upstreams,
-    ReasonCode.UPSTREAM: _upstream,
-    ReasonCode.MEMBER: _upstream,
+    ReasonCode.UPSTREAM: _UPSTREAM,
+    ReasonCode.MEMBER: _UPSTREAM,
     ReasonCode.MORE: "and {more:# more upstream}",
-    ReasonCode.DELAYED: _delayed,
-    ReasonCode.RETRY_BACKOFF: _delayed,
+    ReasonCode.DELAYED: By(
+        "gate",
+        {
+            "delay": f"it is not to start before its time{_OVER}",
+            "resume_delay": f"it was resumed and goes on later{_OVER}",
+            "worker_delay": f"it sleeps: its worker asked to go on later{_OVER}",
+        },
+    ),
+    ReasonCode.RETRY_BACKOFF: (
+        f"attempt {{attempt}} failed and is tried again{{failure:+; it failed with: }}{_OVER}"
+    ),
     ReasonCode.BUDGET_EXHAUSTED: _exhausted,
     ReasonCode.BUDGET_OPEN: "budget {budget} has room again: it is let in in a moment",
     ReasonCode.QUOTA_FULL: _full,
     ReasonCode.RATE_USED_UP: _used_up,
     ReasonCode.SLOT_HOLDERS: _holders,
-    ReasonCode.LANE_PAUSED: _decided("is paused", "was paused"),
-    ReasonCode.LANE_DRAINING: _decided(
-        "drains and begins nothing new", "drains and begins nothing new, as decided"
+    ReasonCode.LANE_PAUSED: By(
+        "by",
+        {"": "lane {lane} is paused{reason:+: }"},
+        "lane {lane} was paused by {by}{reason:+: }",
+    ),
+    ReasonCode.LANE_DRAINING: By(
+        "by",
+        {"": "lane {lane} drains and begins nothing new{reason:+: }"},
+        "lane {lane} drains and begins nothing new, as decided by {by}{reason:+: }",
     ),
     ReasonCode.LANE_FULL: "lane {lane} is full: {running:,} of {concurrency:,} run",
     ReasonCode.NO_WORKER: "no live worker takes work of namespace {namespace}",
@@ -380,7 +366,11 @@ ONE: dict[ReasonCode, Sentence] = {
     ReasonCode.NO_WORKER_FOR_KIND: "no live worker of lane {lane} runs {kind}",
     ReasonCode.NO_CAPABLE_WORKER: _incapable,
     ReasonCode.CLOSEST_WORKER: "{worker} comes closest, it lacks {lacks:list}",
-    ReasonCode.WORKER_BUSY: _busy,
+    ReasonCode.WORKER_BUSY: By(
+        "capable",
+        {1: "the only worker that can run it is busy ({running:,} of {slots:,} at once)"},
+        "all {capable} workers that can run it are busy ({running:,} of {slots:,} at once)",
+    ),
     ReasonCode.WAITING_FOR_WORKER: _to_be_taken,
     ReasonCode.IN_LINE: _in_line,
 }
@@ -398,8 +388,8 @@ MANY: dict[ReasonCode, Sentence] = {
     ReasonCode.WAITS_FOR_UPSTREAMS: "wait for upstreams",
     ReasonCode.DELAYED: "delayed",
     ReasonCode.RETRY_BACKOFF: "failed and tried again later",
-    ReasonCode.BUDGET_EXHAUSTED: lambda facts: (
-        "blocked by a budget" if facts["budget"] is None else f"blocked by budget {facts['budget']}"
+    ReasonCode.BUDGET_EXHAUSTED: By(
+        "budget", {None: "blocked by a budget"}, "blocked by budget {budget}"
     ),
     ReasonCode.QUOTA_FULL: _by_quotas,
     ReasonCode.RATE_USED_UP: _by_quotas,

@@ -88,7 +88,7 @@ def hold_reasons(hold: Hold | None, now: Millis) -> Iterator[Reason]:
 
 
 def flow_at(key: str) -> UUID | None:
-    """The flow whose end is told at a waitpoint, if it is one for that."""
+    """The flow whose end is signalled at a waitpoint, if it is one for that."""
     word, _, id = key.partition(":")
     try:
         return UUID(id) if word == "flow" else None

@@ -45,7 +45,7 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
             await otherwise(engine)
             return
         engine.attempts.ended_elsewhere(claim, found)
-        engine.store.hints.send()  # whoever waits for the result
+        engine.store.hints.send()  # wakes those that wait for the result
         if raised is not None:
             log.warning("%s is completed; its handler raised afterwards", claim.id, exc_info=raised)
 
