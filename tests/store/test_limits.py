@@ -82,16 +82,6 @@ async def test_a_quota_is_kept_whole_and_changed_only_by_who_knows_it(bench: Ben
     assert await store.records.get(QUOTAS, []) == {}
 
 
-async def test_quotas_are_listed_by_name(bench: Bench) -> None:
-    for name in ("b", "a", "é", "c"):
-        await bench.quota(name, concurrency=1)
-    names = [quota.name for quota in await bench.store.records.page(QUOTAS, "", 9)]
-    assert names == ["a", "b", "c", "é"]
-    assert [quota.name for quota in await bench.store.records.page(QUOTAS, "a", 2)] == ["b", "c"]
-    assert await bench.store.records.page(QUOTAS, "é", 9) == []
-    assert await bench.store.records.page(QUOTAS, "", 0) == []
-
-
 async def test_a_dropped_quota_takes_its_admissions_along_and_leaves_its_queues(
     bench: Bench,
 ) -> None:
