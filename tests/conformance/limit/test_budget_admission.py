@@ -105,7 +105,7 @@ async def test_another_process_lets_in_by_its_sweep(lab: Lab, second_lab: Lab) -
     """A process that died after the commit that made room"""
     id = await spent_out(lab)
     lab.engine._budget_gate._admit_soon = lambda names: None  # type: ignore[method-assign]
-    lab.engine._budget_gate.books._opened = lambda names: None
+    lab.engine._budget_gate.ledger._opened = lambda names: None
     await lab.engine.budgets.reset("team")
     assert await claimed(lab) == []
     await second_lab.engine.sweep.once()

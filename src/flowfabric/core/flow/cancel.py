@@ -36,7 +36,7 @@ def cancel_entries(flow: Flow, *, held: bool) -> tuple[OutboxEntry, ...]:
 
 
 def announce(member: Snapshot, now: Millis, flow: Flow) -> Change[object]:
-    """The operator's event, told by a member: events belong to executions."""
+    """The operator's event, in the history of a member: events belong to executions."""
     detail = {
         "flow_id": str(flow.id),
         "policy": str(flow.cancel.policy) if flow.cancel else "",

@@ -84,7 +84,7 @@ class Join(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The group of all edges into one execution. `inputs` says whether any of them passes data.
 
     `floors` are edges that a replay has opened again, with the version of their upstream at that
-    moment: an ending from before it was told already, and does not count a second time. `rounds`
+    moment: an ending from before it was counted already, and does not count a second time. `rounds`
     say the same by how often the upstream had been replayed when it last ended (-1: never ended),
     for readers who see an ended upstream and not the version of its ending.
     """

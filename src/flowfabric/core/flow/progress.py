@@ -134,16 +134,16 @@ def wait_children(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Chan
     )
 
 
-def _is_open(loaded: Loaded, told: Settlement, snapshot: Snapshot) -> bool:
-    known, join = loaded.edges.get(told.edge), snapshot.life.join
+def _is_open(loaded: Loaded, ending: Settlement, snapshot: Snapshot) -> bool:
+    known, join = loaded.edges.get(ending.edge), snapshot.life.join
     if known is None or join is None or known.outcome is not None:
         return False
     if known.edge.downstream != snapshot.execution.uuid:
         return False
-    floor, last = join.floors.get(told.edge.hex), join.rounds.get(told.edge.hex)
-    if told.round is not None:
-        return last is None or told.round > last
-    return floor is None or told.number is None or told.number > floor
+    floor, last = join.floors.get(ending.edge.hex), join.rounds.get(ending.edge.hex)
+    if ending.round is not None:
+        return last is None or ending.round > last
+    return floor is None or ending.number is None or ending.number > floor
 
 
 def _fires(before: Join | None, join: Join) -> bool:

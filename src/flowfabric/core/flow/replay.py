@@ -73,32 +73,32 @@ def plan_replay(members: Mapping[UUID, Snapshot], edges: Iterable[EdgeState]) ->
     return ReplayPlan(again, {each.execution.uuid: each.life.replays for each in again}, members)
 
 
-def ask_to_replay(snapshot: Snapshot | None) -> Needs | None:
+def needed_to_replay(snapshot: Snapshot | None) -> Needs | None:
     """Incoming edges, where a replay must wait for some of them again."""
     if snapshot is None or not _is_hopeless(snapshot):
         return None
     return Needs(snapshot.execution.uuid, incoming=True)
 
 
-def ask_to_replay_planned(snapshot: Snapshot | None) -> Needs | None:
+def needed_to_replay_planned(snapshot: Snapshot | None) -> Needs | None:
     if snapshot is None or snapshot.life.join is None:
         return None
     return Needs(snapshot.execution.uuid, incoming=True)
 
 
 def replay_member(
-    snapshot: Snapshot | None, now: Millis, memory: Loaded, upstreams: Mapping[UUID, Snapshot]
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, upstreams: Mapping[UUID, Snapshot]
 ) -> "Change[Replayed]":
     """Runs one ended member again. One whose join had become impossible waits for the upstreams
     that have not ended as it needs, also if it was cancelled or expired before that."""
-    if snapshot is None or ask_to_replay(snapshot) is None:
+    if snapshot is None or needed_to_replay(snapshot) is None:
         return replay(snapshot, now)
-    edges = [_needed(state, upstreams.get(state.edge.upstream)) for state in memory.edges.values()]
+    edges = [_needed(state, upstreams.get(state.edge.upstream)) for state in loaded.edges.values()]
     return _waiting_again(snapshot, now, edges, upstreams)
 
 
 def replay_planned(
-    snapshot: Snapshot | None, now: Millis, memory: Loaded, plan: ReplayPlan
+    snapshot: Snapshot | None, now: Millis, loaded: Loaded, plan: ReplayPlan
 ) -> "Change[Replayed | None]":
     """Runs a member of the plan again, unless another caller has done so since."""
     snapshot = present(snapshot)
@@ -108,7 +108,7 @@ def replay_planned(
     join = snapshot.life.join
     if join is None:
         return replay(snapshot, now)
-    states = memory.edges.values()
+    states = loaded.edges.values()
     edges = [_Edge(state, _present(state, plan.upstreams, plan.rounds)) for state in states]
     counted = _counted(join, edges, now)
     if counted.state is join.state is JoinState.SATISFIED:

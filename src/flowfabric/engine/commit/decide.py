@@ -1,8 +1,8 @@
 """Load, decide, apply: the general way an execution changes.
 
 Calls for many executions share one load and one apply. Calls for the same execution are decided
-one after the other, each on the previous result, and written as one change. Whoever lost against
-a rival loads and decides again.
+one after the other, each on the previous result, and written as one change. What lost against a
+rival is loaded and decided again.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ NeedsOf = Callable[[Snapshot | None], Needs | None]
 
 class Decision(Struct):
     """A rule waiting to be decided. `held` is a value the caller already has: the first round
-    decides on it without a load. With `ask` the rule is given what it says it must remember;
-    `memory` is just that, seen at the same moment as `held`: the first round does not ask."""
+    decides on it without a load. With `needs` the rule is given more than the execution itself;
+    `loaded` is just that, seen at the same moment as `held`: the first round does not load it."""
 
     uuid: UUID
     rule: Rule[Any] | LoadedRule[Any]
     held: Snapshot | None = None
-    ask: NeedsOf | None = None
-    memory: Loaded | None = None
+    needs: NeedsOf | None = None
+    loaded: Loaded | None = None
     outcome: Any = None
 
-    def asking(self, snapshot: Snapshot | None) -> Needs | None:
+    def needs_of(self, snapshot: Snapshot | None) -> Needs | None:
         try:
-            return None if self.ask is None else self.ask(snapshot)
-        except Exception:  # the rule itself will stumble over the same, for its caller alone
+            return None if self.needs is None else self.needs(snapshot)
+        except Exception:  # the rule itself will fail by the same, for its caller alone
             return None
 
-    def decide(self, snapshot: Snapshot | None, now: Millis, memory: Loaded) -> Change[Any]:
+    def decide(self, snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[Any]:
         rule: Callable[..., Change[Any]] = self.rule
-        return rule(snapshot, now) if self.ask is None else rule(snapshot, now, memory)
+        return rule(snapshot, now) if self.needs is None else rule(snapshot, now, loaded)
 
 
 class Decisions:
@@ -67,10 +67,10 @@ class Decisions:
         return answer
 
     async def decide_loaded(
-        self, uuid: UUID, rule: LoadedRule[T], ask: NeedsOf, held: Snapshot | None = None
+        self, uuid: UUID, rule: LoadedRule[T], needs: NeedsOf, held: Snapshot | None = None
     ) -> T:
-        """The same for a rule that must remember more than the execution itself."""
-        answer: T = await self._batcher.put(Decision(uuid, rule, held, ask))
+        """The same for a rule that needs more than the execution itself."""
+        answer: T = await self._batcher.put(Decision(uuid, rule, held, needs))
         return answer
 
     async def decide_all(self, decisions: list[Decision]) -> list[Any]:
@@ -139,40 +139,40 @@ class Decisions:
         *,
         first: bool,
     ) -> dict[UUID, Loaded]:
-        """What the rules must remember. Read after the load, so never older than it: what was
-        written since moved the version, and then the change is not applied. An execution whose
-        memories cannot be read becomes one that cannot be read itself."""
-        asks: list[Needs] = []
-        memories: dict[UUID, Loaded] = {}
+        """What the rules need beside the executions. Read after the load, so never older than it:
+        what was written since moved the version, and then the change is not applied. An execution
+        whose needs cannot be read becomes one that cannot be read itself."""
+        wanted: list[Needs] = []
+        loaded: dict[UUID, Loaded] = {}
         for uuid, group in groups.items():
-            found, known = snapshots.get(uuid), group[0].memory
+            found, known = snapshots.get(uuid), group[0].loaded
             if isinstance(found, Corruption):
                 continue
             if first and known is not None and _held(group) is not None:
-                memories[uuid] = known
+                loaded[uuid] = known
                 continue
-            asks += [ask for decision in group if (ask := decision.asking(found)) is not None]
-        if not asks:
-            return memories
-        for ask, memory in zip(asks, await self._remembered(asks), strict=True):
-            if isinstance(memory, Corruption):
-                snapshots[ask.execution] = memory
+            wanted += [each for decision in group if (each := decision.needs_of(found)) is not None]
+        if not wanted:
+            return loaded
+        for needs, answer in zip(wanted, await self._load_each_need(wanted), strict=True):
+            if isinstance(answer, Corruption):
+                snapshots[needs.execution] = answer
                 continue
-            known = memories.setdefault(ask.execution, memory)
-            if known is not memory:
-                _absorb(known, memory)
-        return memories
+            known = loaded.setdefault(needs.execution, answer)
+            if known is not answer:
+                _absorb(known, answer)
+        return loaded
 
-    async def _remembered(self, asks: list[Needs]) -> "list[Loaded | Corruption]":
-        """What each ask names; one that cannot be read does not hide the others."""
+    async def _load_each_need(self, wanted: list[Needs]) -> "list[Loaded | Corruption]":
+        """One that cannot be read does not hide the others."""
         try:
-            return [*await self._store.load_needs(asks)]
+            return [*await self._store.load_needs(wanted)]
         except Corruption as error:
-            if len(asks) == 1:
+            if len(wanted) == 1:
                 return [error]
-        middle = len(asks) // 2
-        first = await self._remembered(asks[:middle])
-        return first + await self._remembered(asks[middle:])
+        middle = len(wanted) // 2
+        first = await self._load_each_need(wanted[:middle])
+        return first + await self._load_each_need(wanted[middle:])
 
 
 def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:
@@ -192,17 +192,17 @@ def _refused_unseen(group: list[Decision]) -> bool:
     return _held(group) is not None and isinstance(group[0].outcome, FlowFabricError)
 
 
-def _absorb(memory: Loaded, more: Loaded) -> None:
-    memory.waitpoints.update(more.waitpoints)
-    memory.dedup.update(more.dedup)
-    memory.edges.update(more.edges)
-    known = {heard.signal.number for heard in memory.signals}
-    memory.signals += [heard for heard in more.signals if heard.signal.number not in known]
-    memory.signals.sort(key=lambda heard: heard.signal.number)
+def _absorb(loaded: Loaded, more: Loaded) -> None:
+    loaded.waitpoints.update(more.waitpoints)
+    loaded.dedup.update(more.dedup)
+    loaded.edges.update(more.edges)
+    known = {heard.signal.number for heard in loaded.signals}
+    loaded.signals += [heard for heard in more.signals if heard.signal.number not in known]
+    loaded.signals.sort(key=lambda heard: heard.signal.number)
 
 
 def _decide_group(
-    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, memory: Loaded
+    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, loaded: Loaded
 ) -> Change[Any] | None:
     """The folded change of all rules of one execution, None when nothing is to be written."""
     if isinstance(found, Corruption):
@@ -213,23 +213,23 @@ def _decide_group(
     folded: Change[Any] | None = None
     for decision in group:
         try:
-            change = decision.decide(snapshot, now, memory)
-        except Exception as error:  # a rule that stumbles takes nobody along
+            change = decision.decide(snapshot, now, loaded)
+        except Exception as error:  # a rule that fails fails for its caller alone
             decision.outcome = error
             continue
         decision.outcome = change.outcome
         if change.after is not None:
             snapshot = change.after
-            _remember(memory, change)
+            _note_written(loaded, change)
             folded = change if folded is None else fold(folded, change)
     return folded
 
 
-def _remember(memory: Loaded, change: Change[Any]) -> None:
+def _note_written(loaded: Loaded, change: Change[Any]) -> None:
     """The next rule of the same execution knows what this one is about to write."""
-    memory.waitpoints.update({waitpoint.id: waitpoint for waitpoint in change.waitpoints})
-    memory.dedup.update({record.key: record for record in change.dedup})
-    memory.signals += change.signals
+    loaded.waitpoints.update({waitpoint.id: waitpoint for waitpoint in change.waitpoints})
+    loaded.dedup.update({record.key: record for record in change.dedup})
+    loaded.signals += change.signals
     for edge, outcome in change.settled:
-        if edge in memory.edges:
-            memory.edges[edge] = replace(memory.edges[edge], outcome=outcome)
+        if edge in loaded.edges:
+            loaded.edges[edge] = replace(loaded.edges[edge], outcome=outcome)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from uuid import UUID
@@ -58,6 +58,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.takeover import give_up
+from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
@@ -166,7 +167,7 @@ class Claims(Service):
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
         )
-        self._rescues: set[asyncio.Future[None]] = set()
+        self._rescues = Background("handing back a claim", log)
         self._unanswered: dict[UUID, tuple[ClaimCall, Millis]] = {}
         self._turns: dict[tuple[str, ...], dict[str, float]] = {}
 
@@ -307,8 +308,7 @@ class Claims(Service):
 
     async def drain(self) -> None:
         await self._renewals.drain()
-        if self._rescues:
-            await asyncio.wait(self._rescues)
+        await self._rescues.drain()
 
     def _call(
         self,
@@ -349,7 +349,7 @@ class Claims(Service):
                     raise
                 break  # what was taken must reach its owner
             except asyncio.CancelledError:
-                self._rescue(self._hand_back(taken))
+                self._rescues.start(partial(self._give_back, taken))
                 raise
         return taken
 
@@ -360,7 +360,7 @@ class Claims(Service):
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            self._rescue(self._hand_back_late(work))
+            self._rescues.start(partial(self._give_back_late, work))
             raise
 
     async def _checked(self, call: ClaimCall) -> list[Taken]:
@@ -401,18 +401,9 @@ class Claims(Service):
                 log.warning("giving up a lost execution failed; the next claim tries: %s", answer)
         return [item for item in taken if not _spent(item)]
 
-    def _rescue(self, work: Coroutine[None, None, None]) -> None:
-        rescue = asyncio.ensure_future(work)
-        self._rescues.add(rescue)
-        rescue.add_done_callback(self._rescues.discard)
-
-    async def _hand_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
+    async def _give_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
         with suppress(FlowFabricError):
-            await self._hand_back(await work)
-
-    async def _hand_back(self, taken: Sequence[Taken]) -> None:
-        with suppress(FlowFabricError):
-            await self._give_back(taken)
+            await self._give_back(await work)
 
     async def _give_back(self, taken: Sequence[Taken]) -> list[object]:
         claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -33,7 +34,7 @@ from flowfabric.core.execution.submission import (
     ranked,
 )
 from flowfabric.core.flow.model import FlowState
-from flowfabric.core.flow.replay import ask_to_replay, replay_member
+from flowfabric.core.flow.replay import needed_to_replay, replay_member
 from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
@@ -120,14 +121,14 @@ class Executions(Service):
         if flow is not None and flow.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
         upstreams: dict[UUID, Snapshot] = {}
-        if flow is not None and ask_to_replay(snapshot) is not None:
+        if flow is not None and needed_to_replay(snapshot) is not None:
             # Or an ending that it has heard of skips it again.
             await self._resolver.resolve(flow.id)
             upstreams = await self._upstreams(flow.id, snapshot.execution.uuid)
         return await self._context.decisions.decide_loaded(
             snapshot.execution.uuid,
-            lambda found, now, memory: replay_member(found, now, memory, upstreams),
-            ask_to_replay,
+            partial(replay_member, upstreams=upstreams),
+            needed_to_replay,
         )
 
     async def _upstreams(self, flow: UUID, member: UUID) -> dict[UUID, Snapshot]:

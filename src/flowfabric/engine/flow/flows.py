@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Literal, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -58,11 +59,10 @@ from flowfabric.core.flow.model import (
 )
 from flowfabric.core.flow.replay import (
     ReplayPlan,
-    ask_to_replay_planned,
+    needed_to_replay_planned,
     plan_replay,
     replay_planned,
 )
-from flowfabric.core.wait.model import Loaded
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -349,7 +349,7 @@ class Flows(Service):
         found = known(await find(self._context.store, FLOWS, key), key)
         if found.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow was cancelled")
-        await self._resolver.resolve(key)  # or an ending told late skips again what waits again
+        await self._resolver.resolve(key)  # or a late ending skips again what waits again
         plan = plan_replay(*await whole(self._context.store, key))
         for member in plan.members:
             check_replay(member)
@@ -458,11 +458,9 @@ class Flows(Service):
     async def _replay_page(self, plan: ReplayPlan, page: Sequence[Snapshot]) -> list[Replayed]:
         """Those of the page that this call has replayed."""
 
-        def rule(found: Snapshot | None, now: Millis, memory: Loaded) -> Change[Replayed | None]:
-            return replay_planned(found, now, memory, plan)
-
+        rule = partial(replay_planned, plan=plan)
         answers = await self._context.decisions.decide_all(
-            [Decision(each.execution.uuid, rule, ask=ask_to_replay_planned) for each in page]
+            [Decision(each.execution.uuid, rule, needs=needed_to_replay_planned) for each in page]
         )
         for answer in answers:
             if isinstance(answer, BaseException):

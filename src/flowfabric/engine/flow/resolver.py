@@ -253,7 +253,7 @@ class FlowResolver(Service):
         try:
             await self._signals.send(parent.execution, parent.signal, delivery)
         except (NotFound, NotSignalable) as error:
-            log.info("nobody waits for flow %s any more: %s", flow.id, error)
+            log.info("no run waits for the end of flow %s any more: %s", flow.id, error)
 
     async def _all(self, decisions: list[Decision]) -> None:
         """All of them, or the first real trouble; what has ended meanwhile is no trouble."""
@@ -299,12 +299,12 @@ def _bringing(
     """Brings the endings of upstreams to a downstream, which need not be read again: it and its
     edges were seen at one moment, and settling one of these moves its version."""
     edges = {found.state.edge.id: found.state for found in open}
-    told = [
+    brought = [
         Settlement(id, *endings[state.edge.flow, state.edge.upstream])
         for id, state in edges.items()
     ]
-    settling = _settling(open[0].state.edge.downstream, told)
-    settling.held, settling.memory = open[0].downstream, Loaded({}, {}, [], edges)
+    settling = _settling(open[0].state.edge.downstream, brought)
+    settling.held, settling.loaded = open[0].downstream, Loaded({}, {}, [], edges)
     return settling
 
 
@@ -312,7 +312,7 @@ def _settling(child: UUID, settlements: list[Settlement]) -> Decision:
     found = tuple(settlements)
 
     rule = partial(rules.settle, settlements=found)
-    return Decision(child, rule, ask=partial(rules.needed_to_settle, settlements=found))
+    return Decision(child, rule, needs=partial(rules.needed_to_settle, settlements=found))
 
 
 def _cancel_pending(

@@ -217,7 +217,7 @@ class FlowViews(Service):
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [each for each in await self._all_edges(query) if each.edge.input is not None]
         if not isinstance(join.policy, AllOf):
-            # Only who fired the join: whoever ends later changes no argument of a later attempt.
+            # Only those that fired the join: a later ending changes no argument of a later attempt.
             wanted = await self._in_time(wanted, join.fired_at)
         results = await self.results([state.edge.upstream for state in wanted])
         given: dict[str, bytes | None] = {}

@@ -47,7 +47,7 @@ class BudgetGate(Service):
     def __init__(self, context: EngineContext, releases: Releases) -> None:
         super().__init__(context)
         self._releases = releases
-        self.books = LedgerWriter(context.store, self._admit_soon)
+        self.ledger = LedgerWriter(context.store, self._admit_soon)
         self.known = KnownBudgets(context)
         self._crowded: dict[str, int] = {}
         self._resets: dict[str, Millis] = {}
@@ -134,7 +134,7 @@ class BudgetGate(Service):
 
     async def drain(self) -> None:
         await self._background.drain()
-        await self.books.drain()
+        await self.ledger.drain()
 
     async def _turn_away(self, taken: Sequence[Taken], refused: dict[UUID, Exhausted]) -> None:
         turned: list[Snapshot] = []
@@ -250,12 +250,12 @@ class BudgetGate(Service):
 
     async def _reset_due(self, name: str) -> bool:
         ask = LedgerNeeds(budgets=(name,))
-        await self.books.post(ask, lambda books, now: None)  # posting brings it up to date
+        await self.ledger.post(ask, lambda ledger, now: None)  # posting brings it up to date
         return True
 
     async def _drop(self, id: UUID, budgets: tuple[str, ...]) -> bool:
         ask = LedgerNeeds(budgets=budgets, reservations=(id,))
-        return await self.books.post(ask, lambda books, now: rules.drop(books, id, now))
+        return await self.ledger.post(ask, lambda ledger, now: rules.drop(ledger, id, now))
 
     async def _tried(self, work: Coroutine[None, None, T]) -> T | None:
         """What comes of the work; None when it failed and is left to the sweep."""

@@ -103,7 +103,7 @@ class Budgets(Service):
             part_of = _part_of(books, asked)
             return budget_changes.remove(books, asked), part_of
 
-        gone, part_of = await self._budget_gate.books.post(
+        gone, part_of = await self._budget_gate.ledger.post(
             LedgerNeeds(budgets=(asked,)), remove, alone=(asked,)
         )
         self._context.known_limits.budgets.discard(asked)
@@ -164,7 +164,7 @@ class Budgets(Service):
         Twice is once."""
         asked, key = check_budget_name(name), ExecutionId(execution)
         ask = LedgerNeeds(budgets=(asked,), executions=(key.uuid,))
-        return await self._budget_gate.books.post(
+        return await self._budget_gate.ledger.post(
             ask, lambda books, now: rules.release(books, asked, key.uuid, now)
         )
 
@@ -181,7 +181,7 @@ class Budgets(Service):
         more = check_whole(amount, "the amount", 1, MAX_AMOUNT)
         once = f"grant:{self._key(key)}"
         ask = LedgerNeeds(budgets=(asked,), charges=((asked, once),))
-        return await self._budget_gate.books.post(
+        return await self._budget_gate.ledger.post(
             ask, lambda books, now: budget_changes.grant(books, asked, word, more, now, once)
         )
 
@@ -211,7 +211,7 @@ class Budgets(Service):
         uuid = snapshot.execution.uuid
         ask = LedgerNeeds(budgets=names, executions=(uuid,), reservations=(reservation,))
         self._budget_gate.reserving(uuid)
-        answer = await self._budget_gate.books.post(
+        answer = await self._budget_gate.ledger.post(
             ask, lambda books, now: rules.reserve(books, asked, reservation, epoch, now)
         )
         await self._act(answer, snapshot.execution)
@@ -252,7 +252,7 @@ class Budgets(Service):
             attached=known is not None or budgets is None,
         )
         ask = _ask(asked, reservations=(id,))
-        return await self._budget_gate.books.post(
+        return await self._budget_gate.ledger.post(
             ask, lambda books, now: rules.settle(books, asked, id, now)
         )
 
@@ -266,7 +266,7 @@ class Budgets(Service):
             return False
         _check_own(known.execution, snapshot.execution)
         ask = LedgerNeeds(budgets=known.budgets, reservations=(id,))
-        return await self._budget_gate.books.post(
+        return await self._budget_gate.ledger.post(
             ask, lambda books, now: rules.drop(books, id, now)
         )
 
@@ -285,7 +285,7 @@ class Budgets(Service):
             moved = old is not None and (old.scope, old.scope_id) != (new.scope, new.scope_id)
             return answer, _part_of(books, checked.name) if moved else []
 
-        answer, moved = await self._budget_gate.books.post(
+        answer, moved = await self._budget_gate.ledger.post(
             LedgerNeeds(budgets=names), defined, alone=names
         )
         self._budget_gate.known.forget_attached()
@@ -293,7 +293,7 @@ class Budgets(Service):
         return answer
 
     async def _spend(self, asked: Expense, execution: Execution | None) -> Charged | AlreadyApplied:
-        answer = await self._budget_gate.books.post(
+        answer = await self._budget_gate.ledger.post(
             _ask(asked), lambda books, now: rules.spend(books, asked, now)
         )
         await self._act(answer, execution)
@@ -339,7 +339,7 @@ class Budgets(Service):
     def _post(
         self, names: tuple[str, ...], rule: Callable[[BudgetLedger, Millis], T]
     ) -> Awaitable[T]:
-        return self._budget_gate.books.post(LedgerNeeds(budgets=names), rule)
+        return self._budget_gate.ledger.post(LedgerNeeds(budgets=names), rule)
 
 
 def _part_of(books: BudgetLedger, name: str) -> list[str]:
