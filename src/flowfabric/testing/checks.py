@@ -15,7 +15,7 @@ from flowfabric.engine.execution.views import Description
 from flowfabric.testing.stuck import tell as tell_run
 from flowfabric.testing.watch import is_step, plain_name
 from flowfabric.worker.api.run import Run
-from flowfabric.worker.run.journal import is_beside
+from flowfabric.worker.run.branches import is_no_call
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Checks:
         (found,) = at_once(engine.store.steps([(uuid, snapshot.life.generation)]))
         branches = [msgspec.json.decode(step.doc, type=Recorded).branch for step in found]
         ordered = sorted(zip(branches, found, strict=True), key=lambda p: (p[0], p[1].position))
-        return [plain_name(step.name) for _, step in ordered if not is_beside(step.name)]
+        return [plain_name(step.name) for _, step in ordered if not is_no_call(step.name)]
 
     def waits_for(self, run: Run[Any] | str) -> list[str]:
         """The names of the signals, approvals and callbacks that a suspended run waits for."""

@@ -26,7 +26,7 @@ from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import FlowFailed, WaitTimeout
-from flowfabric.worker.run.journal import StepPlace, anew
+from flowfabric.worker.run.branches import StepPlace
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform, read
 from flowfabric.worker.run.until_available import until_available
@@ -112,7 +112,7 @@ class SubFlow(FlowBuilder):
         place = self._at
         if number := await self._orphans():
             self._check_asked(await journal.recorded(place), asked)
-            place = anew(place, number)
+            place = place.again(number)
         self._check_asked(await journal.recorded(place), asked)
         await perform(journal, place, once, Declaration)
 
@@ -149,13 +149,13 @@ class SubFlow(FlowBuilder):
         by name if several nodes have no successor. Skipped nodes are left out. Raises FlowFailed if
         the flow did not succeed, and WaitTimeout if it has not ended after `timeout` seconds; the
         flow continues then."""
-        place = self._scope.journal.place(f"flow-result:{self.name}")
+        place = self._scope.branches.place(f"flow-result:{self.name}")
         found = await self._recorded(place, None, timeout)
         return as_result([self.nodes[name] for name in found], list(found.values()))
 
     async def results(self, nodes: "list[Node[R]]") -> list[R]:
         """Waits for the flow, without a worker, and returns the results of these nodes in order."""
-        place = self._scope.journal.place(f"flow-result:{self.name}")
+        place = self._scope.branches.place(f"flow-result:{self.name}")
         found = await self._recorded(place, nodes)
         return [found[node.name] for node in nodes]
 
@@ -209,12 +209,12 @@ class SubFlow(FlowBuilder):
         seen = SubFlowFailure(error.detail, list(error.members), self._round)
         number = len(await self._failures(place))
         value = msgspec.Raw(msgspec.json.encode(seen))
-        await journal.record(anew(place, number, FAILED), Recorded(value=value))
+        await journal.record(place.again(number, FAILED), Recorded(value=value))
         return error
 
     async def _failures(self, place: StepPlace) -> list[SubFlowFailure]:
         journal, found = self._scope.journal, list[SubFlowFailure]()
-        while record := await journal.recorded(anew(place, len(found), FAILED)):
+        while record := await journal.recorded(place.again(len(found), FAILED)):
             found.append(read(place, record, SubFlowFailure))
         return found
 
@@ -240,7 +240,7 @@ class SubFlow(FlowBuilder):
             except (FlowTerminal, MaxReplays, NotFound):
                 raise error from None
 
-        await perform(journal, anew(place, len(failures), AGAIN), once, Any)
+        await perform(journal, place.again(len(failures), AGAIN), once, Any)
 
     def _parent(self) -> Parent:
         return Parent(str(self._scope.claim.id), self._signal)
@@ -256,7 +256,7 @@ class SubFlow(FlowBuilder):
         try:
             await self._waits.wait_at(self._after, self._signal, timeout)
         except WaitTimeout:  # the next call waits again, at a place of its own
-            self._after = self._scope.journal.place(f"flow-end:{self.name}")
+            self._after = self._scope.branches.place(f"flow-end:{self.name}")
             raise
         self._told = True
 
@@ -275,7 +275,7 @@ class SubFlow(FlowBuilder):
             await self._wait(timeout)
         while (flow := await self._now()).ended_at is None:
             number += 1
-            again = anew(self._after, number)
+            again = self._after.again(number)
             await self._waits.wait_at(again, self._signal, timeout)
         return flow
 
@@ -301,8 +301,8 @@ class FlowsApi:
         """Builds a flow of this run: `async with ctx.flow("parts") as flow: flow.add(...)`, then
         `await flow.result()`."""
         check_kind(name)
-        journal = self._scope.journal
-        places = journal.place(f"flow:{name}"), journal.place(f"flow-end:{name}")
+        branches = self._scope.branches
+        places = branches.place(f"flow:{name}"), branches.place(f"flow-end:{name}")
         return SubFlow(self._scope, self._waits, name, places)
 
     def map(

@@ -21,7 +21,7 @@ from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import Completion
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import LOST
-from flowfabric.worker.run.journal import Branch, StepPlace, inside_step
+from flowfabric.worker.run.branches import Branch, StepPlace, inside_step
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import Work, attempt, perform
 from flowfabric.worker.run.together import together
@@ -102,7 +102,7 @@ class Context:
         """Calls a function and records its result. When the handler runs again, the recorded result
         is returned and the function is not called. Plain functions run in a thread."""
         work = Work.of(function, args, kwargs)
-        place = self._scope.journal.place(work.name)
+        place = self._scope.branches.place(work.name)
         journal, threads = self._scope.journal, self._scope.threads
         return perform(
             journal, place, lambda: attempt(work, threads, journal.confirm), work.returns
@@ -111,29 +111,29 @@ class Context:
     async def gather(self, *steps: Awaitable[Any]) -> list[Any]:
         """Awaits several steps concurrently and returns their results in order. If one fails, the
         others are cancelled and its error is raised."""
-        journal = self._scope.journal
-        branches = [journal.branch() for _ in steps]
+        all_branches = self._scope.branches
+        branches = [all_branches.branch() for _ in steps]
         pairs = zip(steps, branches, strict=True)
         tasks = [asyncio.ensure_future(self._beside(*pair)) for pair in pairs]
         try:
-            with journal.waiting():
+            with all_branches.waiting():
                 await together(tasks, lambda: self._scope.parked)
         finally:
-            journal.forget(branches)
+            all_branches.forget(branches)
         return [task.result() for task in tasks]
 
     def sleep(self, span: Span) -> Coroutine[Any, Any, None]:
         """Sleeps without holding a worker, through crashes and deploys, for minutes or months."""
         length = parse_span(span, "sleep")
-        return self._sleep(self._scope.journal.place("sleep"), length)
+        return self._sleep(self._scope.branches.place("sleep"), length)
 
     def now(self) -> Coroutine[Any, Any, datetime]:
         """The current time. It is recorded: the same whenever the handler runs again."""
-        return self._now(self._scope.journal.place("now"))
+        return self._now(self._scope.branches.place("now"))
 
     def random(self) -> Coroutine[Any, Any, float]:
         """A random number in [0, 1). It is recorded: the same whenever the handler runs again."""
-        return perform(self._scope.journal, self._scope.journal.place("random"), _dice, float)
+        return perform(self._scope.journal, self._scope.branches.place("random"), _dice, float)
 
     def submit(
         self, /, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs
@@ -144,7 +144,7 @@ class Context:
         call = task if isinstance(task, Call) else task.with_options()
         if call.options.connection is not None:
             raise Invalid("to submit in a transaction, call submit of the task, not of ctx")
-        place = self._scope.journal.place(f"submit:{call.task.name}")
+        place = self._scope.branches.place(f"submit:{call.task.name}")
         return self._submit(place, call, args, kwargs)
 
     # -- the attempt itself
@@ -182,15 +182,15 @@ class Context:
         return Completion(scope.engine, scope.claim, scope.complete)
 
     async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
-        with self._scope.journal.strand(branch):
+        with self._scope.branches.strand(branch):
             try:
                 return await step
             except (SystemExit, KeyboardInterrupt) as error:
                 # Raised in a task of its own, it would end the event loop and every other run.
-                self._scope.journal.failed(branch)
+                self._scope.branches.failed(branch)
                 raise RuntimeError(f"a step raised {error!r}") from error
             except Exception:
-                self._scope.journal.failed(branch)
+                self._scope.branches.failed(branch)
                 raise
 
     async def _sleep(self, place: StepPlace, span: Millis) -> None:

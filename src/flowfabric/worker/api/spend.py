@@ -20,7 +20,7 @@ from flowfabric.core.limit.spend import (
 from flowfabric.worker.api.limits import amounts_of, exceeded
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import Unwind
-from flowfabric.worker.run.journal import StepPlace, anew
+from flowfabric.worker.run.branches import StepPlace
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import keep, perform, read
 from flowfabric.worker.run.until_available import until_available
@@ -50,7 +50,7 @@ class Reserve:
 
     async def __aenter__(self) -> "Reserve":
         journal = self._scope.journal
-        asked_at = anew(self._place, 0)
+        asked_at = self._place.again(0)
         breach = await journal.recorded(asked_at)
         if breach is not None:
             await self._spending.ask(self._place, read(asked_at, breach, HardBreach), self.amounts)
@@ -130,7 +130,7 @@ class SpendApi:
         runs again. Raises BudgetExceeded, and counts nothing, if it does not fit. A budget may ask
         a person first; the run holds no worker meanwhile."""
         wanted = amounts_of(amounts, dimensions)
-        return self._spend(self._scope.journal.place("spend"), wanted, budget)
+        return self._spend(self._scope.branches.place("spend"), wanted, budget)
 
     def reserve(
         self,
@@ -144,7 +144,7 @@ class SpendApi:
         Reserve. Raises BudgetExceeded if it does not fit. A budget may ask a person first, as for
         `spend`. A crash neither keeps the estimate nor counts it twice."""
         wanted = amounts_of(amounts, dimensions)
-        return Reserve(self, self._scope.journal.place("reserve"), wanted, budget)
+        return Reserve(self, self._scope.branches.place("reserve"), wanted, budget)
 
     async def _spend(
         self, place: StepPlace, amounts: Amounts, budget: str | None
@@ -152,13 +152,13 @@ class SpendApi:
         outcome = await self._charge(place, amounts, budget)
         if isinstance(outcome, HardBreach):
             await self.ask(place, outcome, amounts)
-            again = self._scope.journal.place("spend-again")
+            again = self._scope.branches.place("spend-again")
             outcome = await self._charge(again, amounts, budget)
         if isinstance(outcome, HardBreach):
             raise exceeded(outcome, amounts)
         if isinstance(outcome, SoftBreach) and outcome.action is OnSoft.APPROVE:
             await self.ask(place, outcome, amounts)
-            await self._grant(self._scope.journal.place("grant"), outcome)
+            await self._grant(self._scope.branches.place("grant"), outcome)
         return outcome
 
     async def _charge(self, place: StepPlace, amounts: Amounts, budget: str | None) -> Charged:

@@ -137,7 +137,7 @@ class SyncContext(BlockingProxy[Context]):
     def _step_here(self, work: Work) -> Any:
         """Only the journal is used in the event loop."""
         scope = self._context._scope
-        place = scope.journal.place(work.name)
+        place = scope.branches.place(work.name)
         record = self._block(scope.journal.recorded(place))
         if record is not None:
             return read(place, record, work.returns)

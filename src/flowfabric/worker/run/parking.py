@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, LeaseLost
 from flowfabric.core.base.time import Millis
@@ -20,16 +21,25 @@ from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, Unwind
-from flowfabric.worker.run.journal import Halt, Journal, StepPlace, beside
+from flowfabric.worker.run.branches import Halt, StepPlace
+from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.until_available import until_available
 
 
+class Sleeper(Struct, frozen=True):
+    """A sleep; `recorded` says that its end is recorded already."""
+
+    until: Millis
+    recorded: bool
+
+
 class Waiter(Struct, frozen=True):
-    """A wait that is to begin. `limited` says that the end of its time is recorded already."""
+    """A wait that is to begin; `recorded` says that the end of its time, if it has one, is
+    recorded already."""
 
     wait: Wait
     reason: str
-    limited: bool
+    recorded: bool
 
 
 class Parking:
@@ -43,7 +53,8 @@ class Parking:
         self._claim = claim
         self._halt = halt
         self._journal = journal
-        self._sleepers: dict[StepPlace, tuple[Millis, bool]] = {}
+        self._branches = journal.branches
+        self._sleepers: dict[StepPlace, Sleeper] = {}
         self._waiters: dict[StepPlace, Waiter] = {}
         self._answers: dict[StepPlace, Recorded] = {}
         self._expecting = again
@@ -53,19 +64,19 @@ class Parking:
         """Takes the handler off its slot until the earliest of all sleeps: then it never returns.
         While something else is under way it waits for that, and returns if its own time is over
         before."""
-        with self._journal.waiting():
-            await asyncio.sleep(0)  # whoever was started together with this sleep begins
-            if self._journal.busy and not known:
+        with self._branches.waiting():
+            await asyncio.sleep(0)  # what was started together with this sleep begins
+            if self._branches.busy and not known:
                 await self._journal.record(place, Recorded(until=until))
                 known = True
-            self._sleepers[place] = (until, known)
+            self._sleepers[place] = Sleeper(until, known)
             try:
                 await self._quiet(place, until)
             except BaseException:
                 del self._sleepers[place]
                 raise
-            if not self._journal.busy:
-                self._journal.parked = True
+            if not self._branches.busy:
+                self._branches.parked = True
                 raise Unwind
             del self._sleepers[place]
 
@@ -73,48 +84,47 @@ class Parking:
         """How a wait ended, if it has, or if a signal that was kept ends it now. Otherwise the
         handler is taken off its slot as soon as nothing else is under way, and this never
         returns. Its time is counted from the first time it was asked for, however often something
-        else wakes the run."""
-        record = await self._journal.recorded(place)
+        else resumes the run."""
+        record, limit = await self._journal.recorded_wait(place)
         if record is not None:
             return record
-        ref = StepRef(
-            self._journal.generation, place.position, place.name, place.occurrence, place.branch
-        )
-        limit = self._journal.limit(place)
         until = wait.timeout_at if limit is None or wait.timeout_at is None else limit
-        limited = until is None or limit is not None
-        with self._journal.waiting():
-            await asyncio.sleep(0)  # whoever was started together with this wait begins
-            if self._journal.busy and until is not None and not limited:
-                await self._journal.record(beside(place), Recorded(until=until))
-                limited = True
-            asked = msgspec.structs.replace(wait, step=ref, timeout_at=until)
-            self._waiters[place] = Waiter(asked, reason, limited)
+        recorded = until is None or limit is not None
+        with self._branches.waiting():
+            await asyncio.sleep(0)  # what was started together with this wait begins
+            if self._branches.busy and until is not None and not recorded:
+                await self._journal.record(place.timer, Recorded(until=until))
+                recorded = True
+            step = StepRef(
+                self._journal.generation, place.position, place.name, place.occurrence, place.branch
+            )
+            begun = replace(wait, step=step, timeout_at=until)
+            self._waiters[place] = Waiter(begun, reason, recorded)
             try:
                 await self._quiet(place)
             except BaseException:
                 self._waiters.pop(place, None)
-                self._answered(place)
+                self._take_answer(place)
                 raise
-        answer = self._answered(place)
+        answer = self._take_answer(place)
         if answer is None:
-            self._journal.parked = True
+            self._branches.parked = True
             raise Unwind
         return answer
 
-    def _answered(self, place: StepPlace) -> Recorded | None:
+    def _take_answer(self, place: StepPlace) -> Recorded | None:
         """The answer to a wait, once; until it is taken it counts as under way."""
         record = self._answers.pop(place, None)
         if record is not None:
-            self._journal.end()
+            self._branches.end()
         return record
 
     async def _quiet(self, place: StepPlace, until: Millis | None = None) -> None:
         """Returns when nothing is under way and no kept signal ends a wait, when there is an
         answer at `place`, or at `until`."""
-        idle = self._journal.idle = self._journal.idle or asyncio.Event()
+        idle = self._branches.idle = self._branches.idle or asyncio.Event()
         while place not in self._answers:
-            if not self._journal.busy:
+            if not self._branches.busy:
                 if await self._is_stuck():
                     return
                 continue
@@ -128,16 +138,16 @@ class Parking:
     async def _is_stuck(self) -> bool:
         """Whether nothing goes on by itself, and no kept signal ends a wait."""
         if self._may_go_on():
-            return not await self._go_on() and not self._journal.busy
+            return not await self._go_on() and not self._branches.busy
         waits = len(self._waiters)
         await asyncio.sleep(0)  # a branch that was answered just now may ask for the next signal
-        return not self._journal.busy and waits == len(self._waiters)
+        return not self._branches.busy and waits == len(self._waiters)
 
     def _may_go_on(self) -> bool:
         """Whether a signal for one of the waits may be there: the run has just found some, or it
         was claimed with some that nothing has used up."""
         waits = self._claim.snapshot.life.waits
-        if self._journal.parked or not self._waiters or self._halt:
+        if self._branches.parked or not self._waiters or self._halt:
             return False
         if self._expecting or waits is None:
             return self._expecting
@@ -149,18 +159,15 @@ class Parking:
         """Ends waits whose signals are there already, without unwinding the handler. False when
         there is nothing to go on with: it is parked then."""
         asked = list(self._waiters)
-        self._journal.begin()
-        try:
+        with self._branches.under_way():
             ended = await self._ended_by_signals()
             for place, record in ended.items():
                 if self._waiters.pop(place, None) is not None:
                     self._answers[place] = record
-                    self._journal.begin()  # until it is taken
-        finally:
-            self._journal.end()
-        if self._journal.idle is not None:
-            self._journal.idle.set()
-        # A wait that began meanwhile has not been looked at.
+                    self._branches.begin()  # until it is taken
+        if self._branches.idle is not None:
+            self._branches.idle.set()
+        # No signals were read for a wait that began meanwhile.
         self._expecting = bool(ended) or asked != list(self._waiters)
         return self._expecting
 
@@ -176,7 +183,7 @@ class Parking:
             self._halt.stop(LOST)
             raise
         except FlowFabricError:
-            return {}  # whatever it is, the report of the parked run meets it as well
+            return {}  # the report of the parked run meets the same error
         found: dict[StepPlace, Recorded] = {}
         for step in steps:
             record = msgspec.json.decode(step.doc, type=Recorded)
@@ -194,9 +201,8 @@ class Parking:
     async def release(self) -> bool:
         """Gives the lease up until the first of all sleeps and waits is over, and records the
         sleeps. True when a wait is over already: the lease is kept, the handler runs again."""
-        moments = _moments(self._sleepers, self._waiters)
-        fresh = [self._journal.step(place, Recorded(until=until)) for place, until in moments]
-        until = min((until for until, _ in self._sleepers.values()), default=None)
+        fresh = self._timers()
+        until = min((sleeper.until for sleeper in self._sleepers.values()), default=None)
         if self._waiters:
             return await self._suspend(until, fresh)
         for step in fresh[1:]:
@@ -204,6 +210,15 @@ class Parking:
         first = fresh[0] if fresh else None
         await self._engine.attempts.delay(self._claim, until or Millis(0), step=first)
         return False
+
+    def _timers(self) -> list[Step]:
+        """The steps for the ends of sleeps, and of the time of waits, that are not recorded yet."""
+        ends = {place: s.until for place, s in self._sleepers.items() if not s.recorded}
+        for place, waiter in self._waiters.items():
+            if waiter.wait.timeout_at is not None and not waiter.recorded:
+                ends[place.timer] = waiter.wait.timeout_at
+        generation = self._journal.generation
+        return [place.step(generation, Recorded(until=until)) for place, until in ends.items()]
 
     async def _suspend(self, until: Millis | None, steps: list[Step]) -> bool:
         # The same id for every try: after a lost reply the repeat is recognised.
@@ -224,21 +239,8 @@ class Parking:
         )
 
 
-def _moments(
-    sleepers: dict[StepPlace, tuple[Millis, bool]], waiters: dict[StepPlace, Waiter]
-) -> list[tuple[StepPlace, Millis]]:
-    """When sleeps, and the time of waits, are over; those that are not recorded yet."""
-    sleeps = [(place, until) for place, (until, known) in sleepers.items() if not known]
-    limits = [
-        (beside(place), waiter.wait.timeout_at)
-        for place, waiter in waiters.items()
-        if waiter.wait.timeout_at is not None and not waiter.limited
-    ]
-    return sleeps + limits
-
-
 def _not_before(now: Millis, wait: Wait) -> Wait:
-    """A wait whose time ran out while nobody was there is over at once, not refused."""
+    """A wait whose time ran out while no worker had the run is over at once, not refused."""
     if wait.timeout_at is None or wait.timeout_at >= now:
         return wait
-    return msgspec.structs.replace(wait, timeout_at=now)
+    return replace(wait, timeout_at=now)

@@ -1,18 +1,23 @@
 """One call of a handler: what the parts of its context share, and how the worker steers it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cached_property
+from typing import TypeVar
 from uuid import UUID
 
 from flowfabric.core.execution.model import Start
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import OVER, Unwind
-from flowfabric.worker.run.journal import Halt, Journal, StepPlace, current_caller
+from flowfabric.worker.run.branches import Branches, Halt, StepPlace, current_caller
+from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.parking import Parking
 from flowfabric.worker.run.threads import Threads
+from flowfabric.worker.run.until_available import until_available
+
+T = TypeVar("T")
 
 SignalsBySuspension = dict[UUID, list[Signal]]
 """The signals that ended waits. They never change, so one read serves every call of a handler."""
@@ -66,15 +71,23 @@ class CallScope:
                 self.engine,
                 self.lease,
                 self.halt,
-                self._caller,
+                Branches(self.halt, self._caller),
                 again=self._again,
                 on_step=self._on_step,
             )
         return self._made
 
+    @property
+    def branches(self) -> Branches:
+        return self.journal.branches
+
     @cached_property
     def parking(self) -> Parking:
         return Parking(self.engine, self.claim, self.halt, self.journal, again=self._again)
+
+    async def until_available(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` gives, however long the store is away, unless the run is stopped."""
+        return await until_available(work, self.halt.__bool__)
 
     def key_at(self, place: StepPlace) -> str:
         """An idempotency key: the same whenever the handler comes to this place, and at no
@@ -92,7 +105,7 @@ class CallScope:
     @property
     def parked(self) -> bool:
         """Whether the handler unwinds because it sleeps or waits."""
-        return self._made is not None and self._made.parked
+        return self._made is not None and self._made.branches.parked
 
     def adopt(self) -> None:
         """Called in the task or thread where the handler is about to run."""
@@ -107,7 +120,7 @@ class CallScope:
         self.halt.stop(OVER)
         self._caller = None  # a task that refers to itself would wait for the garbage collector
         if self._made is not None:
-            self._made.close()
+            self._made.branches.close()
 
     async def finish(self) -> None:
         """Checks that the handler asked for every step that its earlier calls have recorded."""

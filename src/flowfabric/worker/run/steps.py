@@ -31,7 +31,8 @@ from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.errors import Fail, Retry, StepsChanged
-from flowfabric.worker.run.journal import Journal, StepPlace, inside_step
+from flowfabric.worker.run.branches import StepPlace, inside_step
+from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.threads import Threads
 
 P = ParamSpec("P")
@@ -178,14 +179,11 @@ async def perform(
     journal: Journal, place: StepPlace, work: Callable[[], Awaitable[Any]], returns: Any
 ) -> Any:
     """The recorded value at a place, or what `work` gives, recorded."""
-    journal.begin()
-    try:
+    with journal.branches.under_way():
         record = await journal.recorded(place)
         if record is None:
             return await keep(journal, place, await work(), returns)
         return read(place, record, returns)
-    finally:
-        journal.end()
 
 
 def read(place: StepPlace, record: Recorded, returns: Any) -> Any:

@@ -1,0 +1,252 @@
+"""Where the calls of a handler stand in its history, and which of them are under way.
+
+A place does not depend on which of two things that run side by side is faster: it is given when a
+call is made, and what runs side by side counts on its own, in a branch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.execution.step import Recorded, Step
+from flowfabric.worker.errors import StepsChanged, Unwind
+
+LOOSE = "~"
+"""Begins the name of a branch that the handler made itself and that may be left unfinished."""
+
+inside_step: ContextVar[str | None] = ContextVar("flowfabric_inside_step", default=None)
+"""The name of the step whose function is being called."""
+
+_branch: ContextVar["Branch | None"] = ContextVar("flowfabric_branch", default=None)
+
+
+class StepPlace(Struct, frozen=True):
+    """Where in the history a call stands; given when it is made, not when it finishes."""
+
+    branch: str
+    position: int
+    name: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return title(self.name, self.occurrence)
+
+    def step(self, generation: int, record: Recorded) -> Step:
+        """The row of what is recorded here."""
+        doc = msgspec.json.encode(replace(record, branch=self.branch) if self.branch else record)
+        return Step(generation, self.position, self.name, self.occurrence, doc)
+
+    @property
+    def timer(self) -> "StepPlace":
+        """Where the end of a wait's time is recorded: not in the order of calls, since code may
+        give a wait more or less time without changing its history."""
+        name = f"{LOOSE}/{self.name}"
+        return StepPlace(f"{self.branch}{LOOSE}", self.position, name, self.occurrence)
+
+    def again(self, number: int, what: str = "") -> "StepPlace":
+        """Where it is recorded that something was done once more: not in the order of calls
+        either."""
+        branch, name = f"{self.branch}{LOOSE}{what}/{number}", f"{LOOSE}/{what}{number}/{self.name}"
+        return StepPlace(branch, self.position, name, self.occurrence)
+
+
+def is_no_call(name: str) -> bool:
+    """Whether a recorded name is that of no call: the end of a wait's time, or a repetition."""
+    return name.startswith(f"{LOOSE}/")
+
+
+def title(name: str, occurrence: int) -> str:
+    return f"{name!r} (call {occurrence + 1})"
+
+
+class Halt:
+    """Whether a run was stopped, and why; shared by everything that acts for the run."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.reason)
+
+    def stop(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+
+class Branch:
+    """Calls that are made one after the other: by the handler itself, or by one of several things
+    it does side by side."""
+
+    __slots__ = (
+        "_children",
+        "_occurrences",
+        "counted",
+        "failed",
+        "halt",
+        "owner",
+        "path",
+        "position",
+    )
+
+    def __init__(self, halt: Halt, path: str, owner: object = None) -> None:
+        self.halt = halt
+        self.path = path
+        self.owner = owner
+        self.counted = False
+        self.failed = False
+        self.position = 0
+        self._occurrences: dict[str, int] = {}
+        self._children = 0
+
+    def place(self, name: str) -> StepPlace:
+        full = f"{self.path}/{name}" if self.path else name
+        occurrence = self._occurrences.get(full, 0)
+        self._occurrences[full] = occurrence + 1
+        position = self.position
+        self.position += 1
+        return StepPlace(self.path, position, full, occurrence)
+
+    def child(self, prefix: str = "") -> str:
+        number = f"{prefix}{self._children}"
+        self._children += 1
+        return f"{self.path}.{number}" if self.path else number
+
+
+class Branches:
+    """The branches of one call of a handler: they give places, and count what is under way.
+
+    `busy` counts what must not be cut off by a sleep or wait beside it; `idle` is set when nothing
+    is. A handler that is `parked` unwinds, and one that asked for other steps than the recorded
+    ones was `refused`: neither makes further calls.
+    """
+
+    def __init__(self, halt: Halt, owner: object) -> None:
+        """`owner` is the task or thread that runs the handler."""
+        self._halt = halt
+        self._lock = threading.Lock()
+        self._root = Branch(halt, "", owner)
+        self._branches = {"": self._root}
+        self.busy = 0
+        self.idle: asyncio.Event | None = None
+        self.parked = False
+        self.refused: StepsChanged | None = None
+
+    # -- places
+
+    def place(self, name: str) -> StepPlace:
+        """The place of the next call."""
+        if (step := inside_step.get()) is not None:
+            raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
+        if self.refused is not None:
+            raise self.refused
+        if self.parked or self._halt:
+            raise Unwind(self._halt.reason)
+        with self._lock:
+            return self._branch_here().place(name)
+
+    def branch(self) -> Branch:
+        """A branch for one of several things that are waited for together."""
+        with self._lock:
+            return self._open(self._current().child())
+
+    def was_asked(self, path: str, position: int) -> bool:
+        """Whether the handler has made the call; it need not make those of a loose branch."""
+        branch = self._branches.get(path)
+        return LOOSE in path or (branch is not None and position < branch.position)
+
+    def close(self) -> None:
+        """Lets the tasks go that own branches."""
+        for branch in self._branches.values():
+            branch.owner = None
+
+    def _open(self, path: str, owner: object = None) -> Branch:
+        branch = self._branches[path] = Branch(self._halt, path, owner)
+        return branch
+
+    def _current(self) -> Branch:
+        branch = _branch.get()
+        return self._root if branch is None or branch.halt is not self._halt else branch
+
+    def _branch_here(self) -> Branch:
+        branch, caller = self._current(), current_caller()
+        if branch.owner is None:
+            branch.owner = caller
+        elif branch.owner != caller:
+            branch = self._open(branch.child(LOOSE), caller)
+            _branch.set(branch)
+        return branch
+
+    # -- what is under way
+
+    def begin(self) -> None:
+        self.busy += 1
+
+    def end(self) -> None:
+        self.busy -= 1
+        if self.busy == 0 and self.idle is not None:
+            self.idle.set()
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """No sleep or wait beside the block takes the handler off its slot."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    @contextmanager
+    def strand(self, branch: Branch) -> Iterator[None]:
+        """What runs in the block is a branch of its own and counts as under way."""
+        token = _branch.set(branch)
+        branch.owner, branch.counted = current_caller(), True
+        self.begin()
+        try:
+            yield
+        finally:
+            if branch.counted:
+                self.end()
+            _branch.reset(token)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The caller's branch only waits for others, so it does not count as under way."""
+        branch = self._current()
+        counted, branch.counted = branch.counted, False
+        if counted:
+            self.end()
+        try:
+            yield
+        finally:
+            if counted:
+                branch.counted = True
+                self.begin()
+
+    def failed(self, branch: Branch) -> None:
+        """A branch has raised: it counts as under way until its error has reached the handler, so
+        that no sleep beside it takes the handler off its slot before that."""
+        branch.failed = True
+        self.begin()
+
+    def forget(self, branches: Iterable[Branch]) -> None:
+        """Branches whose errors have reached the handler."""
+        for branch in branches:
+            if branch.failed:
+                branch.failed = False
+                self.end()
+
+
+def current_caller() -> object:
+    """The task this is called in, or the thread."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return threading.get_ident()
