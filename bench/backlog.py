@@ -1,4 +1,4 @@
-"""How the claim behaves when much is waiting, and when much of it is for others.
+"""How fast a claim is with many waiting executions, and with many that this worker cannot run.
 
     python -m bench.backlog [--store sqlite|postgres] [--rows 1000000]
 

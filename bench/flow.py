@@ -2,10 +2,10 @@
 
     python -m bench.flow [--store sqlite|postgres] [--seconds 4] [--rounds 3] [--cancels 100]
 
-Whoever declares the flows and the worker are one process. "Chains": sixteen declare a chain of ten
-tasks each and wait for its result, again and again. "Fan": one task, a thousand after it, and one
-after all of those. "Cancel": flows whose members all wait, nobody works; the time until every
-member has ended. The limit loop is that of `bench.lifecycle`.
+One process declares the flows and works. "Chains": sixteen callers each declare a chain of ten
+tasks and wait for its result, repeatedly. "Fan": one task, a thousand after it, and one after all
+of those. "Cancel": flows whose members all wait, with no worker; the time until every member has
+ended. The limit loop is that of `bench.lifecycle`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ CONCURRENCY = 100
 
 
 class Stage:
-    """A worker in this process, and the one task every node is."""
+    """A worker in this process, and the one task of every node."""
 
     def __init__(self, url: str, *, works: bool = True) -> None:
         self.fabric = Fabric(url)
@@ -101,7 +101,7 @@ async def fan(stage: Stage) -> tuple[float, float]:
 
 
 async def cancels(stage: Stage, members: int, times: int) -> Figures:
-    """How long it takes to cancel a flow of so many members that never started."""
+    """How long it takes to cancel a flow of `members` members that never started."""
     latencies: list[float] = []
     for _ in range(times):
         flow = stage.star(members)

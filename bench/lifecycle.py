@@ -108,7 +108,7 @@ def _process(url: str, concurrency: int, seconds: float, lane: str, out: Any) ->
 
 
 def measure(url: str, processes: int, concurrency: int, seconds: float) -> Figures:
-    """The same load from one or several processes, each with a lane of its own."""
+    """The same load from one or several processes, each with its own lane."""
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
     workers = [

@@ -1,5 +1,5 @@
 """The limit: the store's own statements in batches of a hundred, no engine, no batching, one
-caller. Whatever the engine adds shows as the distance to this figure."""
+caller. The distance to this figure is what the engine adds."""
 
 import secrets
 import time

@@ -3,9 +3,9 @@
     python -m bench.limits [--store sqlite|postgres] [--runs 5000] [--rounds 3] [--waiting 100000]
 
 "Claims" takes and completes what was submitted before: how fast a worker gets limited work. Behind
-a concurrency everything it takes must first be let through, which happens meanwhile. "Pipeline"
-counts from the first submission to the last completion, all in one process. Every figure stands
-beside the unlimited one of the same round, because the machine is noisy.
+a concurrency, executions are admitted while the worker claims. "Pipeline" counts from the first
+submission to the last completion, all in one process. Every figure stands beside the unlimited one
+of the same round, because the machine is noisy.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Make = Callable[[int], Submission]
 
 
 class Case(Struct):
-    """A way through a limit: what is submitted, and the quota before it."""
+    """One case: what is submitted, and its quota."""
 
     name: str
     make: Make
@@ -78,7 +78,7 @@ DEEP = Case(
 
 
 async def take(engine: Engine, lane: str, count: int) -> None:
-    """Claims and completes so many, a few batches at a time."""
+    """Claims and completes `count` executions, a few batches at a time."""
     left = [count]
 
     async def work() -> None:
@@ -112,7 +112,7 @@ async def fill(engine: Engine, case: Case, waiting: int) -> None:
 
 
 async def claims(engine: Engine, case: Case, runs: int) -> float:
-    """Executions per second taken out of those that wait."""
+    """Executions claimed per second from those that wait."""
     began = time.perf_counter()
     await take(engine, case.make(0).lane, runs)
     return runs / (time.perf_counter() - began)
@@ -159,7 +159,7 @@ async def measure_pipeline(url: str, runs: int, rounds: int) -> None:
 
 
 async def _behind(engine: Engine, runs: int, rounds: int, waiting: int) -> None:
-    """While very many wait: those behind the limit, and work beside them."""
+    """Claims while very many wait: from behind the limit, and beside them."""
     plain = CASES[0]
     beside = Case("unlimited, beside them", lambda n: submission("beside"))
     figures: dict[str, list[float]] = {c.name: [] for c in (plain, DEEP, beside)}

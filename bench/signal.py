@@ -1,4 +1,4 @@
-"""Waiting for signals: how soon a run goes on, how many at once, and how one takes very many.
+"""Signals: how soon a run continues, how many at once, and very many for one run.
 
     python -m bench.signal [--store sqlite|postgres] [--samples 300] [--rounds 5]
 
@@ -35,7 +35,7 @@ CONCURRENCY = 100
 
 
 class Case(Struct):
-    """One run that waits, and when what happened to it."""
+    """One waiting run, and its timestamps."""
 
     suspended: "asyncio.Future[None]"
     resumed: "asyncio.Future[None]"
@@ -95,7 +95,7 @@ def _case() -> Case:
 
 
 async def latency(stage: Stage, samples: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of the whole way, and of the part after the signal was sent, in order."""
+    """Milliseconds of the whole round, and of the part after the signal was sent, sorted."""
     whole, after = [], []
     for n in range(samples):
         case = stage.cases[n]
@@ -142,7 +142,7 @@ async def very_many(engine: Engine) -> tuple[float, float]:
 
 
 async def _counting(engine: Engine) -> tuple[Any, Any]:
-    """A suspension that waits for so many sources, and its waitpoint."""
+    """A suspension that waits for `SOURCES` sources, and its waitpoint."""
     await engine.executions.submit(Submission(kind="counts", lane="counts"))
     (claim,) = await engine.claims.claim(
         WorkerIdentity("bench", "bench"), lanes=["counts"], limit=1

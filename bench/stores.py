@@ -11,7 +11,7 @@ from tests.kit.postgres import start_server
 
 
 def use_uvloop() -> None:
-    """uvloop is used when it is there."""
+    """Uses uvloop if it is installed."""
     with suppress(ImportError):
         import uvloop
 
@@ -32,7 +32,7 @@ log_min_messages = error
 
 @contextmanager
 def fresh(store: str) -> Iterator[str]:
-    """The URL of an empty store that goes away afterwards. FLOWFABRIC_BENCH_POSTGRES_URL names a
+    """The URL of an empty store that is deleted afterwards. FLOWFABRIC_BENCH_POSTGRES_URL names a
     server (and an empty database) to use instead of the bundled one."""
     if store == "sqlite":
         with tempfile.TemporaryDirectory() as folder:

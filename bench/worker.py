@@ -2,10 +2,10 @@
 
     python -m bench.worker [--store sqlite|postgres] [--runs 20000]
 
-Measures, with one worker process and durable settings: submit_many → worker → result while both go
-on at once; draining a backlog; the time from a submit to the start of the handler on an idle queue;
-a run of three durable steps, one at a time and a hundred at once. Submitter and worker are two
-processes, as they would be.
+Measures, with one worker process and durable settings: submit_many → worker → result, both at once;
+draining a backlog; the time from a submit to the start of the handler on an idle queue; a run of
+three durable steps, one at a time and a hundred at once. Submitter and worker are two processes, as
+in production.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def show(what: str, rate: float, unit: str = "/s") -> None:
 
 
 async def together(noop: Any, runs: int) -> float:
-    """Submitted while they are worked off, results awaited."""
+    """Submits while the worker runs, and awaits the results."""
     began = time.perf_counter()
     pending: list[Any] = []
     for start in range(0, runs, 1000):
@@ -129,8 +129,8 @@ async def backlog(url: str, runs: int) -> None:
 
 
 async def drained(url: str, runs: int) -> float:
-    """From the first ending to the last, so that starting the process does not count. Looks now
-    and then only: whoever watches closely takes the worker's core away."""
+    """From the first ending to the last, so that starting the process does not count. Looks only
+    now and then, because polling would take the worker's core away."""
     fabric, _ = tasks(url)
     async with fabric:
         engine = await fabric.engine()

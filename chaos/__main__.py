@@ -33,12 +33,20 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of faults, over both stores")
-    parser.add_argument("--store", choices=list(TARGETS), help="only this one")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="which faults come when")
-    parser.add_argument("--rate", type=float, default=25.0, help="submissions per second")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="how long to inject faults, over both stores"
+    )
+    parser.add_argument("--store", choices=list(TARGETS), help="test only this store")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="seed for the order of the faults"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=25.0, help="how many runs to submit per second"
+    )
     parser.add_argument("--workers", type=int, default=3, help="worker processes")
-    parser.add_argument("--keep", action="store_true", help="keep ledger, database and logs")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the ledger, the database and the logs"
+    )
     return parser.parse_args()
 
 

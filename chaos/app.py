@@ -1,4 +1,4 @@
-"""The application under test: tasks that write down what they do before and after each step."""
+"""The application under test: tasks that write to the ledger before and after each step."""
 
 import os
 import secrets
@@ -62,13 +62,14 @@ async def limited(ctx: Context, number: int) -> list[str]:
 
 
 async def poison(ctx: Context, number: int) -> None:
-    """Ends the process that runs it, as a segmentation fault or the memory killer would."""
+    """Kills the process that runs it, like a segmentation fault or the out-of-memory killer."""
     _ledger().write("poison", str(ctx.info.id))
     os._exit(POISON_EXIT)
 
 
 async def _step(ctx: Context, name: str) -> str:
-    """One recorded step with three lines: before it is asked for, when it runs, when it is kept.
+    """One recorded step with three lines in the ledger: before the call, when it runs, when its
+    value is recorded.
 
     `look` bounds how long the process may have been frozen between the engine's last look at the
     lease and the first line of the step."""

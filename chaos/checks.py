@@ -1,4 +1,4 @@
-"""What must hold in the end, whatever happened meanwhile."""
+"""The promises that are checked at the end."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,13 +11,13 @@ POISON = "poison"
 ENDED = {"completed", "failed", "cancelled", "expired", "skipped"}
 
 FROZEN = 1.0
-"""A process that needs longer than this from `look` to `step` was frozen in between, past the
-engine's look at the lease: no engine can see that. Frozen processes stand still for longer than a
-lease, and nothing else takes a second between these two lines."""
+"""A process that needs longer than this from `look` to `step` was frozen after the engine had
+checked the lease, which no engine can see. Frozen processes stand still for longer than a lease,
+and nothing else takes a second between these two lines."""
 
 
 def repeated_steps(lines: Iterable[Line]) -> list[str]:
-    """Steps that ran although a value of theirs had been kept by a handler before."""
+    """Steps that ran although a handler had already seen their recorded value."""
     kept: set[tuple[str, str]] = set()
     looked: dict[tuple[int, str, str], float] = {}
     found: list[str] = []
@@ -29,12 +29,14 @@ def repeated_steps(lines: Iterable[Line]) -> list[str]:
             case "look":
                 looked[line.pid, *place] = line.at
             case "step" if place in kept and line.at - looked[line.pid, *place] < FROZEN:
-                found.append(f"step {line.name!r} of run {line.run} ran again after it was kept")
+                found.append(
+                    f"step {line.name!r} of run {line.run} ran again after its value was recorded"
+                )
     return found
 
 
 def changed_values(lines: Iterable[Line]) -> list[str]:
-    """Steps of which handlers have seen two values: a stale write got through."""
+    """Steps of which handlers have seen two values: a stale write was accepted."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for line in lines:
         if line.what == "kept":
@@ -47,13 +49,13 @@ def changed_values(lines: Iterable[Line]) -> list[str]:
 
 
 def wrong_results(lines: Sequence[Line], results: Mapping[str, object]) -> list[str]:
-    """Runs that ended in something else than what their handlers kept."""
+    """Runs whose result differs from the recorded values of their steps."""
     kept = {(line.run, line.name): line.value for line in lines if line.what == "kept"}
     by_run: dict[str, list[str]] = defaultdict(list)
     for (run, _), value in kept.items():
         by_run[run].append(value)
     return [
-        f"run {run} ended with {result!r}, its steps kept {by_run[run]}"
+        f"run {run} ended with {result!r}, its steps recorded {by_run[run]}"
         for run, result in results.items()
         if run in by_run and not _fits(result, by_run[run])
     ]
@@ -66,7 +68,8 @@ def _fits(result: object, kept: Sequence[str]) -> bool:
 async def wrong_endings(
     fabric: Fabric, runs: Mapping[str, str]
 ) -> tuple[list[str], dict[str, object]]:
-    """Runs (id → task) that have not ended once, or not as their task must; and the results."""
+    """Runs (id → task) that did not end exactly once, or not as their task requires; and the
+    results."""
     problems: list[str] = []
     results: dict[str, object] = {}
     for id, task in runs.items():

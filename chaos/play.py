@@ -1,4 +1,5 @@
-"""One store under faults: workers, submitter and faults together, then peace, then the verdict."""
+"""One store under faults: workers, submitter and faults together, then a quiet time, then the
+verdict."""
 
 import asyncio
 import random
@@ -18,7 +19,7 @@ from chaos.workers import Workers
 from flowfabric import Fabric
 
 PEACE_SECONDS = 90.0
-"""Everything has to end within this time once the faults have stopped."""
+"""Everything must end within this time after the faults have stopped."""
 
 
 class Play(Struct, frozen=True):
@@ -29,7 +30,7 @@ class Play(Struct, frozen=True):
 
 
 async def torment(target: Target, folder: Path, play: Play) -> list[str]:
-    """The promises that were broken, none if all held."""
+    """The broken promises; none if all held."""
     ledger = Ledger(folder / "ledger")
     environment = {URL_VARIABLE: target.url, LEDGER_VARIABLE: str(ledger.path)}
     async with make_app(target.direct) as direct:
@@ -82,7 +83,7 @@ async def _settle(fabric: Fabric, ledger: Ledger, workers: Workers) -> float:
     for id in _acknowledged(ledger):
         left = began + PEACE_SECONDS - time.monotonic()
         while left > 0:
-            workers.tend()  # a poisoned run still ends processes
+            workers.tend()  # a poisoned run still kills processes
             with suppress(TimeoutError):
                 await engine.views.wait(id, min(left, 0.5))
                 break
@@ -100,7 +101,7 @@ async def _judge(fabric: Fabric, ledger: Ledger, name: str, waited: float) -> li
     done = Counter(line.what for line in lines)
     print(
         f"{name}: {len(runs)} runs acknowledged, {done['step']} steps run, {done['kept']} times "
-        f"seen, {done['poison']} workers poisoned, all over after {waited:.1f} s of peace",
+        f"seen, {done['poison']} workers poisoned, all ended {waited:.1f} s after the last fault",
         flush=True,
     )
     return [f"{name}: {problem}" for problem in problems]

@@ -1,4 +1,4 @@
-"""The lying network of the tests in a thread of its own, so that faults can block meanwhile."""
+"""The faulty network of the tests in its own thread, so that faults may block."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from tests.kit.proxy import Proxy
 
 
 class ProxyThread:
-    """A TCP port before Postgres, and what can happen to the connections through it."""
+    """A TCP port in front of Postgres, and the faults of its connections."""
 
     def __init__(self, server_url: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -20,15 +20,15 @@ class ProxyThread:
         self.port: int = self._listener.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
-        """Every open connection is closed."""
+        """Closes every open connection."""
         self._call(_soon(self._proxy.cut))
 
     def silence(self) -> None:
-        """Open connections go silent without a reset; new ones work."""
+        """Silences open connections without a reset; new ones work."""
         self._call(_soon(self._proxy.black_hole))
 
     def refuse(self, refusing: bool) -> None:
-        """Every open connection is closed and new ones are turned away, or no longer are."""
+        """Closes every open connection and refuses new ones, or accepts them again."""
         self._proxy.refuses = refusing
         if refusing:
             self.cut()

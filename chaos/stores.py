@@ -1,4 +1,4 @@
-"""The stores under test: where they are, and the faults that only one of them can have."""
+"""The stores under test: their addresses, and the faults that only one of them can have."""
 
 import os
 import random
@@ -30,7 +30,7 @@ Fault = Callable[[random.Random], None]
 
 
 class Target(NamedTuple):
-    """Workers and the submitter use `url`, the checks use `direct`, past every lying proxy."""
+    """Workers and the submitter use `url`; the checks use `direct`, without the proxy."""
 
     name: str
     url: str
@@ -72,7 +72,7 @@ def _network(proxy: ProxyThread) -> dict[str, Fault]:
 
 def _server(direct: str) -> dict[str, Fault]:
     def crash(dice: random.Random) -> None:
-        """One backend that is killed makes the server end all others and recover."""
+        """Kills one backend, so that the server ends all others and recovers."""
         with psycopg.connect(direct) as connection:
             found = connection.execute(BACKENDS).fetchall()
         os.kill(dice.choice(found)[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Submits runs as an application would, and writes down those that were acknowledged."""
+"""Submits runs like an application, and writes acknowledged runs to the ledger."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ POISON_EVERY = 400
 
 
 class Submitter:
-    """Each submission has a key and is repeated with it until it was acknowledged."""
+    """Each submission has a key and is repeated until it is acknowledged."""
 
     def __init__(self, fabric: Fabric, ledger: Ledger, dice: random.Random, rate: float) -> None:
         self._fabric = fabric
@@ -48,7 +48,7 @@ class Submitter:
 
 
 async def insist(ask: Callable[[], Awaitable[T]]) -> T:
-    """Asks again until the store answers. Another error than an outage is a finding."""
+    """Repeats a call until the store answers. Any error but an outage is a finding."""
     while True:
         try:
             return await ask()

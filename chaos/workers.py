@@ -26,7 +26,7 @@ class Workers:
             self._processes.append(self._start())
 
     def tend(self) -> None:
-        """Starts a new process in the place of each one that is gone."""
+        """Replaces each process that is gone."""
         for place, process in enumerate(self._processes):
             if process.poll() is not None:
                 self._processes[place] = self._start()
@@ -35,7 +35,7 @@ class Workers:
         dice.choice(self._processes).kill()
 
     def freeze(self, dice: random.Random) -> None:
-        """Stands still for longer than a lease, then goes on as if nothing had happened."""
+        """Stops a process for longer than a lease, then lets it continue."""
         process = dice.choice(self._processes)
         if process.poll() is None:
             os.kill(process.pid, signal.SIGSTOP)
@@ -43,7 +43,7 @@ class Workers:
             os.kill(process.pid, signal.SIGCONT)
 
     def drain(self, dice: random.Random) -> None:
-        """A deploy: SIGTERM, and the process has to be gone within its time."""
+        """Sends SIGTERM, as a deploy does; the process must end in time."""
         process = dice.choice(self._processes)
         process.terminate()
         try:

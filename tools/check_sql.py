@@ -141,7 +141,7 @@ ONLY: dict[str, set[str]] = {
         "taken_events",
     },
 }
-"""Queries that one dialect alone has, because the other needs no such thing."""
+"""Queries that only one dialect has, because the other does not need them."""
 
 SQL = re.compile(
     r"""\s* ( select \s .* \b from \b | select \s+ ( [\d:$*?] | \w+ \( )

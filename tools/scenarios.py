@@ -55,8 +55,8 @@ LATER = {
 OVERRIDDEN = {
     "the handle is our own opaque, signed text": "E-T017",
     "capability mismatch is a reported reason, never a state": "E-T067 E-T068 C-T104",
-    "an active execution is told as such, whatever claims it": "E-T062 E-T087",
-    "a stale fence is always told as stale": "E-T096",
+    "an active execution is reported as active to every kind of claim": "E-T062 E-T087",
+    "a stale fence is always reported as stale": "E-T096",
     "the state after a lost or revoked lease is S6 or S7": "E-T098 E-T100",
     "a cancel does not change the epoch": "E-T165",
     "every ending is recorded, inside a flow or not": "E-T193 E-T224",
@@ -64,14 +64,14 @@ OVERRIDDEN = {
     "literals of the original's store": "E-T327 E-T342 E-T343",
     "rows are locked by key order inside one statement, not by the caller": "INV-16",
     "a worker at capacity does not ask": "E-T080 E-T081 C-T111",
-    "a timeout does what its behaviour says, and is told by that word": "E-T226 E-T227",
-    "a live lease is a conflict for whoever continues an attempt": "E-T244",
-    "a resume is no completion": "E-T265",
+    "a timeout does what its behaviour says, and is reported by that word": "E-T226 E-T227",
+    "a live lease is a conflict for a caller that continues an attempt": "E-T244",
+    "a resume is not a completion": "E-T265",
     "a signal of another name is recorded and does nothing": "E-T267",
     "only the signals that counted are observed": "E-T272",
     "a flow is listed as long as it is kept; nothing projects or prunes it": "C-T9",
-    "every skip is told, inside a flow or not": "C-T25",
-    "what a join owes is a chore that is done once; nobody drains or reconciles groups": (
+    "every skip is reported, inside a flow or not": "C-T25",
+    "what a join owes is an outbox entry handled once; groups are not drained or reconciled": (
         "C-T46 C-T47"
     ),
     "one sweep serves every namespace": "C-T59",
@@ -143,8 +143,8 @@ def missing(found: dict[str, list[str]]) -> list[str]:
 def lines(found: dict[str, list[str]]) -> Iterator[str]:
     yield "# Scenarios"
     yield ""
-    yield "Which test covers which scenario of the behavioural specification. Written by"
-    yield "`tools/scenarios.py` from the docstrings of the tests; `make check` keeps it up to date."
+    yield "This page says which test covers which scenario of the behavioural specification."
+    yield "`tools/scenarios.py` writes it from the docstrings of the tests; `make check` checks it."
     for section in SECTIONS:
         yield f"\n## {section}\n"
         yield "| scenario | where |"

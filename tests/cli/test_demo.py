@@ -144,7 +144,7 @@ def test_a_worker_that_dies_by_itself_is_told_with_its_last_words() -> None:
         stage.url = "nonsense"
         stage.start("ada")
         stage._processes["ada"].wait(20)
-        with pytest.raises(WorkerDied, match="that is not a URL"):
+        with pytest.raises(WorkerDied, match="that is not the URL of a store"):
             stage.check()
     assert not stage.home.exists()
 

@@ -42,9 +42,9 @@ def test_without_a_store_nothing_can_be_done(cli: Cli, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        (f"oracle://me:{SECRET}@host/db", "'oracle' is not a store this engine knows"),
-        (f"me:{SECRET}@host", "that is not a URL"),
-        ("sqlite://work.db", "three slashes lead to a file"),
+        (f"oracle://me:{SECRET}@host/db", "'oracle' is not a known store"),
+        (f"me:{SECRET}@host", "that is not the URL of a store"),
+        ("sqlite://work.db", "a file needs three slashes"),
     ],
 )
 def test_a_wrong_url_is_one_readable_line(cli: Cli, url: str, complaint: str) -> None:

@@ -330,9 +330,11 @@ async def test_a_database_without_our_tables_is_refused(
     empty = f"sqlite:///{tmp_path}/empty.db"
     for connect in libraries(fresh_database() if store_url.startswith("postgres") else empty):
         async with connect() as connection:
-            with pytest.raises(Unavailable, match="no tables for runs; migrate it first"):
+            with pytest.raises(
+                Unavailable, match="no FlowFabric tables; run `flowfabric migrate` first"
+            ):
                 await task.with_options(connection=connection).submit(1)
-            with pytest.raises(Unavailable, match="migrate it first"):
+            with pytest.raises(Unavailable, match="flowfabric migrate"):
                 await task.with_options(connection=connection).submit(1)
 
 
@@ -345,7 +347,7 @@ async def test_another_database_is_refused(
         async with Fabric(url) as theirs:
             for connect in libraries(url):
                 async with connect() as connection:
-                    with pytest.raises(Invalid, match="not the one this fabric keeps"):
+                    with pytest.raises(Invalid, match="is not the database of this Fabric"):
                         await task.with_options(connection=connection, key="k").submit(1)
             assert await theirs.task()(double).with_options(key="k").submit(1)
     for connect in libraries(store_url):

@@ -1,4 +1,4 @@
-"""One clock per store. Rules never ask for the time; whoever calls them does, once."""
+"""One clock per store. Rules never read the time; their caller does, once."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric.core.base.time import Millis
 
 TOLERANCE = 1000
-"""Milliseconds a clock may go back without having been set: it is adjusted."""
+"""How many milliseconds a clock may go back through normal adjustment, without having been set."""
 
 KEEP_SECONDS = 10.0
 SLEW_EVERY = 10_000
@@ -33,10 +33,10 @@ class SystemClock:
 
 
 class OffsetClock:
-    """Another machine's clock, kept by an offset to one of ours that does not jump.
+    """Another machine's clock, as an offset to a local clock that does not jump.
 
-    The sample with the smallest round trip wins; each older one is trusted a little less, so
-    that the offset follows a drift. Counts through suspend where the system has such a clock.
+    The sample with the smallest round trip wins; older samples are trusted a little less, so that
+    the offset follows a drift. Time spent in suspend counts if the system has such a clock.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class OffsetClock:
         return Millis(int((_steady() + self._offset) * 1000))
 
     def sample(self, sent: float, received: float, theirs: float) -> None:
-        """`theirs` (seconds) was read somewhere between our `sent` and `received`."""
+        """Adds a sample: `theirs` (seconds) was read between our `sent` and `received`."""
         self.sampled_at = received
         error = (received - sent) / 2
         offset = theirs - (sent + received) / 2
         self._error *= 1.1
-        # Each offset is right within its error. Two that exclude each other: their clock was set,
+        # Each offset is right within its error. If two exclude each other, the other clock was set,
         # or another server answers.
         if error <= self._error or abs(offset - self._offset) > error + self._error:
             self._error = error
@@ -63,20 +63,20 @@ class OffsetClock:
 
 
 class Correction(Struct, frozen=True):
-    """What all processes of a store know of its clock: how far it is behind the time that counts,
-    and the latest moment that was seen."""
+    """What all processes of a store know about its clock: how far it is behind the store's time,
+    and the latest moment seen."""
 
     offset: int = 0
     seen: int = 0
 
 
 class StoreClock:
-    """The clock of a store: that of its machine, which may be set back, made one that is not.
+    """The clock of a store: it follows the machine's clock, but never goes back.
 
-    Moments in rows lie on a line that never turns back: a lease that ends at noon ends then, also
-    if the machine's clock is set from 11:59 to 10:59. What was lost is added from then on, kept in
-    the store for processes that start later, and given back slowly: a tenth of the time that
-    passes. An hour is made up for in ten, and nothing stands still meanwhile.
+    Stored moments assume time that never goes back. A lease that ends at noon ends a minute later
+    if the machine's clock is set from 11:59 to 10:59. The lost hour is added from then on, stored
+    for processes that start later, and worked off slowly, by a tenth of the time that passes: an
+    hour takes ten hours, and nothing stands still in between.
     """
 
     def __init__(self, source: Clock) -> None:
@@ -100,12 +100,12 @@ class StoreClock:
 
     @property
     def wants_keeping(self) -> bool:
-        """Whether it is time to compare with what the store knows."""
-        self.now()  # notices a step
+        """Whether it is time to compare with the stored correction."""
+        self.now()  # notices if the clock was set
         return self._stepped or _steady() - self._kept_at >= KEEP_SECONDS
 
     def corrected(self, known: Correction) -> Correction:
-        """What the store should know, from what it knows. `adopt` takes it over once it does."""
+        """The correction to store, given the stored one. `adopt` it once it is stored."""
         now = self.now()
         moment = self._raw + known.offset
         if self._stepped:
@@ -128,7 +128,7 @@ class StoreClock:
 
 
 class ManualClock:
-    """A clock that stands still until told otherwise; for tests and simulation."""
+    """A clock that stands still until it is moved; for tests and simulation."""
 
     def __init__(self, now: int = 1_700_000_000_000) -> None:
         self._now = now
@@ -142,7 +142,7 @@ class ManualClock:
 
 
 def read_correction(data: bytes | None) -> Correction:
-    """What is stored; nothing is known of one that cannot be read."""
+    """The stored correction; an empty one if it cannot be read."""
     try:
         return Correction() if data is None else msgspec.json.decode(data, type=Correction)
     except msgspec.MsgspecError:
@@ -158,8 +158,8 @@ async def keep_time(
     read: Callable[[], Awaitable[bytes | None]],
     write: Callable[[bytes, bytes | None], Awaitable[bool]],
 ) -> None:
-    """Compares the clock with what is stored. `write` replaces what is expected to be stored; who
-    loses against another process takes over what that one has written."""
+    """Compares the clock with the stored correction. `write` replaces the expected one; if another
+    process was faster, its correction is adopted."""
     for _ in range(3):
         stored = await read()
         known = read_correction(stored)
@@ -171,11 +171,11 @@ async def keep_time(
 
 
 def tell_step(before: Correction, after: Correction) -> None:
-    """Says once, in the process that has written it, that a clock was set back."""
+    """Logs, once and in the process that has stored it, that the clock was set back."""
     if after.offset > before.offset:
         log.warning(
-            "the clock of the store was set back by %.1f s; leases, sleeps and schedules go on from"
-            " where they were, and the difference is made up for slowly",
+            "the store's clock was set back by %.1f s; leases, sleeps and schedules continue as if"
+            " it was not, and the difference is worked off slowly",
             (after.offset - before.offset) / 1000,
         )
 

@@ -1,8 +1,8 @@
 """Writing on a connection that belongs to the application, inside its own transaction.
 
-Any of asyncpg, psycopg 3 (sync and async), SQLAlchemy 2 (connection or session, sync and async)
-and sqlite3. Nothing is committed here: what is written exists if and only if the application
-commits. A connection that commits every statement by itself is refused.
+Supports asyncpg, psycopg 3 (sync and async), SQLAlchemy 2 (connection or session, sync and async)
+and sqlite3. Nothing is committed here: the rows exist if and only if the application commits. A
+connection in autocommit mode is refused.
 """
 
 import inspect
@@ -40,7 +40,7 @@ _NUMBERED = re.compile(r"\$(\d+)")
 
 
 class TransactionEnding(Struct, frozen=True):
-    """What ends an execution in somebody else's transaction, under its fence. Its `flow` is owed
+    """The end of an execution in the application's transaction, under its fence. Its `flow` is owed
     the ending."""
 
     uuid: UUID
@@ -54,7 +54,7 @@ class TransactionEnding(Struct, frozen=True):
 
 
 class Foreign:
-    """One connection of the application, whatever library it comes from."""
+    """One connection of the application, from any supported library."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = _one_connection(connection)
@@ -62,12 +62,12 @@ class Foreign:
         self.dialect = _dialect(connection, self._library)
         self._queries = load_queries(self.dialect)
         if _commits_by_itself(connection, self._library):
-            raise Invalid("there is no transaction on this connection; begin one first")
+            raise Invalid("the connection has no open transaction; begin one first")
 
     async def check(self, expected: str | None) -> None:
-        """Refuses a database that cannot keep runs, or keeps them for another store than the one
-        `expected` names (None: any will do). Asks the catalog only, so that the application's
-        transaction survives the refusal."""
+        """Refuses a database without FlowFabric's tables, or one that belongs to another store than
+        `expected` (None: any). It reads only the catalog, so that a refusal does not abort the
+        application's transaction."""
         rows = await self.run("database_identity", {})
         if self.dialect == "sqlite":
             ((shown, migrated),) = rows
@@ -77,9 +77,9 @@ class Foreign:
             found = postgres_identity(rows)
         named = f"the {self.dialect} database {shown or MEMORY} of this connection"
         if not migrated:
-            raise Unavailable(f"{named} has no tables for runs; migrate it first")
+            raise Unavailable(f"{named} has no FlowFabric tables; run `flowfabric migrate` first")
         if expected is not None and found != expected:
-            raise Invalid(f"{named} is not the one this fabric keeps its runs in")
+            raise Invalid(f"{named} is not the database of this Fabric's runs")
 
     async def run(self, name: str, values: Mapping[str, Any]) -> list[Any]:
         """The rows of a named query. On Postgres the values are p1, p2, …"""
@@ -102,25 +102,26 @@ class Foreign:
 
 
 def sqlite_identity(path: str) -> str:
-    """Names the database in a file, or one in memory that a connection has for itself."""
+    """The identity of a database file, or of a connection's private in-memory database."""
     return f"sqlite {os.path.realpath(path)}" if path else f"sqlite {MEMORY}"
 
 
 def postgres_identity(rows: list[Any]) -> str:
-    """Names the database that answered `database_identity`."""
+    """The identity of the database that answered `database_identity`."""
     ((database, table, _),) = rows
     return f"postgres {database} {table}"
 
 
 async def check_database(connection: Any, expected: str | None) -> None:
-    """As `Foreign.check`."""
+    """Like `Foreign.check`."""
     await Foreign(connection).check(expected)
 
 
 async def arrive(
     connection: Any, arrival: InboxEntry, key: str | None, key_until: Millis
 ) -> tuple[UUID, str]:
-    """Writes an arrival; gives the id and lane of the run, or of the earlier one with that key."""
+    """Writes a submission to the inbox; returns the id and lane of the run, or of the earlier run
+    with that key."""
     foreign = Foreign(connection)
     if foreign.dialect == "sqlite":
         return await _arrive_sqlite(foreign, arrival, key, key_until)
@@ -140,7 +141,7 @@ async def arrive(
 
 
 async def complete(connection: Any, ending: TransactionEnding) -> bool:
-    """Ends an execution in success if its fence stands; False when it does not."""
+    """Ends an execution in success if its fence is current; False otherwise."""
     foreign = Foreign(connection)
     if foreign.dialect == "sqlite":
         return await _complete_sqlite(foreign, ending)
@@ -159,8 +160,8 @@ async def complete(connection: Any, ending: TransactionEnding) -> bool:
 
 
 def run_sync(work: Coroutine[Any, Any, T], connection: Any) -> T:
-    """Runs `arrive` or `complete` on a connection that blocks, in the caller's own thread: nothing
-    in it ever waits."""
+    """Runs `arrive` or `complete` on a blocking connection, in the caller's thread: the coroutine
+    never suspends."""
     try:
         _check_blocking(connection)
         work.send(None)
@@ -169,7 +170,7 @@ def run_sync(work: Coroutine[Any, Any, T], connection: Any) -> T:
         return result
     finally:
         work.close()
-    raise Invalid("this connection waits for something; await the call instead")
+    raise Invalid("this connection is asynchronous; await the call instead")
 
 
 def _check_blocking(connection: Any) -> None:
@@ -228,7 +229,7 @@ def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:
 def _plain_rows() -> Any:
     from psycopg.rows import tuple_row
 
-    return tuple_row  # whatever rows the application likes
+    return tuple_row  # independent of the application's row factory
 
 
 def _text(query: str) -> Any:
@@ -251,12 +252,13 @@ def _library(connection: Any) -> str:
         if root in ("asyncpg", "psycopg", "sqlalchemy", "sqlite3"):
             return root
     raise Invalid(
-        f"{type(connection).__name__} is no connection of asyncpg, psycopg, SQLAlchemy or sqlite3"
+        f"{type(connection).__name__} is not a connection of asyncpg, psycopg, SQLAlchemy or"
+        " sqlite3"
     )
 
 
 def _one_connection(connection: Any) -> Any:
-    """Refuses what hands out connections: a transaction belongs to one of them."""
+    """Refuses pools, engines and session makers: a transaction belongs to one connection."""
     names = {base.__name__ for base in type(connection).__mro__}
     if names & _MAKERS:
         raise Invalid(
@@ -278,7 +280,7 @@ def _dialect(connection: Any, library: str) -> str:
 
 
 def _commits_by_itself(connection: Any, library: str) -> bool:
-    """Whether what is written now would be there at once, whatever fails afterwards."""
+    """Whether a write would be committed at once."""
     match library:
         case "asyncpg":
             return not connection.is_in_transaction()

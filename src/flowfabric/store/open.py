@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens the store that a URL names."""
 
 from urllib.parse import unquote, urlsplit
 
@@ -13,17 +13,17 @@ FORMS = "sqlite:///path/to/file.db, sqlite://:memory: or postgresql://user@host/
 async def open_store(
     url: str, *, clock: Clock | None = None, connections: int | None = None
 ) -> Store:
-    """The store a URL names, with at most so many `connections` where it has any.
+    """The store that a URL names, with at most `connections` connections if it uses any.
 
-    Raises Invalid for a URL that names none and Unavailable when the store cannot be reached;
-    neither text ever contains a password."""
+    Raises `Invalid` for a URL that names no store, and `Unavailable` if the store cannot be
+    reached; neither text ever contains a password."""
     if not isinstance(url, str):
         raise Invalid(f"a store's URL must be text such as {FORMS}")
     check_text(url, "a store's URL")
     scheme, colon, _ = url.partition("://")
     if not colon:
-        # Not shown: what is no URL may well be a password.
-        raise Invalid(f"that is not a URL; a store's is {FORMS}")
+        # The text is not shown, because it may be a password.
+        raise Invalid(f"that is not the URL of a store; use {FORMS}")
     match scheme:
         case "sqlite":
             from flowfabric.store.sqlite.store import open_sqlite
@@ -32,7 +32,7 @@ async def open_store(
         case "postgresql" | "postgres":
             return await _open_postgres(url, clock, connections)
         case _:
-            raise Invalid(f"{scheme[:20]!r} is not a store this engine knows; use {FORMS}")
+            raise Invalid(f"{scheme[:20]!r} is not a known store; use {FORMS}")
 
 
 async def _open_postgres(url: str, clock: Clock | None, connections: int | None) -> Store:
@@ -49,12 +49,12 @@ async def _open_postgres(url: str, clock: Clock | None, connections: int | None)
 
 
 def sqlite_path(url: str) -> str:
-    """The file a `sqlite://` URL names, or `:memory:`."""
+    """The file that a `sqlite://` URL names, or `:memory:`."""
     rest = url.removeprefix("sqlite://")
     if rest in (":memory:", "/:memory:", ""):
         return ":memory:"
     if not rest.startswith("/"):
-        raise Invalid(f"three slashes lead to a file: sqlite:///{rest}")
+        raise Invalid(f"a file needs three slashes: sqlite:///{rest}")
     path = unquote(urlsplit(url).path.removeprefix("/"))
     if not path or "\0" in path:
         raise Invalid(f"{path[:80]!r} is not the path of a file; use {FORMS}")

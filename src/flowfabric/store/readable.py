@@ -1,7 +1,7 @@
-"""Rows that cannot be read: each is named in the log once and costs no other row anything.
+"""Unreadable rows: each is logged once and does not affect other rows.
 
-A caller that asks for a row by its key gets `Corruption`, which names the row. A caller that asks
-for many gets the others.
+A caller that asks for one thing by name gets `Corruption`, which names it. A caller that asks for
+many gets the others.
 """
 
 import logging
@@ -19,10 +19,10 @@ from flowfabric.core.execution.status import PublicState, vector
 log = logging.getLogger("flowfabric.store")
 
 SET_ASIDE = Millis(60_000)
-"""How long an unreadable row is left alone before it is read again: it may be repaired by then."""
+"""How long an unreadable row is set aside before it is read again; it may be repaired by then."""
 
 UNREADABLE = (Corruption, msgspec.MsgspecError, ArithmeticError, LookupError, TypeError, ValueError)
-"""What reading a damaged row raises."""
+"""The errors that reading a damaged row raises."""
 
 MAX_NAMED = 10_000
 
@@ -35,7 +35,7 @@ Load = Callable[[Sequence[K]], Awaitable[dict[K, T]]]
 
 
 def unreadable(what: str, key: object, error: BaseException) -> Corruption:
-    """The error that names a row; `error` is what is wrong with it."""
+    """The error that names an unreadable row; `error` is the cause."""
     name = f"{what} {_shown(key)}"
     why = error.detail if isinstance(error, Corruption) else f"{type(error).__name__}: {error}"
     return Corruption(why if why.startswith(name) else f"{name} cannot be read: {why}")
@@ -48,7 +48,7 @@ def readable(
     key: Callable[[Row], object],
     left_out: Callable[[Row], None] = lambda row: None,
 ) -> list[T]:
-    """The rows that can be read, as `read` gives them; `left_out` gets each of the others."""
+    """The readable ones of the rows; `left_out` is called for each of the others."""
     found: list[T] = []
     for row in rows:
         try:
@@ -60,7 +60,7 @@ def readable(
 
 
 def named(what: str, key: object, read: Callable[[], T]) -> T:
-    """What `read` gives; what it fails with is raised with the name of the row."""
+    """The result of `read`; an error of a damaged row is raised with its name."""
     try:
         return read()
     except UNREADABLE as error:
@@ -68,7 +68,7 @@ def named(what: str, key: object, read: Callable[[], T]) -> T:
 
 
 async def load_each(load: Load[K, T], keys: Sequence[K]) -> dict[K, T | Corruption]:
-    """What `load` finds, and what is wrong with what cannot be read."""
+    """What `load` finds, with a `Corruption` for each unreadable key."""
     if not keys:
         return {}
     try:
@@ -82,7 +82,7 @@ async def load_each(load: Load[K, T], keys: Sequence[K]) -> dict[K, T | Corrupti
 
 
 async def load_readable(load: Load[K, T], keys: Sequence[K]) -> dict[K, T]:
-    """What `load` finds, without what cannot be read."""
+    """What `load` finds, without unreadable keys."""
     found: dict[K, T] = {}
     for key, each in (await load_each(load, keys)).items():
         if isinstance(each, Corruption):
@@ -93,18 +93,18 @@ async def load_readable(load: Load[K, T], keys: Sequence[K]) -> dict[K, T]:
 
 
 def tell(error: Corruption) -> None:
-    """Logs what cannot be read, once per process."""
+    """Logs an unreadable row, once per process."""
     text = error.detail
     if text not in _named:
         if len(_named) >= MAX_NAMED:
             _named.clear()
         _named.add(text)
-        log.error("%s; it is left out until it is repaired", text)
+        log.error("%s; it is skipped until it is repaired, other rows are not affected", text)
 
 
 def stands_in(snapshot: Snapshot, states: Collection[PublicState]) -> bool:
-    """Whether an execution is in one of the states. One in a state that no rule writes counts as
-    being in each: the caller that shows it says what is wrong."""
+    """Whether an execution is in one of the states. An unreadable state counts as any of them, so
+    that lists can report it."""
     try:
         return vector(snapshot).public in states
     except Corruption:

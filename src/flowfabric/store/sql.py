@@ -1,8 +1,8 @@
 """Named queries from `.sql` files.
 
-A block begins with `-- name: what_it_gives`; comment lines follow, then one statement. A
+A block starts with `-- name: what_it_gives`; comment lines follow, then one statement. A
 dialect's block replaces the common one of the same name. The schema name is the only token
-filled in at load; statements for records are filled in per kind (`RecordQueries`).
+filled in on loading; statements for records are filled in per kind (`RecordQueries`).
 """
 
 import re
@@ -19,7 +19,7 @@ _NAME = re.compile(r"^-- name: (\w+)\s*$")
 
 @cache
 def load_queries(dialect: str, schema: str = "flowfabric") -> dict[str, str]:
-    """Every named query of a dialect, `{schema}` filled in."""
+    """Every named query of a dialect, with `{schema}` filled in."""
     root = files("flowfabric.store")
     queries: dict[str, str] = {}
     for folder in ("common", dialect):

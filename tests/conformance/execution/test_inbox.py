@@ -183,7 +183,7 @@ async def test_a_stale_worker_cannot_end_anything_in_a_transaction(
 
 
 async def test_a_foreign_object_is_refused() -> None:
-    with pytest.raises(Invalid, match="no connection"):
+    with pytest.raises(Invalid, match="not a connection"):
         foreign.Foreign(object())
 
 

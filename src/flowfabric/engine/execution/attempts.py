@@ -1,8 +1,7 @@
 """What the owner of a lease reports: progress, steps, completion, failure, delay.
 
-A worker that holds a `Claim` decides on the value it holds and writes under the fence, one
-statement and no read. Only when that is refused is the execution loaded, and then the rule says
-exactly why.
+A worker that holds a `Claim` decides on the held value and writes under the fence: one statement,
+no read. Only if that is refused is the execution loaded, and the rule then says exactly why.
 """
 
 from collections.abc import Callable
@@ -49,7 +48,7 @@ MAX_STEP = 1 << 20
 
 
 class Held(Struct, frozen=True):
-    """An execution and what its caller presents as the owner; for callers without a claim."""
+    """An execution and the owner that its caller presents; for callers without a claim."""
 
     id: ExecutionId
     owner: Owner = Owner()
@@ -58,8 +57,8 @@ class Held(Struct, frozen=True):
 Owned = Claim | Held | str
 """A claim, a handle's text, or an id with a fence."""
 
-# Deciding on the held value needs no second comparison: the statement that ends the lease
-# compares the fence with what is stored.
+# Deciding on the held value needs no second comparison: the statement that ends the lease compares
+# the fence with the stored one.
 _SELF = Owner(source=Source.OPERATOR)
 
 
@@ -78,7 +77,7 @@ class Attempts(Service):
         )
 
     async def complete(self, owned: Owned, result: bytes | None = None) -> Completed:
-        """Ends the execution in success. Repeating it with the same fence gives the same answer
+        """Ends the execution in success. Repeating it with the same fence returns the same answer
         and keeps the first result."""
         if result is not None:
             result = check_bytes(result, "result", MAX_RESULT)
@@ -93,7 +92,7 @@ class Attempts(Service):
         self, owned: Owned, failure: Failure, *, retry_after: Span | None = None
     ) -> RetryScheduled | TerminalFailed:
         """Ends the attempt in failure. The stored policy decides whether a retry is scheduled;
-        `retry_after` replaces its backoff for this once."""
+        `retry_after` replaces its backoff this time."""
         _check_failure(failure)
         if retry_after is not None:
             retry_after = check_span(retry_after, "retry_after")
@@ -105,39 +104,40 @@ class Attempts(Service):
         return await self._release(owned, rules.fail, failure, jitter)
 
     def ended_elsewhere(self, owned: Claim, ended: Snapshot) -> None:
-        """Told that a transaction of the application has ended what was claimed: whoever waits for
-        the result, its flow or its slot need not wait for the sweep."""
+        """Notifies the engine that a transaction of the application has ended a claimed execution,
+        so that waiting callers, its flow and its slot need not wait for the sweep."""
         self._context.post_commit.applied([Change(None, owned.snapshot, ended)])
 
     async def time_out(self, owned: Owned) -> RetryScheduled | TerminalFailed:
-        """Gives the attempt up because it took longer than its timeout, as the sweep would: it is
-        retried or has expired. For the owner, whose timer may be ahead of the store's clock."""
+        """Ends the attempt because it exceeded its timeout, as the sweep would: it is retried or
+        expires. For the owner, whose timer may be ahead of the store's clock."""
         return await self._release(owned, rules.time_out_owned, self._jitter())
 
     async def delay(self, owned: Owned, until: Millis, *, step: Step | None = None) -> Delayed:
-        """Gives the lease up; the same attempt goes on at `until`. A step given along is recorded
-        by the very change that parks the execution."""
+        """Gives up the lease; the same attempt continues at `until`. The change that parks the
+        execution also records `step`."""
         moment = check_moment(until, "delay")
         if step is not None:
             _check_step(step)
         return await self._release(owned, rules.delay, moment, step=step)
 
     async def wait_children(self, owned: Owned) -> Delayed:
-        """Gives the lease up until the executions this one depends on have ended; the same attempt
-        goes on then, or at once if they have."""
+        """Gives up the lease until the executions it depends on have ended; the same attempt then
+        continues, or at once if they already have."""
         return await self._release(owned, progress.wait_children)
 
     async def hand_back(self, owned: Owned) -> Delayed:
-        """Gives the lease up at once, for a worker that stops: same attempt, no retry spent."""
+        """Gives up the lease at once, for a worker that stops: the same attempt continues, and no
+        retry is used."""
         return await self._release(owned, rules.hand_back)
 
     async def cancel(self, owned: Owned, reason: str) -> Cancelled:
-        """A worker cancels what it owns."""
+        """A worker cancels the execution it owns."""
         text = check_text(reason, "reason", limit=MAX_REASON)
         return await self._release(owned, operator.cancel_owned, text)
 
     async def renew(self, owned: Owned, ttl: Span | None = None) -> Renewed:
-        """Extends the lease, whatever form the caller owns it in."""
+        """Extends the lease, given as a claim, a handle or a fence."""
         if isinstance(owned, Claim):
             return await self._claims.renew(owned, ttl)
         id, owner = self.unpack(owned)
@@ -150,7 +150,7 @@ class Attempts(Service):
     async def progress(
         self, owned: Owned, percent: int | None = None, message: str | None = None
     ) -> None:
-        """Says how far the attempt is; what is not given stays as it was."""
+        """Reports the progress of the attempt; omitted values stay as they are."""
         if percent is not None:
             check_whole(percent, "progress in percent", 0, 100)
         if message is not None:
@@ -158,7 +158,7 @@ class Attempts(Service):
         await self._note(owned, Progress(percent, message), None)
 
     async def record_step(self, owned: Owned, step: Step) -> None:
-        """Records a step under the fence. A step that is recorded already stays as it is."""
+        """Records a step under the fence. An already recorded step stays as it is."""
         _check_step(step)
         await self._note(owned, None, step)
 
@@ -187,7 +187,7 @@ class Attempts(Service):
         return seal(body, self._context.secret)
 
     def open(self, handle: str) -> HandleBody:
-        """What a handle says; InvalidHandle if it was not made by this very database."""
+        """The content of a handle; `InvalidHandle` if another database made it."""
         return open_handle(handle, self._context.secret, self._context.store.name)
 
     async def drain(self) -> None:
@@ -196,8 +196,8 @@ class Attempts(Service):
         await self._steps.drain()
 
     def unpack(self, owned: Owned, *, suspended: bool = False) -> tuple[ExecutionId, Owner]:
-        """Which execution, and what its caller presents as the owner. `suspended`: a handle that
-        has given its lease up will do, to read with."""
+        """The execution, and the owner that its caller presents. `suspended`: a handle that has
+        given up its lease is enough, for reading."""
         match owned:
             case Claim():
                 return owned.id, owned.owner
@@ -206,7 +206,7 @@ class Attempts(Service):
             case _:
                 body = self.open(owned)
                 if body.kind is HandleKind.SUSPENDED and not suspended:
-                    raise InvalidHandle("a suspended handle owns nothing any more")
+                    raise InvalidHandle("the handle has given up its lease: the run is suspended")
                 return body.execution_id, _owner_of(body)
 
     async def _release(
@@ -216,7 +216,7 @@ class Attempts(Service):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """What a rule answers that gives the lease up; a claim is decided on without a load."""
+        """Applies a rule that gives up the lease; a claim is decided without a load."""
         id, owner = self.unpack(owned)
         held = owned.snapshot if isinstance(owned, Claim) else None
         return await self._decide_on(
@@ -226,12 +226,13 @@ class Attempts(Service):
     async def _note(self, owned: Owned, progress: Progress | None, step: Step | None) -> None:
         id, owner = self.unpack(owned)
         if isinstance(owned, Held):
-            # The note compares neither the attempt nor the partition, and nobody signed these.
+            # The progress write compares neither the attempt nor the partition, and a bare fence is
+            # not signed.
             await self._decide(id, _explain, owner)
         fence = _whole_fence(owner)
         note = SideWrite(id.uuid, fence.lease_id, fence.epoch, progress, step)
         while not await self._notes.put(note):
-            # Refused: the rule says why. If it finds nothing wrong, the lease moved in between.
+            # Refused: the rule says why. If it finds nothing wrong, the lease changed in between.
             await self._decide(id, _explain, owner)
 
     async def _flush_ends(self, changes: list[Change[object]]) -> list[bool]:
@@ -242,7 +243,7 @@ class Attempts(Service):
 
     async def _flush_notes(self, notes: list[SideWrite]) -> list[bool]:
         """One call for all, unless two owners of one execution meet: the store answers by
-        execution, and the one that lost its lease must not hear the other's answer."""
+        execution, and an owner that lost its lease must not get the other's answer."""
         written: set[tuple[UUID, UUID, int]] = set()
         rest = notes
         while rest:
@@ -264,7 +265,7 @@ def _explain(found: Snapshot | None, now: Millis, owner: Owner) -> Change[None]:
 def _whole_fence(owner: Owner) -> Fence:
     fence = owner.fence
     if fence is None:
-        raise FenceRequired("only the owner of a lease can write beside it")
+        raise FenceRequired("only the owner of a lease can record steps and progress")
     return fence
 
 
@@ -274,7 +275,7 @@ def _owner_of(body: HandleBody) -> Owner:
 
 def _uuid(change: Change[object]) -> UUID:
     if change.before is None:
-        raise Invalid("an ending has something to end")
+        raise Invalid("there is no current attempt to end")
     return change.before.execution.uuid
 
 

@@ -1,4 +1,4 @@
-"""Taking leases: claiming what waits, renewing, revoking, finding what was lost."""
+"""Leases: claim, renew, revoke, and find lost ones."""
 
 import asyncio
 import logging
@@ -73,14 +73,14 @@ POLL_FLOOR = 1.0
 MAX_EXPIRED_PAGE = 10_000
 MAX_HELD = 10_000
 MAX_REFUSED = 100
-"""How often one claim takes again when budgets refuse all it took."""
+"""How often one claim tries again when budgets refuse everything it took."""
 
 _SPENT = int(Flags.SPENT)
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """What a worker holds while it owns an execution: the value its decisions are made on."""
+    """What a worker holds while it owns an execution: the value on which its operations decide."""
 
     snapshot: Snapshot
     payload: bytes
@@ -90,7 +90,7 @@ class Claim(Struct, frozen=True, gc=False):
     def lease(self) -> Lease:
         state = self.snapshot.state
         if not isinstance(state, Active):
-            raise Invalid("not a claim")
+            raise Invalid("a Claim is expected, as engine.claims.claim returns it")
         return state.lease
 
     @property
@@ -140,8 +140,8 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 class Renewals(dict[UUID, Renewed | FlowFabricError]):
-    """What became of claims that were renewed together, by the id of their lease. The id of an
-    execution finds the answer for the newest of its claims."""
+    """The outcome of each renewal, by lease id. The id of an execution finds the answer for its
+    newest claim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,12 +184,12 @@ class Claims(Service):
         max_wait: Seconds = 0.0,
         suspects: Suspects = Suspects.ANY,
     ) -> list[Claim]:
-        """Takes up to `limit` executions this worker can run, best first; an empty list is not an
-        error. Lanes with weights (given here, or else set by an operator) are served in that
-        proportion; without weights the order is by priority and age over all of them, and no lane
-        at all means every lane. `kinds` leaves everything else for others. Waits up to `max_wait`
-        seconds for work to arrive. `suspects` tells apart what may have ended its worker: a process
-        that runs several executions takes those alone."""
+        """Claims up to `limit` executions that this worker can run, best first; an empty list is
+        not an error. Lanes with weights (given here, or else set by an operator) are served in that
+        proportion; without weights, priority and age decide across all of them, and no lane means
+        every lane. `kinds` restricts the claim to these tasks. Waits up to `max_wait` seconds for
+        work to arrive. `suspects` includes or excludes executions that may have killed their
+        worker; a process that runs several executions takes those alone."""
         names = check_lanes(lanes)
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
         call = replace(call, suspects=check_kind_of(suspects, Suspects, "suspects"))
@@ -206,8 +206,8 @@ class Claims(Service):
             await self._context.store.hints.wait(min(remaining, POLL_FLOOR), seen)
 
     async def recover(self) -> None:
-        """Gives back what was taken by claims whose replies were lost, so that it can be claimed at
-        once and not only when its lease has run out. Every claim does this first."""
+        """Returns what was taken by claims whose replies were lost, so that it can be claimed at
+        once and not only after its lease has expired. Every claim does this first."""
         for id, (call, ends_at) in list(self._unanswered.items()):
             if self._now() < ends_at:
                 repeat = replace(call, limit=0, repeated=True)
@@ -218,7 +218,8 @@ class Claims(Service):
             self._unanswered.pop(id, None)
 
     async def renew(self, owned: Claim, ttl: Span | None = None) -> Renewed:
-        """Extends the lease to now + ttl. Never shortens it; raises a LeaseLost that says why."""
+        """Extends the lease to now + ttl, never shortens it; otherwise raises a `LeaseLost` that
+        says why."""
         lease = check_kind_of(owned, Claim, "claim").lease
         span = owned.ttl if ttl is None else check_ttl(ttl)
         renewal = Renewal(owned.uuid, lease.id, owned.epoch, span)
@@ -233,8 +234,8 @@ class Claims(Service):
         return await self._decide(id, rules.renew, who, span)
 
     async def renew_all(self, owned: Sequence[Claim]) -> "Renewals":
-        """One heartbeat for everything a worker holds: for each claim that it was renewed, or why
-        it was lost. An old and a new claim of one execution have an answer each."""
+        """One heartbeat for everything a worker holds: for each claim, the renewal or why it was
+        lost. An old and a new claim of one execution each have an answer."""
         claims = [check_kind_of(each, Claim, "claim") for each in check_items(owned, "claims")]
         answers = await asyncio.gather(
             *(self.renew(claim) for claim in claims), return_exceptions=True
@@ -249,7 +250,7 @@ class Claims(Service):
     async def revoke(
         self, id: str, *, reason: str, lease_id: UUID | None = None, instance: str = ""
     ) -> Revoked | AlreadySatisfied:
-        """An operator takes the lease away; the old worker can change nothing any more."""
+        """An operator takes the lease away; the old worker can no longer change anything."""
         text = check_text(reason, "reason", limit=MAX_REASON)
         check_text(instance, "instance", limit=MAX_NAME)
         aimed_at = None if lease_id is None else parse_uuid(lease_id, "lease")
@@ -262,21 +263,21 @@ class Claims(Service):
         )
 
     async def watch(self, owned: Claim, *, alone: bool) -> Claim:
-        """Says that a suspect is on probation: whether it is the only one in its process decides
-        what another loss means. Gives the claim as it stands then."""
+        """Puts a suspect on probation: whether it is alone in its process decides what another loss
+        means. Returns the updated claim."""
         claim = check_kind_of(owned, Claim, "claim")
         how = Probation.ALONE if check_flag(alone, "alone") else Probation.BESIDE
         after = await self._decide(claim.id, probation.watch, claim.owner, how)
         return replace(claim, snapshot=after)
 
     async def clear(self, owned: Claim, reason: str) -> bool:
-        """A worker has survived a suspect: it is one no longer, and its losses are excused."""
+        """Clears a suspect that a worker has survived; its losses are excused."""
         claim = check_kind_of(owned, Claim, "claim")
         text = check_text(reason, "reason", limit=MAX_REASON)
         return await self._decide(claim.id, probation.clear, claim.owner, text)
 
     async def mark_expired(self, id: str) -> MarkedExpired | AlreadySatisfied:
-        """Marks a lease that ran out as lost. The sweep does this by itself."""
+        """Marks an expired lease as lost. The sweep also does this."""
         grace = self._context.options.grace
         return await self._decide(id, rules.mark_expired, grace)
 
@@ -288,7 +289,7 @@ class Claims(Service):
         limit: int = 1000,
         namespace: str | None = None,
     ) -> list[ExpiredLease]:
-        """Leases that ran out or were revoked and wait for a reclaim, by (expiry, id)."""
+        """Leases that expired or were revoked and wait for a reclaim, by (expiry, id)."""
         wanted = check_limit(limit, MAX_EXPIRED_PAGE)
         moment = self._now() if as_of is None else check_moment(as_of, "as_of")
         cursor = None if after is None else _expired_cursor(after)
@@ -298,7 +299,7 @@ class Claims(Service):
         return await self._context.store.expired_leases(moment, cursor, wanted, place)
 
     async def held_by(self, instance: str, limit: int = 1000) -> list[ExecutionId]:
-        """What a worker instance holds leases of."""
+        """The executions of which a worker instance holds leases."""
         name = check_worker(instance, "instance")
         wanted = check_limit(limit, MAX_HELD)
         if not wanted:
@@ -347,15 +348,15 @@ class Claims(Service):
             except FlowFabricError:
                 if not taken:
                     raise
-                break  # what was taken must reach its owner
+                break  # claimed executions must reach their owner
             except asyncio.CancelledError:
                 self._rescues.start(partial(self._give_back, taken))
                 raise
         return taken
 
     async def _claim(self, call: ClaimCall) -> list[Taken]:
-        """Claims so that nothing is left with nobody: if the caller goes away meanwhile, what
-        was taken is handed back."""
+        """Claims without losing executions: if the caller is cancelled in the meantime, they are
+        handed back."""
         work = asyncio.ensure_future(self._checked(call))
         try:
             return await asyncio.shield(work)
@@ -364,8 +365,8 @@ class Claims(Service):
             raise
 
     async def _checked(self, call: ClaimCall) -> list[Taken]:
-        """What the call takes and its budgets admit. When they refuse all of it there may be others
-        behind, who must not wait for the next poll because of those in front."""
+        """What the call takes and the budgets admit. If they refuse everything, it claims again:
+        there may be others behind, which must not wait for the next poll."""
         await self._budget_gate.let_in_due()
         for _ in range(MAX_REFUSED):
             taken = await self._ask(call)
@@ -374,7 +375,7 @@ class Claims(Service):
             if admitted or not taken:
                 return admitted
             call = replace(call, id=self._fresh())
-        self._context.store.hints.send()  # whoever waits for work asks again at once
+        self._context.store.hints.send()  # workers that wait for work ask again at once
         return []
 
     async def _ask(self, call: ClaimCall) -> list[Taken]:
@@ -386,8 +387,8 @@ class Claims(Service):
             raise
 
     async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
-        """Ends what has been taken over too often. If that fails, the lease runs out and the next
-        claim tries again."""
+        """Ends executions that were taken over too often. If that fails, the lease expires and the
+        next claim tries again."""
         spent = [item for item in taken if _spent(item)]
         if not spent:
             return taken
@@ -396,9 +397,15 @@ class Claims(Service):
             for item in spent
             if isinstance(state := item.snapshot.state, Active)
         ]
-        for answer in await self._context.decisions.decide_all(decisions):
+        answers = await self._context.decisions.decide_all(decisions)
+        for item, answer in zip(spent, answers, strict=False):
             if isinstance(answer, Exception):
-                log.warning("giving up a lost execution failed; the next claim tries: %s", answer)
+                log.warning(
+                    "%s lost its worker too often and could not be ended: %s; the next claim tries"
+                    " again",
+                    item.snapshot.run,
+                    answer,
+                )
         return [item for item in taken if not _spent(item)]
 
     async def _give_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
@@ -414,7 +421,7 @@ class Claims(Service):
     def _shares(
         self, weights: dict[str, int], call: ClaimCall
     ) -> list[tuple[tuple[str, ...], int]]:
-        """Each lane's share of this claim, then whatever is left from all lanes together."""
+        """Each lane's share of this claim, then the rest from all lanes together."""
         lanes = tuple(weights)
         turns = self._turns.setdefault(lanes, dict.fromkeys(lanes, 0.0))
         shares = share_out(weights, call.limit, turns)
@@ -443,7 +450,7 @@ def check_ttl(ttl: object) -> Millis:
 
 
 def check_known(worker: object) -> WorkerIdentity:
-    """`worker` if it is one with acceptable names."""
+    """`worker` if it has valid names."""
     checked = check_kind_of(worker, WorkerIdentity, "worker")
     check_worker(checked.id, "worker")
     check_worker(checked.instance, "instance")

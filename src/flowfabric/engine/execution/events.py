@@ -1,4 +1,4 @@
-"""Reading what happened, and following what happens."""
+"""Events: read them, and follow them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -32,15 +32,15 @@ class Events(Service):
         family: Family | None = None,
         tag: tuple[str, str] | None = None,
     ) -> EventPage:
-        """Events after a cursor, oldest first. The page's cursor continues after everything that
-        was looked at, whether or not it passed the filter."""
+        """Events after a cursor, oldest first. The page's cursor continues after every event that
+        was read, whether or not it passed the filter."""
         query = _query(after, limit, execution, namespace, family, tag)
         if not query.limit:
             return EventPage((), query.after)
         return await self._read(query, execution, family)
 
     async def tail(self) -> int:
-        """The cursor from which only the future is seen."""
+        """The cursor after the last event: only later events follow."""
         return (await self._context.store.events(EventQuery(after=NEWEST))).cursor
 
     def subscribe(
@@ -53,18 +53,18 @@ class Events(Service):
         tag: tuple[str, str] | None = None,
     ) -> AsyncGenerator[StoredEvent, None]:
         """Every matching event after the cursor, as it is committed, each once and in order.
-        Without a cursor it begins with this call, not with the first look at it. Resume with the
-        `seq` of the last one seen."""
+        Without a cursor, it starts with this call, not with the first iteration. Resume with the
+        `seq` of the last event seen."""
         query = _query(0 if after is None else after, MAX_PAGE, execution, namespace, family, tag)
         begin = None if after is not None else self._begin()
         return self._follow(query, begin, execution, family)
 
     def _begin(self) -> "asyncio.Future[int]":
-        """The cursor of now: asked for at once, though nobody awaits it yet."""
+        """The cursor of now, requested at once although it is awaited later."""
         try:
             begin = asyncio.ensure_future(self.tail())
         except RuntimeError:
-            raise Invalid("a subscription from now on begins in an event loop") from None
+            raise Invalid("a subscription without a cursor needs a running event loop") from None
         begin.add_done_callback(lambda done: done.cancelled() or done.exception())
         return begin
 

@@ -1,4 +1,4 @@
-"""Submitting executions and steering them from outside: cancel, priority, replay, block, tags."""
+"""Submit executions and control them: cancel, priority, replay, block, tags."""
 
 import asyncio
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
@@ -60,14 +60,16 @@ class Executions(Service):
         )
 
     async def submit(self, submission: Submission) -> Submitted | Duplicate:
-        """Creates an execution. A known key or id gives Duplicate and changes nothing."""
+        """Creates an execution. If the key or id exists, returns `Duplicate` and changes
+        nothing."""
         creation = self._create(submission)
         await self._context.known_limits.check(creation.snapshot.execution.rules)
         return await self.put(creation)
 
     async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
-        """Creates many, answers in order. All are checked before the first one is written; each is
-        written on its own, so that an interrupted call can be repeated with the same keys."""
+        """Creates many executions and answers in order. All are checked before the first is
+        written; each is written on its own, so that an interrupted call can be repeated with the
+        same keys."""
         if not isinstance(submissions, Iterable):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         creations = [self._create(submission) for submission in submissions]
@@ -80,19 +82,20 @@ class Executions(Service):
         return answers
 
     async def cancel(self, id: str, *, reason: str, owner: Owner = _OPERATOR) -> Cancelled:
-        """Ends an execution as cancelled whatever it does; its worker finds out and stops."""
+        """Ends an execution as cancelled, in any state; its worker notices and stops the
+        handler."""
         text = check_text(reason, "reason", limit=MAX_REASON)
         who = check_owner(owner)
         return await self._decide(id, operator.cancel, who, text)
 
     async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled:
         """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
-        does this by itself."""
+        also does this."""
         return await self._decide(id, operator.expire, self._jitter())
 
     async def change_priority(self, id: str, priority: int, *, anywhere: bool = False) -> Changed:
-        """Moves a waiting execution in the claim order (0 to 9000, clamped). `anywhere` allows it
-        for parked ones as well."""
+        """Moves a waiting execution in the claim order (0 to 9000, clamped). `anywhere` also allows
+        it for parked ones."""
         if type(priority) is not int:
             raise Invalid(f"priority must be a whole number, not {type(priority).__name__}")
         check_flag(anywhere, "anywhere")
@@ -106,23 +109,23 @@ class Executions(Service):
         return self._creations.put(ranked(creation, self._context.options.rank_step))
 
     async def put_all(self, creations: Sequence[Creation]) -> None:
-        """Writes checked submissions with ids of their own; those that are there stay."""
+        """Writes checked submissions that have ids; existing ones stay as they are."""
         for start in range(0, len(creations), _CHUNK):
             chunk = creations[start : start + _CHUNK]
             await asyncio.gather(*(self.put(creation) for creation in chunk))
 
     async def replay(self, id: str) -> Replayed:
-        """Runs an ended execution again as a new attempt. A member of a flow that was skipped
-        waits again for what it depends on."""
+        """Runs an ended execution again as a new attempt. A skipped member of a flow waits again
+        for its upstreams."""
         snapshot = await self._load(id)
         if snapshot is None or not snapshot.head.flags & Flags.FLOW:
             return await self._decide(id, operator.replay)
         flow = await find(self._context.store, FLOWS, snapshot.execution.flow or UUID(int=0))
         if flow is not None and flow.state is FlowState.CANCELLED:
-            raise FlowTerminal("the flow was cancelled")
+            raise FlowTerminal("the flow of the run was cancelled, so the run cannot be replayed")
         upstreams: dict[UUID, Snapshot] = {}
         if flow is not None and needed_to_replay(snapshot) is not None:
-            # Or an ending that it has heard of skips it again.
+            # Otherwise an earlier ending would skip it again.
             await self._resolver.resolve(flow.id)
             upstreams = await self._upstreams(flow.id, snapshot.execution.uuid)
         return await self._context.decisions.decide_loaded(
@@ -132,7 +135,7 @@ class Executions(Service):
         )
 
     async def _upstreams(self, flow: UUID, member: UUID) -> dict[UUID, Snapshot]:
-        """What a member depends on."""
+        """The upstreams of a member."""
         found: dict[UUID, Snapshot] = {}
         query = EdgeQuery(flow=flow, downstreams=(member,))
         async for page in edge_pages(self._context.store, query):
@@ -147,20 +150,20 @@ class Executions(Service):
         return await self._decide(id, operator.block, reason, detail)
 
     async def unblock(self, id: str, expected: str | None = None) -> Unblocked:
-        """Undoes a block, if it is still the expected one."""
+        """Undoes a block if it is the expected one."""
         if expected is not None:
             check_text(expected, "expected reason", limit=MAX_REASON)
         return await self._decide(id, operator.unblock, expected)
 
     async def hold(self, id: str, detail: str | None = None) -> Held:
-        """Holds a run back that waits for anything: a worker, a moment, upstreams, a limit, a
-        signal. It does not start, or go on, before `unhold`."""
+        """Holds back a waiting run (for a worker, a moment, upstreams, a limit or a signal). It
+        does not start or continue before `unhold`."""
         if detail is not None:
             check_text(detail, "detail", limit=MAX_REASON)
         return await self._decide(id, hold.hold, detail)
 
     async def unhold(self, id: str) -> Unheld:
-        """Lets a run go that was held back."""
+        """Releases a held run."""
         return await self._decide(id, hold.unhold)
 
     async def resume(self, id: str, *, delay: Span = NO_TIME, trigger: str = "operator") -> Resumed:
@@ -170,10 +173,10 @@ class Executions(Service):
         return await self._decide(id, resume, wait, trigger)
 
     async def set_tags(self, id: str, tags: Mapping[str, str]) -> int:
-        """Adds or replaces tags, all or none, in any phase; returns how many."""
+        """Adds or replaces tags, all or none, in any state; returns how many."""
         checked = check_tags(tags)
         if not checked:
-            raise Invalid("no tag given")
+            raise Invalid("give at least one tag")
         snapshot = await self._load(id)
         if snapshot is None or not await self._set_tags(snapshot.execution.uuid, checked):
             raise NotFound("execution", id)
@@ -183,7 +186,7 @@ class Executions(Service):
         await self.set_tags(id, {check_tag_key(key): value})
 
     async def get_tag(self, id: str, key: str) -> str | None:
-        """A tag's value, None when the tag or the execution is absent."""
+        """A tag's value; None if the tag or the execution does not exist."""
         check_tag_key(key)
         if await self._load(id) is None:
             return None
@@ -215,7 +218,7 @@ class Executions(Service):
 
 
 def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Duplicate:
-    """A duplicate of an id this process minted is its own, from an earlier try."""
+    """A duplicate of an id that this process created is its own, from an earlier try."""
     snapshot = creation.snapshot
     mine = creation.minted and existing == snapshot.execution.id
     if existing is None or mine:

@@ -1,4 +1,5 @@
-"""Operators' and schedulers' way to a lease: grants, and claims that redeem them."""
+"""Grants: an operator or a scheduler reserves an execution for one worker, which redeems the
+grant."""
 
 import hmac
 from collections.abc import Iterable
@@ -69,12 +70,12 @@ class Grants(Service):
         key: str | None = None,
         notes: GrantNotes = NO_NOTES,
     ) -> Granted:
-        """Reserves a waiting execution for one worker, also in a lane that is paused: who names it
-        has decided so. Hidden from others until it is redeemed or
-        runs out. An interrupted one (a resume grant) is redeemed by `claim_resumed`.
+        """Reserves a waiting execution for one worker, even in a paused lane, because the caller
+        chose it. Other workers do not see it until the grant is redeemed or expires. A grant on an
+        interrupted attempt is redeemed by `claim_resumed`.
 
-        A grant has a key: the one that is given, so that the call can be repeated, or a new one.
-        `notes` are kept with it for the record."""
+        A grant has a key: the given one, so that the call can be repeated, or a new one. `notes`
+        are stored with it."""
         grantee = self._grantee(worker, capabilities, ttl, key, notes)
         return await self._decide(id, rules.issue_grant, grantee)
 
@@ -89,7 +90,7 @@ class Grants(Service):
         key: str | None = None,
         notes: GrantNotes = NO_NOTES,
     ) -> Granted | NotReclaimable | ReclaimCapExceeded:
-        """Reserves a lost execution for a rescuer."""
+        """Reserves a lost execution for one worker."""
         cap = _count(max_reclaims, "max_reclaims")
         grantee = self._grantee(worker, capabilities, ttl, key, notes)
         return await self._decide(id, rules.issue_reclaim_grant, grantee, cap)
@@ -104,9 +105,9 @@ class Grants(Service):
         namespace: str | None = None,
         notes: GrantNotes = NO_NOTES,
     ) -> Granted | None:
-        """The best waiting execution of a lane that this worker can run, granted to it; None when
-        there is none or the lane is paused. What it cannot run, or a spent budget keeps, hides
-        nothing behind it and stays as it is."""
+        """Grants the best waiting execution of a lane that this worker can run; None if there is
+        none or the lane is paused. Passes over executions that it cannot run or whose budget is
+        used up; they stay as they are."""
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
@@ -126,12 +127,12 @@ class Grants(Service):
                     notes=notes,
                 )
             except (Contention, GrantExists, NotFound):
-                continue  # a rival was faster; the next candidate is as good
+                continue  # another caller was faster; the next candidate is as good
         return None
 
     async def identity(self, id: str) -> Grant | None:
-        """The grant that stands on an execution: which worker and instance hold it, for what and
-        until when; None when there is none, or it was redeemed or ran out."""
+        """The live grant of an execution: which worker and instance hold it, for what and until
+        when; None if there is none, or it was redeemed or has expired."""
         snapshot = await self._load(id)
         if snapshot is None:
             raise NotFound("execution", id)
@@ -148,13 +149,13 @@ class Grants(Service):
         key: str | None = None,
         attempt: NewAttempt = AS_PLANNED,
     ) -> Claim:
-        """Redeems a claim grant: a new attempt starts under a new lease. NotEligible when a budget
-        of it is spent: it waits for that, and the grant is gone.
+        """Redeems a claim grant: a new attempt starts under a new lease. `NotEligible` if one of
+        its budgets is used up: it waits for the budget, and the grant is gone.
 
-        Whoever may lose the reply gives a `lease_id`: the same worker and instance that redeem
-        again with the same lease id get the same lease. With a `key` only the grant of that key is
-        redeemed. `attempt` gives the new attempt an id, a policy, a timeout, and the execution a
-        deadline. This holds for every way to redeem."""
+        Give a `lease_id` if the reply may get lost: the same worker and instance get the same lease
+        again with the same lease id. With a `key`, only the grant with that key is redeemed.
+        `attempt` gives the new attempt an id, a policy and a timeout, and the execution a deadline.
+        The same arguments work for every kind of redemption."""
         taking = self._taking(worker, ttl, lease_id, key, attempt)
         expected = _count(expected_attempt, "expected_attempt")
         snapshot = await self._decide(id, rules.claim_granted, taking, expected)
@@ -170,8 +171,8 @@ class Grants(Service):
         key: str | None = None,
         timeout: Span | None = None,
     ) -> Claim:
-        """Redeems a grant on an interrupted attempt: the same attempt goes on. `timeout` is the
-        time it has from now on, instead of what it had left."""
+        """Redeems a grant on an interrupted attempt: the same attempt continues. `timeout` is its
+        time from now on, instead of what it had left."""
         span = None if timeout is None else check_span(timeout, "timeout", 1)
         taking = self._taking(worker, ttl, lease_id, key, NewAttempt(timeout=span))
         snapshot = await self._decide(id, rules.claim_resumed, taking)
@@ -187,7 +188,7 @@ class Grants(Service):
         key: str | None = None,
         timeout: Span | None = None,
     ) -> Claim | None:
-        """As `claim_resumed`, but None when another worker holds a live lease already."""
+        """Like `claim_resumed`, but None if another worker already holds a live lease."""
         try:
             return await self.claim_resumed(
                 id, worker, ttl=ttl, lease_id=lease_id, key=key, timeout=timeout
@@ -201,8 +202,8 @@ class Grants(Service):
     async def take(
         self, id: str, *, ttl: Span = DEFAULT_TTL, lease_id: UUID | None = None
     ) -> Claim:
-        """An operator takes a waiting execution in one step, whatever it requires: neither its lane
-        nor its budgets are asked."""
+        """An operator takes a waiting execution in one step, ignoring its requirements, its lane
+        and its budgets."""
         taking = self._taking(WorkerIdentity(OPERATOR, OPERATOR), ttl, lease_id)
         snapshot = await self._decide(id, rules.grant_and_claim, taking)
         return await self._claim(snapshot, taking)
@@ -218,8 +219,8 @@ class Grants(Service):
         key: str | None = None,
         attempt: NewAttempt = AS_PLANNED,
     ) -> Claim | GrantNotFound | NotReclaimable | ReclaimCapExceeded:
-        """Redeems a reclaim grant: a new attempt replaces the lost one. Only the worker id counts,
-        another instance of it may redeem."""
+        """Redeems a reclaim grant: a new attempt replaces the lost one. Only the worker id counts;
+        another instance of the worker may redeem."""
         cap = _count(max_reclaims, "max_reclaims")
         taking = self._taking(worker, ttl, lease_id, key, attempt)
         outcome = await self._decide(id, rules.reclaim, taking, cap)
@@ -228,8 +229,8 @@ class Grants(Service):
     async def eligible(
         self, lane: str, *, limit: int = 100, namespace: str | None = None
     ) -> list[ExecutionId]:
-        """What waits for a worker in this lane, in claim order, also while the lane is paused;
-        nothing is taken."""
+        """The executions that wait for a worker in this lane, in claim order, even if the lane is
+        paused; nothing is taken."""
         wanted, name = check_limit(limit, MAX_PAGE), check_lane(lane)
         place = None if namespace is None else check_namespace(namespace)
         if not wanted:
@@ -238,7 +239,7 @@ class Grants(Service):
         return [snapshot.execution.id for snapshot in found]
 
     async def _is_spent(self, candidate: Snapshot) -> bool:
-        """Whether a budget lets nothing start of it. What has begun goes on."""
+        """Whether a used-up budget keeps it from starting. A started execution continues."""
         state = candidate.state
         if not isinstance(state, Ready) or state.next.start not in STARTS:
             return False
@@ -248,7 +249,9 @@ class Grants(Service):
 
     async def _admitted(self, snapshot: Snapshot) -> Snapshot:
         if not await self._budget_gate.check([Taken(snapshot, b"")]):
-            raise NotEligible("a budget of the execution is spent")
+            raise NotEligible(
+                "a budget of the run is used up; the run waits until the budget has room"
+            )
         return snapshot
 
     def _taking(
@@ -284,7 +287,7 @@ class Grants(Service):
         )
 
     def _new_key(self) -> str:
-        """Text that only its receiver knows: a number that is never used twice, signed."""
+        """Text that only its receiver knows: a signed, unique number."""
         digest = hmac.digest(self._context.secret, b"grant" + self._fresh().bytes, "sha256")
         return KEY_PREFIX + digest.hex()
 

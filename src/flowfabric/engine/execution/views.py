@@ -1,4 +1,4 @@
-"""Reading: one execution in the depth wanted, many by filter, and waiting for an end."""
+"""Reads: one execution in any depth, many by filter, and waiting for an end."""
 
 import asyncio
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class LeaseView(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True, kw_only=True):
-    """Everything about one execution that is not its payload or result."""
+    """Everything about one execution except its payload and result."""
 
     id: ExecutionId
     kind: str
@@ -124,8 +124,8 @@ class Ending(Struct, frozen=True):
 
 
 class Infos(Struct, frozen=True):
-    """A page; `cursor` is None when there is nothing more, also after a short page. `unreadable`
-    are the uuids of executions that belong here and cannot be read; the log says why."""
+    """A page. There are more, even after a short page, unless `cursor` is None. `unreadable` are
+    the uuids of executions on this page that cannot be read; the log says why."""
 
     items: tuple[Info, ...]
     cursor: str | None
@@ -144,7 +144,7 @@ class Views(Service):
         return None if snapshot is None else _info(snapshot)
 
     async def state(self, id: str) -> PublicState | None:
-        """The public state alone: the cheap poll."""
+        """Only the public state: the cheap poll."""
         snapshot = await self._load(id)
         return None if snapshot is None else public_state(snapshot)
 
@@ -153,7 +153,8 @@ class Views(Service):
         return None if snapshot is None else vector(snapshot)
 
     async def result(self, id: str) -> bytes | None:
-        """The exact bytes of a completed execution; None if missing, unfinished or without."""
+        """The exact result bytes of a completed execution; None if it is missing, unfinished or has
+        no result."""
         snapshot = await self._load(id)
         if snapshot is None or not isinstance(snapshot.state, Ended):
             return None
@@ -169,7 +170,7 @@ class Views(Service):
         )
 
     async def attempts(self, id: str) -> list[Attempt]:
-        """Every attempt by index, those in hand included."""
+        """Every attempt by index, including the current one."""
         snapshot = await self._existing(id)
         history = {
             attempt.index: attempt
@@ -186,7 +187,7 @@ class Views(Service):
         ]
 
     async def current_attempt(self, id: str) -> int:
-        """The index of the last attempt made, 0 before the first."""
+        """The index of the last attempt; 0 before the first."""
         snapshot = await self._existing(id)
         return max(0, snapshot.attempts_made - 1)
 
@@ -198,14 +199,15 @@ class Views(Service):
         return None if snapshot is None else snapshot.execution.route.namespace
 
     async def wait(self, id: str, timeout: Seconds | None = None) -> Ending:
-        """How the execution ended, once it has. Raises TimeoutError after `timeout` seconds."""
+        """Waits for the end of the execution and returns it. Raises `TimeoutError` after `timeout`
+        seconds."""
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
         async with asyncio.timeout(seconds):
             return _ending(await self._context.watcher.end_of(key, key.uuid))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
-        """Executions by creation time; the cursor of one page begins the next."""
+        """Executions by creation time; the cursor of one page starts the next."""
         bounded = _bounded(check_kind_of(query, Query, "query"), cursor)
         if not bounded.limit:
             return Infos((), None)
@@ -266,7 +268,7 @@ def _state(word: object) -> PublicState:
     try:
         return PublicState(text)
     except ValueError:
-        raise Invalid(f"{text[:80]!r} is no state an execution can be in") from None
+        raise Invalid(f"{text[:80]!r} is not a state of a run") from None
 
 
 def _after(cursor: object) -> tuple[Millis, UUID] | None:
@@ -276,7 +278,7 @@ def _after(cursor: object) -> tuple[Millis, UUID] | None:
         case (moment, UUID() as key):
             return check_moment(moment, "cursor"), key
         case _:
-            raise Invalid("a cursor of executions is a pair of moment and uuid")
+            raise Invalid("a cursor of runs is a pair of moment and uuid")
 
 
 def _moment(value: Millis | None) -> Millis | None:
@@ -378,7 +380,7 @@ def _lease_view(snapshot: Snapshot) -> LeaseView | None:
 def _ending(snapshot: Snapshot) -> Ending:
     ended = snapshot.state
     if not isinstance(ended, Ended):
-        raise Invalid("not ended")
+        raise Invalid("the run has not ended")
     return Ending(
         id=snapshot.execution.id,
         outcome=ended.outcome,

@@ -1,4 +1,4 @@
-"""Budgets: defining them, spending, setting aside, giving back."""
+"""Budgets: define, spend, reserve, release."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -69,18 +69,19 @@ class Budgets(Service):
         self._flows = flows
         self._budget_gate = budget_gate
 
-    # -- what there is
+    # -- definitions
 
     async def create(self, budget: Budget) -> Created | Known:
-        """A new budget; one of that name that is there stays as it is, and nothing is compared."""
+        """Creates a budget. An existing budget of that name stays as it is, and nothing is
+        compared."""
         return await self._defined(budget, budget_changes.create)
 
     async def define(self, budget: Budget) -> Created | Known:
-        """A budget as it should be: made, or given this definition. What was spent stays."""
+        """Creates a budget, or gives an existing one this definition; what was spent stays."""
         return await self._defined(budget, budget_changes.define)
 
     async def get(self, name: str) -> Budget:
-        """A budget with its limits and what was spent of it."""
+        """A budget with its limits and what was spent from it."""
         asked = check_budget_name(name)
         found = await self._budget_gate.known.budgets((asked,))
         if asked not in found:
@@ -96,7 +97,8 @@ class Budgets(Service):
         return [current(budget, now) for budget in page]
 
     async def delete(self, name: str) -> bool:
-        """Deletes a budget; whoever it limited no longer is. One that others are part of stays."""
+        """Deletes a budget and admits the executions it limited. A budget with children is
+        refused."""
         asked = check_budget_name(name)
 
         def remove(books: BudgetLedger, now: Millis) -> tuple[bool, list[str]]:
@@ -112,8 +114,8 @@ class Budgets(Service):
         return gone
 
     async def attached_to(self, id: str) -> tuple[str, ...]:
-        """The budgets that hold for an execution: those it names, those of its flow, its
-        namespace, and of the run itself."""
+        """The budgets that apply to an execution: those it names, and those of its flow, its
+        namespace and the run itself."""
         return await self._budget_gate.known.names_of(present(await self._load(id), id).execution)
 
     # -- spending
@@ -126,8 +128,8 @@ class Budgets(Service):
         execution: str | None = None,
         key: str | None = None,
     ) -> Charged | AlreadyApplied:
-        """Counts an amount for budgets and all they are part of, or refuses it whole. With an
-        execution it is noted in its ledger and can be released. The same key counts once."""
+        """Counts an amount for budgets and their parents, or refuses all of it. With an execution,
+        the amount is recorded in its ledger and can be released. The same key counts once."""
         found = None
         if execution is not None:
             found = present(await self._load(execution), execution).execution
@@ -143,8 +145,9 @@ class Budgets(Service):
         budgets: Iterable[str] | None = None,
         key: str | None = None,
     ) -> Charged | AlreadyApplied:
-        """What a worker consumed, counted for all budgets of its execution, or for those named. An
-        owner that has lost its lease is counted all the same, and marked: it was consumed."""
+        """Counts what a worker consumed, for all budgets of its execution or for those named. If
+        the owner has lost its lease, the amount is still counted, because it was consumed, and
+        marked as stale."""
         snapshot, owner = await self._owned(owned)
         names = await self._chosen(snapshot.execution, budgets)
         current = _is_current(snapshot, owner)
@@ -160,8 +163,8 @@ class Budgets(Service):
         return await self._spend(asked, snapshot.execution) if names else Spent()
 
     async def release(self, name: str, execution: str) -> Amounts:
-        """Takes back what an execution spent of a budget since its last reset; returns how much.
-        Twice is once."""
+        """Takes back what an execution spent from a budget since its last reset; returns how much.
+        Repeating it has no effect."""
         asked, key = check_budget_name(name), ExecutionId(execution)
         ask = LedgerNeeds(budgets=(asked,), executions=(key.uuid,))
         return await self._budget_gate.ledger.post(
@@ -169,14 +172,14 @@ class Budgets(Service):
         )
 
     async def reset(self, name: str) -> Reset:
-        """Begins a new period now. The rhythm of scheduled resets stays."""
+        """Starts a new period now. The rhythm of scheduled resets stays."""
         asked = check_budget_name(name)
         return await self._post(
             (asked,), lambda books, now: budget_changes.reset(books, asked, now)
         )
 
     async def grant(self, name: str, dimension: str, amount: int, *, key: str | None = None) -> int:
-        """Raises a soft limit until the next reset; returns what it is now."""
+        """Raises a soft limit until the next reset; returns the new limit."""
         asked, word = check_budget_name(name), check_dimension(dimension)
         more = check_whole(amount, "the amount", 1, MAX_AMOUNT)
         once = f"grant:{self._key(key)}"
@@ -185,7 +188,7 @@ class Budgets(Service):
             ask, lambda books, now: budget_changes.grant(books, asked, word, more, now, once)
         )
 
-    # -- setting aside
+    # -- reservations
 
     async def reserve(
         self,
@@ -195,11 +198,11 @@ class Budgets(Service):
         budgets: Iterable[str] | None = None,
         id: UUID | None = None,
     ) -> Reserved | HardBreach:
-        """Sets an estimate aside for what the owner is about to do. It is given back by itself when
-        this lease is gone. Repeating it with the same id sets nothing more aside."""
+        """Reserves an estimate for what the owner is about to do. It is released automatically when
+        this lease is gone. Repeating it with the same id reserves nothing more."""
         snapshot, owner = await self._owned(owned)
         if isinstance(enter(snapshot, self._now(), owner), Change):
-            raise LeaseExpired("the lease ran out")
+            raise LeaseExpired("the lease expired; another worker may take the run over")
         names = await self._chosen(snapshot.execution, budgets)
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
         asked = Expense(
@@ -226,11 +229,11 @@ class Budgets(Service):
         budgets: Iterable[str] | None = None,
         key: str | None = None,
     ) -> Counted | AlreadyApplied:
-        """Counts what was really consumed in place of what was set aside, fewer or more. What does
-        not fit any more is counted up to the limit and kept apart beyond it (`Overrun`). Also for
-        an owner that has lost its lease; when the reservation is gone by then, `budgets` says what
-        it was of, if not of all the execution has. The same key (the reservation's id, unless one
-        is given) counts once."""
+        """Counts the consumed amount, less or more, in place of the reservation. An amount that
+        does not fit is counted up to the limit, and the rest is kept separately (`Overrun`). Also
+        works for an owner that has lost its lease; if the reservation is gone by then, `budgets`
+        names its budgets (by default all of the execution). The same key (by default the
+        reservation's id) counts once."""
         snapshot, owner = await self._owned(owned)
         id = parse_uuid(reservation, "reservation")
         stored = await self._context.store.ledger(LedgerNeeds(reservations=(id,)))
@@ -257,7 +260,7 @@ class Budgets(Service):
         )
 
     async def cancel_reservation(self, owned: Owned, reservation: UUID) -> bool:
-        """Gives back what was set aside, unspent; False when it was given back before."""
+        """Releases a reservation unspent; False if it was already released."""
         snapshot, _ = await self._owned(owned)
         id = parse_uuid(reservation, "reservation")
         stored = await self._context.store.ledger(LedgerNeeds(reservations=(id,)))
@@ -270,7 +273,7 @@ class Budgets(Service):
             ask, lambda books, now: rules.drop(books, id, now)
         )
 
-    # -- inside
+    # -- internals
 
     async def _defined(
         self, budget: Budget, rule: Callable[[BudgetLedger, Budget, Millis], Created | Known]
@@ -303,8 +306,8 @@ class Budgets(Service):
         return str(self._fresh()) if key is None else _key(key)
 
     async def _act(self, answer: object, execution: Execution | None) -> None:
-        """What a budget does besides refusing. A crash in between costs nothing: nothing was
-        counted, so whoever tries again comes here again."""
+        """What a budget does besides refusing. A crash in between does no harm: nothing was
+        counted, so the next try comes here again."""
         if not isinstance(answer, HardBreach) or answer.action is not OnHard.CANCEL_PENDING:
             return
         flow = None if execution is None else execution.flow
@@ -331,7 +334,7 @@ class Budgets(Service):
         return await self._budget_gate.known.names_of(execution)
 
     async def _whole(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """These budgets and all they are part of, which is what a reservation is of."""
+        """These budgets and all their parents, which a reservation covers."""
         found = await self._context.store.ledger(LedgerNeeds(budgets=names))
         upper = (part for name in names for part in _part_of(found, name))
         return tuple(dict.fromkeys((*names, *upper)))
@@ -343,7 +346,7 @@ class Budgets(Service):
 
 
 def _part_of(books: BudgetLedger, name: str) -> list[str]:
-    """A budget and all it is part of, in which somebody may wait because of it."""
+    """A budget and all its parents, for which executions may wait because of it."""
     known = [name] if name in books.budgets else []
     return [budget.name for budget in chain(books.budgets, known)]
 
@@ -360,12 +363,12 @@ def _ask(asked: Expense, reservations: tuple[UUID, ...] = ()) -> LedgerNeeds:
 def _names(budgets: str | Iterable[str]) -> tuple[str, ...]:
     names = check_budget_names((budgets,) if isinstance(budgets, str) else budgets)
     if not names:
-        raise Invalid("no budget is named")
+        raise Invalid("name at least one budget")
     return names
 
 
 def _nothing_of(asked: Expense, id: UUID, epoch: int, now: Millis) -> Reservation:
-    """Without any budget there is nothing to set aside."""
+    """An empty reservation, for an execution without budgets."""
     execution = asked.execution or UUID(int=0)
     return Reservation(id, (), execution, epoch, asked.amounts, now)
 
@@ -391,7 +394,7 @@ def _check_own(owner: UUID, execution: Execution) -> None:
 
 
 def _as_stored(budget: Budget) -> Budget:
-    """The id of its scope as executions have it, so that they find it."""
+    """The budget with its scope id in the form that executions use to find it."""
     id = budget.scope_id
     match budget.scope:
         case Scope.NAMESPACE:
