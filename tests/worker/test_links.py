@@ -137,4 +137,4 @@ async def test_a_worker_at_rest_sends_one_statement_a_second(way: tuple[Proxy, s
             before = proxy.statements
             await asyncio.sleep(12)
             sent = proxy.statements - before
-    assert sent <= 13
+    assert sent <= 12 + 2  # a sweep a second; one heartbeat reads and writes the registry entry
