@@ -67,6 +67,10 @@ class Fabric:
 
     The URL names the store: `sqlite:///work.db`, `sqlite://:memory:` or `postgresql://…`. Without
     one, the environment variable FLOWFABRIC_URL is used. Nothing else depends on the store.
+
+    `schedules` is a `SchedulesApi`. The methods about signals, approvals and waitpoints are those
+    of `SignalsApi`, those about quotas and budgets of `LimitsApi`. A method with `_sync` does the
+    same for code without an event loop.
     """
 
     def __init__(

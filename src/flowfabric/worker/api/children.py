@@ -80,7 +80,7 @@ class SubFlow(FlowBuilder):
         self._scope = scope
         self._waits = waits
         self._life = run.life
-        self._told = False
+        self._signalled = False
         self._asked: list[object] = []
 
     def place(
@@ -251,14 +251,16 @@ class SubFlow(FlowBuilder):
 
     async def _wait(self, timeout: Seconds | None) -> None:
         if self._life.replays and await self._is_over():
-            self._told = True  # it may have ended while the run had ended too, and got no signal
+            self._signalled = (
+                True  # it may have ended while the run had ended too, and got no signal
+            )
             return
         try:
             await self._waits.wait_at(self._after, self._signal, timeout)
         except WaitTimeout:  # the next call waits again, at a place of its own
             self._after = self._scope.branches.place(f"flow-end:{self.name}")
             raise
-        self._told = True
+        self._signalled = True
 
     async def _is_over(self) -> bool:
         return (await self._now()).ended_at is not None
@@ -271,7 +273,7 @@ class SubFlow(FlowBuilder):
         """The ended flow. If it was replayed after it had signalled its end to the run, waits
         again."""
         number = 0
-        if not self._told:
+        if not self._signalled:
             await self._wait(timeout)
         while (flow := await self._now()).ended_at is None:
             number += 1

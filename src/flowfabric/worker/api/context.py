@@ -57,6 +57,10 @@ class Context:
     the handler runs again. The place in the record is taken when a method is *called*, so several
     calls may be awaited together. Wrap code that makes several such calls beside other such code
     in `gather`, which keeps their places apart.
+
+    The methods that wait (`wait_for_signal`, `wait_for_any`, `wait_for_all`, `approval`,
+    `request_approval`, `callback`) are those of `WaitsApi`, `flow` and `map` those of `FlowsApi`,
+    `spend` and `reserve` those of `SpendApi`.
     """
 
     def __init__(self, scope: CallScope) -> None:
