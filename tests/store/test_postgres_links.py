@@ -11,6 +11,7 @@ from flowfabric.core.execution import operator
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import link as links
+from flowfabric.store.postgres import wires
 from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.rows.record import LANES
 from tests.kit.postgres import Databases
@@ -50,7 +51,9 @@ def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-async def way(database: str) -> AsyncIterator[tuple[Proxy, str]]:
+async def way(database: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Proxy, str]]:
+    monkeypatch.setattr(wires, "GREETING_SECONDS", 0.5)
+    monkeypatch.setattr(wires, "CONNECT_SECONDS", 0.5)  # the farewell to a silent connection
     async with proxied(database) as way:
         yield way
 
@@ -69,6 +72,7 @@ async def bench(way: tuple[Proxy, str], hasty: None) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What works on a silent connection gives it up after half a second."""
     monkeypatch.setattr(links, "WORK_SECONDS", 0.5)
     monkeypatch.setattr(links, "QUESTION_SECONDS", 0.5)
 
