@@ -93,7 +93,7 @@ def test_a_bound_token_can_be_taken_back_alone(cli: Cli, patient: Patient) -> No
     printed = cli("waitpoints", "revoke", id, "--token", "-", input=ada["token"] + "\n").stdout
     assert printed == f"revoked one token of 'budget' of {id}\n"
     complaint = cli.complaint("approve", ada["id"], "--token", ada["token"], code=1)
-    assert complaint == "the token was taken back"
+    assert complaint == "the token was revoked"
     assert cli("approve", bob["id"], "--token", bob["token"]).stdout
 
 
@@ -106,7 +106,7 @@ def test_every_token_can_be_taken_back(cli: Cli, patient: Patient) -> None:
         "all": True,
     }
     complaint = cli.complaint("signal", answer["id"], "--token", answer["token"], code=1)
-    assert complaint == "every token issued before was taken back"
+    assert complaint == "every token issued before was revoked"
 
 
 def test_a_closed_waitpoint_accepts_nothing(cli: Cli, patient: Patient) -> None:

@@ -132,7 +132,7 @@ def rotate(
 
     Keys past their grace are collected, any number of others stay in theirs. `RotationConflict`
     for a kid the ring knows, unless this very key is current: neither may its secret change, nor
-    can a retired one become current again, for what it signed long ago would be valid anew.
+    can a retired one become current again, for what it signed long ago would be valid again.
     """
     key = Key(secret=secret, created_at=now)
     del secret
@@ -215,7 +215,7 @@ def read_ring(data: bytes | None) -> Keyring:
         return read(Keyring, data)
     except Corruption as error:
         detail = error.detail
-    # Raised anew: the traceback of the first one holds the secrets in `data`.
+    # Not the first error: its traceback holds the secrets in `data`.
     del data
     raise Corruption(detail)
 

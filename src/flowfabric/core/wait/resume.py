@@ -1,6 +1,6 @@
 """How a suspension ends: by signals, by an operator, by its timeout.
 
-Whatever ends it, the execution continues the attempt that suspended it (unless a timeout ends the
+However it ends, the execution continues the attempt that suspended it (unless a timeout ends the
 execution), and every wait that is over becomes a recorded step.
 """
 

@@ -192,8 +192,8 @@ class _Delivering:
 
     def _decided(self) -> UUID | None:
         """The signal with which this approver decided the same before: an approver who never saw
-        the answer asks again, also when that decision was the last one that was needed. What has
-        become outdated is refused instead."""
+        the answer decides again, also when that decision was the last one that was needed. What
+        has become outdated is refused instead."""
         delivery, terms = self._delivery, self._waitpoint.terms
         record = self._dedup.get(_approver_key(delivery, delivery.source))
         if terms is None or record is None or record.doc[16:].decode() != delivery.name:
@@ -411,9 +411,9 @@ def _check_revoked(
     until = revoked_at(loaded, waitpoint)
     issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME
     if until is not None and issued <= until:
-        raise TokenRevoked("every token issued before was taken back")
+        raise TokenRevoked("every token issued before was revoked")
     if claims is not None and _revoked_key(waitpoint, claims.id) in loaded.dedup:
-        raise TokenRevoked("the token was taken back")
+        raise TokenRevoked("the token was revoked")
 
 
 # -- the keys of dedup records

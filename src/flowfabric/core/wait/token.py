@@ -4,8 +4,8 @@
 *bound* token goes on with a dot and its claims (who may use it, for which decisions, until when,
 how often) as URL-safe base64, which the same digits cover.
 
-A token is never stored: whoever has the waitpoint and the ring can make it again. Nobody learns
-from an answer whether a waitpoint exists, and neither a digest nor a secret is a local variable
+A token is never stored: it is minted again from the waitpoint and the ring. No answer to a sender
+says whether a waitpoint exists, and neither a digest nor a secret is a local variable
 of a function that raises, since a traceback may be recorded with its variables.
 """
 
@@ -65,7 +65,7 @@ class Token:
         return token
 
     def reveal(self) -> str:
-        """The text, for whoever shall present it. Keep it out of logs, lists and events."""
+        """The text, for the sender that will present it. Keep it out of logs, lists and events."""
         return self._text
 
     @property
@@ -117,7 +117,7 @@ class TokenClaims(Struct, frozen=True, omit_defaults=True):
 
     `approver` is who alone may use it (None: anybody), `decisions` are the signal names it may
     send (none named: any), `expires_at` the first moment at which it is refused. `id` is what
-    marks it as used or taken back.
+    a dedup record knows it by once it is used or revoked.
     """
 
     id: str
@@ -345,7 +345,7 @@ def _sha256(text: str) -> bytes:
 def _canonical(value: object) -> bytes | None:
     """None for what JSON cannot say, or cannot say without being ambiguous."""
     try:
-        # First as text: only there members of the same name are still told apart.
+        # First as text: only there are members of the same name still apart.
         json.loads(msgspec.json.encode(value), object_pairs_hook=_distinct)
         plain = msgspec.to_builtins(value, str_keys=True, order="sorted")
         return _spell(plain).encode()

@@ -135,7 +135,7 @@ class Signals(Service):
         target = parse_uuid(waitpoint, "waitpoint")
         claims = peek(token)
         if token is not None and claims is None:
-            raise Invalid("only a bound token can be taken back on its own: revoke all of them")
+            raise Invalid("only a bound token can be revoked on its own: revoke all of them")
         token_id = "" if claims is None else claims.id
         await self._decide_loaded(
             id, lambda found: rules.needs_of_tokens(found, target), rules.revoke, target, token_id

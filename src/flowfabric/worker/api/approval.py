@@ -1,4 +1,4 @@
-"""What became of an approval, and the exact thing it was about."""
+"""How an approval ended, and the exact thing it was about."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -38,8 +38,8 @@ class ApproverDecision(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What became of an approval. Only `approved` is a yes: a timeout is none, and neither is an
-    operator who resumed the run without a decision, or closed it: `reason` is why they did."""
+    """How an approval ended. Only `approved` is a yes: a timeout is none, and neither is that an
+    operator resumed the run without a decision, or closed the approval (`reason` says why)."""
 
     name: str
     ended: ApprovalEnd
@@ -61,13 +61,13 @@ class Verdict(Struct, frozen=True):
 
 
 def about_digest(value: object) -> str:
-    """The digest of the exact thing to be approved: of its JSON, whatever class it is of, so that
-    those who ask and those who approve come to the same."""
+    """The digest of the exact thing to be approved: of its JSON, so that the run that asks and the
+    approver, who may have it as another class, come to the same."""
     return digest_of(value if isinstance(value, bytes) else plain(value))
 
 
 def how_ended(record: Recorded, signals: list[Signal]) -> ApprovalEnd:
-    """How it ended: as the last decision was, for that one decided."""
+    """How it ended: the last decision is the one that decided it."""
     if record.waited != Waited.SIGNALLED:
         return ApprovalEnd(record.waited)
     return (
@@ -88,8 +88,8 @@ def decisions_of(signals: list[Signal]) -> tuple[ApproverDecision, ...]:
 
 
 def _comment(payload: bytes | None) -> str:
-    """What somebody outside said about a decision, whatever it is: it must not fail the run."""
-    said = decode(payload or b"null", Any)
-    if said is None:
+    """The comment on a decision; what is no text is shown as JSON and does not fail the run."""
+    comment = decode(payload or b"null", Any)
+    if comment is None:
         return ""
-    return said if isinstance(said, str) else (payload or b"").decode()
+    return comment if isinstance(comment, str) else (payload or b"").decode()

@@ -1,4 +1,4 @@
-"""The other side of waiting: the application sends signals, decides approvals, sees what waits."""
+"""What the application does for runs that wait: send signals, decide approvals, list waitpoints."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.worker.api.approval import APPROVED, REJECTED, about_digest
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.run import Run
-from flowfabric.worker.api.waits import Span
 from flowfabric.worker.codec import encode
 
 APPROVER = "approver"
@@ -96,8 +96,7 @@ class SignalsApi:
         token: Token | str | None = None,
     ) -> Sent:
         """Approves what a run waits for. With `about` only if that is exactly the thing that is
-        to be approved; with a token for whoever holds one, and then the target is the id that goes
-        with it (`approval.id`)."""
+        to be approved. With a token, the target is the id that goes with it (`approval.id`)."""
         return await self._decide(target, name, APPROVED, approver, about, comment, token)
 
     async def reject(
@@ -110,14 +109,14 @@ class SignalsApi:
         comment: str = "",
         token: Token | str | None = None,
     ) -> Sent:
-        """Refuses what a run waits for an approval of."""
+        """Rejects what a run waits for; the arguments are those of `approve`."""
         return await self._decide(target, name, REJECTED, approver, about, comment, token)
 
     async def waitpoints(
         self, run: Target | None = None, *, limit: int = 100
     ) -> list[OpenWaitpoint]:
-        """What waits for the outside world: of one run, or of all that are suspended, the one
-        that has waited longest first. Tokens are not shown."""
+        """The open waitpoints of one run, or of all suspended runs, the one that has waited longest
+        first. Tokens are not shown."""
         engine = await self._client.engine()
         wanted = check_limit(limit, MAX_LISTED)
         if run is not None:

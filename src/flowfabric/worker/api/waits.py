@@ -5,7 +5,7 @@ survives the death of the worker that resumes the run. Meanwhile the run needs n
 """
 
 from collections.abc import Coroutine, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
@@ -44,6 +44,7 @@ from flowfabric.worker.api.approval import (
     decisions_of,
     how_ended,
 )
+from flowfabric.worker.api.options import Span
 from flowfabric.worker.codec import decode
 from flowfabric.worker.errors import WaitClosed, WaitTimeout
 from flowfabric.worker.run.branches import StepPlace
@@ -51,7 +52,6 @@ from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform
 
 T = TypeVar("T")
-Span = str | float | timedelta
 
 _LASTING = ResumePolicy(close_waitpoint_on_resume=False)
 

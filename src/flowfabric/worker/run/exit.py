@@ -1,4 +1,4 @@
-"""The end of a process that a signal asked to stop, when something in it does not end."""
+"""Ends a process that a signal asked to stop, when something in it does not end."""
 
 import asyncio
 import logging
@@ -20,8 +20,8 @@ _SIGNAL, _LEFT, _CLEAN = b"s", b"l", b"c"
 
 class ExitGuard:
     """Ends the process when it has not ended `seconds` after a signal. A handler may block the
-    event loop, swallow its cancellation, or leave a thread behind that Python would wait for; an
-    orchestrator would kill the process in the end, together with everything else in it.
+    event loop, swallow its cancellation, or leave a thread behind that Python waits for; then an
+    orchestrator would kill the process, together with everything else in it.
 
     It watches from a thread of its own. Signals reach it through a pipe, so that the handler of a
     signal does next to nothing.
@@ -47,7 +47,7 @@ class ExitGuard:
         busy = _busy_threads() - self._before
         if busy:
             names = ", ".join(sorted(thread.name for thread in busy))
-            log.warning("threads go on although the worker has stopped: %s", names)
+            log.warning("the worker has stopped, but threads still run: %s", names)
         os.write(self._write, _LEFT if left or busy else _CLEAN)
 
     def _watch(self) -> None:
@@ -66,7 +66,7 @@ class ExitGuard:
         os.close(self._write)
 
     def _end(self) -> None:
-        log.error("the process was asked to stop and does not end; it is ended now")
+        log.error("the process was asked to stop and has not ended in time; ending it now")
         with suppress(Exception):
             logging.shutdown()
             sys.stdout.flush()
@@ -74,7 +74,7 @@ class ExitGuard:
 
 
 def _busy_threads() -> set[threading.Thread]:
-    """The threads Python would wait for at its end. Those of pools that have nothing to do end by
+    """The threads that Python waits for before it exits. Idle threads of pools end by
     themselves."""
     frames = sys._current_frames()
     idle = pool_threads._worker.__code__
@@ -88,7 +88,7 @@ def _busy_threads() -> set[threading.Thread]:
 
 
 def forget(task: "asyncio.Task[None]") -> None:
-    """The end of `asyncio.run` cancels every task it knows and waits for it; this one was cancelled
-    and does not end."""
+    """Hides a task from the end of `asyncio.run`, which cancels every task it knows and waits for
+    it: this one was cancelled and does not end."""
     asyncio._unregister_task(task)
     task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -254,7 +254,7 @@ def _once_here(work: Work, threads: Threads) -> Any:
 
 
 class _Inside:
-    """Whoever asks now is inside a step."""
+    """While it is held, the code that runs is inside a step."""
 
     __slots__ = ("_context", "_step")
 
