@@ -1,8 +1,8 @@
-"""An agent whose tool call waits for a human, who approves the exact call and nothing else.
+"""An agent whose tool call waits for a person, who approves exactly this call and nothing else.
 
-A language model proposes a call of a tool. Before it is made, somebody must approve it: the tool
-and each of its arguments. A model may come up with other arguments after the approval. Such a call
-is refused, because it is not what was approved.
+A language model proposes a tool call. A person must first approve the tool and each of its
+arguments. If the model comes up with other arguments after the approval, the call is refused,
+because it is not what was approved.
 
     python examples/agent_tool_call.py
 """
@@ -61,13 +61,13 @@ async def assist(ctx: Context, prompt: str, *, easily_led: bool = False) -> str:
     if easily_led:
         call = await ctx.step(think_again, call)
     try:
-        verdict.check(call)  # right before it is done: exactly this was approved
+        verdict.check(call)  # right before the call: exactly this was approved
     except ApprovalOutdated as error:
         return f"I did not do it: {error.detail}"
     return await ctx.step(TOOLS[call.tool], **call.arguments)
 
 
-# -- the human, who sees the call and approves what is on the screen
+# -- the approver, who sees the call and approves what is on the screen
 
 
 async def approve(run_id: str, seen: ToolCall) -> None:
@@ -80,7 +80,7 @@ async def until_it_waits(run: Run[str]) -> None:
             return
 
 
-# -- all of it together
+# -- everything together
 
 
 async def main() -> None:

@@ -1,8 +1,8 @@
-"""A deploy that two of three people must approve, each with a token of their own.
+"""A deploy that two of three people must approve, each with their own token.
 
-What is approved is bound to the exact plan. A token is for one person and one use, so nobody can
-approve twice or in somebody else's name. The approval waits without a worker, and it is recorded:
-however often the task is tried again afterwards, nobody is asked twice.
+The approval is bound to the exact plan. A token is for one person and one use, so a person cannot
+approve twice or in another person's name. The run waits without a worker, and the approval is
+recorded: however often the task is retried afterwards, people are asked only once.
 
     python examples/deploy_approval.py
 """
@@ -27,7 +27,7 @@ class Plan(msgspec.Struct):
     hosts: list[str]
 
 
-# -- what people have in their inboxes: the id of the approval, and a token of their own
+# -- what people have in their mail: the id of the approval, and their own token
 
 inboxes: dict[str, tuple[str, str]] = {}
 all_mailed = asyncio.Event()
@@ -56,9 +56,9 @@ async def deploy(ctx: Context, plan: Plan) -> str:
     verdict = await approval.verdict(timeout="1d")
     said = ", ".join(f"{each.approver} {each.decision}" for each in verdict.decisions)
     if not verdict.approved:
-        return f"not deployed: {verdict.ended} ({said or 'nobody answered'})"
+        return f"not deployed: {verdict.ended} ({said or 'no answer'})"
 
-    verdict.check(plan)  # exactly this was approved, or it is not done
+    verdict.check(plan)  # deploy only what was approved
     return f"{await ctx.step(roll_out, plan)} ({said})"
 
 
@@ -66,7 +66,7 @@ async def deploy(ctx: Context, plan: Plan) -> str:
 
 
 async def answer(person: str, *, yes: bool, token: str | None = None) -> str:
-    """What the page says to a person who pressed a button."""
+    """The page's answer to a person who pressed a button."""
     approval_id, own_token = inboxes[person]
     decide = fabric.approve if yes else fabric.reject
     try:
@@ -74,11 +74,11 @@ async def answer(person: str, *, yes: bool, token: str | None = None) -> str:
     except FlowFabricError as error:
         return f"refused, {error.code}"
     if sent.duplicate:
-        return "that was counted before"  # a token speaks once, whoever holds it
+        return "your answer is already counted"  # a token counts once
     return "thank you, that decides it" if sent.resumed else "thank you"
 
 
-# -- all of it together
+# -- everything together
 
 
 async def main() -> None:

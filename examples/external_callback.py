@@ -1,8 +1,8 @@
 """A payment that another company confirms by calling a webhook.
 
 The run asks the payment provider for money and hands it a *callback*: an id and a token, as part of
-the URL to call back. Then it waits without a worker, for seconds or days. Whoever calls the webhook
-must present that very token: one that was changed is refused and wakes nobody.
+the URL to call back. Then it waits without a worker, for seconds or days. A caller of the webhook
+must present exactly this token; a modified token is refused and does not wake the run.
 
     python examples/external_callback.py
 """
@@ -21,13 +21,13 @@ fabric = Fabric(f"sqlite:///{store}")
 
 
 class Payment(msgspec.Struct):
-    """What the provider tells us."""
+    """What the provider reports."""
 
     cents: int
     reference: str
 
 
-# -- the provider, which lives elsewhere and only knows the URL that it was given
+# -- the provider, elsewhere, which only knows the URL it was given
 
 
 class Provider:
@@ -48,7 +48,7 @@ provider = Provider()
 
 @fabric.task(retries=3)
 async def check_out(ctx: Context, order: str, cents: int) -> str:
-    callback = await ctx.callback("payment")  # the same id and token whenever this runs again
+    callback = await ctx.callback("payment")  # the same id and token every time this runs
     query = urlencode({"id": callback.id, "token": callback.token.reveal()})
     await ctx.step(provider.charge, order, cents, f"https://shop.example/paid?{query}")
     payment = await callback.result(Payment, timeout="3d")
@@ -68,14 +68,14 @@ async def paid(url: str, body: bytes) -> int:
         )
     except Unauthorized:
         return 403
-    except NotSignalable:  # answered before, or too late
+    except NotSignalable:  # already answered, or too late
         return 410
     except (KeyError, msgspec.ValidationError):
         return 400
     return 200
 
 
-# -- all of it together
+# -- everything together
 
 
 async def main() -> None:

@@ -1,11 +1,11 @@
-"""A diamond with a side that fails: what needs both sides is skipped, what cleans up runs.
+"""A diamond in which one side fails: the node that needs both is skipped, the cleanup runs.
 
     book a trip ──┬── flight ──┬── itinerary      (needs both)
                   └── hotel  ──┴── release        (runs when the hotel fails)
 
-The flow is declared as a whole and then runs by itself: nobody waits in between. It has failed in
-the end, because the hotel has, and it says which members did not succeed. Once the hotel has rooms
-again, only what did not succeed is run again.
+The flow is declared as a whole and then runs by itself. It fails, because the hotel failed, and
+says which members did not succeed. Once the hotel has rooms again, a replay runs only what did not
+succeed.
 
     python examples/flow_diamond.py
 """

@@ -1,8 +1,7 @@
-"""A race: three mirrors are asked for the same file, the first answer is used, the others stop.
+"""A race: three mirrors are asked for the same file, the first answer wins, the others stop.
 
 `AnyOf` runs a member after the first upstream that succeeds. By default the losers are cancelled,
-also one that is already running; they do not count as failures. `Rest.LET_RUN` would let them go
-on.
+even running ones; they do not count as failures. `Rest.LET_RUN` would let them continue.
 
     python examples/flow_first_of_three.py
 """

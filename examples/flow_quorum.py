@@ -1,7 +1,7 @@
-"""A quorum: a write counts once two of three replicas have it, whatever becomes of the third.
+"""A quorum: a write counts once two of three replicas have it.
 
-`Quorum(2)` runs a member after two successes. It is impossible, and the member skipped, as soon as
-two have failed: nobody waits for the third.
+`Quorum(2)` runs a member after two successes. As soon as two have failed, it is impossible, and the
+member is skipped without waiting for the third.
 
     python examples/flow_quorum.py
 """

@@ -1,11 +1,11 @@
-"""A media pipeline: results travel along the edges, as typed arguments of the next task.
+"""A media pipeline: results become typed arguments of the next task.
 
     probe ──┬── transcode 1080p ──┐
             ├── transcode  720p ──┼── publish
             └── find captions   ──┘
 
-`output` stands for what a task will have returned. Giving it to another task makes an edge, and
-mypy checks it like any argument: `transcode` wants a `Media`, and `probe` returns one.
+`output` stands for the future result of a task. Passing it to another task makes an edge, and mypy
+checks it like any argument: `transcode` takes a `Media`, and `probe` returns one.
 
     python examples/media_pipeline.py
 """
@@ -48,7 +48,7 @@ async def probe(name: str) -> Media:
 
 @fabric.task(lane="video")
 def transcode(media: Media, height: int) -> Rendition:
-    """A plain function: it runs in a thread. With `process=True` it would have a process."""
+    """A plain function runs in a thread; with `process=True`, it would run in a process."""
     seconds = media.length.total_seconds()
     return Rendition(height, f"{media.name}-{height}p.mp4", int(seconds * height * 0.5))
 

@@ -1,9 +1,9 @@
-"""A nightly job that learns at run time how much there is to do: it fans out to two hundred tasks
-and goes on when all of them are done.
+"""A nightly job that discovers its work at run time: it fans out to two hundred tasks and continues
+when all of them are done.
 
-`ctx.map` makes a flow of the running task. While its parts run the task waits without a worker
-slot, for hours if need be; if its worker dies, another one goes on with the results and nothing is
-started twice. One part fails at first and is retried alone.
+`ctx.map` starts a flow from the running task. While its parts run, the task waits without a worker
+slot, for hours if need be. If its worker dies, another one continues with the results, and nothing
+is started twice. One part fails at first and is retried alone.
 
     python examples/nightly_etl.py
 """
@@ -43,7 +43,7 @@ async def load_shop(ctx: Context, day: str, shop: int) -> Totals:
 
 @fabric.task()
 async def nightly(ctx: Context, day: str) -> str:
-    shops = await ctx.step(list_shops, day)  # only now it is known how many there are
+    shops = await ctx.step(list_shops, day)  # the number is known only now
     totals = await ctx.map(load_shop, [(day, shop) for shop in shops])
     orders, cents = sum(each.orders for each in totals), sum(each.cents for each in totals)
     return f"{day}: {len(totals)} shops, {orders} orders, {cents / 100:,.2f}"

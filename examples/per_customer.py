@@ -1,7 +1,7 @@
-"""Two runs at once for each customer, whoever submits how much.
+"""Two runs at once for each customer, however many each submits.
 
-One customer floods the store with a hundred runs. The others come later and submit a few. Nobody
-has more than two at once, and nobody waits behind the flood: it stands in a line of its own.
+One customer floods the store with a hundred runs. The others submit a few later. No customer has
+more than two at once, and no other customer waits behind the flood, which has its own line.
 
     python examples/per_customer.py
 """

@@ -1,7 +1,7 @@
-"""An agent that asks a human before it goes on: "continue for 5 more?"
+"""An agent that asks a person before it continues: "continue for 5 more?"
 
-The soft limit of its budget may be passed, but not silently: the run waits for an approval, without
-a worker. A yes raises the limit by so much; a no ends it.
+The agent may exceed the soft limit of its budget, but not silently: the run waits for an approval,
+without a worker. A yes raises the limit; a no ends the run.
 
     python examples/soft_limit.py
 """
@@ -33,7 +33,7 @@ async def agent(ctx: Context) -> str:
 
 
 async def answer(run: Run[str], *, yes: bool) -> None:
-    """What a human sees, and says."""
+    """What the approver sees and answers."""
     async for event in run.follow():
         if event.kind.name == "SUSPENDED" and (asked := await fabric.waitpoints(run)):
             break

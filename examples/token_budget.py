@@ -1,8 +1,8 @@
-"""Five calls of a language model that share a budget of tokens with a hard stop.
+"""Five calls of a language model that share a budget of tokens with a hard limit.
 
-A call cannot know in advance what it will cost, so it sets an estimate aside first: what is set
-aside can be spent by nobody else. Afterwards it settles what it really used, and the rest is free
-again. Calls that do not fit are refused before they cost anything.
+A call cannot know its cost in advance, so it first reserves an estimate, which no other call can
+spend. Afterwards it settles what it used, and the rest is free again. Calls that do not fit are
+refused before they cost anything.
 
     python examples/token_budget.py
 """
@@ -21,8 +21,8 @@ ESTIMATE = 3_000
 
 
 class Model:
-    """Stands for a language model that is asked by all at once: it answers when everybody has
-    asked, or was refused."""
+    """Stands for a language model with concurrent callers: it answers when every caller has asked
+    or was refused."""
 
     def __init__(self, callers: int) -> None:
         self.barrier = asyncio.Barrier(callers)
@@ -55,11 +55,11 @@ async def ask(ctx: Context, question: str, estimate: int = ESTIMATE) -> str:
 async def report() -> None:
     budget = await fabric.budget_status("team")
     used, reserved = budget.used["tokens"], budget.reserved.get("tokens", 0)
-    print(f"  {used} of {budget.hard('tokens')} tokens are used, {reserved} set aside")
+    print(f"  {used} of {budget.hard('tokens')} tokens are used, {reserved} reserved")
     print(f"  the model has counted {model.tokens}")
 
 
-# -- all of it together
+# -- everything together
 
 
 async def main() -> None:

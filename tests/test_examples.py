@@ -19,9 +19,9 @@ SAID = {
     """,
     "deploy_approval": """
         ada says yes:          thank you
-        ada says yes again:    that was counted before
+        ada says yes again:    your answer is already counted
         bob says no:           thank you
-        eve with ada's token:  that was counted before
+        eve with ada's token:  your answer is already counted
         eve with her own:      thank you, that decides it
         shop v7 is on web-1, web-2 (ada approved, bob rejected, eve approved)
     """,
@@ -60,12 +60,12 @@ SAID = {
           answered for 2400 tokens
           refused, budget team: 9000 of 10000 tokens are taken, 3000 more do not fit
           refused, budget team: 9000 of 10000 tokens are taken, 3000 more do not fit
-          7200 of 10000 tokens are used, 0 set aside
+          7200 of 10000 tokens are used, 0 reserved
           the model has counted 7200
         two more, one after the other:
           answered for 2400 tokens
           refused, budget team: 9600 of 10000 tokens are taken, 1000 more do not fit
-          9600 of 10000 tokens are used, 0 set aside
+          9600 of 10000 tokens are used, 0 reserved
           the model has counted 9600
         the rest is spent elsewhere, and nothing starts any more:
           budget team: 10000 of 10000 tokens
