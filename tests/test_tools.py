@@ -163,7 +163,7 @@ def test_a_query_that_is_used_is_in_order(write: Writer) -> None:
     assert write.check_sql() == []
 
 
-def test_a_query_nobody_uses_is_refused(write: Writer) -> None:
+def test_an_unused_query_is_refused(write: Writer) -> None:
     write.sql("common", "-- name: all_notes\nselect * from note")
     assert write.check_sql() == ["common/notes.sql: all_notes is never used"]
 

@@ -129,7 +129,7 @@ async def test_an_item_that_fails_gets_its_error_alone() -> None:
     assert len(door.batches) == 1
 
 
-async def test_a_flush_that_fails_as_a_whole_tells_everybody_in_it_and_nobody_else() -> None:
+async def test_a_flush_that_fails_as_a_whole_tells_every_caller_in_it_and_no_other() -> None:
     failures = [OSError("gone")]
 
     async def flush(items: list[str]) -> list[str]:
@@ -143,7 +143,7 @@ async def test_a_flush_that_fails_as_a_whole_tells_everybody_in_it_and_nobody_el
     assert await batcher.put("c") == "c"
 
 
-async def test_a_caller_that_goes_away_takes_nobody_along_and_its_item_is_written() -> None:
+async def test_a_caller_that_goes_away_stops_no_other_caller_and_its_item_is_written() -> None:
     """Before and while the flush that carries it."""
     door = Door()
     batcher = Batcher("test", door.flush)
@@ -158,7 +158,7 @@ async def test_a_caller_that_goes_away_takes_nobody_along_and_its_item_is_writte
     assert await batcher.put("d") == "D"
 
 
-async def test_an_error_for_a_caller_that_went_away_troubles_nobody() -> None:
+async def test_an_error_for_a_caller_that_went_away_reaches_no_other() -> None:
     door = Door()
     batcher = Batcher("test", door.flush)
     gone = batcher.put("bad")

@@ -189,7 +189,7 @@ async def test_what_does_not_exist_is_told_by_the_rule() -> None:
     assert rows.applies == []
 
 
-async def test_who_loses_against_a_rival_looks_again_and_decides_anew() -> None:
+async def test_a_decision_lost_to_a_rival_is_made_again() -> None:
     row = fresh()
     rows = Rows(row)
     rows.rivals = [lambda: rows.move(uuid_of(row))] * 3
@@ -316,7 +316,7 @@ async def test_a_row_that_cannot_be_read_fails_alone() -> None:
     assert rows.rows[uuid_of(good)].priority == 2
 
 
-async def test_a_store_in_trouble_is_told_to_everybody_who_waits_for_it() -> None:
+async def test_a_store_in_trouble_is_reported_to_every_waiting_caller() -> None:
     row, other = fresh(1), fresh(2)
     rows = Rows(row, other)
     rows.trouble = [Unavailable("gone")]

@@ -118,7 +118,7 @@ async def test_a_flow_that_does_not_exist_is_not_found(engine: Engine) -> None:
     patient.cancel()
 
 
-async def test_whoever_stops_waiting_takes_nobody_along(engine: Engine) -> None:
+async def test_a_caller_that_stops_waiting_stops_no_other(engine: Engine) -> None:
     (flow,) = await declare(engine, 1)
     impatient = engine.flow_views.wait(flow, timeout=0)
     patient = asyncio.create_task(engine.flow_views.wait(flow))

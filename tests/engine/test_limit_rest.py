@@ -16,7 +16,7 @@ from tests.kit.lab import Lab
 USING = {"quotas": [{"quota": "q", "key": ""}]}
 
 
-async def test_looking_at_everybody_rests_as_long_as_it_took(
+async def test_a_look_at_every_waiter_rests_as_long_as_it_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-47: a round that took long is not begun again at once; a rate that opens is seen all the

@@ -150,7 +150,7 @@ async def test_who_ends_fails_or_is_turned_away_gives_its_slot_back(bench: Bench
 # -- what a release decides on
 
 
-async def test_lines_are_those_where_somebody_waits_the_longest_unserved_first(
+async def test_lines_are_those_that_are_not_empty_the_longest_unserved_first(
     bench: Bench,
 ) -> None:
     await bench.quota("a", concurrency=9)
@@ -233,7 +233,7 @@ async def test_windows_reach_as_far_back_as_the_longest_rate(bench: Bench) -> No
 # -- release
 
 
-async def test_a_quota_is_told_although_nobody_waits_for_it(bench: Bench) -> None:
+async def test_a_quota_is_named_although_no_run_waits_for_it(bench: Bench) -> None:
     """How it stands, without counting slots nobody asks for."""
     quota = await bench.quota("a", concurrency=5, rate=Rate(9, MINUTE))
     await bench.running({"a": "k"})
@@ -243,7 +243,7 @@ async def test_a_quota_is_told_although_nobody_waits_for_it(bench: Bench) -> Non
     assert standing.admitted == {("a", ""): [(bench.now, 3)]}
 
 
-async def test_whoever_is_let_through_is_as_the_core_would_have_it(bench: Bench) -> None:
+async def test_an_admitted_run_is_as_the_core_would_have_it(bench: Bench) -> None:
     plain, other = await bench.submit(2, {"a": "x"}), await bench.one({"a": "y"}, lane="slow")
     retried = await bench.running({"a": "x"}, policy={**RETRY, "execution_timeout_ms": 5_000})
     await bench.write(suspension(retried, bench.now))
@@ -386,7 +386,7 @@ async def test_rivals_never_let_through_more_than_there_is_room_for(bench: Bench
 # -- looking at queues
 
 
-async def test_crowds_are_queues_with_somebody_in_them(bench: Bench) -> None:
+async def test_crowds_are_queues_that_are_not_empty(bench: Bench) -> None:
     firsts = {}
     for key in ("x", "y", "z"):
         first, *_ = await bench.submit(3, {"a": key})
@@ -453,7 +453,7 @@ async def test_a_queue_keeps_its_turn_when_it_is_noted_again(bench: Bench) -> No
     assert [line.turn for line in (await bench.standing("b")).lines] == [0]
 
 
-async def test_what_nobody_needs_is_trimmed(bench: Bench) -> None:
+async def test_what_is_no_longer_needed_is_trimmed(bench: Bench) -> None:
     """Queues without anybody, and admissions out of every window; nothing else."""
     await bench.quota("a", rate=Rate(9, MINUTE))
     await bench.quota("slots", concurrency=1)

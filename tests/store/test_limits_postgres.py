@@ -241,7 +241,7 @@ async def test_of_two_releases_at_once_one_is_told_to_look_again(bench: Bench) -
     assert [quota.version for quota in after.quotas.values()] == [2, 2]
 
 
-async def test_whoever_is_cancelled_while_it_is_let_through_is_not(bench: Bench) -> None:
+async def test_a_run_cancelled_while_it_is_admitted_is_not_admitted(bench: Bench) -> None:
     """The release waits for the cancel and finds the row gone; the others go through."""
     await bench.quota("a", concurrency=9)
     waiting = await bench.submit(3, {"a": "k"})
@@ -315,7 +315,7 @@ async def test_lanes_with_a_concurrency_do_not_wait_for_each_other_in_a_ring(ben
     assert sorted(running) == sorted(lanes * 4)
 
 
-async def test_many_routes_of_a_full_lane_hide_nobody(bench: Bench) -> None:
+async def test_many_routes_of_a_full_lane_hide_no_run(bench: Bench) -> None:
     """More routes than are merged as they are, the best of them in a lane that is full."""
     await bench.store.records.put(LANES, Lane(name="slow", concurrency=1), 0)
     made = [bench.creation(lane="slow", kind=f"k{i}", priority=9) for i in range(70)]
@@ -379,7 +379,7 @@ async def test_a_spending_whose_reply_was_lost_counts_once(bench: Bench, again: 
     assert not await bench.store.post(found)
 
 
-async def test_an_equal_spending_of_somebody_else_is_not_taken_for_ones_own(bench: Bench) -> None:
+async def test_an_equal_spending_of_another_run_is_not_taken_for_its_own(bench: Bench) -> None:
     books = BudgetLedger()
     books.put(Budget(name="b"))
     assert await bench.store.post(books)

@@ -18,7 +18,7 @@ def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
     return fresh_database(template=migrated_template(databases))
 
 
-async def test_a_queue_trimmed_while_somebody_comes_gives_no_slot_away(database: str) -> None:
+async def test_a_queue_trimmed_while_a_run_arrives_gives_no_slot_away(database: str) -> None:
     """I-27: who trims has seen nobody, who releases has seen the row: one of them must notice"""
     async with postgres_bench.opened(database) as inner:
         bench = limit_bench.Bench(inner.store, inner.clock)

@@ -180,7 +180,7 @@ async def test_one_that_moved_is_refused_and_its_neighbours_are_written(bench: B
 
 
 @pytest.mark.parametrize("commits", [True, False])
-async def test_whoever_waited_for_a_rival_writes_only_if_that_wrote_nothing(
+async def test_a_caller_that_waited_for_a_rival_writes_only_if_the_rival_wrote_nothing(
     server: postgres_bench.Bench, bench: Bench, commits: bool
 ) -> None:
     """The rival settles the same edges; those who wait for it have old eyes."""

@@ -49,7 +49,7 @@ async def bench(database: str) -> AsyncIterator[Bench]:
 # -- broken connections
 
 
-async def test_a_terminated_session_is_replaced_without_anybody_noticing(bench: Bench) -> None:
+async def test_a_terminated_session_is_replaced_unnoticed(bench: Bench) -> None:
     held = await bench.running()
     watcher = await bench.raw()
     for _ in range(2):

@@ -186,7 +186,7 @@ async def test_a_change_of_a_flow_alone_is_one_statement(
     assert await statements(server, bench, bench.apply(flow)) == ["changed_flow"]
 
 
-async def test_whoever_asks_for_no_edges_asks_nobody(
+async def test_a_request_for_no_edges_asks_no_store(
     server: postgres_bench.Bench, bench: Bench
 ) -> None:
     lose_reply(server.store.session.load)

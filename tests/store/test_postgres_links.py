@@ -224,7 +224,7 @@ async def test_a_slow_question_leaves_a_connection_for_work(bench: Bench, databa
 
 
 @pytest.mark.parametrize("replies", range(1, 7))
-async def test_a_worker_frozen_in_a_claim_stops_nobody(
+async def test_a_worker_frozen_in_a_claim_stops_no_other(
     way: tuple[Proxy, str], database: str, replies: int
 ) -> None:
     """Wherever it is frozen, the others take from the lane with a concurrency at once."""

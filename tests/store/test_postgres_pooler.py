@@ -205,7 +205,7 @@ async def test_a_lost_reply_is_recognised_through_a_pooler_too(database: str) ->
         assert ended == set(uuids([held]))
 
 
-async def test_hints_stay_in_the_process_when_nobody_can_listen(database: str) -> None:
+async def test_hints_stay_in_the_process_without_a_listener(database: str) -> None:
     async with pooled(database, strict=False) as (_, url), opened(url) as bench:
         waiting = asyncio.create_task(bench.store.hints.wait(30.0))
         await asyncio.wait([waiting], timeout=0)

@@ -113,7 +113,7 @@ async def test_a_lost_reply_to_an_ending_is_recognised(bench: Bench) -> None:
     assert [e.kind for e in events.events] == [EventKind.CLAIMED, EventKind.COMPLETED]
 
 
-async def test_somebody_elses_ending_is_not_taken_for_ones_own(bench: Bench) -> None:
+async def test_an_ending_by_another_owner_is_not_taken_for_its_own(bench: Bench) -> None:
     held, other = await bench.running(), await bench.running()
     await bench.apply(operator.cancel(held, bench.now, OPERATOR, ""))
     lose_reply(bench.store.session.end)

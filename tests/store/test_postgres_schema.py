@@ -75,7 +75,7 @@ async def test_two_schemas_of_one_database_are_strangers(bench: Bench) -> None:
     await other.close()
 
 
-async def test_a_schema_made_by_somebody_else_is_used(fresh_database: Callable[..., str]) -> None:
+async def test_a_schema_made_by_another_process_is_used(fresh_database: Callable[..., str]) -> None:
     async with opened(fresh_database()) as bench:
         await (await bench.raw()).execute("create schema flowfabric")
         await bench.store.migrate()
@@ -88,7 +88,7 @@ async def test_a_schema_has_a_plain_name(bench: Bench, schema: str) -> None:
         await open_postgres(bench.url, schema=schema)
 
 
-async def test_a_secret_that_was_deleted_is_made_anew_or_told(bench: Bench) -> None:
+async def test_a_secret_that_was_deleted_is_made_again_or_reported(bench: Bench) -> None:
     first = (await bench.store.identity()).secret
     raw = await bench.raw()
     await raw.execute("delete from flowfabric.meta where key = 'secret'")
@@ -284,7 +284,7 @@ async def test_tables_that_are_empty_again_give_the_disk_back(bench: Bench) -> N
     assert await raw.fetchval("select count(*) from flowfabric.event") == 100_000
 
 
-async def test_giving_the_disk_back_waits_for_nobody(bench: Bench) -> None:
+async def test_giving_the_disk_back_waits_for_no_lock(bench: Bench) -> None:
     raw, other = await bench.raw(), await bench.raw()
     await raw.execute(FLOOD)
     await raw.execute("delete from flowfabric.event")

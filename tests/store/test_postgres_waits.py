@@ -153,7 +153,7 @@ async def test_a_signal_is_one_statement_more_for_each_table(bench: Bench) -> No
     ]  # fmt: skip
 
 
-async def test_whoever_asks_for_nothing_asks_nobody(bench: Bench) -> None:
+async def test_a_request_for_nothing_asks_no_store(bench: Bench) -> None:
     lose_reply(bench.store.session.load)
     await bench.store.load_needs([Needs(bench.fresh())])
     assert bench.store.session.load.seam is not None

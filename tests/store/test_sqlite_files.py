@@ -324,7 +324,7 @@ async def test_names_of_a_transaction_that_failed_are_forgotten(bench: Bench, pa
     assert uuids(await bench.claim(lanes=("bad",))) == [mine]
 
 
-async def test_a_row_that_cannot_be_read_hides_nobody(bench: Bench) -> None:
+async def test_a_row_that_cannot_be_read_hides_no_other(bench: Bench) -> None:
     bad = [await bench.submit(priority=9, payload=b"bad") for _ in range(3)]
     good = await bench.submit_many(2)
     database = bench.store.writer.session.connection
@@ -356,7 +356,7 @@ async def test_the_log_does_not_grow_without_end(
 # -- wake-ups
 
 
-async def test_a_hint_wakes_whoever_waits(bench: Bench) -> None:
+async def test_a_hint_wakes_waiting_callers(bench: Bench) -> None:
     waiting = [asyncio.create_task(bench.store.hints.wait(10)) for _ in range(3)]
     await asyncio.sleep(0)
     bench.store.hints.send()
@@ -371,7 +371,7 @@ async def test_a_hint_since_the_last_look_is_not_missed(bench: Bench) -> None:
     assert not await bench.store.hints.wait(0)
 
 
-async def test_the_store_itself_wakes_nobody(bench: Bench) -> None:
+async def test_the_store_itself_wakes_no_caller(bench: Bench) -> None:
     waiting = asyncio.create_task(bench.store.hints.wait(0.2))
     await asyncio.sleep(0)
     await bench.submit()

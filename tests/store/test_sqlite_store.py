@@ -188,7 +188,7 @@ async def test_a_live_hold_keeps_an_execution_for_one_worker(bench: Bench) -> No
     assert uuids(await bench.claim(W2)) == [uuid]
 
 
-async def test_a_hold_that_ran_out_keeps_nobody_away(bench: Bench) -> None:
+async def test_a_hold_that_ran_out_keeps_no_worker_away(bench: Bench) -> None:
     held = await bench.running()
     await bench.apply(lose(held, bench.now, lease_of(held), revoked=False, grace=Millis(50)))
     assert await bench.claim(W1) == []
@@ -304,7 +304,7 @@ async def test_steps_and_progress_are_written_under_the_lease(bench: Bench) -> N
     assert detail.snapshot == held
 
 
-async def test_a_note_of_somebody_else_is_not_written(bench: Bench) -> None:
+async def test_a_note_of_another_owner_is_not_written(bench: Bench) -> None:
     held = await bench.running()
     uuid, lease = held.execution.uuid, lease_of(held)
     wrong = [
@@ -357,7 +357,7 @@ async def test_changes_stand_or_fall_one_by_one(bench: Bench) -> None:
     assert await bench.load(second.execution.uuid) == moved.after
 
 
-async def test_a_renewed_lease_is_decided_anew_by_the_general_way(bench: Bench) -> None:
+async def test_a_renewed_lease_is_decided_again_by_the_general_way(bench: Bench) -> None:
     held = await bench.running()
     uuid = held.execution.uuid
     bench.clock.advance(TTL - 1)
@@ -367,7 +367,7 @@ async def test_a_renewed_lease_is_decided_anew_by_the_general_way(bench: Bench) 
     assert isinstance((await bench.loaded(uuid)).state, Active)
 
 
-async def test_a_replay_leaves_done_and_sets_its_deadline_anew(bench: Bench) -> None:
+async def test_a_replay_leaves_done_and_sets_its_deadline_again(bench: Bench) -> None:
     policy = {"timeout_policy": {"execution_deadline_ms": 1000}}
     held = await bench.running(policy=policy)
     uuid = held.execution.uuid
@@ -452,7 +452,7 @@ async def test_trim_deletes_all_that_belongs_to_an_execution(bench: Bench) -> No
     assert await bench.load(kept) is not None
 
 
-async def test_trim_keeps_a_key_somebody_else_has_taken_over(bench: Bench) -> None:
+async def test_trim_keeps_a_key_that_another_run_has_taken_over(bench: Bench) -> None:
     held = await bench.running(key="k", policy={"dedup_window_ms": 10})
     await bench.end(bench.completing(held))
     bench.clock.advance(10)

@@ -57,7 +57,7 @@ async def test_time_passes_as_far_as_the_test_wants(fabric: Fabric, harness: Har
     harness.assert_completed(run)
 
 
-async def test_what_nobody_answers_is_told(fabric: Fabric, harness: Harness) -> None:
+async def test_a_missing_answer_is_reported(fabric: Fabric, harness: Harness) -> None:
     @fabric.task()
     async def listen(ctx: Context) -> None:
         await ctx.wait_for_any("left", "right")

@@ -121,7 +121,7 @@ async def test_without_a_list_the_first_refusal_decides(bench: Bench) -> None:
     assert (await run.result())["ended"] == "rejected"
 
 
-async def test_nobody_decides_twice_and_no_stranger_at_all(bench: Bench) -> None:
+async def test_an_approver_decides_once_and_a_stranger_never(bench: Bench) -> None:
     run = await add_deploy(bench, of=2, approvers=THREE).submit()
     await bench.work()
     fabric = bench.fabric
@@ -279,7 +279,7 @@ def test_only_a_yes_can_be_checked() -> None:
         Verdict("deploy", ApprovalEnd.APPROVED).check(7)
 
 
-async def test_what_changed_before_the_decision_is_asked_about_anew(bench: Bench) -> None:
+async def test_what_changed_before_the_decision_is_asked_about_again(bench: Bench) -> None:
     """The old token is refused, with the reason; what was decided on the old does not count."""
     fabric = bench.fabric
     versions = [7, 8, 8]

@@ -89,7 +89,7 @@ async def test_closed_before_the_handler_waits(bench: Bench) -> None:
 # -- other terms
 
 
-async def test_other_approvers_are_asked_anew_while_nothing_is_decided(bench: Bench) -> None:
+async def test_other_approvers_are_asked_again_while_nothing_is_decided(bench: Bench) -> None:
     """The old terms never count silently: neither whom they allow nor how many they need"""
     fabric = bench.fabric
     asked = [{"of": 2, "approvers": ["ada", "bob"]}, {"of": 2, "approvers": ["bob", "eve"]}]

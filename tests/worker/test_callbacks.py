@@ -92,7 +92,7 @@ async def test_a_plain_function_has_callbacks_too(bench: Bench) -> None:
     assert await run.result() == ["paid", "paid"]
 
 
-async def test_an_answer_before_anybody_waits_is_kept(bench: Bench, log: Log) -> None:
+async def test_an_answer_that_comes_before_its_wait_is_kept(bench: Bench, log: Log) -> None:
     @bench.fabric.task()
     async def pay(ctx: Context) -> Any:
         callback = await ctx.callback()

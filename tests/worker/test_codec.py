@@ -254,7 +254,7 @@ def test_an_empty_payload_is_a_call_without_arguments() -> None:
     assert function(*args, **kwargs) == 4
 
 
-def test_members_nobody_knows_are_left_alone() -> None:
+def test_unknown_members_are_left_alone() -> None:
     """An older worker can run what a newer client submits."""
 
     def function(a: int) -> int:
@@ -344,7 +344,7 @@ def test_a_model_that_cannot_be_made_again_is_refused_whatever_it_raises() -> No
         signature(greet).decode(b'{"who": {"name": "x"}}')
 
 
-def test_a_union_that_nobody_can_tell_apart_is_refused_when_it_is_declared() -> None:
+def test_an_ambiguous_union_is_refused_when_it_is_declared() -> None:
     def charge(what: Point | Line) -> None: ...
 
     with pytest.raises(Invalid, match=r"parameter 'what' of .*charge"):

@@ -23,7 +23,7 @@ from tests.worker.test_transactions import double
 ROOT = Path(__file__).parents[2]
 
 
-async def test_whoever_waits_for_the_result_is_told_soon(
+async def test_a_caller_that_waits_for_the_result_gets_it_soon(
     fabric: Fabric, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowfabric.engine.commit.watcher.POLL_FLOOR", 60)

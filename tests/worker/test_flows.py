@@ -260,7 +260,7 @@ async def test_several_last_nodes_give_a_dict(bench: Bench, tasks: Tasks) -> Non
     assert await flow.result(5) == {"left": "root", "right": ["root"]}
 
 
-async def test_whoever_did_not_succeed_is_named(bench: Bench, tasks: Tasks) -> None:
+async def test_runs_that_did_not_succeed_are_named(bench: Bench, tasks: Tasks) -> None:
     """Those who were skipped for it, and losers of races, are not"""
 
     @bench.fabric.task()

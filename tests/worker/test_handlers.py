@@ -117,7 +117,7 @@ async def test_retry_comes_when_it_was_asked_for(bench: Bench, where: str) -> No
 
 @pytest.mark.parametrize("where", ["async", "thread", "process"])
 @pytest.mark.parametrize("what", ["plain", "picky", "exit"])
-async def test_whatever_it_raises_is_told_and_harms_nobody(
+async def test_every_exception_is_reported_and_harms_no_other_run(
     bench: Bench, where: str, what: str
 ) -> None:
     """E-T154"""
@@ -422,7 +422,7 @@ async def run_result_through(run: Any) -> Any:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_process_that_dies_takes_nobody_along(bench: Bench) -> None:
+async def test_a_process_that_dies_takes_no_other_run_along(bench: Bench) -> None:
     crash = bench.fabric.task(process=True)(handlers.crash)
     square = bench.fabric.task(process=True)(handlers.square)
     run, other = await crash.submit(), await square.submit(5)

@@ -83,7 +83,7 @@ async def poison() -> None:
     raise AssertionError("only the processes run it")
 
 
-async def test_poison_is_found_and_everybody_else_completes(
+async def test_poison_is_found_and_every_other_run_completes(
     fabric: Fabric, store_url: str, tmp_path: Path
 ) -> None:
     """20 runs share a worker with one that ends it: it dies once with all of them, then alone"""

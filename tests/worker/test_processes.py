@@ -259,7 +259,7 @@ async def test_ten_thousand_submissions_from_many_tasks(street: Street) -> None:
 # -- harm
 
 
-async def test_a_process_that_crashes_harms_nobody(street: Street) -> None:
+async def test_a_process_that_crashes_harms_no_other_run(street: Street) -> None:
     await street.worker(processes=2, ttl=5_000)
     crash = await street.submit("crash")
     others = [await street.submit("square", 3), await street.submit("add", 1, 2)]
@@ -270,7 +270,7 @@ async def test_a_process_that_crashes_harms_nobody(street: Street) -> None:
     assert await (await street.submit("square", 4)).result(20) == 16
 
 
-async def test_a_poison_payload_harms_nobody(street: Street) -> None:
+async def test_a_poison_payload_harms_no_other_run(street: Street) -> None:
     engine = await street.fabric.engine()
     submit = engine.executions.submit
     poisons = [

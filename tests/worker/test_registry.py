@@ -76,7 +76,7 @@ async def test_a_live_worker_that_is_marked_dead_stops_what_it_lost_and_comes_ba
         await working
 
 
-async def test_an_instance_of_somebody_else_is_left_alone(
+async def test_an_instance_of_another_worker_is_left_alone(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C-T132, F-61: said once, and the worker works on"""

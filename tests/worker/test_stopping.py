@@ -85,7 +85,7 @@ async def test_what_does_not_finish_in_time_is_handed_back(
     assert len(await run.attempts()) == 1
 
 
-async def test_a_plain_function_that_does_not_end_keeps_nobody_waiting(fabric: Fabric) -> None:
+async def test_a_plain_function_that_does_not_end_keeps_no_caller_waiting(fabric: Fabric) -> None:
     release = threading.Event()
 
     @fabric.task()

@@ -251,7 +251,7 @@ async def test_flows_of_one_name_are_told_apart(bench: Bench, tasks: Tasks) -> N
     assert len(await flows(bench)) == 6
 
 
-async def test_a_flow_may_end_before_anybody_waits_for_it(
+async def test_a_flow_may_end_before_a_caller_waits_for_it(
     bench: Bench, tasks: Tasks, log: Log
 ) -> None:
     @bench.fabric.task()
@@ -304,7 +304,9 @@ async def test_a_run_waits_no_longer_than_it_wants(bench: Bench, tasks: Tasks) -
     assert flow.state is FlowState.RUNNING
 
 
-async def test_whoever_asks_again_after_a_timeout_waits_again(bench: Bench, tasks: Tasks) -> None:
+async def test_a_run_that_asks_again_after_a_timeout_waits_again(
+    bench: Bench, tasks: Tasks
+) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> Any:
         async with ctx.flow("slow") as flow:

@@ -184,7 +184,7 @@ async def test_a_signal_between_two_waits_is_kept_for_the_second(bench: Bench) -
     assert await run.result() == ["one", "two"]
 
 
-async def test_a_signal_of_another_name_wakes_nobody(bench: Bench) -> None:
+async def test_a_signal_of_another_name_wakes_no_run(bench: Bench) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:
         return [await ctx.wait_for_signal("a"), await ctx.wait_for_signal("b")]
@@ -425,7 +425,7 @@ async def test_the_time_of_a_wait_goes_on_while_other_things_wake_the_run(bench:
     assert await run.result() == [str((begun + HOUR) / 1000), None, None]
 
 
-async def test_a_wait_whose_time_ran_out_while_nobody_worked_is_over_at_once(bench: Bench) -> None:
+async def test_a_wait_whose_time_ran_out_while_no_worker_ran_is_over_at_once(bench: Bench) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:
         async def patient() -> str:

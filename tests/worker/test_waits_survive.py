@@ -267,7 +267,7 @@ async def test_a_replay_of_a_failed_run_keeps_what_was_waited_for(bench: Bench, 
     assert await run.result() == [1, 2]
 
 
-async def test_a_replay_of_a_completed_run_waits_anew(bench: Bench) -> None:
+async def test_a_replay_of_a_completed_run_waits_again(bench: Bench) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> Any:
         callback = await ctx.callback()

@@ -266,7 +266,7 @@ async def test_a_missing_execution_is_not_found(lab: Lab) -> None:
     assert await picture(lab) == before
 
 
-async def test_nobody_owns_a_missing_execution(lab: Lab) -> None:
+async def test_a_missing_execution_has_no_owner(lab: Lab) -> None:
     """G1 comes before every other check of the gate."""
     owners = [Owner(SOME, 1, SOME), Owner(), Owner(SOME), OPERATOR]
     await refuse_owners(lab, [Held(MISSING, owner) for owner in owners], NotFound)

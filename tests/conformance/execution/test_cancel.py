@@ -172,7 +172,7 @@ async def test_cascades_and_timeouts_need_no_fence(lab: Lab, source: Source) -> 
 
 
 @pytest.mark.parametrize("source", ["lease_holder", "billing"])
-async def test_anybody_else_shows_the_whole_fence(lab: Lab, source: str) -> None:
+async def test_every_other_source_shows_the_whole_fence(lab: Lab, source: str) -> None:
     """E-T169, D-20, INV-24"""
     claim = await lab.running()
     before = await load(lab, claim.id)

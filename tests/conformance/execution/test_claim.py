@@ -147,7 +147,7 @@ async def test_a_worker_gets_only_what_it_can_run(lab: Lab) -> None:
     assert ids(await lab.claim(capabilities=["x", "linux", "gpu"])) == [id]
 
 
-async def test_who_requires_nothing_is_run_by_anybody(lab: Lab) -> None:
+async def test_a_run_without_requirements_is_taken_by_any_worker(lab: Lab) -> None:
     """E-T064"""
     plain = [await lab.submit(policy=policy) for policy in (None, {}, needs())]
     assert ids(await lab.claim(limit=1)) == plain[:1]

@@ -62,7 +62,7 @@ async def test_a_claim_takes_the_others_and_the_next_best(
     assert await lab.state(ids[1]) is PublicState.COMPLETED
 
 
-async def test_very_many_damaged_rows_hide_nobody(lab: Lab, store_url: str) -> None:
+async def test_very_many_damaged_rows_hide_no_other(lab: Lab, store_url: str) -> None:
     for _ in range(12):
         await spoil(store_url, "execution", "facts", await lab.submit())
     good = await lab.submit()

@@ -162,7 +162,7 @@ async def test_a_delay_repeated_gets_the_same_answer(lab: Lab, form: str) -> Non
     assert await everything(lab, claim.id) == before
 
 
-async def test_whoever_gave_its_lease_up_has_none(lab: Lab) -> None:
+async def test_a_worker_that_gave_its_lease_up_has_none(lab: Lab) -> None:
     """E-X05, INV-3: told with what another call needs to understand"""
     claim = await lab.running()
     await lab.engine.attempts.delay(claim, later(lab))

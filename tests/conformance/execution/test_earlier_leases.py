@@ -30,7 +30,7 @@ async def taken_over(lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch)
     return again
 
 
-async def test_whoever_takes_over_is_not_refused_for_what_the_dead_one_set_aside(
+async def test_a_takeover_is_not_refused_for_what_the_dead_worker_set_aside(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-42: reserving and spending see what is left without it; it is given back once."""

@@ -59,7 +59,7 @@ async def test_what_waits_for_a_moment_wakes_by_itself(
 
 
 @pytest.mark.parametrize("name", ["delayed", "resume_delayed", "worker_delayed", "backing_off"])
-async def test_a_delay_that_was_cancelled_wakes_nobody(lab: Lab, name: str) -> None:
+async def test_a_cancelled_delay_wakes_no_run(lab: Lab, name: str) -> None:
     """A stale timer changes nothing"""
     id = await LIVING[name](lab)
     await lab.engine.executions.cancel(id, reason="r")

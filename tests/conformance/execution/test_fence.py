@@ -83,9 +83,7 @@ async def test_an_operator_needs_no_fence_for_the_endings(lab: Lab, name: str) -
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - FOR_OPERATORS))
-async def test_nobody_renews_or_writes_beside_a_lease_without_its_fence(
-    lab: Lab, name: str
-) -> None:
+async def test_a_renewal_or_a_note_needs_the_fence_of_its_lease(lab: Lab, name: str) -> None:
     """E-T092, INV-24"""
     claim = await lab.running()
     before = await everything(lab, claim.id)
@@ -214,7 +212,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("situation", LOSSES)
-async def test_whoever_lost_the_lease_can_change_nothing(lab: Lab, situation: str) -> None:
+async def test_a_worker_that_lost_the_lease_can_change_nothing(lab: Lab, situation: str) -> None:
     """E-X05, E-X15, E-T094, E-T095, E-T134, E-T145, INV-3, INV-4, INV-24"""
     stale, error = await LOSSES[situation](lab)
     before = await everything(lab, stale.id)
@@ -262,7 +260,7 @@ async def test_an_id_in_another_partition_names_nothing(lab: Lab) -> None:
 
 @every_form
 @every_operation
-async def test_whoever_is_overtaken_between_its_decision_and_its_write_writes_nothing(
+async def test_a_caller_overtaken_between_its_decision_and_its_write_writes_nothing(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str, form: str
 ) -> None:
     """INV-3, INV-24: an operator of another process takes the lease away just then"""

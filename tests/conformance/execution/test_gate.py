@@ -103,7 +103,7 @@ async def test_an_override_passes_the_same_questions(lab: Lab, situation: str) -
 
 @pytest.mark.parametrize("owner", [Owner(), PARTS[0]], ids=["no fence", "part of a fence"])
 @every_operation
-async def test_an_expired_lease_is_not_marked_for_somebody_without_a_fence(
+async def test_an_expired_lease_is_not_marked_for_a_caller_without_a_fence(
     lab: Lab, name: str, owner: Owner
 ) -> None:
     """G2 before G5, INV-24"""
@@ -143,7 +143,7 @@ async def test_a_lease_found_expired_is_marked_although_the_owner_gets_an_error(
     [(name, STRANGER) for name in OPERATIONS]
     + [(name, OPERATOR) for name in sorted(FOR_OPERATORS)],
 )
-async def test_a_lease_found_expired_is_marked_whoever_finds_it(
+async def test_a_lease_found_expired_is_marked_by_every_operation(
     lab: Lab, name: str, owner: Owner
 ) -> None:
     """G5 before G6"""

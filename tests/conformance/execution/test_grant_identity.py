@@ -110,7 +110,7 @@ async def test_a_grant_that_says_nothing_has_a_hash_of_its_capabilities(lab: Lab
     assert grant.capability_hash != hash_capabilities(frozenset({"a"}))
 
 
-async def test_a_grant_that_was_redeemed_or_ran_out_is_held_by_nobody(lab: Lab) -> None:
+async def test_a_grant_that_was_redeemed_or_ran_out_has_no_holder(lab: Lab) -> None:
     redeemed, taken, expired = [await lab.submit() for _ in range(3)]
     for id in (redeemed, taken, expired):
         await lab.engine.grants.issue(id, "w1", ttl=GRANT)

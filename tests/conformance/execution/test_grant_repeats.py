@@ -91,7 +91,7 @@ async def test_repeats_at_the_same_moment_get_one_lease(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_nobody_else_gets_it(lab: Lab, way: str) -> None:
+async def test_no_other_caller_gets_it(lab: Lab, way: str) -> None:
     """Another lease id, another worker or another instance is another caller."""
     id = await WAYS[way](lab)
     first = await redeem(lab, way, id)

@@ -132,7 +132,7 @@ async def test_only_what_waits_for_a_worker_can_be_granted(lab: Lab) -> None:
 # -- what a grant hides, and from whom
 
 
-async def test_a_granted_execution_is_hidden_from_everybody_but_its_worker(lab: Lab) -> None:
+async def test_a_granted_execution_is_hidden_from_every_other_worker(lab: Lab) -> None:
     """§3.2, §3.3"""
     id = await lab.submit(priority=9)
     other = await lab.submit()
@@ -145,7 +145,7 @@ async def test_a_granted_execution_is_hidden_from_everybody_but_its_worker(lab: 
     assert (await lab.claim_one(WorkerIdentity("w1", "w1-b"))).id == id
 
 
-async def test_a_grant_that_lapsed_needs_nobody(lab: Lab) -> None:
+async def test_a_lapsed_grant_needs_no_cleanup(lab: Lab) -> None:
     """E-X04, E-T076, INV-17: no sweep runs here."""
     id = await lab.submit()
     await lab.engine.grants.issue(id, "w1", ttl=GRANT)

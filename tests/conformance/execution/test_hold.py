@@ -24,7 +24,7 @@ async def held(lab: Lab, id: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALL.keys() - ENDED.keys() - ELSEWHERE))
-async def test_whoever_waits_is_held_and_let_go_as_it_was(lab: Lab, name: str) -> None:
+async def test_a_waiting_run_is_held_and_let_go_as_it_was(lab: Lab, name: str) -> None:
     """E-T200: a hold is no state of its own: what the run waits for besides is what it was."""
     id = await ALL[name](lab)
     before = await lab.vector(id)

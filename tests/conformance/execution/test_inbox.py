@@ -193,7 +193,7 @@ async def test_an_unknown_id_is_still_unknown(lab: Lab) -> None:
         await lab.engine.executions.cancel(id, reason="x")
 
 
-async def test_a_run_that_somebody_else_lets_in_meanwhile_is_found(
+async def test_a_run_that_another_process_lets_in_meanwhile_is_found(
     lab: Lab, second_lab: Lab, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with libraries(store_url)[0]() as connection:
@@ -209,9 +209,7 @@ async def test_a_run_that_somebody_else_lets_in_meanwhile_is_found(
     assert await lab.state(id_of(found)) == "waiting"
 
 
-async def test_one_arrival_too_large_keeps_nobody_else_at_the_door(
-    lab: Lab, store_url: str
-) -> None:
+async def test_one_entry_too_large_keeps_no_other_in_the_inbox(lab: Lab, store_url: str) -> None:
     large = replace(arrival(lab, 1), payload=b"x" * (MAX_PAYLOAD + 1))
     connect = libraries(store_url)[0]
     async with connect() as connection:

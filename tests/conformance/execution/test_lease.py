@@ -176,7 +176,7 @@ async def test_a_lease_may_last_a_day(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("source", [Source.LEASE_HOLDER, Source.OPERATOR])
-async def test_nobody_renews_without_the_whole_fence(lab: Lab, source: Source) -> None:
+async def test_a_renewal_needs_the_whole_fence(lab: Lab, source: Source) -> None:
     """E-T092: not even an operator"""
     claim = await lab.running()
     with pytest.raises(FenceRequired):

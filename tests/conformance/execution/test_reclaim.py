@@ -167,7 +167,7 @@ async def test_the_cap_is_asked_first_then_the_grant_then_the_capabilities(lab: 
     assert answer == NotReclaimable("capability_mismatch:gpu")
 
 
-async def test_a_grant_that_runs_out_needs_nobody(lab: Lab) -> None:
+async def test_a_grant_that_runs_out_needs_no_sweep(lab: Lab) -> None:
     """E-T116, INV-17, INV-19: reaching its end is too late, and then anybody may come"""
     claim = await lost(lab)
     await lab.engine.grants.issue_reclaim(claim.id, W2.id, ttl=GRANT)
@@ -440,7 +440,7 @@ async def test_a_lost_execution_waits_out_the_grace_period(gracious: Lab, marked
     assert (await gracious.claim_one(W2)).id == old.id
 
 
-async def test_nobody_has_to_redeem_a_grace_period(gracious: Lab) -> None:
+async def test_a_grace_period_needs_no_redemption(gracious: Lab) -> None:
     """A hold for nobody is no grant."""
     old = await gracious.running()
     await gracious.lose(old)

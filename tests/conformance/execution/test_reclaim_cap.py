@@ -100,7 +100,7 @@ POLICIES = [
 
 @pytest.mark.parametrize("policy", POLICIES, ids=["policy", "timeout policy"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_loss_over_the_cap_ends_the_execution_when_somebody_takes_it_over(
+async def test_a_loss_over_the_cap_ends_the_execution_at_the_takeover(
     lab: Lab, way: str, policy: dict[str, Any]
 ) -> None:
     """E-T117, E-T119, §3.10, §3.11, §3.20, INV-5, INV-11: not by the loss, whoever finds it, but by
@@ -259,7 +259,7 @@ async def test_a_replay_after_too_many_losses_is_within_the_cap_again(lab: Lab) 
     assert (claim.attempt, claim.epoch) == (1, 2)
 
 
-async def test_a_loss_that_nobody_answered_is_no_reclaim(lab: Lab) -> None:
+async def test_a_loss_without_a_takeover_is_no_reclaim(lab: Lab) -> None:
     """§3.11: the count is of reclaims, also when the lost execution is ended instead"""
     claim = await lost(lab)
     assert (await describe(lab, claim.id)).reclaims == 0

@@ -52,7 +52,7 @@ async def test_a_replay_is_told_once(lab: Lab) -> None:
     assert outcomes == [Outcome.SUCCESS]
 
 
-async def test_a_replayed_execution_is_a_new_attempt_and_can_end_anew(lab: Lab) -> None:
+async def test_a_replayed_execution_is_a_new_attempt_and_can_end_again(lab: Lab) -> None:
     """E-X23, D-9, INV-2, INV-9, INV-28: the history keeps what the record gave up"""
     first = await lab.running()
     await lab.complete(first, b"one")
@@ -143,7 +143,7 @@ async def test_an_execution_is_replayed_as_often_as_its_policy_allows(
     assert (await described(lab, id)).replays == allowed
 
 
-async def test_ten_replays_are_allowed_when_nobody_says_otherwise(lab: Lab) -> None:
+async def test_ten_replays_are_allowed_by_default(lab: Lab) -> None:
     """§3.22"""
     id = await lab.submit()
     for _ in range(10):
@@ -226,7 +226,7 @@ async def test_a_replay_can_run_too_long_like_the_first_run(lab: Lab) -> None:
     assert await lab.state(id) is PublicState.EXPIRED
 
 
-async def test_steps_of_a_failed_run_are_kept_and_those_of_a_success_begin_anew(lab: Lab) -> None:
+async def test_steps_of_a_failed_run_are_kept_and_those_of_a_success_start_over(lab: Lab) -> None:
     """Design §7"""
     step = Step(generation=0, position=0, name="charge", occurrence=0, doc=b'"done"')
     claim = await lab.running()

@@ -147,7 +147,7 @@ async def test_a_thousand_who_wait_for_a_thousand_cost_a_few_looks(
     assert max(loads.sizes) <= 500
 
 
-async def test_who_goes_away_takes_nobody_along(lab: Lab) -> None:
+async def test_a_caller_that_goes_away_stops_no_other(lab: Lab) -> None:
     claim = await lab.running()
     impatient, patient = await waiters(lab, claim.id, claim.id)
     impatient.cancel()
@@ -157,7 +157,7 @@ async def test_who_goes_away_takes_nobody_along(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("trouble", [None, Unavailable("gone")])
-async def test_who_goes_away_while_somebody_looks_takes_nobody_along(
+async def test_a_caller_that_goes_away_during_a_look_stops_no_other(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, trouble: Exception | None
 ) -> None:
     claim = await lab.running()
@@ -205,7 +205,7 @@ async def test_closing_an_engine_lets_those_who_wait_go(lab: Lab, second_lab: La
     assert isinstance((await load(lab, claim.id)).state, Active)
 
 
-async def test_nobody_is_watched_for_when_nobody_waits(
+async def test_without_a_waiter_nothing_is_watched(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = Loads(lab, monkeypatch)

@@ -97,7 +97,7 @@ async def test_a_revoked_lease_is_gone_at_once(lab: Lab) -> None:
     assert revoked.at == lab.clock.now()
 
 
-async def test_a_revocation_aimed_at_another_instance_hits_nobody(lab: Lab) -> None:
+async def test_a_revocation_aimed_at_another_instance_changes_nothing(lab: Lab) -> None:
     """E-T102"""
     claim = await lab.running()
     before = await describe(lab, claim.id)
@@ -144,7 +144,7 @@ async def test_a_revocation_that_comes_too_late_spares_the_next_owner(lab: Lab) 
     assert await lab.vector(claim.id) == RUNNING
 
 
-async def test_what_nobody_runs_has_no_lease_to_revoke(lab: Lab) -> None:
+async def test_without_an_owner_there_is_no_lease_to_revoke(lab: Lab) -> None:
     """E-T103 [C]: not active is said before anything is compared; no event, INV-24"""
     id = await lab.submit()
     with pytest.raises(NotActive) as refusal:

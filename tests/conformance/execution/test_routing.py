@@ -125,7 +125,7 @@ async def test_requirements_that_make_no_sense_are_refused(lab: Lab) -> None:
 # -- grants
 
 
-async def test_a_granted_head_hides_nobody(lab: Lab) -> None:
+async def test_a_granted_head_hides_no_run_behind_it(lab: Lab) -> None:
     """F-43, I-30, C-T99: others get the next one; who it is for gets it; it runs out"""
     head, next, last = [await lab.submit(priority=9 - n) for n in range(3)]
     await lab.engine.grants.issue(head, W2.id, ttl=Millis(1_000))

@@ -93,7 +93,7 @@ async def test_declaring_it_again_changes_nothing(lab: Lab) -> None:
     assert (await lab.engine.schedules.put(every_minute())).paused
 
 
-async def test_other_times_begin_anew(lab: Lab) -> None:
+async def test_other_times_start_over(lab: Lab) -> None:
     await lab.engine.schedules.put(every_minute())
     changed = await lab.engine.schedules.put(
         Schedule(name="tick", kind="tick", every=Millis(2 * MINUTE))
@@ -171,7 +171,7 @@ def test_an_hour_that_comes_twice_fires_once() -> None:
     assert to_datetime(after.next_at).date().isoformat() == "2026-10-26"
 
 
-async def test_a_schedule_that_cannot_fire_holds_nobody_up(lab: Lab) -> None:
+async def test_a_schedule_that_cannot_fire_holds_no_other_up(lab: Lab) -> None:
     """A process that lacks a time zone, a library or an option must not stop the sweep."""
     delayed = await lab.submit(delay_until=Millis(lab.clock.now() + MINUTE))
     good = await lab.engine.schedules.put(every_minute())

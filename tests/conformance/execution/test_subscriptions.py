@@ -59,7 +59,7 @@ async def test_a_subscription_begins_with_the_call(lab: Lab) -> None:
             assert [event.id for event in await first(stream, 1)] == ids
 
 
-async def test_a_page_of_no_events_is_empty_and_moves_nobody(lab: Lab) -> None:
+async def test_a_page_of_no_events_is_empty_and_moves_no_cursor(lab: Lab) -> None:
     await end_one(lab)
     for after in (0, 1):
         for limit in (0, -1):

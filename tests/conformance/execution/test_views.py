@@ -41,7 +41,7 @@ Read = Callable[[str], Awaitable[Any]]
 # -- one execution
 
 
-async def test_what_does_not_exist_is_seen_by_nobody(lab: Lab) -> None:
+async def test_what_does_not_exist_is_in_no_view(lab: Lab) -> None:
     """E-T320, E-T325, E-T341: nothing where nothing is an answer, NotFound elsewhere"""
     views, executions, claims = lab.engine.views, lab.engine.executions, lab.engine.claims
     grants = lab.engine.grants

@@ -48,7 +48,7 @@ async def test_everything_has_an_explanation(lab: Lab, name: str) -> None:
     assert all(each.text and each.text[-1] != "." for each in found.reasons)
 
 
-async def test_who_asks_for_nobody_is_told_so(lab: Lab) -> None:
+async def test_a_question_about_an_unknown_run_says_so(lab: Lab) -> None:
     for id in await situations.missing_ids(lab):
         with pytest.raises(NotFound):
             await lab.engine.explain(id)

@@ -393,7 +393,7 @@ async def test_a_quorum_that_can_never_be_reached_is_refused_by_the_seal(lab: La
     await flow.complete("c")
 
 
-async def test_a_quorum_of_nobody_is_refused_by_the_seal(lab: Lab) -> None:
+async def test_a_quorum_of_no_edges_is_refused_by_the_seal(lab: Lab) -> None:
     """F-22, I-5: the edges were forgotten; the whole flow stays open, also what could run"""
     flow = await Growing.begin(lab, "a", "b")
     await lab.engine.flows.set_join(flow.id, flow["b"], Quorum(1))
@@ -408,7 +408,9 @@ async def test_a_quorum_of_nobody_is_refused_by_the_seal(lab: Lab) -> None:
     await flow.complete("b")
 
 
-async def test_whoever_always_loses_gives_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_always_loses_gives_up(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C-T52, I-5: with an error that says so, and nothing is written"""
     flow = await Growing.begin(lab, "a", "b")
     before = await kept(flow)
@@ -483,7 +485,7 @@ async def test_a_join_without_edges_is_satisfied_by_the_seal(lab: Lab, policy: A
     await flow.complete("a")
 
 
-async def test_a_join_without_edges_keeps_nobody_waiting(lab: Lab) -> None:
+async def test_a_join_without_edges_keeps_no_member_waiting(lab: Lab) -> None:
     """Coordination.md Q-8: said of a member that runs already, and that is tried again"""
     flow = await Growing.begin(lab)
     await flow.add("keep")

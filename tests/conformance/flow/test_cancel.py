@@ -349,7 +349,7 @@ async def test_a_flow_that_has_ended_is_not_cancelled(lab: Lab) -> None:
     assert await failed.state() is FlowState.FAILED
 
 
-async def test_a_flow_nobody_knows_is_not_cancelled(lab: Lab) -> None:
+async def test_an_unknown_flow_is_not_cancelled(lab: Lab) -> None:
     with pytest.raises(NotFound):
         await lab.engine.flows.cancel(fresh(lab))
     with pytest.raises(Invalid):
@@ -412,7 +412,7 @@ async def test_an_operator_is_told_once_that_a_flow_was_cancelled(
     assert (event.lease, event.completion) == (None, None)
 
 
-async def test_telling_it_disturbs_nobody(lab: Lab) -> None:
+async def test_the_report_disturbs_no_caller(lab: Lab) -> None:
     """The member that tells it may be running, and may have ended"""
     drawn = await declare(lab, "a")
     claim = await drawn.take("a")

@@ -116,13 +116,13 @@ async def test_edges_are_listed_in_both_directions(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("doc", [b"", b"{", b"[]", b"{}", b"\xff", b'{"id":"x"}'])
-def test_a_stored_edge_that_nobody_wrote_is_corruption(doc: bytes) -> None:
+def test_a_stored_edge_that_was_never_written_is_corruption(doc: bytes) -> None:
     """C-T16, C-T18"""
     with pytest.raises(Corruption):
         read_edge(doc, None)
 
 
-def test_an_ending_of_an_edge_that_nobody_wrote_is_corruption() -> None:
+def test_an_ending_of_an_edge_that_was_never_written_is_corruption() -> None:
     """C-T16, C-T18"""
     id = fresh()
     edge = Edge(id=id, flow=id, upstream=id, downstream=id)

@@ -353,7 +353,7 @@ async def test_a_replay_of_a_member_takes_nothing_back(lab: Lab) -> None:
     assert (await outer.check()).ended == {"success": 1}
 
 
-async def test_a_flow_that_somebody_cancels_is_not_an_orphan(lab: Lab) -> None:
+async def test_a_flow_that_an_operator_cancels_is_not_an_orphan(lab: Lab) -> None:
     claim = await running(lab)
     flow = await start(lab, claim.id, "a")
     await lab.engine.flows.cancel(flow.id, reason="enough")

@@ -158,7 +158,7 @@ async def test_a_skipped_member_is_skipped_again_if_its_upstream_fails_again(lab
     assert (await drawn.check()).ended == {"failed": 1, "skipped": 2}
 
 
-async def test_a_skipped_member_waits_as_long_as_nobody_replays_its_upstream(lab: Lab) -> None:
+async def test_a_skipped_member_waits_until_its_upstream_is_replayed(lab: Lab) -> None:
     """F-14: it is not skipped again behind the back of whoever replayed it"""
     drawn = await declare(lab, "a>b")
     await drawn.fail("a")
@@ -171,7 +171,7 @@ async def test_a_skipped_member_waits_as_long_as_nobody_replays_its_upstream(lab
 
 
 @pytest.mark.parametrize("policy", [AnyOf(LET_RUN), Quorum(2, LET_RUN), Quorum(3, LET_RUN)])
-async def test_joins_of_every_kind_are_counted_anew(lab: Lab, policy: Any) -> None:
+async def test_joins_of_every_kind_are_counted_again(lab: Lab, policy: Any) -> None:
     """F-14: a race that had become impossible can be won after a replay, and fires once"""
     names = ["a", "b", "c"]
     drawn = await declare(lab, *(f"{name}>z" for name in names), joins={"z": policy})
@@ -309,7 +309,7 @@ async def test_in_a_cancelled_flow_nothing_is_replayed(lab: Lab, policy: str) ->
     assert await drawn.flow() == before
 
 
-async def test_a_flow_nobody_knows_is_not_replayed(lab: Lab) -> None:
+async def test_an_unknown_flow_is_not_replayed(lab: Lab) -> None:
     with pytest.raises(NotFound):
         await lab.engine.flows.replay(fresh(lab))
     with pytest.raises(Invalid):
@@ -319,7 +319,7 @@ async def test_a_flow_nobody_knows_is_not_replayed(lab: Lab) -> None:
 # -- while endings are settled
 
 
-async def test_an_ending_that_was_taken_back_does_not_reach_anybody(
+async def test_an_ending_that_was_taken_back_reaches_no_member(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-17: a failure nobody settled yet is replayed; its children wait for what comes of that"""

@@ -109,7 +109,7 @@ async def test_what_only_a_loser_led_to_is_left_alone(lab: Lab) -> None:
     assert await replay_all(drawn) == set()
 
 
-async def test_a_race_nobody_could_win_any_more_is_left_alone(lab: Lab) -> None:
+async def test_a_race_that_cannot_be_won_any_more_is_left_alone(lab: Lab) -> None:
     """Two of three had to fail and two succeeded: the third was cancelled, and nothing failed"""
     on = {f"{name}>alarm": On.FAILURE for name in "abc"}
     drawn = await declare(lab, *on, joins={"alarm": Quorum(2)}, on=on)

@@ -377,7 +377,7 @@ async def test_those_who_still_run_are_cancelled_when_all_hope_is_lost(
 
 
 @pytest.mark.parametrize("policy", [AnyOf(LET), Quorum(2, LET)])
-async def test_whoever_may_run_on_ends_normally(lab: Lab, policy: AnyOf | Quorum) -> None:
+async def test_a_handler_that_may_run_on_ends_normally(lab: Lab, policy: AnyOf | Quorum) -> None:
     """C-T32, C-T33, C-T45, I-17: nobody is cancelled"""
     flow = await race_of(lab, policy)
     await flow.complete("u0", "u1")

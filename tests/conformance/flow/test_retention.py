@@ -91,7 +91,7 @@ async def test_a_replay_keeps_all_of_it(lab: Lab) -> None:
     assert await is_gone(drawn)
 
 
-async def test_a_flow_that_is_gone_can_be_declared_anew(lab: Lab) -> None:
+async def test_a_flow_that_is_gone_can_be_declared_again(lab: Lab) -> None:
     drawn = await declare(lab, "a>b")
     await drawn.fail("a")
     lab.clock.advance(KEPT)

@@ -37,7 +37,7 @@ async def test_a_fresh_flow_is_open_and_empty(lab: Lab) -> None:
     assert (described.flow, set(described.states.values())) == (flow, {0})
 
 
-async def test_a_flow_nobody_knows_is_nothing(lab: Lab) -> None:
+async def test_an_unknown_flow_is_nothing(lab: Lab) -> None:
     """C-T61"""
     views, id = lab.engine.flow_views, fresh(lab)
     assert await views.get(id) is None
@@ -311,7 +311,7 @@ async def test_flows_are_found_by_what_they_are(lab: Lab) -> None:
         {"tag": "a=b"},
     ],
 )
-async def test_a_question_nobody_can_answer_is_refused(lab: Lab, wrong: dict[str, Any]) -> None:
+async def test_a_question_without_an_answer_is_refused(lab: Lab, wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         await lab.engine.flow_views.page(**wrong)
 
@@ -354,7 +354,7 @@ async def test_a_member_of_an_open_flow_waits_for_the_seal(lab: Lab) -> None:
 # -- waiting for a flow
 
 
-async def test_whoever_waits_for_a_flow_is_told_when_it_has_ended(lab: Lab) -> None:
+async def test_a_caller_that_waits_for_a_flow_learns_its_end(lab: Lab) -> None:
     drawn = await declare(lab, "a>b")
     waiting = asyncio.create_task(lab.engine.flow_views.wait(drawn.id, 20))
     await drawn.complete("a")
@@ -362,7 +362,9 @@ async def test_whoever_waits_for_a_flow_is_told_when_it_has_ended(lab: Lab) -> N
     assert (await waiting).state is FlowState.COMPLETED
 
 
-async def test_whoever_waits_in_another_process_is_told_too(lab: Lab, second_lab: Lab) -> None:
+async def test_a_caller_that_waits_in_another_process_learns_it_too(
+    lab: Lab, second_lab: Lab
+) -> None:
     drawn = await declare(lab, "a")
     waiting = asyncio.create_task(second_lab.engine.flow_views.wait(drawn.id, 20))
     await asyncio.sleep(0)
@@ -370,7 +372,7 @@ async def test_whoever_waits_in_another_process_is_told_too(lab: Lab, second_lab
     assert (await waiting).state is FlowState.FAILED
 
 
-async def test_nobody_waits_longer_than_they_want(lab: Lab) -> None:
+async def test_a_caller_waits_no_longer_than_it_wants(lab: Lab) -> None:
     drawn = await declare(lab, "a")
     with pytest.raises(TimeoutError):
         await lab.engine.flow_views.wait(drawn.id, 0.001)
@@ -396,7 +398,7 @@ async def test_inputs_are_the_results_of_upstreams(lab: Lab) -> None:
     assert await lab.engine.flow_views.inputs(root) == {}
 
 
-async def test_results_are_those_of_whoever_succeeded(lab: Lab) -> None:
+async def test_results_are_those_of_members_that_succeeded(lab: Lab) -> None:
     drawn = await declare(lab, "a", "b", "c")
     await drawn.complete("a")
     await drawn.fail("b")

@@ -26,7 +26,7 @@ async def test_a_claim_goes_past_those_their_budget_refuses(spent: Lab) -> None:
     assert not await spent.claim()
 
 
-async def test_nobody_waits_for_a_poll_behind_them(
+async def test_no_run_waits_for_a_poll_behind_them(
     spent: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C-T85: one who waits for work does not pause while there may be some behind the refused."""

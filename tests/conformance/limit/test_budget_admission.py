@@ -209,7 +209,7 @@ async def test_a_redeemed_grant_is_asked_too(lab: Lab) -> None:
 
 @pytest.mark.parametrize("method", ["ledger", "attached"])
 @pytest.mark.parametrize("granted", [False, True])
-async def test_budgets_that_cannot_be_read_admit_nobody(
+async def test_budgets_that_cannot_be_read_admit_no_run(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str, granted: bool
 ) -> None:
     """I-29, C-T92, C-T91, E-T078: what was taken goes back as it was and is asked again"""
@@ -345,7 +345,7 @@ async def test_who_names_the_budget_has_its_own_flow_cancelled(lab: Lab, reservi
     assert (await other.states())["x"] is PublicState.WAITING
 
 
-async def test_a_budget_of_a_flow_nobody_knows_refuses_all_the_same(lab: Lab) -> None:
+async def test_a_budget_of_an_unknown_flow_refuses_all_the_same(lab: Lab) -> None:
     id = "00000000-0000-0000-0000-000000000001"
     await make(lab, scope=Scope.FLOW, scope_id=id, on_hard=OnHard.CANCEL_PENDING)
     assert isinstance(await spend(lab, 11), HardBreach)

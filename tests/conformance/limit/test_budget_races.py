@@ -82,7 +82,7 @@ async def test_a_hundred_share_few_writes(lab: Lab, posts: Posts) -> None:
     assert posts.written - before <= 3
 
 
-async def test_a_refusal_in_a_batch_takes_nobody_along(lab: Lab) -> None:
+async def test_a_refusal_in_a_batch_refuses_no_other(lab: Lab) -> None:
     await make(lab)
     answers = await asyncio.gather(
         spend(lab, 6),
@@ -222,7 +222,9 @@ async def test_a_lease_that_goes_while_its_owner_sets_aside_leaks_nothing(
     assert await reserved(lab, "team") == [0]
 
 
-async def test_whoever_always_loses_gives_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_always_loses_gives_up(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await make(lab)
 
     async def never(books: Any) -> bool:

@@ -170,7 +170,7 @@ async def test_a_store_that_is_away_is_told(lab: Lab, monkeypatch: pytest.Monkey
     assert await used(lab, "team") == [0]
 
 
-async def test_whoever_lost_its_lease_is_counted_and_marked(lab: Lab) -> None:
+async def test_a_run_that_lost_its_lease_is_counted_and_marked(lab: Lab) -> None:
     """Q-6: it was consumed"""
     await make(lab)
     claim = await lab.running(policy=TEAM)
@@ -337,7 +337,7 @@ async def test_the_tree_of_budgets_stays_a_tree(lab: Lab) -> None:
     assert await budgets.list() == []
 
 
-async def test_nobody_is_part_of_a_budget_that_is_being_deleted(
+async def test_no_budget_joins_a_parent_that_is_being_deleted(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part is made after the delete has looked, before it has written"""
@@ -365,7 +365,7 @@ async def test_nobody_is_part_of_a_budget_that_is_being_deleted(
         await spend(lab, 1, budget.name)  # nothing hangs in the air
 
 
-async def test_deleted_and_made_anew_it_has_forgotten_everything(lab: Lab) -> None:
+async def test_deleted_and_created_again_it_has_forgotten_everything(lab: Lab) -> None:
     """Also when both come at the same moment"""
     await make(lab)
     claim = await lab.running(policy=TEAM)

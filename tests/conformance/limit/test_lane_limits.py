@@ -130,7 +130,7 @@ async def test_two_processes_together_run_no_more_than_a_lane_allows(
     assert lanes_of(await lab.claim(limit=9)) == {"fast": 1}
 
 
-async def test_whoever_was_lost_leaves_its_place_in_the_lane(lab: Lab) -> None:
+async def test_a_lost_run_leaves_its_place_in_the_lane(lab: Lab) -> None:
     """What nobody runs counts for no lane, and needs a place again when it is taken over"""
     await lab.engine.lanes.set("default", concurrency=1)
     claim = await take(lab, await lab.submit())
@@ -144,7 +144,7 @@ async def test_whoever_was_lost_leaves_its_place_in_the_lane(lab: Lab) -> None:
     assert {second.id, third.id} == {claim.id, next}
 
 
-async def test_more_room_in_a_lane_wakes_whoever_waits(lab: Lab) -> None:
+async def test_more_room_in_a_lane_wakes_waiting_workers(lab: Lab) -> None:
     await lab.engine.lanes.set("default", concurrency=1)
     await fill(lab, "default", 4)
     assert len(await lab.claim(limit=9)) == 1

@@ -137,7 +137,7 @@ async def test_another_engine_sees_the_pause_and_its_end(lab: Lab, second_lab: L
     assert (await lab.claim_one()).id == id
 
 
-async def test_resuming_wakes_whoever_waits_for_work(lab: Lab) -> None:
+async def test_resuming_wakes_waiting_workers(lab: Lab) -> None:
     id = await lab.submit()
     await lab.engine.lanes.pause("default")
     waiter = asyncio.create_task(lab.claim(limit=1, max_wait=20.0))
@@ -174,7 +174,7 @@ async def test_claims_of_one_at_a_time_are_in_proportion_as_well(lab: Lab) -> No
     assert served == {"fast": 30, "slow": 10}
 
 
-async def test_a_share_nobody_wants_goes_to_the_others(lab: Lab) -> None:
+async def test_an_unused_share_goes_to_the_others(lab: Lab) -> None:
     await fill(lab, "slow", 10)
     assert len(await lab.claim(limit=10, lanes={"fast": 9, "slow": 1, "empty": 5})) == 10
 

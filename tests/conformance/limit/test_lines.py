@@ -54,7 +54,7 @@ async def test_queues_that_are_new_at_once_are_all_seen(
     assert len(await lab.claim(limit=10)) == len(names)
 
 
-async def test_a_quota_made_anew_serves_old_lines_too(lab: Lab) -> None:
+async def test_a_quota_created_again_serves_old_lines_too(lab: Lab) -> None:
     """I-28: lines that were served often before their quota was deleted are not kept behind those
     that are new with it."""
     await lab.engine.quotas.create(Quota(name="q", concurrency=1))

@@ -47,7 +47,7 @@ async def test_the_last_slot_is_had_by_one_of_ten_workers(lab: Lab, second_lab: 
     assert await slots(lab) == (0, 0)
 
 
-async def test_everybody_ends_and_comes_at_once(lab: Lab, second_lab: Lab) -> None:
+async def test_runs_end_and_arrive_at_once(lab: Lab, second_lab: Lab) -> None:
     """I-27: endings, arrivals and other limits of two processes at the same time"""
     await define(lab, concurrency=4, concurrency_per_key=2)
     ids = [id for key in "abc" for id in await crowd(lab, 6, ("q", key))]
@@ -69,7 +69,7 @@ async def test_everybody_ends_and_comes_at_once(lab: Lab, second_lab: Lab) -> No
     assert await slots(lab) == (0, 0)
 
 
-async def test_two_releases_at_once_let_nobody_through_twice(
+async def test_two_releases_at_once_let_no_run_through_twice(
     lab: Lab, second_lab: Lab, race: Race
 ) -> None:
     """I-27, C-T94: what a rival has just given away is not given again"""
@@ -158,7 +158,7 @@ async def test_other_limits_meanwhile_are_the_ones_that_hold(
     assert await slots(lab) == ((5, 0) if deleted else (1, 4))
 
 
-async def test_a_process_that_dies_after_its_commit_leaves_nobody_behind(
+async def test_a_process_that_dies_after_its_commit_leaves_no_run_behind(
     lab: Lab, second_lab: Lab
 ) -> None:
     """I-28, C-T97: the sweep of another one finds who may go: new, resumed, let go"""
@@ -178,7 +178,7 @@ async def test_a_process_that_dies_after_its_commit_leaves_nobody_behind(
     assert (await lab.claim_one()).id == second
 
 
-async def test_a_process_that_dies_with_a_slot_keeps_nobody_out_for_ever(
+async def test_a_process_that_dies_with_a_slot_keeps_no_run_out_for_ever(
     lab: Lab, second_lab: Lab
 ) -> None:
     """I-28, C-T97: the slot goes with the lease, and comes back when the run ends"""
@@ -197,7 +197,7 @@ async def test_a_process_that_dies_with_a_slot_keeps_nobody_out_for_ever(
     assert not await waits(second_lab, next)
 
 
-async def test_whoever_parks_in_a_queue_just_trimmed_is_found(lab: Lab, second_lab: Lab) -> None:
+async def test_a_run_parked_in_a_queue_just_trimmed_is_found(lab: Lab, second_lab: Lab) -> None:
     """I-31: known here, forgotten there"""
     await define(lab, concurrency=1)
     await finish(lab, await began(lab))
@@ -223,7 +223,7 @@ async def test_a_queue_half_trimmed_counts_for_all_its_quotas(lab: Lab, second_l
     assert used == {"a": 1, "b": 1}
 
 
-async def test_a_store_that_cannot_be_read_lets_nobody_through(
+async def test_a_store_that_cannot_be_read_admits_no_run(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I-29: fail closed; the sweep makes up for it"""

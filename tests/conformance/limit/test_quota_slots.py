@@ -83,7 +83,7 @@ GIVES_BACK: dict[str, tuple[Act, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", GIVES_BACK)
-async def test_whoever_stops_running_gives_its_slot_back(lab: Lab, name: str) -> None:
+async def test_a_run_that_stops_running_gives_its_slot_back(lab: Lab, name: str) -> None:
     """I-28, C-T96, F-08: with the end of the attempt, at once, and to the line whose turn it is"""
     act, policy, state = GIVES_BACK[name]
     await define(lab, concurrency=1)
@@ -121,7 +121,7 @@ async def test_one_that_is_ready_has_a_slot_and_gives_it_back_as_well(lab: Lab) 
     assert await slots(lab) == (1, 1)
 
 
-async def test_a_lost_lease_keeps_its_slot_until_somebody_takes_over(lab: Lab) -> None:
+async def test_a_lost_lease_keeps_its_slot_until_the_takeover(lab: Lab) -> None:
     """I-28: a crash while holding a slot; the attempt may go on elsewhere"""
     await define(lab, concurrency=1)
     claim = await began(lab)
@@ -198,7 +198,7 @@ async def test_who_waits_at_the_limit_is_seen_to(lab: Lab) -> None:
     assert await waits(lab, id)
 
 
-async def test_whoever_goes_on_needs_a_slot_but_no_start(lab: Lab) -> None:
+async def test_a_resumed_run_needs_a_slot_but_no_start(lab: Lab) -> None:
     """C-T95, I-27: a rate counts starts of attempts, a wait in between is none"""
     await define(lab, concurrency=1, rate=Rate(2, MINUTE))
     first = await began(lab)
@@ -297,7 +297,7 @@ async def test_a_delayed_one_has_no_slot_until_its_time(lab: Lab) -> None:
     assert (await lab.claim_one()).id == late
 
 
-async def test_whoever_goes_on_does_not_wait_behind_starts(lab: Lab) -> None:
+async def test_a_resumed_run_does_not_wait_behind_starts(lab: Lab) -> None:
     """A rate that is used up keeps starts, however many of better rank stand in front"""
     await define(lab, concurrency=5, rate=Rate(1, MINUTE))
     first = await began(lab)

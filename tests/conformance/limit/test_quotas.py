@@ -308,7 +308,7 @@ async def test_a_long_line_does_not_starve_a_short_one(lab: Lab) -> None:
     assert keys_of(served) == {"small": 5, "big": 5}
 
 
-async def test_lines_that_cannot_move_hide_nobody(
+async def test_lines_that_cannot_move_hide_no_other(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-44, F-47: however many lines are full, the one with room is found"""
@@ -385,7 +385,7 @@ async def test_no_slot_waits_for_a_worker_that_cannot_run_it_longer_than_it_must
 # -- members of flows
 
 
-async def test_members_of_flows_use_quotas_as_everybody(lab: Lab) -> None:
+async def test_members_of_flows_use_quotas_as_every_run(lab: Lab) -> None:
     """F-07: no slot before the upstream ended; cancelled with the flow they give it back"""
     await define(lab, concurrency=1)
     given = {name: {"policy": using("q")} for name in "abc"}

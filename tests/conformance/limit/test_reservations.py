@@ -33,7 +33,7 @@ async def kept(lab: Lab, *ids: UUID) -> set[UUID]:
     return set((await lab.engine.store.ledger(LedgerNeeds(reservations=ids))).reservations)
 
 
-async def test_what_is_set_aside_nobody_else_spends(lab: Lab) -> None:
+async def test_what_is_set_aside_no_other_run_spends(lab: Lab) -> None:
     """F-42, I-23"""
     await make(lab, 20, name="org")
     await make(lab, parent="org")

@@ -86,7 +86,7 @@ async def test_what_has_begun_in_a_draining_lane_keeps_its_slot(lab: Lab) -> Non
     assert (await lab.claim_one()).id == id
 
 
-async def test_a_slot_nobody_else_wants_is_kept(lab: Lab) -> None:
+async def test_a_slot_that_no_other_run_wants_is_kept(lab: Lab) -> None:
     """C-T95: giving it back would help nobody: not those of the same lane, and not another key."""
     await define(lab, concurrency_per_key=1)
     await one(lab, ("q", "a"), lane="mail")

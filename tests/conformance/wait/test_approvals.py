@@ -215,7 +215,7 @@ async def test_only_those_the_terms_name_may_decide(lab: Lab) -> None:
     assert await kept(lab, claim.id) == []
 
 
-async def test_terms_that_name_nobody_let_anybody_decide(lab: Lab) -> None:
+async def test_terms_without_names_let_every_approver_decide(lab: Lab) -> None:
     """Each once, nevertheless"""
     claim = await asked(lab, decisions=("approve",))
     assert effect_of(await decide(lab, claim, "eve")) is Effect.APPENDED
@@ -231,7 +231,7 @@ async def test_an_operator_is_bound_by_the_terms_too(lab: Lab) -> None:
             await approve(lab, claim, answer, name)
 
 
-async def test_a_decision_can_be_made_before_anybody_waits_for_it(lab: Lab) -> None:
+async def test_a_decision_can_be_made_before_a_run_waits_for_it(lab: Lab) -> None:
     claim = await lab.running()
     ticket = await create_waitpoint(lab, claim, "deploy", terms=TERMS, lasting=True)
     assert effect_of(await decide(lab, claim, "ann")) is Effect.BUFFERED
@@ -246,7 +246,7 @@ async def test_a_decision_can_be_made_before_anybody_waits_for_it(lab: Lab) -> N
     assert await names(lab, claim.id) == ["approve", "approve"]
 
 
-async def test_nobody_decides_what_was_not_asked(lab: Lab) -> None:
+async def test_a_decision_that_was_not_asked_for_is_refused(lab: Lab) -> None:
     claim = await lab.running()
     with pytest.raises(NotFound) as caught:
         await decide(lab, claim, "ann")

@@ -75,7 +75,7 @@ async def test_a_parent_gives_its_lease_up_until_its_children_have_ended(lab: La
     assert (await flow.check()).state is FlowState.COMPLETED
 
 
-async def test_without_anybody_to_wait_for_it_goes_on_at_once(lab: Lab) -> None:
+async def test_with_nothing_to_wait_for_it_goes_on_at_once(lab: Lab) -> None:
     """Execution.md 3.17: otherwise it would wait for ever; also outside of any flow"""
     _, member = await family(lab)
     for claim in (member, await take(lab, await lab.submit(priority=FIRST))):

@@ -351,7 +351,7 @@ async def test_what_was_buffered_may_be_all_of_it(lab: Lab) -> None:
     await lab.complete(claim)
 
 
-async def test_a_source_of_an_earlier_suspension_counts_anew(lab: Lab) -> None:
+async def test_a_source_of_an_earlier_suspension_counts_again(lab: Lab) -> None:
     claim = await take(lab, await lab.submit())
     two = Count(2, CountKind.SOURCES, ("go",))
     for _ in range(2):

@@ -178,7 +178,7 @@ async def test_a_configured_secret_does_not_replace_a_key(
 # -- rotation
 
 
-async def test_the_first_rotation_follows_nobody(lab: Lab) -> None:
+async def test_the_first_rotation_follows_no_key(lab: Lab) -> None:
     """E-T300"""
     assert await lab.engine.keys.rotate("a", A) == Rotated(None, "a", 0)
     assert await lab.engine.keys.kids() == Kids("a", ())

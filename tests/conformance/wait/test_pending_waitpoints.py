@@ -325,7 +325,7 @@ async def test_a_waitpoint_that_may_or_may_not_be_there(lab: Lab) -> None:
 # -- how they close
 
 
-async def test_a_waitpoint_nobody_used_closes_by_the_sweep(lab: Lab) -> None:
+async def test_an_unused_waitpoint_is_closed_by_the_sweep(lab: Lab) -> None:
     """INV-13: while the attempt goes on; nothing else happens to it."""
     claim = await lab.running()
     ticket = await pending(lab, claim, expires_in=Millis(1_000))

@@ -270,7 +270,7 @@ async def test_arms_that_cannot_be_stored_are_refused(
 
 
 @pytest.mark.parametrize("who", ["worker", "operator", "policy", "system_timeout_policy"])
-async def test_everybody_who_may_request_is_accepted(lab: Lab, who: str) -> None:
+async def test_every_caller_who_may_request_is_accepted(lab: Lab, who: str) -> None:
     claim = await lab.running()
     await suspend(lab, claim, requested_by=who, continuation="step 7")
     assert await lab.state(claim.id) is PublicState.SUSPENDED

@@ -50,7 +50,7 @@ def test_seconds_may_have_a_fraction(value: float) -> None:
     assert check_seconds(value, "wait") == value
 
 
-def test_seconds_nobody_could_wait_are_refused() -> None:
+def test_impossible_seconds_are_refused() -> None:
     for value in (-1, -0.1, math.nan, math.inf, -math.inf, 1e10, BEYOND_PRINT):
         assert "must be 0 to" in refusal(check_seconds, value, "wait")
 

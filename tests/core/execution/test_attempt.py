@@ -307,7 +307,7 @@ def test_a_step_is_written_only_by_the_change_that_parks() -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_whoever_moves_the_state_on_writes_the_lost_attempt_down(number: int) -> None:
+def test_every_operation_that_moves_the_state_on_records_the_lost_attempt(number: int) -> None:
     """INV-9: unless the ending still carries it"""
     held = running(policy=retrying())
     lost = after(lease.lose(held, EXPIRY, lease_in(held), revoked=False))

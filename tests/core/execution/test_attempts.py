@@ -195,7 +195,7 @@ def _stored(event: Any) -> StoredEvent:
 
 
 @given(lives)
-def test_whoever_holds_an_old_fence_changes_nothing(life: list[Act]) -> None:
+def test_a_caller_with_an_old_fence_changes_nothing(life: list[Act]) -> None:
     """INV-3, E-X05: except that a lease found expired is marked"""
     for turn in play(life):
         if turn.act.deed not in BY_OWNERS or turn.change.after is None:

@@ -173,7 +173,7 @@ def test_a_renewal_never_shortens_and_never_raises_the_epoch(
     assert replace(renewed, expires_at=NOW + first, renewed_at=None) == lease_in(held)
 
 
-def test_nobody_renews_without_a_fence() -> None:
+def test_a_renewal_needs_a_fence() -> None:
     """E-T092"""
     for who in (Owner(), OPERATOR):
         with pytest.raises(FenceRequired):

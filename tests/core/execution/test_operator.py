@@ -77,7 +77,7 @@ from tests.kit.snapshots import (
 
 @pytest.mark.parametrize("name", LIVING)
 @pytest.mark.parametrize("source", UNFENCED)
-def test_whoever_needs_no_fence_cancels_in_any_living_state(name: str, source: Source) -> None:
+def test_a_source_without_a_fence_cancels_in_any_living_state(name: str, source: Source) -> None:
     """E-T160, E-T161, E-T162, E-X11"""
     before = LIVING[name]
     change = operator.cancel(before, LATER, Owner(source=source), "enough")
@@ -178,7 +178,7 @@ def test_an_owner_whose_lease_is_gone_cannot_cancel() -> None:
 
 
 @pytest.mark.parametrize("name", ["waiting", "delayed", "blocked", "suspended", "backing_off"])
-def test_nobody_owns_what_does_not_run_so_only_an_old_fence_is_refused(name: str) -> None:
+def test_without_an_owner_only_an_old_fence_is_refused(name: str) -> None:
     """INV-3"""
     before = LIVING[name]
     check_ending(operator.cancel(before, NOW, HOLDER, "r"), Outcome.CANCELLED)
@@ -310,7 +310,7 @@ def test_only_a_timer_that_has_come_does_anything(name: str) -> None:
     assert change.events == ()
 
 
-def test_a_grace_period_keeps_a_lost_execution_from_everybody() -> None:
+def test_a_grace_period_keeps_a_lost_execution_from_every_worker() -> None:
     gone = after(operator.due(running(), Millis(NOW + TTL), 0.0, Millis(700), UUID(int=7)))
     assert isinstance(gone.state, Lost)
     assert gone.state.hold is not None

@@ -131,7 +131,7 @@ def test_replays_are_counted_and_limited() -> None:
         operator.replay(completed(policy={"max_replay_count": 0}), NOW)
 
 
-def test_a_replay_keeps_the_steps_of_a_failed_run_and_begins_anew_after_a_success() -> None:
+def test_a_replay_keeps_the_steps_of_a_failed_run_and_starts_over_after_a_success() -> None:
     assert after(operator.replay(ENDED["completed"], NOW)).life.generation == 1
     for name in ("failed", "cancelled", "expired"):
         assert after(operator.replay(ENDED[name], NOW)).life.generation == 0

@@ -174,7 +174,7 @@ def test_capabilities_are_sorted_and_named_once() -> None:
      Policy(unknown={"a": object()}), Policy(unknown={"a": "\ud800"}),
      Policy(dedup_window_ms=math.nan), Policy(delay_until=math.nan)],  # type: ignore[arg-type]
 )  # fmt: skip
-def test_a_document_nobody_can_read_is_malformed(data: object) -> None:
+def test_an_unreadable_document_is_malformed(data: object) -> None:
     assert refusal(data) == "malformed"
 
 

@@ -390,7 +390,7 @@ def test_the_public_state_follows_from_phase_eligibility_and_outcome(
 
 
 @pytest.mark.parametrize("revoked", [False, True])
-def test_an_execution_nobody_runs_any_more_is_publicly_active(revoked: bool) -> None:
+def test_a_lost_execution_is_publicly_active(revoked: bool) -> None:
     """E-T023"""
     shape = vector_of(Lost(revoked, Next(Start.RECLAIM, 1)), EMPTY_LIFE)
     assert shape.public is PublicState.ACTIVE

@@ -139,7 +139,7 @@ def test_every_closed_gate_is_told_in_the_order_they_are_asked(
     assert list(found.codes) == [expected[gate] for gate in gates]
 
 
-def test_at_any_gate_nobody_is_left_without_a_word() -> None:
+def test_every_gate_gives_a_reason() -> None:
     """Also at one that is open by now: nobody has looked since"""
     begun = {Gate.BACKOFF: "retry_ready", Gate.RESUME_DELAY: "resumed"}
     for gate in Gate:
@@ -182,7 +182,7 @@ def test_what_runs_is_kept_by_nothing_around_it() -> None:
     assert told(LIVING["suspended"], lane=PAUSED).codes == (ReasonCode.WAITING_FOR_SIGNAL,)
 
 
-def test_a_hold_that_ran_out_holds_nobody() -> None:
+def test_a_hold_that_ran_out_holds_no_run() -> None:
     lost = LIVING["lost"]
     assert isinstance(lost.state, Lost)
     for until, codes in (

@@ -49,7 +49,7 @@ def test_a_new_definition_keeps_what_was_spent() -> None:
     assert define(ledger, Budget(name="new"), NOW) == Created("new")
 
 
-def test_resets_begin_anew_only_when_their_times_change() -> None:
+def test_resets_start_over_only_when_their_times_change() -> None:
     """F-41"""
     ledger = with_budgets(soft(every=Millis(5000), next_reset_at=Millis(NOW + 100)))
     define(ledger, soft(every=Millis(5000), on_hard=OnHard.WARN), NOW)
@@ -94,7 +94,7 @@ def test_one_that_others_are_part_of_stays() -> None:
     assert ledger.removed == {"a", "b", "org"}
 
 
-def test_a_new_part_changes_the_whole_so_that_nobody_deletes_it_meanwhile() -> None:
+def test_a_new_part_changes_the_whole_so_that_it_cannot_be_deleted_meanwhile() -> None:
     ledger = with_budgets(Budget(name="org", version=3))
     create(ledger, Budget(name="a", parent="org"), NOW)
     assert ledger.changed == {"a": 0, "org": 3}

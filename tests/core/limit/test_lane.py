@@ -23,7 +23,7 @@ NOW = Millis(5_000)
 states = st.sampled_from(LaneState)
 
 
-def test_a_lane_nobody_decided_about_is_open_and_limits_nothing() -> None:
+def test_a_lane_without_settings_is_open_and_limits_nothing() -> None:
     lane = Lane(name="default")
     assert (lane.state, lane.concurrency, lane.weight) == (LaneState.OPEN, None, 1)
     assert (lane.by, lane.reason, lane.at) == ("", "", None)

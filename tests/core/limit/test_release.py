@@ -205,7 +205,7 @@ def test_no_limit_is_ever_exceeded(hall: Hall, todo: list[tuple[object, ...]]) -
 
 
 @given(halls, steps)
-def test_whoever_could_go_has_gone(hall: Hall, todo: list[tuple[object, ...]]) -> None:
+def test_every_run_that_could_go_has_gone(hall: Hall, todo: list[tuple[object, ...]]) -> None:
     """I-28: a release leaves nobody behind there is room for; a second one finds nothing"""
     walk(hall, todo)
     hall.release()
@@ -214,7 +214,7 @@ def test_whoever_could_go_has_gone(hall: Hall, todo: list[tuple[object, ...]]) -
 
 
 @given(halls, steps)
-def test_the_moment_told_is_the_moment_somebody_can_go(
+def test_the_moment_given_is_the_moment_a_run_can_go(
     hall: Hall, todo: list[tuple[object, ...]]
 ) -> None:
     """C-T95: one millisecond before nothing moves, at that moment something does"""

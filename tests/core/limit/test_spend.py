@@ -124,7 +124,7 @@ def test_an_unknown_budget_counts_nothing_anywhere() -> None:
     assert ledger.empty
 
 
-def test_a_deleted_budget_that_nobody_names_limits_nothing() -> None:
+def test_a_deleted_budget_that_no_run_names_limits_nothing() -> None:
     ledger = books_of(team())
     given = Expense(("team", "gone"), {"tokens": 1}, X, key="k", attached=True)
     assert spend(ledger, given, NOW) == Spent()
@@ -215,7 +215,7 @@ def test_a_reservation_belongs_to_its_execution_and_its_lease() -> None:
     assert ledger.budgets["team"].reserved == {"tokens": 7}
 
 
-def test_what_is_made_anew_and_dropped_in_one_batch_is_gone() -> None:
+def test_what_is_made_again_and_dropped_in_one_batch_is_gone() -> None:
     shelf = Shelf(BudgetLedger(budgets={"team": team(10)}))
     ledger = shelf.read()
     reserve(ledger, asked(tokens=6), X, 1, NOW)
@@ -236,7 +236,7 @@ def test_a_deleted_budget_gives_back_what_it_had_set_aside_above() -> None:
     assert ledger.budgets["org"].reserved == {}
 
 
-def test_a_budget_made_anew_owes_nothing_to_old_reservations() -> None:
+def test_a_budget_created_again_owes_nothing_to_old_reservations() -> None:
     ledger = books_of(team(10))
     reserve(ledger, asked(tokens=6), X, 1, NOW)
     later = Millis(NOW + 1)

@@ -85,7 +85,7 @@ def test_a_signal_elsewhere_is_not_in_the_condition() -> None:
 
 
 @pytest.mark.parametrize("condition", [OperatorOnly(), TimeoutOnly()])
-def test_no_signal_satisfies_what_waits_for_somebody_else(condition: Condition) -> None:
+def test_no_signal_satisfies_a_wait_for_another_source(condition: Condition) -> None:
     assert effects(condition, at("a"), at("")) == [Effect.NOT_IN_CONDITION] * 2
     assert effects(AllTrue((condition, Single("a"))), at("a"), at("a"))[1] is Effect.REPEATED
 
@@ -278,7 +278,7 @@ def test_a_wildcard_elsewhere_does_not_matter() -> None:
     assert names_for(AllTrue((Single("a", ByName("x")), Single("b"))), "a") == ("x",)
 
 
-def test_whoever_else_must_act_is_told_in_place_of_names() -> None:
+def test_another_actor_is_named_in_place_of_approvers() -> None:
     assert names_for(OperatorOnly(), "a") == ("__operator_only__",)
     assert names_for(TimeoutOnly(), "a") == ("__timeout_only__",)
 

@@ -198,7 +198,7 @@ def test_nothing_fresh_without_a_key() -> None:
     )
 
 
-def test_nobody_can_be_suspended() -> None:
+def test_a_missing_execution_cannot_be_suspended() -> None:
     held = running()
     with pytest.raises(NotFound):
         suspend(None, NOW, nothing(), owner(held), request())

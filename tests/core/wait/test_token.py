@@ -340,7 +340,7 @@ class TestMalformed:
             msgspec.json.encode(TokenClaims("x" * 4096, NOW)),
         ],
     )
-    def test_signed_claims_that_nobody_writes(self, body: bytes) -> None:
+    def test_signed_claims_that_are_never_written(self, body: bytes) -> None:
         """What a newer release might forbid by them is unknown, so they are refused."""
         assert refusal(forged(body)) is InvalidToken
 
