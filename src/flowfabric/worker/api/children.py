@@ -29,7 +29,6 @@ from flowfabric.worker.errors import FlowFailed, WaitTimeout
 from flowfabric.worker.run.branches import StepPlace
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform, read
-from flowfabric.worker.run.until_available import until_available
 
 R = TypeVar("R")
 
@@ -104,7 +103,7 @@ class SubFlow(FlowBuilder):
 
         async def once() -> Declaration:
             try:
-                await until_available(declare, journal.stopped)
+                await self._scope.until_available(declare)
             except FlowConflict:  # declared but not recorded: the worker died in between
                 self._refuse()
             return Declaration(str(self.id), asked)
@@ -141,8 +140,8 @@ class SubFlow(FlowBuilder):
         return number
 
     async def _is_orphan(self) -> bool:
-        views, journal = self._scope.engine.flow_views, self._scope.journal
-        return await until_available(lambda: views.is_orphan(self.id), journal.stopped)
+        views = self._scope.engine.flow_views
+        return await self._scope.until_available(lambda: views.is_orphan(self.id))
 
     async def result(self, timeout: Seconds | None = None) -> Any:
         """Waits for the flow, without a worker, and returns the result of its last node, or a dict
@@ -173,7 +172,7 @@ class SubFlow(FlowBuilder):
             if flow.state is not FlowState.COMPLETED:
                 raise await self._failed(place, flow)
             if nodes is None:
-                nodes = await until_available(lambda: self._last(engine, flow), journal.stopped)
+                nodes = await self._scope.until_available(lambda: self._last(engine, flow))
             return await self._read(nodes, place)
         kept = read(place, record, Kept)
         names = kept.names if nodes is None else [node.name for node in nodes]
@@ -191,8 +190,8 @@ class SubFlow(FlowBuilder):
     ) -> dict[str, Any]:
         """Reads results from the store, and records them at `place` if one is given."""
         journal, engine = self._scope.journal, self._scope.engine
-        found = await until_available(
-            lambda: engine.flow_views.results([node.id.uuid for node in nodes]), journal.stopped
+        found = await self._scope.until_available(
+            lambda: engine.flow_views.results([node.id.uuid for node in nodes])
         )
         raws = [msgspec.Raw(found.get(node.id.uuid) or b"null") for node in nodes]
         if place is not None:
@@ -205,7 +204,7 @@ class SubFlow(FlowBuilder):
         """Records the error of a failed flow, so that a handler that catches it sees the same error
         when it runs again."""
         journal, engine = self._scope.journal, self._scope.engine
-        error = await until_available(lambda: failed(engine, flow), journal.stopped)
+        error = await self._scope.until_available(lambda: failed(engine, flow))
         seen = SubFlowFailure(error.detail, list(error.members), self._round)
         number = len(await self._failures(place))
         value = msgspec.Raw(msgspec.json.encode(seen))
@@ -236,7 +235,7 @@ class SubFlow(FlowBuilder):
 
         async def once() -> None:
             try:
-                await until_available(lambda: engine.flows.replay(self.id), journal.stopped)
+                await self._scope.until_available(lambda: engine.flows.replay(self.id))
             except (FlowTerminal, MaxReplays, NotFound):
                 raise error from None
 
@@ -266,8 +265,8 @@ class SubFlow(FlowBuilder):
         return (await self._now()).ended_at is not None
 
     async def _now(self) -> Flow:
-        views, journal = self._scope.engine.flow_views, self._scope.journal
-        return known(await until_available(lambda: views.get(self.id), journal.stopped), self.id)
+        views = self._scope.engine.flow_views
+        return known(await self._scope.until_available(lambda: views.get(self.id)), self.id)
 
     async def _ended(self, timeout: Seconds | None = None) -> Flow:
         """The ended flow. If it was replayed after it had signalled its end to the run, waits

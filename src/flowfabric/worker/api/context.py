@@ -25,7 +25,6 @@ from flowfabric.worker.run.branches import Branch, StepPlace, inside_step
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import Work, attempt, perform
 from flowfabric.worker.run.together import together
-from flowfabric.worker.run.until_available import until_available
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,9 +163,8 @@ class Context:
 
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
         """Reports the progress of the run to people who watch it."""
-        await until_available(
-            lambda: self._scope.engine.attempts.progress(self._scope.claim, percent, message),
-            self._scope.halt.__bool__,
+        await self._scope.until_available(
+            lambda: self._scope.engine.attempts.progress(self._scope.claim, percent, message)
         )
 
     def heartbeat(self) -> None:
@@ -220,9 +218,7 @@ class Context:
 
         async def submit() -> str:
             keyed = call.or_key(key).also_spending(self._scope.claim.policy.budget_ids)
-            run = await until_available(
-                lambda: keyed.submit(*args, **kwargs), self._scope.halt.__bool__
-            )
+            run = await self._scope.until_available(lambda: keyed.submit(*args, **kwargs))
             return str(run.id)
 
         id = await perform(self._scope.journal, place, submit, str)

@@ -23,7 +23,6 @@ from flowfabric.worker.errors import Unwind
 from flowfabric.worker.run.branches import StepPlace
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import keep, perform, read
-from flowfabric.worker.run.until_available import until_available
 
 
 class Reserve:
@@ -71,11 +70,10 @@ class Reserve:
         scope, claim = self._scope, self._scope.claim
         # It belongs to this lease: when the lease ends, what it has set aside is given back.
         self._id = uuid5(claim.uuid, f"reserve:{scope.key_at(self._place)}:{claim.epoch}")
-        return await until_available(
+        return await scope.until_available(
             lambda: scope.engine.budgets.reserve(
                 claim, self.amounts, budgets=_named(self._budget), id=self._id
-            ),
-            scope.journal.stopped,
+            )
         )
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -91,15 +89,14 @@ class Reserve:
 
     async def _settle(self) -> Counted:
         scope, id, actual = self._scope, self._id or UUID(int=0), self._actual or {}
-        answer = await until_available(
+        answer = await scope.until_available(
             lambda: scope.engine.budgets.settle(
                 scope.claim,
                 id,
                 actual,
                 budgets=_named(self._budget),
                 key=f"settle:{scope.key_at(self._place)}",
-            ),
-            scope.journal.stopped,
+            )
         )
         return answer.outcome if isinstance(answer, AlreadyApplied) else answer
 
@@ -168,9 +165,8 @@ class SpendApi:
         budgets, key = _named(budget), scope.key_at(place)
 
         async def charge() -> Charged:
-            answer = await until_available(
-                lambda: scope.engine.budgets.report(scope.claim, amounts, budgets=budgets, key=key),
-                scope.journal.stopped,
+            answer = await scope.until_available(
+                lambda: scope.engine.budgets.report(scope.claim, amounts, budgets=budgets, key=key)
             )
             outcome = answer.outcome if isinstance(answer, AlreadyApplied) else answer
             if isinstance(outcome, HardBreach) and outcome.action is not OnHard.SUSPEND:
@@ -199,14 +195,13 @@ class SpendApi:
 
     async def _grant(self, place: StepPlace, breach: SoftBreach) -> None:
         async def grant() -> int:
-            return await until_available(
+            return await self._scope.until_available(
                 lambda: self._scope.engine.budgets.grant(
                     breach.budget,
                     breach.dimension,
                     breach.more or breach.limit,
                     key=f"grant:{self._scope.key_at(place)}",
-                ),
-                self._scope.journal.stopped,
+                )
             )
 
         await perform(self._scope.journal, place, grant, int)

@@ -128,9 +128,6 @@ class Journal:
         self.branches.refused = StepsChanged(message)
         raise self.branches.refused
 
-    def stopped(self) -> bool:
-        return bool(self._halt)
-
     async def _load(self) -> None:
         self._loading = self._loading or asyncio.Lock()
         async with self._loading:
