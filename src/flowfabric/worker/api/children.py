@@ -250,9 +250,7 @@ class SubFlow(FlowBuilder):
 
     async def _wait(self, timeout: Seconds | None) -> None:
         if self._life.replays and await self._is_over():
-            self._signalled = (
-                True  # it may have ended while the run had ended too, and got no signal
-            )
+            self._signalled = True  # the signal may have come while the run had ended, and got lost
             return
         try:
             await self._waits.wait_at(self._after, self._signal, timeout)
