@@ -86,10 +86,10 @@ class Sweep(Service):
         """Does everything that is due now, whichever process has the duty; returns how many
         executions were looked at."""
         await self._context.store.keep_time()
-        return await self._round(everybody=True)
+        return await self._round(all_lines=True)
 
-    async def _round(self, *, everybody: bool) -> int:
-        """`everybody`: all that wait for limits are looked at, however long that takes."""
+    async def _round(self, *, all_lines: bool) -> int:
+        """`all_lines`: every line that waits for a limit is looked at, however long that takes."""
         try:
             await self._schedules.fire_due()
         except FlowFabricError as trouble:  # such as a schedule that cannot be read
@@ -105,7 +105,7 @@ class Sweep(Service):
             )
             await self._tell(fresh, answers)
         await self._dispatcher.sweep()
-        await self._limits.sweep(everybody=everybody)
+        await self._limits.sweep(all_lines=all_lines)
         await self._workers.finish()
         return len(looked_at)
 
@@ -191,7 +191,7 @@ class Sweep(Service):
         if not self._must_look(seen, now):
             pause = self._until([seen.next_at, self._limits.opens_at], now)
             return REST_PAUSE if pause == MAX_PAUSE and not seen.ready else pause
-        await self._round(everybody=False)
+        await self._round(all_lines=False)
         if now - self._trimmed_at >= TRIM_EVERY:
             if await self._trim_page() == PAGE:
                 return 0.0  # the rest page by page: what becomes due meanwhile does not wait

@@ -29,7 +29,7 @@ from flowfabric.core.flow.graph import admitted, check_on, check_policy
 from flowfabric.core.flow.join import Edge, Join, JoinPolicy, JoinState, count
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState, changed, counted_as, open_flow
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
-from flowfabric.core.flow.progress import Settled, rejoined, stand
+from flowfabric.core.flow.progress import rejoined, stand
 
 
 class Added(Struct, frozen=True):
@@ -164,10 +164,10 @@ def seal(flow: Flow, now: Millis) -> FlowChange:
     return FlowChange(flow, after, owed=(release,))
 
 
-def unseal(snapshot: Snapshot | None, now: Millis) -> "Change[Settled]":
+def unseal(snapshot: Snapshot | None, now: Millis) -> "Change[object]":
     """Lets a member of a sealed flow go: its join is judged, then the other gates are asked."""
     if snapshot is None or not snapshot.life.unsealed:
-        return unchanged(Settled(0, None))
+        return unchanged(None)
     join = snapshot.life.join
     if join is not None and join.n < join.needed:
         # The flow was cancelled before all edges were there: some never come.

@@ -4,7 +4,6 @@ execution may run or is skipped."""
 from typing import NamedTuple
 from uuid import UUID
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
@@ -43,13 +42,6 @@ class Settlement(NamedTuple):
     round: int | None = None
 
 
-class Settled(Struct, frozen=True):
-    """`edges` of those asked for were settled now; the join is as it stands afterwards."""
-
-    edges: int
-    join: Join | None
-
-
 def needed_to_settle(
     snapshot: Snapshot | None, settlements: tuple[Settlement, ...]
 ) -> Needs | None:
@@ -60,21 +52,21 @@ def needed_to_settle(
 
 def settle(
     snapshot: Snapshot | None, now: Millis, loaded: Loaded, settlements: tuple[Settlement, ...]
-) -> "Change[Settled]":
+) -> "Change[object]":
     """Counts endings of upstreams, each edge once however often its ending is brought."""
     if snapshot is None:
-        return unchanged(Settled(0, None))
+        return unchanged(None)
     join = snapshot.life.join
     fresh = [each for each in settlements if _is_open(loaded, each, snapshot)]
     if join is None or not fresh:
-        return unchanged(Settled(0, join))
+        return unchanged(None)
     for each in fresh:
         join = count(join, loaded.edges[each.edge].edge.on, each.outcome)
     change = rejoined(snapshot, now, replace(snapshot.life, join=join))
     return replace(change, settled=tuple((each.edge, each.outcome) for each in fresh))
 
 
-def rejoined(snapshot: Snapshot, now: Millis, life: Life) -> "Change[Settled]":
+def rejoined(snapshot: Snapshot, now: Millis, life: Life) -> "Change[object]":
     """The execution with another join, or with its flow sealed. Unless the flow is open its join is
     judged; one that fires lets the execution pass or skips it, in the same change."""
     before, join = snapshot.life.join, life.join
@@ -82,12 +74,12 @@ def rejoined(snapshot: Snapshot, now: Millis, life: Life) -> "Change[Settled]":
         join = evaluate(join, now)
         life = replace(life, join=join)
     if join is None or isinstance(snapshot.state, Ended) or not _fires(before, join):
-        return Change(_settled(join), snapshot, stand(snapshot, now, life))
+        return Change(None, snapshot, stand(snapshot, now, life))
     if join.state is JoinState.IMPOSSIBLE:
-        change: Change[Settled] = replace(_skip(snapshot, now, life), outcome=_settled(join))
+        change = _skip(snapshot, now, life)
     else:
-        change = Change(_settled(join), snapshot, stand(snapshot, now, life))
-    return replace(change, owed=siblings(change.after, join))
+        change = Change(None, snapshot, stand(snapshot, now, life))
+    return replace(change, outcome=None, owed=siblings(change.after, join))
 
 
 def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapshot:
@@ -152,11 +144,7 @@ def _fires(before: Join | None, join: Join) -> bool:
     return open and join.n > 0 and join.state is not JoinState.PENDING
 
 
-def _settled(join: Join | None) -> Settled:
-    return Settled(0 if join is None else join.n - join.running, join)
-
-
-def _skip(snapshot: Snapshot, now: Millis, life: Life) -> "Change[Settled]":
+def _skip(snapshot: Snapshot, now: Millis, life: Life) -> "Change[object]":
     """One that never ran is skipped; one with an attempt in hand is cancelled, its lease with
     it: nothing that ran was skipped."""
     if snapshot.current_attempt is None:

@@ -119,6 +119,8 @@ class Watcher(Generic[T]):
 
     def committed(self, commit: Commit) -> None:
         """What this process ended itself is answered at once."""
+        if not self._waiters:
+            return
         for uuid, found in self._awaited.ended_by(commit).items():
             if uuid not in self._waiters:
                 continue

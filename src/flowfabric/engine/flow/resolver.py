@@ -303,16 +303,19 @@ def _bringing(
         Settlement(id, *endings[state.edge.flow, state.edge.upstream])
         for id, state in edges.items()
     ]
-    settling = _settling(open[0].state.edge.downstream, brought)
-    settling.held, settling.loaded = open[0].downstream, Loaded({}, {}, [], edges)
-    return settling
+    child, seen = open[0].state.edge.downstream, Loaded({}, {}, [], edges)
+    return _settling(child, brought, open[0].downstream, seen)
 
 
-def _settling(child: UUID, settlements: list[Settlement]) -> Decision:
-    found = tuple(settlements)
-
-    rule = partial(rules.settle, settlements=found)
-    return Decision(child, rule, needs=partial(rules.needed_to_settle, settlements=found))
+def _settling(
+    child: UUID,
+    settlements: Iterable[Settlement],
+    held: Snapshot | None = None,
+    loaded: Loaded | None = None,
+) -> Decision:
+    brought = tuple(settlements)
+    needs = partial(rules.needed_to_settle, settlements=brought)
+    return Decision(child, partial(rules.settle, settlements=brought), held, needs, loaded)
 
 
 def _cancel_pending(

@@ -28,7 +28,7 @@ class Posting(Struct):
     """A rule waiting to be decided, and what it needs. The rule changes the ledger only when it
     does not raise. `alone`: budgets of which nothing else is made or deleted in the same batch."""
 
-    ask: LedgerNeeds
+    needs: LedgerNeeds
     rule: Callable[[BudgetLedger, Millis], Any]
     alone: tuple[str, ...] = ()
     outcome: Any = None
@@ -44,13 +44,13 @@ class LedgerWriter:
 
     def post(
         self,
-        ask: LedgerNeeds,
+        needs: LedgerNeeds,
         rule: Callable[[BudgetLedger, Millis], T],
         *,
         alone: tuple[str, ...] = (),
     ) -> Awaitable[T]:
         """What the rule answers, once what it posted is durable."""
-        return self._batcher.put(Posting(ask, rule, alone))
+        return self._batcher.put(Posting(needs, rule, alone))
 
     async def drain(self) -> None:
         await self._batcher.drain()
@@ -65,11 +65,11 @@ class LedgerWriter:
         return [answer for posting in postings for answer in await self._flush([posting])]
 
     async def _post(self, postings: list[Posting]) -> list[Any]:
-        ask = merged(postings)
+        needs = merged(postings)
 
         async def round(number: int) -> list[Any] | Literal[RaceLost.RACE_LOST]:
             now = self._store.clock.now()
-            ledger = await self._store.ledger(ask)
+            ledger = await self._store.ledger(needs)
             before = dict(ledger.budgets)
             turn_over(ledger, now)
             _decide(postings, ledger, now)
@@ -78,7 +78,7 @@ class LedgerWriter:
             self._tell(before, ledger)
             return [posting.outcome for posting in postings]
 
-        names = ", ".join(ask.budgets[:3]) or "the ledger"
+        names = ", ".join(needs.budgets[:3]) or "the ledger"
         return await retry(round, f"budget {names}", MAX_ROUNDS)
 
     def _tell(self, before: dict[str, Budget], ledger: BudgetLedger) -> None:
@@ -96,12 +96,12 @@ class LedgerWriter:
 
 def merged(postings: list[Posting]) -> LedgerNeeds:
     """What all of them need."""
-    asks = [posting.ask for posting in postings]
+    asked = [posting.needs for posting in postings]
     return LedgerNeeds(
-        budgets=_union(ask.budgets for ask in asks),
-        charges=_union(ask.charges for ask in asks),
-        executions=_union(ask.executions for ask in asks),
-        reservations=_union(ask.reservations for ask in asks),
+        budgets=_union(each.budgets for each in asked),
+        charges=_union(each.charges for each in asked),
+        executions=_union(each.executions for each in asked),
+        reservations=_union(each.reservations for each in asked),
     )
 
 

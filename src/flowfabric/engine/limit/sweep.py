@@ -33,15 +33,15 @@ class LimitSweep(Service):
         self._rests_until = 0.0
         self._background = Background("looking at limits", log)
 
-    async def sweep(self, *, everybody: bool = True) -> None:
+    async def sweep(self, *, all_lines: bool = True) -> None:
         """Resets budgets that are due, then lets in and through all that there is room for.
-        Without `everybody` only now and then, if that takes long: room is given away as soon as
+        Without `all_lines` only now and then, if that takes long: room is given away as soon as
         there is any, and what is due meanwhile must not wait for those that can only wait."""
         loop = asyncio.get_running_loop()
         try:
             await self._budget_gate.sweep()
             begun_at = loop.time()
-            if not everybody and begun_at < self._rests_until:
+            if not all_lines and begun_at < self._rests_until:
                 self._releases.reopen(self._now())
                 return
             await self._look_at_all()
