@@ -35,6 +35,7 @@ check: $(INSTALLED)  ## check lint, format, types, layers, sizes, SQL, names, pr
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/check_sql.py
 	$(BIN)/python tools/check_house.py
+	$(BIN)/python tools/check_prose.py
 	$(BIN)/python tools/scenarios.py --check
 
 chaos: $(INSTALLED)  ## kill, freeze and cut off real workers for five minutes

@@ -471,9 +471,9 @@ async def test_a_token_for_a_stranger_is_refused(bench: Bench) -> None:
     @bench.fabric.task()
     async def deploy(ctx: Context) -> str:
         asked = await ctx.request_approval("deploy", approvers=THREE)
-        with pytest.raises(Invalid, match="one of the approvers, 'mallory' is none"):
+        with pytest.raises(Invalid, match="which 'mallory' is not"):
             await asked.token("mallory")
-        with pytest.raises(Invalid, match="one of the approvers, nobody is none"):
+        with pytest.raises(Invalid, match="give the name of one of the approvers"):
             await asked.token()
         with pytest.raises(Invalid, match="expires is not a duration"):
             await asked.token("ada", expires="soon")

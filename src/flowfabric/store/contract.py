@@ -143,8 +143,9 @@ class FlowStore(Protocol):
 
     async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
         """Writes changes that only count chores: each flow whose version stands, with its chores
-        that are done and those that are owed. The flows were read before the chores, so a version
-        that stands means that nobody else has counted them. Returns the flows that were written."""
+        that are done and those that are owed. The flows were read before the chores, so an
+        unchanged version means that no other process has counted them. Returns the flows that were
+        written."""
 
     async def unsettled(
         self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
@@ -201,11 +202,11 @@ class QuotaStore(Protocol):
         counts them still, which is harmless."""
 
     async def crowds(self, after: int, limit: int) -> list[Crowd]:
-        """Queues in which somebody waits, by number above `after`. Must not read every row that
-        waits: a hundred thousand may wait in one queue."""
+        """Queues with waiting executions, by number above `after`. Must not read every waiting row:
+        a hundred thousand may wait in one queue."""
 
     async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
-        """How full the queues of a quota are, those with somebody waiting or running, by number."""
+        """How many wait and run in each queue of a quota, by number; empty queues are left out."""
 
     async def executions_in(self, place: Place, limit: int) -> list[UUID]:
         """Which executions are at that place, at most so many."""
@@ -307,7 +308,7 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
         """Takes the best `limit` executions of `ready` (lost ones included) whose route the worker
         satisfies: in the given lanes (empty: every lane) and namespace (None: every one), of the
-        given kinds (None: every kind), no live hold for somebody else, as far as their lanes allow
+        given kinds (None: every kind), no live hold for another worker, as far as their lanes allow
         (`LaneStore`), by (rank, id) over all of them. Each moves to `lease` exactly as
         `core.execution.lease.take` would do it, with its event. Rows locked by another claimer are
         skipped: a short result does not mean an empty queue. With `repeated` the executions this
@@ -339,17 +340,17 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         """The general way to write: locks every state row a change was decided on, keeps the
         changes whose version stands in the same place (and, for a lease, whose expiry stands: a
         renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
-        waitpoints (one that is there stays), signals, which suspension earlier signals counted
-        for, marks (the last of a key stays), how edges were settled, and the chores the change
-        owes to its flow. One change per execution. Returns the executions whose change was
-        written; the others have moved meanwhile and must be decided anew."""
+        waitpoints (one that is there stays), signals, which suspension earlier signals counted for,
+        marks (the last of a key stays), how edges were settled, and the chores the change owes to
+        its flow. One change per execution. Returns the executions whose change was written; the
+        others have changed and must be decided again."""
 
     async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
-        """Submissions that wait at the door, oldest first; of the given ids only, if given."""
+        """Submissions in the inbox, oldest first; only those with the given ids, if given."""
 
     async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
-        """Turns arrivals into executions of the same id, each once whoever asks; returns how
-        many. Their keys were taken when they arrived."""
+        """Turns inbox entries into executions of the same id, each once, whichever process asks;
+        returns how many. Their keys were taken when they reached the inbox."""
 
     # -- what is due
 
@@ -383,7 +384,7 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         Corruption names one that cannot be read; ask for the others without it."""
 
     async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
-        """Which of these executions have ended: the cheap question of whoever waits."""
+        """Which of these executions have ended: the cheap query of waiting callers."""
 
     async def detail(self, uuid: UUID) -> Detail | None:
         """One execution with payload, tags, progress and the last moment anything happened."""

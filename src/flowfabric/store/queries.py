@@ -90,7 +90,7 @@ class SideWrite(Struct, frozen=True, gc=False):
 
 
 class InboxEntry(Struct, frozen=True):
-    """A submission made in somebody else's transaction; `options` is a document with the members
+    """A submission made in the application's transaction; `options` is a document with the members
     of a Submission that are not columns here."""
 
     uuid: UUID
@@ -284,8 +284,8 @@ Place = InQueue | HoldingSlots | ReadySlots | RunningIn
 
 
 class Crowd(Struct, frozen=True):
-    """A queue somebody waits in: at which gate, and who is first. `known`: there is a row that
-    says which quota it is for (only queues before quotas have one)."""
+    """A queue with waiting executions: at which gate, and which is first. `known`: a row says which
+    quota it is for (only queues of quotas have one)."""
 
     queue: int
     gate: Gate
@@ -295,9 +295,9 @@ class Crowd(Struct, frozen=True):
 
 class QuotaViewRequest(Struct, frozen=True):
     """Which lines of a quota a release looks at: those of `queues` (None: of all its queues) in
-    which somebody waits at the limits gate, at most `lines` by (turn, queue), of each the best
-    `depth` by (rank, id). Who has a route of `closed` is passed over, and of `draining` who would
-    begin, as if they were not there."""
+    which executions wait at the limits gate, at most `lines` by (turn, queue), of each the best
+    `depth` by (rank, id). Executions with a route of `closed` are passed over, and those with a
+    route of `draining` if they have not started."""
 
     quota: str
     queues: tuple[int, ...] | None

@@ -1,4 +1,4 @@
-"""Tokens: what authorises somebody outside to signal one waitpoint.
+"""Tokens: text that authorises its holder to signal one waitpoint.
 
 `kid:` and 64 hex digits: an HMAC-SHA256 over everything that makes the waitpoint this one. A
 *bound* token goes on with a dot and its claims (who may use it, for which decisions, until when,

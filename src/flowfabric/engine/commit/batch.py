@@ -1,8 +1,8 @@
-"""Group commit: calls that arrive while one is under way ride the next one together.
+"""Group commit: calls that arrive during a flush share the next one.
 
-There is no timer. An idle caller's item goes at once; a busy moment makes larger batches by
-itself. Each caller waits for its own item only, and a caller that goes away takes nobody along:
-the flush runs in the batcher's own task.
+There is no timer. An idle caller's item goes at once; a busy moment makes larger batches by itself.
+Each caller waits only for its own item, and cancelling one caller does not affect the others: the
+flush runs in the batcher's own task.
 """
 
 import asyncio

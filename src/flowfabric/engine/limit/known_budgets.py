@@ -52,7 +52,7 @@ class KnownBudgets(Service):
         )
 
     async def refresh(self) -> None:
-        """Whoever asks meanwhile waits: budgets that are not known would admit everybody."""
+        """Callers wait for the refresh: an unknown budget would admit everything."""
         async with self._refreshing:
             now = asyncio.get_running_loop().time()
             if self._refreshed_at is not None and now - self._refreshed_at < REFRESH:

@@ -1,4 +1,4 @@
-"""Which work nobody can take now, and the slots it gives back to others."""
+"""The routes from which no worker can claim now, and the slots that their executions give back."""
 
 import asyncio
 
@@ -30,8 +30,8 @@ MAX_WORKERS = 5000
 
 
 class ClosedRoutes(Service):
-    """Looks at lanes and workers, and has slots given back that nobody can use. `known` is what was
-    seen at the last look."""
+    """Reads lanes and workers, and makes executions give back slots that they cannot use. `known`
+    is the result of the last read."""
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
@@ -61,8 +61,8 @@ class ClosedRoutes(Service):
             self.known += unclaimable((route,), self._lanes, self._workers, self._now())
 
     async def give_slots_back(self) -> list[Snapshot]:
-        """Those that nobody can take give their slots to others who wait and can be taken; returns
-        them as they were, as far as rates have counted their start."""
+        """Executions that no worker can take give their slots to waiting ones that can be taken.
+        Returns those whose start a rate has counted, as they were before."""
         closed = self.known
         if not closed.routes:
             return []
@@ -84,7 +84,7 @@ class ClosedRoutes(Service):
     async def _wanted(
         self, idle: list[Snapshot], closed: Unclaimable, now: Millis
     ) -> list[Snapshot]:
-        """Those whose slots are missed by somebody."""
+        """The executions whose slots others wait for."""
         quotas = {use.quota for snapshot in idle for use in snapshot.execution.uses}
         standings = {
             quota: await self._context.store.quota_view(

@@ -166,7 +166,7 @@ class Writer:
             gone = [(move.uuid,) for move in moves if move.origin is place and not _in_place(move)]
             deleted = await self.send(_GONE[place], gone)
             if len(deleted) != len(gone):
-                raise AssertionError("a locked row was moved by somebody else")
+                raise AssertionError("another session moved a locked row")
 
     async def _put_in(self, moves: Sequence[RowMove]) -> None:
         for place in StateTable:

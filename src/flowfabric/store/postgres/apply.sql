@@ -55,7 +55,7 @@ select * from unnest(
 )
 
 -- name: changed_lease
--- In place, so that whoever writes beside the lease meanwhile still finds it.
+-- In place, so that a concurrent write of steps or progress still finds the lease.
 update {schema}.lease t
 set version = g.version, epoch = g.epoch, rank = g.rank, flags = g.flags, attempt = g.attempt,
     start = g.start, life = g.life, claim = g.claim, worker = g.worker, started_at = g.started_at,
@@ -127,7 +127,8 @@ select * from unnest($1::uuid[], $2::integer[], $3::uuid[], $4::uuid[], $5::byte
 
 -- name: counted_signals
 -- Looked up by key and then by place, so that no plan made while the table is empty reads all of
--- it later. Only whoever holds the execution's state row writes its signals: they do not move.
+-- it later. Only the session that locks the execution's state row writes its signals, so they do
+-- not move.
 update {schema}.signal t set suspension = g.suspension
 from (
     select f.ctid as place, c.suspension
@@ -144,7 +145,7 @@ select * from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::bytea[])
 on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
 
 -- name: settled_edges
--- As counted_signals: only whoever holds the downstream's state row writes the edges into it.
+-- Like counted_signals: only the session that locks the downstream's state row writes its edges.
 update {schema}.edge t set outcome = g.outcome
 from (
     select f.ctid as place, c.outcome

@@ -25,7 +25,7 @@ FROZEN_MILLIS = 1000
 """A transaction whose client says nothing for so long is ended by the server: a process that was
 stopped keeps no row locked."""
 SILENT_MILLIS = 8000
-"""Packets unanswered for so long mean that there is nobody at the other end."""
+"""Packets unanswered for this long mean that the other end is gone."""
 
 BOUNDS = {
     "idle_in_transaction_session_timeout": str(FROZEN_MILLIS),
@@ -55,7 +55,7 @@ FREE = _COMMON | {"plan_cache_mode": "force_custom_plan"}
 """For questions whose best plan depends on what is asked."""
 
 _FORGETFUL = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-"""What was prepared a moment ago is unknown, or somebody else's: the session is another one."""
+"""A statement prepared a moment ago is unknown, or another's: the session is a different one."""
 
 
 def turn_into(settings: Mapping[str, str]) -> str:
@@ -94,7 +94,7 @@ class Dialer:
         return connection
 
     async def dial(self, settings: Mapping[str, str]) -> Connection:
-        later = self.address.pooler == "session"  # it takes no settings at the door
+        later = self.address.pooler == "session"  # it takes no settings on connect
         connection: Connection = await asyncpg.connect(
             self.address.dsn,
             timeout=CONNECT_SECONDS,

@@ -1,8 +1,8 @@
 -- Changes that need no transaction of their own: one statement compares, moves and writes the rest.
--- Rows of `parked` and `ready` are never changed in place, so that one found by its place is the one
--- that was compared, or gone. Whoever had to wait for a lock finds it gone, and then writes nothing
--- for it. Edges and signals beside it are written only by whoever holds it: while it stands, the
--- places of its edges stand too.
+-- Rows of `parked` and `ready` are never changed in place, so a row found by its place is the one
+-- that was compared, or gone. A statement that had to wait for a lock finds the row gone and writes
+-- nothing for it. Only the session that locks the row writes its edges and signals: while the row
+-- exists, its edges keep their places.
 
 -- name: readied_directly
 -- From `parked` to `ready`.

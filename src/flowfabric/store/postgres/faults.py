@@ -40,7 +40,7 @@ _MISSING = ("3F000", "42P01")
 
 
 class Broken(Exception):
-    """The connection broke while a statement was under way: nobody knows what became of it."""
+    """The connection broke during a statement, whose outcome is unknown."""
 
 
 def is_broken(error: BaseException) -> bool:
@@ -92,8 +92,8 @@ async def divide(
     """Sends everything at once. When an item is refused, its neighbours are written all the
     same: the batch is cut into pieces until the guilty one is alone, which is raised at the end.
 
-    The second argument of `send` is how many seconds to wait for what somebody else keeps locked:
-    an item by itself waits, but none among others."""
+    The second argument of `send` is how many seconds to wait for a lock of another session: an item
+    by itself waits, an item among others does not."""
     answers: list[Answer] = []
     refused: list[Invalid | Locked] = []
     patience = PATIENCE_SECONDS if len(items) == 1 else 0.0

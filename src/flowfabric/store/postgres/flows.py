@@ -93,8 +93,8 @@ async def _unsettled(
 async def _count(
     session: Session, changes: Sequence[FlowChange], connection: Connection, repeated: bool
 ) -> set[UUID]:
-    """Whoever moves a flow on has its chores for itself: they go with its version. A repeat
-    after a lost reply finds every version moved, and its chores gone with them."""
+    """A process that changes a flow owns its outbox entries, which are deleted with the version. A
+    repeat after a lost reply finds every version changed, and the entries gone."""
     rows = [
         (*FLOWS.row(change.after), change.before.version)
         for change in changes
@@ -161,8 +161,8 @@ class _Moved(Exception):
 
 
 class Flush:
-    """Writes a change of a flow, in a transaction: the flow itself first, so that nobody else
-    changes it meanwhile, then everything else as it is compared."""
+    """Writes a change of a flow, in a transaction: the flow itself first, so that no other process
+    changes it in the meantime, then everything else as it is compared."""
 
     def __init__(
         self,

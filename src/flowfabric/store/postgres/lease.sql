@@ -1,7 +1,7 @@
 -- What owners do: renew, end, write beside their lease.
 
 -- name: renewed_leases
--- The version stays: renewing extends a lease, nobody's decision depends on it.
+-- The version stays: a renewal only extends a lease, and no decision depends on it.
 update {schema}.lease l
 set expires_at = greatest(l.expires_at, $5::bigint + g.ttl), renewed_at = $5
 from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[]) as g (id, claim, epoch, ttl)

@@ -180,8 +180,8 @@ cross join lateral (
 ) a
 
 -- name: released
--- Compared under lock, in the order of names; whoever waited for a lock finds another version, and
--- everything else depends on the versions. Parked rows are never changed in place, so that one
+-- Compared under lock, in the order of names; a statement that waited for a lock finds another
+-- version, and everything else depends on the versions. Parked rows are never changed in place, so that one
 -- found by its place is the one that was compared, or gone. Queues are kept from being trimmed: a
 -- slot of one without rows would not be counted. The moment of admission takes the place of the
 -- creation in the rank. The first column tells whether all that stood.
@@ -298,7 +298,7 @@ left join lateral (
 select name from {schema}.quota where name = any($1::text[]) order by name for no key update
 
 -- name: taken_back_starts
--- The quotas are locked by the statement before: nobody else writes admissions of them.
+-- The quotas are locked by the statement before: no other session writes their admissions.
 with counted as materialized (
     select
         a.ctid as place, a.count,

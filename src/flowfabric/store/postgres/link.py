@@ -49,8 +49,8 @@ class Link:
     ) -> T:
         """Does the work, again if the reply was lost or a rival won; errors are the engine's.
 
-        `limit` is how long the first try may take, `patience` how long it is tried again when
-        somebody else keeps locked what it needs; both in seconds."""
+        `limit` is how long the first try may take, `patience` how long it is retried while another
+        session holds a lock it needs; both in seconds."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + patience
         while True:

@@ -72,8 +72,8 @@ async def _create(
             rest = [creation for creation in rest if _uuid(creation) not in answers]
         if not rest:
             return answers
-    # Each time somebody else's came and went between the two statements.
-    raise Unavailable("submissions kept meeting rivals that vanished")
+    # Each time, another submission with the key came and went between the two statements.
+    raise Unavailable("submissions with the same key came and went; try again")
 
 
 async def _known(
@@ -127,7 +127,7 @@ async def _admit(
     connection: Connection,
     repeated: bool,
 ) -> int:
-    """Whoever comes second finds the arrivals gone, also after a lost reply."""
+    """The second caller finds the inbox entries gone, also after a lost reply."""
     queries = session.queries
     async with connection.transaction():
         ids = [_uuid(creation) for creation in creations]

@@ -26,7 +26,7 @@ made as (
     returning execution.id
 ),
 made_ready as (
-    -- version 1, no lease yet, the first attempt to come, held for nobody
+    -- version 1, no lease yet, the first attempt to come, without a hold
     insert into {schema}.ready (
         id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until
     )

@@ -1,7 +1,7 @@
 -- Waitpoints, signals and marks.
 
 -- name: recalled
--- Everything rules asked for in one round trip; a kind nobody asked for is an empty array. The
+-- Everything rules asked for in one round trip; a kind that was not asked for is empty. The
 -- offsets keep a plan that was made while a table was empty from reading all of it for each key, and
 -- so does the order of edges, which only one index has.
 select 1 as kind, w.id, null::bytea as mark, null::bigint as until, null::uuid as suspension, w.doc

@@ -221,8 +221,8 @@ class Wires:
         return connection
 
     def _failed(self, error: Exception) -> NoReturn:
-        """Refused: whoever asked may have another connection, or learns why. Otherwise it broke
-        while it was made, which happens to one that is made again."""
+        """If the server refused, the caller may use another connection, or gets the reason.
+        Otherwise the new connection broke, and is opened again."""
         if not is_refusal(error):
             raise Broken from error
         self._refused_until = asyncio.get_running_loop().time() + REFUSED_SECONDS

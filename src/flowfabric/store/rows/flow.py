@@ -106,8 +106,8 @@ def _narrowest(query: EdgeQuery) -> tuple[str, tuple[UUID, ...] | None]:
 
 
 class Turn:
-    """Whose turn it is: whoever asks again begins where it stopped, so that a flow whose chores
-    cannot be done does not hide the others."""
+    """Whose turn it is: the next call continues where the last one stopped, so that a flow whose
+    outbox cannot be worked off does not hide the others."""
 
     def __init__(self) -> None:
         self._after: UUID | None = None

@@ -46,7 +46,7 @@ def read_uses(doc: bytes) -> Uses:
 
 
 def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:
-    """The lines that need none of the quotas that cannot be read: nobody knows what those allow."""
+    """The lines that use no unreadable quota, whose limits are unknown."""
     return [line for line in lines if not any(use.quota in damaged for use in line.uses)]
 
 

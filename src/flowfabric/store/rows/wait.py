@@ -186,8 +186,8 @@ def _last(marks: Iterable[DedupRecord]) -> dict[bytes, DedupRecord]:
 
 
 def _buffers(asks: Iterable[Needs]) -> list[tuple[UUID, UUID, int, int | None]]:
-    """Of each waitpoint the signals after the earliest number anybody asks from: the first few if
-    nobody asks for more (None: all)."""
+    """For each waitpoint, the signals after the earliest number that a rule asks for: the first few
+    if no rule asks for more (None: all)."""
     found: dict[tuple[UUID, UUID], tuple[int, int | None]] = {}
     for ask in asks:
         for waitpoint, taken in ask.buffered:

@@ -87,7 +87,7 @@ def decided_of(changes: Sequence[Change[object]]) -> list[Decided]:
 
 def _fence(item: Decided) -> tuple[bytes, int, int, bytes]:
     head, state = item.before.head, item.before.state
-    # Nobody holds a lease without an id: whatever is not active is refused.
+    # No lease has an empty id, so anything that is not active is refused.
     claim = state.lease.id.bytes if isinstance(state, Active) else b""
     return item.id, head.version, head.epoch, claim
 

@@ -59,7 +59,7 @@ where route in (select value from json_each(:routes))
 group by route
 
 -- name: set_aside_ready
--- Kept for nobody until a moment: no worker has an empty name.
+-- Hidden from all workers until a moment: no worker has an empty name.
 update ready set held_until = ?, held_for = '' where id in (?)
 
 -- name: taken_leases

@@ -10,7 +10,7 @@ left join lease as l on l.id = g.id and l.epoch = g.epoch and l.claim = g.claim
 where l.id is null
 
 -- name: renewed_leases
--- The version stays: renewing extends a lease, nobody's decision depends on it.
+-- The version stays: a renewal only extends a lease, and no decision depends on it.
 update lease set expires_at = max(expires_at, ?), renewed_at = ? where id in (?)
 
 -- name: later_leases

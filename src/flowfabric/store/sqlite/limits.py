@@ -116,7 +116,8 @@ def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: int) ->
 
 
 def idle_queues(session: Session, limit: int) -> list[int]:
-    """Queues nobody needs. Looking for them may take long, so no writer does it."""
+    """Queues without executions. Finding them may take long, so it is not done in a write
+    transaction."""
     return [id for (id,) in session.rows("idle_queues", {"limit": limit})]
 
 

@@ -27,7 +27,7 @@ PATIENCE = 10.0
 """Seconds to wait for another process before giving up."""
 
 MAX_JOBS = 512
-"""Most operations of one transaction, so that nobody holds the lock for long."""
+"""The most operations of one transaction, so that the lock is not held for long."""
 
 _log = logging.getLogger(__name__)
 _jitter = random.Random()  # noqa: S311 - spreads retries, protects nothing
@@ -102,7 +102,7 @@ class Runner:
         return result
 
     def post(self, task: Callable[[Session], None]) -> None:
-        """Has `task` run soon, outside any transaction; nobody waits for it."""
+        """Runs `task` soon, outside any transaction; no caller waits for it."""
         if self._thread is None:
             self._attempt(task)
         else:
@@ -126,7 +126,9 @@ class Runner:
         if self._closed:
             raise Unavailable(f"{self._path} was closed")
         if self._pid != os.getpid():
-            raise Unavailable(f"{self._path} was opened before this process was forked; open anew")
+            raise Unavailable(
+                f"{self._path} was opened before this process was forked; open it again"
+            )
 
     # -- in the thread
 
@@ -195,7 +197,7 @@ class Runner:
         self._watch.ended(session)
 
     def _attempt(self, task: Callable[[Session], None]) -> None:
-        """Runs something nobody waits for: if it fails, it is tried at the next occasion."""
+        """Runs a task that no caller waits for; if it fails, it is tried again later."""
         with suppress(Exception):
             task(self.session)
 
@@ -243,7 +245,7 @@ def _deliver(jobs: Sequence[Job]) -> None:
     for job in jobs:
         by_loop.setdefault(job.loop, []).append(job)
     for loop, settled in by_loop.items():
-        # A loop that is closed has nobody left who waits.
+        # A closed loop has no waiting callers.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, settled)
 

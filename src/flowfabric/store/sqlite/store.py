@@ -35,7 +35,7 @@ _Method = Callable[Concatenate["_Working", P], Coroutine[Any, Any, T]]
 
 
 class _Working(Protocol):
-    """What has operations: it has somebody to write and somebody to read."""
+    """What has operations: a writer and a reader."""
 
     writer: Runner
     reader: Runner

@@ -65,8 +65,8 @@ def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[In
 
 
 def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
-    """Whoever comes second finds the arrival gone. An id that was submitted meanwhile is there
-    already, and is let in no second time."""
+    """The second caller finds the inbox entry gone. An id that was submitted in the meantime exists
+    already and is not admitted again."""
     by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
     here = {id for (id,) in session.among("known_arrivals", list(by_id))} if by_id else set()
     if here:

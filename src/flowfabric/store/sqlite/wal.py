@@ -48,5 +48,5 @@ class Checkpoints:
 
 
 def _start_over(session: Session) -> None:
-    """Copies the rest while nobody writes, so that the next commit begins the log anew."""
+    """Copies the rest while there is no writer, so that the next commit starts the log over."""
     session.connection.execute("pragma wal_checkpoint(restart)").fetchone()

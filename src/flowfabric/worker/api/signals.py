@@ -133,9 +133,9 @@ class SignalsApi:
         expires: Span | None = None,
         single_use: bool = False,
     ) -> Token:
-        """A token for what a run waits at, to be handed to somebody outside; bound to an approver,
-        to decisions, to a time or to one use, if any of these is given. `token.reveal()` gives
-        its text."""
+        """A token for a waitpoint of a run, to hand to a person or program outside; bound to an
+        approver, to decisions, to a time or to one use, if any of these is given. `token.reveal()`
+        gives its text."""
         names = tuple(str(each) for each in check_names(decisions, "decisions"))
         engine = await self._client.engine()
         id, waitpoint = _address(run)

@@ -115,8 +115,12 @@ class Approval:
         counted from the first time this very call was made, which is recorded as a step."""
         waits, named = self._waits, self._asked.terms.approvers
         if named and approver not in named:
-            given = "nobody" if approver is None else repr(str(approver)[:80])
-            raise Invalid(f"a token is for one of the approvers, {given} is none")
+            if approver is None:
+                raise Invalid(
+                    "a token is for one of the approvers: give the name of one of the approvers"
+                )
+            shown = repr(str(approver)[:80])
+            raise Invalid(f"a token is for one of the approvers, which {shown} is not")
         span = None if expires is None else parse_span(expires, "expires")
         expires_at = None if span is None else Millis(await self._asked_at() + span)
         return await waits._token(self._asked.id, approver=approver, expires_at=expires_at)
