@@ -30,7 +30,7 @@ def test_a_text_that_hides_the_actor_is_refused(tmp_path: Path, text: str) -> No
 
 
 def test_code_is_read_where_people_read_it(tmp_path: Path) -> None:
-    source = 'anew = 1  # counted anew\n"""Docstring."""\nlog = f"nobody took {anew}"\n'
+    source = 'nobody = 1  # counted anew\n"""Docstring."""\nlog = f"somebody took {log}"\n'
     found = check_prose.check(written(tmp_path, "src/a.py", source))
     assert [complaint.split(":")[1] for complaint in found] == ["1", "3"]
 
