@@ -12,7 +12,7 @@ from flowfabric.core.flow.model import Cancellation, CancelPolicy, Flow, FlowCha
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 
 PARENT_ENDED = "parent_ended"
-"""Why a flow is cancelled whose run ended without success."""
+"""Cancel reason of a flow whose run ended without success."""
 
 
 def check_cancel_policy(policy: object) -> CancelPolicy:

@@ -21,7 +21,7 @@ def start(snapshot: Snapshot | None, now: Millis, flow: UUID) -> Change[object]:
 
 
 def forget(snapshot: Snapshot | None, now: Millis, flow: UUID, *, orphan: bool) -> Change[None]:
-    """The run has heard of the end of a flow: there is nothing left to cancel. An `orphan` was
+    """The run knows that a flow has ended: there is nothing left to cancel. An `orphan` was
     cancelled because the run ended, and a replay of the run must know that."""
     if snapshot is None:
         return unchanged(None)

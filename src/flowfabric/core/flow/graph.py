@@ -24,7 +24,7 @@ MAX_LINKS = 1_000_000
 
 
 class GraphNode(Struct, frozen=True):
-    """A member to be: `key` names it inside the flow."""
+    """A member that is to be made; `key` names it inside the flow."""
 
     key: str
     submission: Submission
@@ -114,7 +114,7 @@ def plan(flow: UUID, graph: Graph, now: Millis) -> Plan:
 
 
 def digest_of(graph: Graph) -> str:
-    """What tells two declarations apart."""
+    """Two declarations are the same if their digests are."""
     digest = blake2b(digest_size=16)
     for node in graph.nodes:
         digest.update(msgspec.json.encode((node.key, node.join, _said(node.submission))))
@@ -171,7 +171,8 @@ def check_on(on: object, input: object) -> None:
 
 
 def _check_acyclic(graph: Graph) -> None:
-    """Takes away what waits for nothing until nothing is left; no limit on depth or size."""
+    """Removes members that wait for nothing until none is left; what remains is a cycle. There is
+    no limit on depth or size."""
     waiting = {node.key: 0 for node in graph.nodes}
     after: dict[str, list[str]] = {node.key: [] for node in graph.nodes}
     for link in graph.links:
@@ -189,7 +190,7 @@ def _check_acyclic(graph: Graph) -> None:
 
 
 def _cycle(stuck: list[str], links: tuple[GraphEdge, ...]) -> list[str]:
-    """One cycle among members that wait for each other, for people to read."""
+    """One cycle among members that wait for each other, for the error."""
     among = set(stuck)
     before = {link.downstream: link.upstream for link in links if link.upstream in among}
     path: dict[str, None] = {}

@@ -148,7 +148,8 @@ def _waiting_again(
 
 
 def _remembering(join: Join, edges: list[_Edge], upstreams: Mapping[UUID, Snapshot]) -> Join:
-    """The join with how far the upstreams of its open edges were: only later endings count."""
+    """The join, with the version and round of the upstreams of its open edges: only later endings
+    count."""
     floors, rounds = {}, {}
     for edge in edges:
         upstream = upstreams.get(edge.state.edge.upstream)
@@ -233,7 +234,7 @@ def _outcome(member: Snapshot) -> Outcome | None:
 
 
 def _lost_race(member: Snapshot) -> bool:
-    """Whether it was cancelled because a join became impossible that it led to."""
+    """Whether it was cancelled because a join it leads to became impossible."""
     return (
         _outcome(member) is not None
         and is_spared(member)

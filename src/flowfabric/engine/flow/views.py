@@ -1,4 +1,4 @@
-"""Looking at flows."""
+"""Reading flows: one or a page of them, their members, edges, joins and results."""
 
 import asyncio
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ class FlowViews(Service):
         self._resolver = resolver
 
     async def get(self, id: UUID) -> Flow | None:
-        """The flow, with every ending counted, also those that are not written down yet."""
+        """The flow with every ending counted, also those that are still in its outbox."""
         key = parse_uuid(id, "flow")
         flow = await find(self._context.store, FLOWS, key)
         while flow is not None:
@@ -108,8 +108,8 @@ class FlowViews(Service):
             return flow
 
     async def is_orphan(self, flow: UUID) -> bool:
-        """Whether a flow was cancelled since the run that started it ended without success, or is
-        gone by now; what is owed to it is done first."""
+        """Whether a flow was cancelled because the run that started it ended without success, or
+        was deleted since; what is owed to it is done first."""
         key = parse_uuid(flow, "flow")
         await self._resolver.resolve(key)
         found = await find(self._context.store, FLOWS, key)
@@ -209,8 +209,8 @@ class FlowViews(Service):
         return "eligible"
 
     async def inputs(self, snapshot: Snapshot) -> dict[str, bytes | None]:
-        """The results of upstreams by the name under which a member wants them; None for one that
-        gave none, as one that did not succeed. Of several under one name the one that gave it."""
+        """The results of upstreams, by the parameter of the member that takes them; None if the
+        upstream has no result. Of several for one parameter, the first with a result counts."""
         flow, join = snapshot.execution.flow, snapshot.life.join
         if flow is None or join is None or not join.inputs:
             return {}
