@@ -329,7 +329,7 @@ async def test_edges_are_settled_and_recalled_by_key(filled: postgres_bench.Benc
     assert "Tid Scan on edge" in steps
     nothing: list[UUID] = []
     values = (*[nothing] * 8, UUIDS, UUIDS, UUIDS)
-    steps = await plan(filled, PINNED, "recalled", *values)
+    steps = await plan(filled, PINNED, "needed", *values)
     assert "Index Scan using edge_pkey on edge" in steps
     assert "Index Scan using edge_downstream on edge" in steps
 

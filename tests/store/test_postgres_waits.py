@@ -241,7 +241,7 @@ DOCS = [b"x"] * len(UUIDS)
 
 async def test_what_is_recalled_is_read_by_key(filled: Bench) -> None:
     values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, COUNT, UUIDS, UUIDS, UUIDS)
-    steps = await plan(filled, PINNED, "recalled", *values)
+    steps = await plan(filled, PINNED, "needed", *values)
     assert "Index Cond: ((id = a.id) AND (waitpoint = a.waitpoint))" in steps
     assert "Index Cond: ((id = a_1.id) AND (mark = a_1.mark))" in steps
     assert "Index Cond: ((id = a_2.id) AND " in steps
@@ -252,7 +252,7 @@ async def test_what_is_buffered_is_read_without_the_rest(
 ) -> None:
     async with opened(fresh_database(template=crowded_template)) as bench:
         values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, COUNT, UUIDS, UUIDS, UUIDS)
-        steps = await plan(bench, PINNED, "recalled", *values)
+        steps = await plan(bench, PINNED, "needed", *values)
         assert "Index Scan using signal_waitpoint on signal" in steps
         steps = await plan(bench, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])
         assert "Index Scan using signal_suspension on signal" in steps

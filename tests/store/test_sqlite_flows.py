@@ -42,7 +42,7 @@ async def test_edges_are_found_by_the_index_made_for_them(path: str) -> None:
 
 async def test_edges_are_settled_and_recalled_by_key(path: str) -> None:
     assert "PRIMARY KEY (flow=? AND id=?)" in plan(path, "settled_edges", 1, b"", b"")
-    text = plan(path, "recalled", 4, b"", b"", 0)
+    text = plan(path, "needed", 4, b"", b"", 0)
     assert "SEARCH d USING PRIMARY KEY (flow=? AND id=?)" in text
     assert "SEARCH d USING INDEX edge_downstream (flow=? AND downstream=?)" in text
 

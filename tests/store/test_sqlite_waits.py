@@ -28,7 +28,7 @@ def plan(path: str, name: str, *values: object, **named: object) -> str:
 
 
 async def test_what_is_recalled_is_read_by_key(path: str) -> None:
-    text = plan(path, "recalled", 1, b"", b"", 0)
+    text = plan(path, "needed", 1, b"", b"", 0)
     assert "SEARCH w USING PRIMARY KEY (id=? AND waitpoint=?)" in text
     assert "SEARCH m USING PRIMARY KEY (id=? AND mark=?)" in text
     assert "SEARCH s USING INDEX signal_waitpoint (id=? AND waitpoint=? AND number>?)" in text

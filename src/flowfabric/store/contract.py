@@ -112,10 +112,10 @@ class RecordStore(Protocol):
 class WaitStore(Protocol):
     """What executions wait for from outside."""
 
-    async def load_needs(self, asks: Sequence[Needs]) -> list[Loaded]:
-        """For each ask, in order, what exists of what it names: waitpoints, marks (also those that
-        ran out), edges, and the signals buffered at waitpoints, by number. Asked after `load`, so
-        it is never older than the snapshot a rule decides on."""
+    async def load_needs(self, needs: Sequence[Needs]) -> list[Loaded]:
+        """For each of the needs, in order, what exists of it: waitpoints, dedup records (also those
+        that ran out), edges, and the signals buffered at waitpoints, by number. Called after
+        `load`, so it is never older than the snapshot a rule decides on."""
 
     async def signals(
         self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000
@@ -340,10 +340,10 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         """The general way to write: locks every state row a change was decided on, keeps the
         changes whose version stands in the same place (and, for a lease, whose expiry stands: a
         renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
-        waitpoints (one that is there stays), signals, which suspension earlier signals counted for,
-        marks (the last of a key stays), how edges were settled, and the chores the change owes to
-        its flow. One change per execution. Returns the executions whose change was written; the
-        others have changed and must be decided again."""
+        waitpoints (one that is there stays), signals, which suspension earlier signals counted
+        for, dedup records (the last of a key stays), how edges were settled, and the outbox entries
+        that the change owes to its flow. One change per execution. Returns the executions whose
+        change was written; the others have moved meanwhile and must be decided again."""
 
     async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         """Submissions in the inbox, oldest first; only those with the given ids, if given."""

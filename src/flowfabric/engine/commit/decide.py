@@ -105,11 +105,11 @@ class Decisions:
         # renewal moves no version that `apply` could compare.
         now = self._store.clock.now()
         snapshots = await self._snapshots(groups, first=first)
-        memories = await self._load_needs(groups, snapshots, first=first)
+        loaded = await self._load_needs(groups, snapshots, first=first)
         changes, unsure = {}, {}
         for uuid, group in groups.items():
-            memory = memories.get(uuid) or Loaded({}, {}, [])
-            change = _decide_group(group, snapshots.get(uuid), now, memory)
+            found = loaded.get(uuid) or Loaded({}, {}, [])
+            change = _decide_group(group, snapshots.get(uuid), now, found)
             if first and _refused_unseen(group):
                 unsure[uuid] = group
             elif change is not None:
@@ -196,9 +196,9 @@ def _absorb(loaded: Loaded, more: Loaded) -> None:
     loaded.waitpoints.update(more.waitpoints)
     loaded.dedup.update(more.dedup)
     loaded.edges.update(more.edges)
-    known = {heard.signal.number for heard in loaded.signals}
-    loaded.signals += [heard for heard in more.signals if heard.signal.number not in known]
-    loaded.signals.sort(key=lambda heard: heard.signal.number)
+    known = {row.signal.number for row in loaded.signals}
+    loaded.signals += [row for row in more.signals if row.signal.number not in known]
+    loaded.signals.sort(key=lambda row: row.signal.number)
 
 
 def _decide_group(

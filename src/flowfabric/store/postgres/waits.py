@@ -1,4 +1,4 @@
-"""What executions wait for: waitpoints, signals and marks."""
+"""What executions wait for: waitpoints, signals and dedup records."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -9,14 +9,14 @@ from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session, columns, same
 from flowfabric.store.readable import readable
-from flowfabric.store.rows.wait import Recollection, leaves_proof, proof_of, proves, read_heard
+from flowfabric.store.rows.wait import NeedsLoader, leaves_proof, proof_of, proves, read_signal
 
 
-async def load_needs(session: Session, asks: Sequence[Needs]) -> list[Loaded]:
-    recollection = Recollection(asks)
-    if not recollection.wants_nothing:
-        await session.load.run(partial(_load_needs, session, recollection))
-    return recollection.memories()
+async def load_needs(session: Session, needs: Sequence[Needs]) -> list[Loaded]:
+    loader = NeedsLoader(needs)
+    if not loader.wants_nothing:
+        await session.load.run(partial(_load_needs, session, loader))
+    return loader.loaded()
 
 
 async def signals(
@@ -32,26 +32,26 @@ async def signals(
     else:
         values = (uuid, after, limit, suspension)
         rows = await session.fetch(session.load, "signals_counted", *values)
-    return readable(rows, lambda row: read_heard(*row), "a signal of execution", lambda row: uuid)
+    return readable(rows, lambda row: read_signal(*row), "a signal of execution", lambda row: uuid)
 
 
 async def _load_needs(
-    session: Session, recollection: Recollection, connection: Connection, repeated: bool
+    session: Session, loader: NeedsLoader, connection: Connection, repeated: bool
 ) -> None:
-    await fill(recollection, session, connection)
+    await fill(loader, session, connection)
 
 
-async def fill(recollection: Recollection, session: Session, connection: Connection) -> None:
+async def fill(loader: NeedsLoader, session: Session, connection: Connection) -> None:
     """Reads everything that is looked for, in one round trip."""
     values = (
-        *columns(recollection.waitpoints, 2),
-        *columns(recollection.marks, 2),
-        *columns(recollection.buffers, 4),
-        *columns(recollection.edges, 2),
-        *columns(recollection.incoming, 1),
+        *columns(loader.waitpoints, 2),
+        *columns(loader.dedup, 2),
+        *columns(loader.buffers, 4),
+        *columns(loader.edges, 2),
+        *columns(loader.incoming, 1),
     )
-    for row in await connection.fetch(session.queries["recalled"], *values):
-        recollection.add(row, same)
+    for row in await connection.fetch(session.queries["needed"], *values):
+        loader.add(row, same)
 
 
 async def unproven(
@@ -60,11 +60,11 @@ async def unproven(
     """Of changes whose state row is there, those whose other rows are not: a rival wrote an equal
     state row, but another signal, or settled another edge."""
     asked = [(uuid, change) for uuid, change in changes if leaves_proof(change)]
-    recollection = Recollection([proof_of(*item) for item in asked])
-    if not recollection.wants_nothing:
-        await fill(recollection, session, connection)
+    loader = NeedsLoader([proof_of(*item) for item in asked])
+    if not loader.wants_nothing:
+        await fill(loader, session, connection)
     return {
         uuid
-        for (uuid, change), memory in zip(asked, recollection.memories(), strict=True)
-        if not proves(memory, change)
+        for (uuid, change), loaded in zip(asked, loader.loaded(), strict=True)
+        if not proves(loaded, change)
     }

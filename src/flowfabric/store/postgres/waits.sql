@@ -1,6 +1,6 @@
 -- Waitpoints, signals and marks.
 
--- name: recalled
+-- name: needed
 -- Everything rules asked for in one round trip; a kind that was not asked for is empty. The
 -- offsets keep a plan that was made while a table was empty from reading all of it for each key, and
 -- so does the order of edges, which only one index has.

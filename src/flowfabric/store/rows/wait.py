@@ -30,9 +30,10 @@ from flowfabric.store.rows.flow import read_edge
 T = TypeVar("T")
 K = TypeVar("K")
 
-WAITPOINT, MARK, SIGNAL, EDGE, INCOMING, FEW = 1, 2, 3, 4, 5, 6
-"""What is asked of the query `recalled`. The columns of its rows: what it is, id, mark, until (of
-an edge its outcome), suspension, doc; what it is of an edge is EDGE, however it was asked for."""
+WAITPOINT, DEDUP, SIGNAL, EDGE, INCOMING, FEW = 1, 2, 3, 4, 5, 6
+"""What the query `needed` looks for. The columns of its rows: which of these it is, id, key of a
+dedup record, until (of an edge its outcome), suspension, doc. An edge is EDGE, also if it was
+looked for as INCOMING."""
 
 _encode = msgspec.json.Encoder().encode
 _signals = msgspec.json.Decoder(Signal)
@@ -46,7 +47,7 @@ class WaitWrites(Struct):
     waitpoints: list[Row] = field(default_factory=list)
     signals: list[Row] = field(default_factory=list)
     counted: list[Row] = field(default_factory=list)
-    marks: list[Row] = field(default_factory=list)
+    dedup: list[Row] = field(default_factory=list)
 
 
 def writes_waits(change: Change[object]) -> bool:
@@ -63,43 +64,43 @@ def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> WaitWrites:
     rows = WaitWrites()
     for id, change in changes:
         rows.waitpoints += [(id, w.id, _encode(w)) for w in change.waitpoints]
-        rows.signals += [signal_row(id, heard) for heard in change.signals]
+        rows.signals += [signal_row(id, row) for row in change.signals]
         rows.counted += [(id, *counted) for counted in dict(change.counted).items()]
-        rows.marks += [(id, m.key, m.until, m.doc) for m in _last(change.dedup).values()]
+        rows.dedup += [(id, r.key, r.until, r.doc) for r in _last(change.dedup).values()]
     return rows
 
 
-def signal_row(id: UUID, heard: ReceivedSignal) -> Row:
-    signal = heard.signal
-    return (id, signal.number, signal.waitpoint, heard.suspension, _encode(signal))
+def signal_row(id: UUID, row: ReceivedSignal) -> Row:
+    signal = row.signal
+    return (id, signal.number, signal.waitpoint, row.suspension, _encode(signal))
 
 
-def read_heard(doc: bytes, suspension: UUID | None) -> ReceivedSignal:
+def read_signal(doc: bytes, suspension: UUID | None) -> ReceivedSignal:
     return ReceivedSignal(_read(_signals, doc), suspension)
 
 
-class Recollection:
-    """What asks name: the keys to look for, each once, and what was found under them."""
+class NeedsLoader:
+    """Loads what rules need: the keys to look for, each once, and what was found under them."""
 
-    def __init__(self, asks: Sequence[Needs]) -> None:
-        self._asks = asks
-        self.waitpoints = _once((ask.execution, key) for ask in asks for key in ask.waitpoints)
-        self.marks = _once((ask.execution, key) for ask in asks for key in ask.dedup)
-        self.buffers = _buffers(asks)
-        self.edges = _once((ask.execution, key) for ask in asks for key in ask.edges)
-        self.incoming = _once((ask.execution,) for ask in asks if ask.incoming)
+    def __init__(self, needs: Sequence[Needs]) -> None:
+        self._needs = needs
+        self.waitpoints = _once((need.execution, key) for need in needs for key in need.waitpoints)
+        self.dedup = _once((need.execution, key) for need in needs for key in need.dedup)
+        self.buffers = _buffers(needs)
+        self.edges = _once((need.execution, key) for need in needs for key in need.edges)
+        self.incoming = _once((need.execution,) for need in needs if need.incoming)
         self._waitpoints: dict[tuple[UUID, UUID], Waitpoint] = {}
-        self._marks: dict[tuple[UUID, bytes], DedupRecord] = {}
+        self._dedup: dict[tuple[UUID, bytes], DedupRecord] = {}
         self._signals: dict[tuple[UUID, UUID], dict[int, ReceivedSignal]] = {}
         self._edges: dict[UUID, dict[UUID, EdgeState]] = {}
 
     @property
     def wants_nothing(self) -> bool:
-        asked = (self.waitpoints, self.marks, self.buffers, self.edges, self.incoming)
+        asked = (self.waitpoints, self.dedup, self.buffers, self.edges, self.incoming)
         return not any(asked)
 
     def add(self, row: Iterable[Any], uuid: Callable[[Any], UUID]) -> None:
-        """Keeps a row of the query `recalled`; the same one again changes nothing."""
+        """Keeps a row of the query `needed`; the same one again changes nothing."""
         kind, key, mark, until, suspension, doc = row
         id = uuid(key)
         try:
@@ -113,50 +114,50 @@ class Recollection:
         if kind == WAITPOINT:
             waitpoint = _read(_waitpoints, doc)
             self._waitpoints[id, waitpoint.id] = waitpoint
-        elif kind == MARK:
-            self._marks[id, bytes(mark)] = DedupRecord(bytes(mark), until, bytes(doc))
+        elif kind == DEDUP:
+            self._dedup[id, bytes(mark)] = DedupRecord(bytes(mark), until, bytes(doc))
         elif kind == EDGE:
             found = read_edge(doc, until)
             self._edges.setdefault(id, {})[found.edge.id] = found
         else:
-            heard = read_heard(doc, suspension)
-            buffer = self._signals.setdefault((id, heard.signal.waitpoint), {})
-            buffer[heard.signal.number] = heard
+            row = read_signal(doc, suspension)
+            buffer = self._signals.setdefault((id, row.signal.waitpoint), {})
+            buffer[row.signal.number] = row
 
-    def memories(self) -> list[Loaded]:
-        """For each ask, in order, what exists of what it names."""
+    def loaded(self) -> list[Loaded]:
+        """For each of the needs, in order, what exists of it."""
         return [
             Loaded(
-                _among(self._waitpoints, ask.execution, ask.waitpoints),
-                _among(self._marks, ask.execution, ask.dedup),
-                self._buffered(ask),
-                self._joined(ask),
+                _among(self._waitpoints, need.execution, need.waitpoints),
+                _among(self._dedup, need.execution, need.dedup),
+                self._buffered(need),
+                self._joined(need),
             )
-            for ask in self._asks
+            for need in self._needs
         ]
 
-    def _buffered(self, ask: Needs) -> list[ReceivedSignal]:
+    def _buffered(self, need: Needs) -> list[ReceivedSignal]:
         found = {
-            number: heard
-            for waitpoint, taken in ask.buffered
-            for number, heard in self._signals.get((ask.execution, waitpoint), {}).items()
+            number: row
+            for waitpoint, taken in need.buffered
+            for number, row in self._signals.get((need.execution, waitpoint), {}).items()
             if number > taken
         }
         return [found[number] for number in sorted(found)]
 
-    def _joined(self, ask: Needs) -> dict[UUID, EdgeState]:
-        found = self._edges.get(ask.execution, {})
-        named = frozenset(ask.edges)
+    def _joined(self, need: Needs) -> dict[UUID, EdgeState]:
+        found = self._edges.get(need.execution, {})
+        named = frozenset(need.edges)
         return {
             id: found[id]
             for id in sorted(found)
-            if id in named or (ask.incoming and found[id].edge.downstream == ask.execution)
+            if id in named or (need.incoming and found[id].edge.downstream == need.execution)
         }
 
 
 def proof_of(id: UUID, change: Change[object]) -> Needs:
     """What to ask for to see whether this very change was written."""
-    signals = [heard.signal for heard in change.signals]
+    signals = [row.signal for row in change.signals]
     return Needs(
         execution=id,
         waitpoints=tuple(waitpoint.id for waitpoint in change.waitpoints),
@@ -166,14 +167,14 @@ def proof_of(id: UUID, change: Change[object]) -> Needs:
     )
 
 
-def proves(memory: Loaded, change: Change[object]) -> bool:
+def proves(loaded: Loaded, change: Change[object]) -> bool:
     """Whether the rows are there that this change wrote, not those of a rival with an equal one."""
-    heard = [heard.signal for heard in memory.signals]
+    signals = [row.signal for row in loaded.signals]
     return (
-        all(new.signal in heard for new in change.signals)
-        and all(waitpoint.id in memory.waitpoints for waitpoint in change.waitpoints)
-        and memory.dedup == _last(change.dedup)
-        and {id: found.outcome for id, found in memory.edges.items()} == dict(change.settled)
+        all(new.signal in signals for new in change.signals)
+        and all(waitpoint.id in loaded.waitpoints for waitpoint in change.waitpoints)
+        and loaded.dedup == _last(change.dedup)
+        and {id: found.outcome for id, found in loaded.edges.items()} == dict(change.settled)
     )
 
 
@@ -181,17 +182,17 @@ def _once(keys: Iterable[T]) -> list[T]:
     return list(dict.fromkeys(keys))
 
 
-def _last(marks: Iterable[DedupRecord]) -> dict[bytes, DedupRecord]:
-    return {mark.key: mark for mark in marks}
+def _last(records: Iterable[DedupRecord]) -> dict[bytes, DedupRecord]:
+    return {record.key: record for record in records}
 
 
-def _buffers(asks: Iterable[Needs]) -> list[tuple[UUID, UUID, int, int | None]]:
+def _buffers(needs: Iterable[Needs]) -> list[tuple[UUID, UUID, int, int | None]]:
     """For each waitpoint, the signals after the earliest number that a rule asks for: the first few
     if no rule asks for more (None: all)."""
     found: dict[tuple[UUID, UUID], tuple[int, int | None]] = {}
-    for ask in asks:
-        for waitpoint, taken in ask.buffered:
-            key, wanted = (ask.execution, waitpoint), (taken, FEW_SIGNALS if ask.few else None)
+    for need in needs:
+        for waitpoint, taken in need.buffered:
+            key, wanted = (need.execution, waitpoint), (taken, FEW_SIGNALS if need.few else None)
             known = found.get(key, wanted)
             found[key] = wanted if known == wanted else (min(taken, known[0]), None)
     return [(id, waitpoint, *wanted) for (id, waitpoint), wanted in found.items()]

@@ -1,4 +1,4 @@
-"""What executions wait for: waitpoints, signals and marks."""
+"""What executions wait for: waitpoints, signals and dedup records."""
 
 from collections.abc import Iterable, Sequence
 from uuid import UUID
@@ -8,14 +8,14 @@ from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.wait import (
+    DEDUP,
     EDGE,
     FEW,
     INCOMING,
-    MARK,
     SIGNAL,
     WAITPOINT,
-    Recollection,
-    read_heard,
+    NeedsLoader,
+    read_signal,
     written_by,
 )
 from flowfabric.store.sqlite.session import Session, plain, read_uuid
@@ -28,24 +28,24 @@ def write(session: Session, changes: Iterable[tuple[UUID, Change[object]]]) -> N
     session.insert("new_signals", plain(rows.signals))
     counted = plain(rows.counted)
     session.each("counted_signals", [(counted_for, *key) for *key, counted_for in counted])
-    session.insert("new_marks", plain(rows.marks))
+    session.insert("new_marks", plain(rows.dedup))
 
 
-def load_needs(session: Session, asks: Sequence[Needs]) -> list[Loaded]:
-    recollection = Recollection(asks)
+def load_needs(session: Session, needs: Sequence[Needs]) -> list[Loaded]:
+    loader = NeedsLoader(needs)
     wanted = plain(
         [
-            *((WAITPOINT, *key, 0) for key in recollection.waitpoints),
-            *((MARK, *key, 0) for key in recollection.marks),
-            *((SIGNAL if most is None else FEW, *key) for *key, most in recollection.buffers),
-            *((EDGE, *key, 0) for key in recollection.edges),
-            *((INCOMING, *key, None, 0) for key in recollection.incoming),
+            *((WAITPOINT, *key, 0) for key in loader.waitpoints),
+            *((DEDUP, *key, 0) for key in loader.dedup),
+            *((SIGNAL if most is None else FEW, *key) for *key, most in loader.buffers),
+            *((EDGE, *key, 0) for key in loader.edges),
+            *((INCOMING, *key, None, 0) for key in loader.incoming),
         ]
     )
     for start in range(0, len(wanted), MAX_BATCH):
-        for row in session.given("recalled", wanted[start : start + MAX_BATCH]):
-            recollection.add(row, read_uuid)
-    return recollection.memories()
+        for row in session.given("needed", wanted[start : start + MAX_BATCH]):
+            loader.add(row, read_uuid)
+    return loader.loaded()
 
 
 def signals(
@@ -63,7 +63,7 @@ def signals(
         found = session.rows("signals_counted", {**values, "suspension": suspension.bytes})
     return readable(
         found,
-        lambda row: read_heard(row[0], None if row[1] is None else read_uuid(row[1])),
+        lambda row: read_signal(row[0], None if row[1] is None else read_uuid(row[1])),
         "a signal of execution",
         lambda row: uuid,
     )

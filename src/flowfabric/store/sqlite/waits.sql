@@ -14,7 +14,7 @@ update signal set suspension = ? where id = ? and number = ?
 insert into mark (id, mark, until, doc) values (?, ?, ?, ?)
 on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
 
--- name: recalled
+-- name: needed
 -- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number, 4 edges
 -- of the execution's flow, 5 all edges into it, 6 as 3 but only the first 32. Left alone, the planner
 -- reads all later signals of the execution.
