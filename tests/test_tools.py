@@ -187,6 +187,17 @@ def test_a_semicolon_in_a_text_ends_no_statement(write: Writer) -> None:
     assert write.check_sql() == []
 
 
+def test_what_is_included_is_a_part_and_every_part_is_included(write: Writer) -> None:
+    write.use("all_notes")
+    write.sql("sqlite", "-- name: all_notes\nselect 1\n-- include: tail\n")
+    only = {**NOTHING, "sqlite": {"all_notes"}}
+    assert "sqlite/notes.sql: all_notes includes tail, which is no part" in write.check_sql(only)
+    write.sql("common", "-- part: tail\nfrom note\n")
+    assert write.check_sql(only) == []
+    write.sql("sqlite", "-- name: all_notes\nselect 1\n")
+    assert "common/notes.sql: tail is never included" in write.check_sql(only)
+
+
 def test_a_name_stands_once_in_a_dialect(write: Writer) -> None:
     write.sql("common", "-- name: all_notes\nselect 1;\n-- name: all_notes\nselect 2;\n")
     write.use("all_notes")

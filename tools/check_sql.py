@@ -2,7 +2,9 @@
 
 A query is a block: `-- name: some_name`, comment lines, one statement. Blocks live in
 `store/common`, `store/sqlite` and `store/postgres`; a dialect's block replaces the common one of
-the same name and says why in its first line (`-- Differs: …`). Files in `migrations/` are free.
+the same name and says why in its first line (`-- Differs: …`). What several statements share is a
+block `-- part: some_name`, which a line `-- include: some_name` puts in. Files in `migrations/` are
+free.
 Words of the session (begin, commit, rollback, pragma, set, listen, notify) may stand in Python.
 """
 
@@ -152,12 +154,14 @@ SQL = re.compile(
     | truncate \s+ table \b | lock \s+ table \b | explain \s+ (analyze|query|select|\() )""",
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
-NAME = re.compile(r"^-- name:(.*)$", re.MULTILINE)
+HEAD = re.compile(r"^-- (name|part):(.*)$", re.MULTILINE)
+INCLUDE = re.compile(r"^ *-- include: (\w+)\s*$", re.MULTILINE)
 COMMENT = re.compile(r"--[^\n]*")
 TEXT = re.compile(r"'(?:[^']|'')*'")
 
 
 class Query(NamedTuple):
+    kind: str
     name: str
     place: str
     body: str
@@ -166,10 +170,14 @@ class Query(NamedTuple):
 def check(root: Path, only: Mapping[str, set[str]]) -> list[str]:
     """The complaints about the tree under `root`, none if it is in order."""
     store = root / "src" / "flowfabric" / "store"
-    folders = {name: read_folder(store / name) for name in ("common", *DIALECTS)}
+    blocks = {name: read_folder(store / name) for name in ("common", *DIALECTS)}
+    folders = {
+        name: [block for block in found if block.kind == "name"] for name, found in blocks.items()
+    }
     queries = [query for folder in folders.values() for query in folder]
     literals = {text for _, text in python_strings(store)}
     complaints = [complaint for query in queries for complaint in check_query(query)]
+    complaints += check_parts(blocks)
     complaints += [f"{q.place}: {q.name} is never used" for q in queries if q.name not in literals]
     complaints += [c for folder in folders.values() for c in check_repeated(folder)]
     complaints += check_overrides(folders)
@@ -187,9 +195,9 @@ def read_folder(folder: Path) -> list[Query]:
 
 
 def read_queries(path: Path) -> Iterator[Query]:
-    _, *parts = NAME.split(path.read_text(encoding="utf-8"))
-    for name, body in zip(parts[::2], parts[1::2], strict=True):
-        yield Query(name.strip(), f"{path.parent.name}/{path.name}", body.strip())
+    _, *found = HEAD.split(path.read_text(encoding="utf-8"))
+    for kind, name, body in zip(found[::3], found[1::3], found[2::3], strict=True):
+        yield Query(kind, name.strip(), f"{path.parent.name}/{path.name}", body.strip())
 
 
 def check_query(query: Query) -> Iterator[str]:
@@ -199,6 +207,23 @@ def check_query(query: Query) -> Iterator[str]:
     statements = [part for part in code.split(";") if part.strip()]
     if len(statements) != 1:
         yield f"{query.place}: {query.name} has {len(statements)} statements, not one"
+
+
+def check_parts(blocks: Mapping[str, list[Query]]) -> Iterator[str]:
+    """What is included is a part of the dialect or a common one; every part is included."""
+    for dialect, found in blocks.items():
+        near = found if dialect == "common" else [*blocks["common"], *found]
+        known = {block.name for block in near if block.kind == "part"}
+        for block in found:
+            for name in INCLUDE.findall(block.body):
+                if name not in known:
+                    yield f"{block.place}: {block.name} includes {name}, which is no part"
+    included = {
+        name for found in blocks.values() for each in found for name in INCLUDE.findall(each.body)
+    }
+    for block in (block for found in blocks.values() for block in found):
+        if block.kind == "part" and block.name not in included:
+            yield f"{block.place}: {block.name} is never included"
 
 
 def check_repeated(folder: list[Query]) -> Iterator[str]:

@@ -1,12 +1,16 @@
 """Named queries from `.sql` files.
 
-A block starts with `-- name: what_it_gives`; comment lines follow, then one statement. A
-dialect's block replaces the common one of the same name. The schema name is the only token
-filled in on loading; statements for records are filled in per kind (`RecordQueries`).
+A block starts with `-- name: what_it_gives`; comment lines follow, then one statement. What several
+statements share is a block of its own, `-- part: what_it_is`, and a line `-- include: what_it_is`
+puts it in. A dialect's block replaces the common one of the same name.
+
+The schema name is filled in on loading; statements for records are filled in per kind
+(`RecordQueries`). What is common is written as Postgres has it (`{schema}.flow`, `$1`); SQLite has
+no schema and writes `?1`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -14,18 +18,50 @@ from typing import Any
 
 from flowfabric.store.rows.record import RecordKind
 
-_NAME = re.compile(r"^-- name: (\w+)\s*$")
+_HEAD = re.compile(r"^-- (name|part): (\w+)\s*$", re.MULTILINE)
+_INCLUDE = re.compile(r"^ *-- include: (\w+)\s*$")
+_VALUE = re.compile(r"\$(?=\d)")
 
 
 @cache
 def load_queries(dialect: str, schema: str = "flowfabric") -> dict[str, str]:
     """Every named query of a dialect, with `{schema}` filled in."""
     root = files("flowfabric.store")
-    queries: dict[str, str] = {}
-    for folder in ("common", dialect):
-        for file in _sql_files(root / folder):
-            queries.update(_blocks(file.read_text("utf-8").replace("{schema}", schema)))
-    return queries
+    shared = [file.read_text("utf-8") for file in _sql_files(root / "common")]
+    if dialect == "sqlite":
+        shared = [_VALUE.sub("?", text.replace("{schema}.", "")) for text in shared]
+    texts = [*shared, *(file.read_text("utf-8") for file in _sql_files(root / dialect))]
+    return read_blocks(text.replace("{schema}", schema) for text in texts)
+
+
+def read_blocks(texts: Iterable[str]) -> dict[str, str]:
+    """The statements of these texts by name, with the parts they include; a later one replaces an
+    earlier one of its name."""
+    blocks: dict[str, dict[str, list[str]]] = {"name": {}, "part": {}}
+    for text in texts:
+        for kind, name, lines in _blocks(text):
+            blocks[kind][name] = lines
+    return {
+        name: _statement(_included(name, lines, blocks["part"], ()))
+        for name, lines in blocks["name"].items()
+    }
+
+
+def _included(
+    name: str, lines: list[str], parts: Mapping[str, list[str]], around: tuple[str, ...]
+) -> Iterator[str]:
+    """The lines of a block; those that include a part are replaced by it. `around` are the blocks
+    this one is included in."""
+    if name in around:
+        raise ValueError(f"a part includes itself: {' > '.join((*around, name))}")
+    for line in lines:
+        match = _INCLUDE.match(line)
+        if match is None:
+            yield line
+        elif match[1] in parts:
+            yield from _included(match[1], parts[match[1]], parts, (*around, name))
+        else:
+            raise ValueError(f"{name} includes {match[1]}, which is no part")
 
 
 @cache
@@ -98,19 +134,12 @@ def _sql_files(folder: Traversable) -> list[Traversable]:
     return sorted(found, key=lambda file: file.name)
 
 
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    name, lines = None, list[str]()
-    for line in text.splitlines():
-        match = _NAME.match(line)
-        if match is None:
-            lines.append(line)
-            continue
-        if name is not None:
-            yield name, _statement(lines)
-        name, lines = match[1], []
-    if name is not None:
-        yield name, _statement(lines)
+def _blocks(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """The blocks of a file: whether it is a name or a part, which, and its lines."""
+    _, *found = _HEAD.split(text)
+    for kind, name, body in zip(found[::3], found[1::3], found[2::3], strict=True):
+        yield kind, name, body.splitlines()
 
 
-def _statement(lines: list[str]) -> str:
+def _statement(lines: Iterable[str]) -> str:
     return "\n".join(line for line in lines if not line.startswith("--")).strip().rstrip(";")

@@ -136,17 +136,6 @@ select compared.stands, cast(pg_current_xact_id() as text) from compared
 -- Whether any of these transactions was: asked when its reply was lost.
 select bool_or(pg_xact_status(cast(x as xid8)) = 'committed') from unnest($1::text[]) as x
 
--- name: attached_budgets
-select scope, scope_id, name from {schema}.budget
-where scope is not null order by scope, scope_id, name
-
--- name: stale_reservations
-select r.id, r.doc from {schema}.reservation r
-where not exists (
-    select from {schema}.lease l where l.id = r.execution and l.epoch = r.epoch
-)
-order by r.id limit $1
-
 -- name: trimmed_charges
 delete from {schema}.charge where (budget, key) in (
     select budget, key from {schema}.charge where until <= $1

@@ -43,6 +43,45 @@ where d.state is distinct from 1 and (d.name in (select filled.name from filled)
 order by best.rank, best.id
 limit $4
 
+-- part: leases_of_taken
+-- What `taken` has deleted becomes leases, with their events.
+leased as (
+    insert into {schema}.lease (
+        id, version, epoch, rank, flags, attempt, start, life,
+        claim, worker, started_at, expires_at, times_out_at, route, queue
+    )
+    select
+        t.id, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags, t.attempt,
+        t.start, t.life, $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
+    from taken t
+),
+told as (
+    -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
+    select
+        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
+    from taken t
+    where t.flags & 128 = 0
+    order by t.rank, t.id
+)
+
+-- part: snapshots_of_taken
+-- Beside `head`, which is one row: what was taken, as the view `snapshot` gives it, in claim order.
+left join lateral (
+    select
+        e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
+        'lease' as place, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags,
+        t.attempt, t.start, t.life,
+        null::bigint, null::bigint, null::text, null::smallint,
+        $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
+        null::bigint,
+        null::smallint, null::bigint, null::bigint, null::bytea,
+        null::smallint, null::bigint, null::smallint, null::bytea,
+        e.payload
+    from taken t join {schema}.execution e on e.id = t.id
+) s on true
+order by s.rank, s.id
+
 -- name: taken_leases
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or
 -- was held meanwhile is skipped. The last four columns come also when nothing was taken: the
@@ -91,25 +130,7 @@ taken as (
     ))
     returning *
 ),
-leased as (
-    insert into {schema}.lease (
-        id, version, epoch, rank, flags, attempt, start, life,
-        claim, worker, started_at, expires_at, times_out_at, route, queue
-    )
-    select
-        t.id, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags, t.attempt,
-        t.start, t.life, $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
-    from taken t
-),
-told as (
-    -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
-    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
-    select
-        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
-    from taken t
-    where t.flags & 128 = 0
-    order by t.rank, t.id
-)
+-- include: leases_of_taken
 select s.*, head.newest, head.candidates, head.suspects, head.special
 from (
     select
@@ -118,20 +139,7 @@ from (
         exists (select from {schema}.ready x where (x.flags & 64) <> 0) as suspects,
         (select special.found from special) as special
 ) head
-left join lateral (
-    select
-        e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-        'lease' as place, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags,
-        t.attempt, t.start, t.life,
-        null::bigint, null::bigint, null::text, null::smallint,
-        $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
-        null::bigint,
-        null::smallint, null::bigint, null::bigint, null::bytea,
-        null::smallint, null::bigint, null::smallint, null::bytea,
-        e.payload
-    from taken t join {schema}.execution e on e.id = t.id
-) s on true
-order by s.rank, s.id
+-- include: snapshots_of_taken
 
 -- name: taken_leases_by_lane
 -- The same where lanes drain or have a concurrency. One that drains goes on with what has begun. Of
@@ -233,25 +241,7 @@ taken as (
     ))
     returning *
 ),
-leased as (
-    insert into {schema}.lease (
-        id, version, epoch, rank, flags, attempt, start, life,
-        claim, worker, started_at, expires_at, times_out_at, route, queue
-    )
-    select
-        t.id, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags, t.attempt,
-        t.start, t.life, $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
-    from taken t
-),
-told as (
-    -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
-    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
-    select
-        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
-    from taken t
-    where t.flags & 128 = 0
-    order by t.rank, t.id
-)
+-- include: leases_of_taken
 select s.*, head.newest, head.candidates, head.suspects, head.special, head.missed
 from (
     select
@@ -263,20 +253,7 @@ from (
         ) as special,
         (select count(*) from wanted) > (select count(*) from turned) as missed
 ) head
-left join lateral (
-    select
-        e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
-        'lease' as place, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags,
-        t.attempt, t.start, t.life,
-        null::bigint, null::bigint, null::text, null::smallint,
-        $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
-        null::bigint,
-        null::smallint, null::bigint, null::bigint, null::bytea,
-        null::smallint, null::bigint, null::smallint, null::bytea,
-        e.payload
-    from taken t join {schema}.execution e on e.id = t.id
-) s on true
-order by s.rank, s.id
+-- include: snapshots_of_taken
 
 -- name: leases_by_claim
 -- What an earlier call with this id took and still holds.

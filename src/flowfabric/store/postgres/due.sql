@@ -39,17 +39,6 @@ update {schema}.lease set
     times_out_at = case when times_out_at <= $2 then $3 else times_out_at end
 where id = any($1::uuid[])
 
--- name: next_due_moment
-select min(at) from (
-    select min(at) as at from {schema}.deadline where at > $1
-    union all
-    select min(due_at) from {schema}.parked where due_at > $1
-    union all
-    select min(expires_at) from {schema}.lease where expires_at > $1
-    union all
-    select min(times_out_at) from {schema}.lease where times_out_at > $1
-) soon
-
 -- name: trimmable_executions
 -- Locked, so that a replay cannot take one away meanwhile. No members of flows: those go with their
 -- flow.

@@ -23,10 +23,8 @@ where l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
     and l.relation = '{schema}.event'::regclass
     and l.virtualtransaction = any($1::text[])
 
--- name: events_after
-select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
-from {schema}.event v join {schema}.execution e on e.id = v.id
-where v.seq > $1 and v.seq <= $2
+-- part: wanted_events
+-- Those of the filter, by number.
     and ($3::smallint[] is null or v.kind = any($3))
     and (
         $4::text is null
@@ -39,19 +37,15 @@ where v.seq > $1 and v.seq <= $2
 order by v.seq
 limit $7
 
+-- name: events_after
+select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
+from {schema}.event v join {schema}.execution e on e.id = v.id
+where v.seq > $1 and v.seq <= $2
+    -- include: wanted_events
+
 -- name: events_of
 -- Of one execution.
 select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
 from {schema}.event v join {schema}.execution e on e.id = v.id
 where v.id = $8 and v.seq > $1 and v.seq <= $2
-    and ($3::smallint[] is null or v.kind = any($3))
-    and (
-        $4::text is null
-        or (select r.namespace from {schema}.route r where r.number = e.route) = $4
-    )
-    and (
-        $5::text is null
-        or (select t.value from {schema}.tag t where t.id = v.id and t.key = $5) = $6::text
-    )
-order by v.seq
-limit $7
+    -- include: wanted_events

@@ -3,9 +3,8 @@
 -- name: flow_stamp
 select stamp from {schema}.flow where id = $1
 
--- name: listed_flows
-select f.id, f.version, f.doc from {schema}.flow f
-where ($1::bigint is null or (f.created_at, f.id) > ($1, $2::uuid))
+-- part: wanted_flows
+-- Those of the filter.
     and ($3::text is null or f.namespace = $3)
     and ($4::text is null or f.kind = $4)
     and (cardinality($5::text[]) = 0 or f.state = any($5))
@@ -13,19 +12,18 @@ where ($1::bigint is null or (f.created_at, f.id) > ($1, $2::uuid))
         $6::text is null
         or f.id in (select t.id from {schema}.flow_tag t where t.key = $6 and t.value = $7::text)
     )
+
+-- name: listed_flows
+select f.id, f.version, f.doc from {schema}.flow f
+where ($1::bigint is null or (f.created_at, f.id) > ($1, $2::uuid))
+    -- include: wanted_flows
 order by f.created_at, f.id
 limit $8
 
 -- name: listed_flows_newest_first
 select f.id, f.version, f.doc from {schema}.flow f
 where ($1::bigint is null or (f.created_at, f.id) < ($1, $2::uuid))
-    and ($3::text is null or f.namespace = $3)
-    and ($4::text is null or f.kind = $4)
-    and (cardinality($5::text[]) = 0 or f.state = any($5))
-    and (
-        $6::text is null
-        or f.id in (select t.id from {schema}.flow_tag t where t.key = $6 and t.value = $7::text)
-    )
+    -- include: wanted_flows
 order by f.created_at desc, f.id desc
 limit $8
 

@@ -14,10 +14,6 @@ select run_id, run_lane from {schema}.arrive(
     cast($6 as text), cast($7 as bigint), cast($8 as bytea), cast($9 as bytea)
 )
 
--- name: inbox
-select id, at, kind, namespace, lane, options, payload
-from {schema}.arrival order by at, id limit $1
-
 -- name: inbox_among
 select id, at, kind, namespace, lane, options, payload
 from {schema}.arrival where id = any($1::uuid[])

@@ -4,15 +4,9 @@
 -- Numbers become visible in the order they are given.
 select pg_advisory_xact_lock(hashtextextended('flowfabric names of {schema}', 0))
 
--- name: routes_after
-select number, namespace, lane, kind, capabilities from {schema}.route where number > $1 order by number
-
 -- name: new_route
 insert into {schema}.route (number, namespace, lane, kind, capabilities)
 select coalesce(max(r.number), 0) + 1, $1, $2, $3, $4 from {schema}.route r
-
--- name: workers_after
-select number, id, instance from {schema}.worker where number > $1 order by number
 
 -- name: new_worker
 insert into {schema}.worker (number, id, instance)

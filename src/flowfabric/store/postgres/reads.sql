@@ -20,9 +20,6 @@ join {schema}.execution e on e.id = s.id
 left join {schema}.progress p on p.id = s.id
 where s.id = $1
 
--- name: attempts_of
-select doc from {schema}.attempt where id = $1 order by index
-
 -- name: steps_of
 select a.at, s.generation, s.position, s.name, s.occurrence, s.doc
 from unnest($1::uuid[], $2::integer[]) with ordinality as a (id, generation, at)
@@ -56,15 +53,8 @@ where ($1::bigint is null or (created_at, id) < ($1, $2::uuid))
     and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
 order by created_at desc, id desc offset $5 limit 1
 
--- name: listed_executions
-select s.*
-from (
-    select id, created_at, route from {schema}.execution
-    where ($1::bigint is null or (created_at, id) > ($1, $2::uuid))
-        and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
-        and ($5::bigint is null or (created_at, id) <= ($5, $6::uuid))
-    order by created_at, id
-) e
+-- part: wanted_executions
+-- Executions of the window `e` that pass the filter, as the view `snapshot` gives them (`s`).
 cross join lateral (
     select * from {schema}.snapshot v where v.id = e.id offset 0
 ) s
@@ -86,6 +76,17 @@ where (
         or s.place = 'parked' and s.gate = any($14::smallint[])
         or s.place = 'done' and s.outcome = any($15::smallint[])
     )
+
+-- name: listed_executions
+select s.*
+from (
+    select id, created_at, route from {schema}.execution
+    where ($1::bigint is null or (created_at, id) > ($1, $2::uuid))
+        and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
+        and ($5::bigint is null or (created_at, id) <= ($5, $6::uuid))
+    order by created_at, id
+) e
+-- include: wanted_executions
 order by e.created_at, e.id
 limit $16
 
@@ -98,27 +99,7 @@ from (
         and ($5::bigint is null or (created_at, id) >= ($5, $6::uuid))
     order by created_at desc, id desc
 ) e
-cross join lateral (
-    select * from {schema}.snapshot v where v.id = e.id offset 0
-) s
-where (
-        coalesce($7, $8, $9::text) is null or e.route in (
-            select r.number from {schema}.route r
-            where ($7::text is null or r.kind = $7)
-                and ($8::text is null or r.namespace = $8) and ($9::text is null or r.lane = $9)
-        )
-    )
-    and (
-        $10::text is null
-        or (select t.value from {schema}.tag t where t.id = e.id and t.key = $10) = $11::text
-    )
-    and (
-        $12::boolean is null
-        or s.place = 'ready' and case when s.lost is null then $12 else $13::boolean end
-        or s.place = 'lease' and $13::boolean
-        or s.place = 'parked' and s.gate = any($14::smallint[])
-        or s.place = 'done' and s.outcome = any($15::smallint[])
-    )
+-- include: wanted_executions
 order by e.created_at desc, e.id desc
 limit $16
 

@@ -20,15 +20,6 @@ select cast(convert_from(value, 'UTF8') as integer) from {schema}.meta where key
 insert into {schema}.meta (key, value) values ('version', $1)
 on conflict (key) do update set value = excluded.value
 
--- name: new_secret
-insert into {schema}.meta (key, value) values ('secret', $1) on conflict do nothing
-
--- name: secret
-select value from {schema}.meta where key = 'secret'
-
--- name: clock_correction
-select value from {schema}.meta where key = 'clock'
-
 -- name: new_clock_correction
 insert into {schema}.meta as m (key, value) values ('clock', $1)
 on conflict (key) do update set value = excluded.value where m.value is not distinct from $2
@@ -80,9 +71,6 @@ select
     ) end,
     cast(extract(epoch from clock_timestamp()) as double precision)
 from mine
-
--- name: dropped_duty
-delete from {schema}.duty where name = $1 and holder = $2
 
 -- name: hint
 select pg_notify($1, $2)

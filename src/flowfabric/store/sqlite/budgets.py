@@ -23,7 +23,7 @@ from flowfabric.store.sqlite.session import Session, plain, read_uuid
 def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
     found = BudgetLedger()
     if ask.stale:
-        rows = session.rows("stale_reservations", {"limit": ask.stale})
+        rows = session.rows("stale_reservations", (ask.stale,))
         stale = readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
         found.reservations.update((each.id, each) for each in stale)
     if ask.budgets:

@@ -66,15 +66,6 @@ on conflict (id) do update set
 -- name: gone_reservations
 delete from reservation where id in (?)
 
--- name: attached_budgets
-select scope, scope_id, name from budget where scope is not null order by scope, scope_id, name
-
--- name: stale_reservations
-select r.id, r.doc from reservation as r
-where not exists (select 1 from lease as l where l.id = r.execution and l.epoch = r.epoch)
-order by r.id
-limit :limit
-
 -- name: trimmed_charges
 delete from charge where (budget, key) in (
     select budget, key from charge where until <= :now order by until limit :limit

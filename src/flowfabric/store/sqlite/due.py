@@ -45,7 +45,7 @@ def set_aside(session: Session, uuids: Sequence[UUID], now: Millis, until: Milli
 
 
 def next_due(session: Session, now: Millis) -> Millis | None:
-    row = session.row("next_due_moment", {"now": now})
+    row = session.row("next_due_moment", (now,))
     return None if row is None or row[0] is None else Millis(row[0])
 
 
@@ -95,7 +95,7 @@ def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis)
 
 
 def drop_duty(session: Session, duty: str, holder: str) -> None:
-    session.execute("dropped_duty", {"name": duty, "holder": holder})
+    session.execute("dropped_duty", (duty, holder))
 
 
 def correction(session: Session) -> bytes | None:
@@ -110,7 +110,7 @@ def put_correction(session: Session, value: bytes, expected: bytes | None) -> bo
 
 def secret(session: Session) -> bytes:
     if (row := session.row("secret")) is None:
-        session.execute("new_secret", {"value": secrets.token_bytes(32)})
+        session.execute("new_secret", (secrets.token_bytes(32),))
         row = session.row("secret")
     assert row is not None  # noqa: S101 - just written
     return bytes(row[0])

@@ -30,17 +30,6 @@ update lease set
     times_out_at = iif(times_out_at <= ?1, ?2, times_out_at)
 where id in (?)
 
--- name: next_due_moment
-select min(at) from (
-    select min(at) as at from deadline where at > :now
-    union all
-    select min(due_at) from parked where due_at > :now
-    union all
-    select min(expires_at) from lease where expires_at > :now
-    union all
-    select min(times_out_at) from lease where times_out_at > :now
-)
-
 -- name: trimmable_executions
 -- No members of flows: those go with their flow.
 select id from (
@@ -99,4 +88,3 @@ delete from progress where id in (?)
 
 -- name: trimmed_ledgers
 delete from ledger where execution in (?)
-

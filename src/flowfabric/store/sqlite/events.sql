@@ -1,12 +1,5 @@
--- name: events_after
--- Order of numbers is order of commits here, so a plain cursor skips nothing. The window is read
--- in its own order and no further than needed, so nothing is sorted outside of it.
-select
-    v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
-from (
-    select seq, id, at, kind, epoch, attempt, worker, detail from event
-    where seq > :after order by seq limit :window
-) as v
+-- part: wanted_events
+-- Those of the window `v` that pass the filter.
 cross join execution as e on e.id = v.id
 where (:routes is null or e.route in (select value from json_each(:routes)))
     and (:kinds is null or v.kind in (select value from json_each(:kinds)))
@@ -16,6 +9,17 @@ where (:routes is null or e.route in (select value from json_each(:routes)))
     )
 limit :limit
 
+-- name: events_after
+-- Order of numbers is order of commits here, so a plain cursor skips nothing. The window is read
+-- in its own order and no further than needed, so nothing is sorted outside of it.
+select
+    v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
+from (
+    select seq, id, at, kind, epoch, attempt, worker, detail from event
+    where seq > :after order by seq limit :window
+) as v
+-- include: wanted_events
+
 -- name: events_of
 select
     v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
@@ -23,14 +27,7 @@ from (
     select seq, id, at, kind, epoch, attempt, worker, detail from event
     where id = :id and seq > :after order by seq limit :window
 ) as v
-cross join execution as e on e.id = v.id
-where (:routes is null or e.route in (select value from json_each(:routes)))
-    and (:kinds is null or v.kind in (select value from json_each(:kinds)))
-    and (
-        :tag_key is null
-        or exists (select 1 from tag where id = v.id and key = :tag_key and value = :tag_value)
-    )
-limit :limit
+-- include: wanted_events
 
 -- name: last_window_event
 select max(seq) from (select seq from event where seq > :after order by seq limit :window)

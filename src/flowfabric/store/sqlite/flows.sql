@@ -1,9 +1,7 @@
 -- Flows, their edges and members, and what is owed to them.
 
--- name: listed_flows
--- `:states` is null or words between commas.
-select f.id, f.version, f.doc from flow as f
-where (f.created_at, f.id) > (:after_at, :after_id)
+-- part: wanted_flows
+-- Those of the filter.
     and (:namespace is null or f.namespace = :namespace)
     and (:kind is null or f.kind = :kind)
     and (:states is null or instr(:states, ',' || f.state || ',') > 0)
@@ -11,19 +9,19 @@ where (f.created_at, f.id) > (:after_at, :after_id)
         :tag_key is null
         or exists (select 1 from flow_tag where id = f.id and key = :tag_key and value = :tag_value)
     )
+
+-- name: listed_flows
+-- `:states` is null or words between commas.
+select f.id, f.version, f.doc from flow as f
+where (f.created_at, f.id) > (:after_at, :after_id)
+    -- include: wanted_flows
 order by f.created_at, f.id
 limit :limit
 
 -- name: listed_flows_newest_first
 select f.id, f.version, f.doc from flow as f
 where (f.created_at, f.id) < (:after_at, :after_id)
-    and (:namespace is null or f.namespace = :namespace)
-    and (:kind is null or f.kind = :kind)
-    and (:states is null or instr(:states, ',' || f.state || ',') > 0)
-    and (
-        :tag_key is null
-        or exists (select 1 from flow_tag where id = f.id and key = :tag_key and value = :tag_value)
-    )
+    -- include: wanted_flows
 order by f.created_at desc, f.id desc
 limit :limit
 

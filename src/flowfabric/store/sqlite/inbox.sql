@@ -24,9 +24,6 @@ where d.namespace = :namespace and d.key = :key
 insert into arrival (id, at, kind, namespace, lane, options, payload)
 values (:id, :at, :kind, :namespace, :lane, :options, :payload)
 
--- name: inbox
-select id, at, kind, namespace, lane, options, payload from arrival order by at, id limit :limit
-
 -- name: inbox_among
 select id, at, kind, namespace, lane, options, payload from arrival where id in (?)
 

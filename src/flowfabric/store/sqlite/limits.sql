@@ -4,12 +4,8 @@
 insert into queue (quota, id, uses) values (?, ?, ?)
 on conflict (quota, id) do nothing
 
--- name: lines
--- The queues of a quota in which somebody waits who can be taken, the least recently served first.
-select q.id, q.turn, q.uses from queue as q indexed by queue_turn
-where q.quota = :quota and exists (
-    select 1 from parked as p
-    where p.queue = q.id and p.gate = 8
+-- part: can_be_taken
+-- Not on a route that is closed, nor to begin on one that drains.
         and (
             :closed = '[]' and :draining = '[]' or (
                 select e.route not in (select value from json_each(:closed))
@@ -17,38 +13,32 @@ where q.quota = :quota and exists (
                 from execution as e where e.id = p.id
             )
         )
+
+-- part: waiting_line
+-- Queues `q` in which somebody waits who can be taken, the least recently served first.
+    select 1 from parked as p
+    where p.queue = q.id and p.gate = 8
+        -- include: can_be_taken
 )
 order by q.turn, q.id
 limit :limit
+
+-- name: lines
+select q.id, q.turn, q.uses from queue as q indexed by queue_turn
+where q.quota = :quota and exists (
+    -- include: waiting_line
 
 -- name: lines_among
 select q.id, q.turn, q.uses
 from (select distinct value as id from json_each(:queues)) as wanted
 cross join queue as q on q.quota = :quota and q.id = wanted.id
 where exists (
-    select 1 from parked as p
-    where p.queue = q.id and p.gate = 8
-        and (
-            :closed = '[]' and :draining = '[]' or (
-                select e.route not in (select value from json_each(:closed))
-                    and (p.start not in (0, 2) or e.route not in (select value from json_each(:draining)))
-                from execution as e where e.id = p.id
-            )
-        )
-)
-order by q.turn, q.id
-limit :limit
+    -- include: waiting_line
 
 -- name: line_candidates
 select p.id, p.version, p.rank, p.start from parked as p
 where p.queue = :queue and p.gate = 8
-        and (
-            :closed = '[]' and :draining = '[]' or (
-                select e.route not in (select value from json_each(:closed))
-                    and (p.start not in (0, 2) or e.route not in (select value from json_each(:draining)))
-                from execution as e where e.id = p.id
-            )
-        )
+        -- include: can_be_taken
 order by p.rank, p.id
 limit :limit
 
@@ -56,13 +46,7 @@ limit :limit
 -- Those whose attempt goes on: a rate that is used up does not keep them.
 select p.id, p.version, p.rank, p.start from parked as p
 where p.queue = :queue and p.start = 4 and p.gate = 8
-        and (
-            :closed = '[]' and :draining = '[]' or (
-                select e.route not in (select value from json_each(:closed))
-                    and (p.start not in (0, 2) or e.route not in (select value from json_each(:draining)))
-                from execution as e where e.id = p.id
-            )
-        )
+        -- include: can_be_taken
 order by p.rank, p.id
 limit :limit
 

@@ -1,13 +1,6 @@
--- name: routes_after
-select number, namespace, lane, kind, capabilities from route
-where number > :number order by number
-
 -- name: new_route
 insert into route (namespace, lane, kind, capabilities)
 values (:namespace, :lane, :kind, :capabilities)
-
--- name: workers_after
-select number, id, instance from worker where number > :number order by number
 
 -- name: new_worker
 insert into worker (id, instance) values (:id, :instance)
@@ -54,19 +47,7 @@ select
         )
     ) end
 
--- name: dropped_duty
-delete from duty where name = :name and holder = :holder
-
--- name: new_secret
-insert into meta (key, value) values ('secret', :value) on conflict do nothing
-
--- name: clock_correction
-select value from meta where key = 'clock'
-
 -- name: new_clock_correction
 insert into meta (key, value) values ('clock', :value)
 on conflict (key) do update set value = excluded.value where meta.value is :expected
 returning key
-
--- name: secret
-select value from meta where key = 'secret'

@@ -70,7 +70,7 @@ def detail(session: Session, uuid: UUID) -> Detail | None:
 
 
 def attempts(session: Session, uuid: UUID) -> list[Attempt]:
-    found = session.rows("attempts_of", {"id": uuid.bytes})
+    found = session.rows("attempts_of", (uuid.bytes,))
     return [named("an attempt of", uuid, partial(rows.read_attempt, doc)) for (doc,) in found]
 
 

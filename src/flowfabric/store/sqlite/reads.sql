@@ -19,9 +19,6 @@ where e.id = :id
 -- name: tags_of
 select key, value from tag where id = :id order by key
 
--- name: attempts_of
-select doc from attempt where id = :id order by "index"
-
 -- name: steps_of
 select generation, position, name, occurrence, doc
 from step where id = :id and generation = :generation
@@ -66,18 +63,8 @@ where (x.expires_at, x.id) > (:expires_at, :id) and (x.expires_at <= :as_of or x
 order by x.expires_at, x.id
 limit :limit
 
--- name: listed_executions
--- One window of the list, filtered. `:routes` and `:spots` are null or JSON arrays of numbers; a
--- spot is a gate, or 30 ready, 31 lost, 32 leased, 40 and on ended with that outcome. The window
--- is read in its own order and no further than needed, so nothing is sorted outside of it.
-select e.created_at, e.id
-from (
-    select created_at, id, route from execution
-    where (created_at, id) > (:after_at, :after_id)
-        and created_at >= :created_from and created_at < :created_until
-    order by created_at, id
-    limit :window
-) as e
+-- part: wanted_executions
+-- Executions of the window `e` that pass the filter.
 where (:routes is null or e.route in (select value from json_each(:routes)))
     and (
         :tag_key is null
@@ -94,6 +81,20 @@ where (:routes is null or e.route in (select value from json_each(:routes)))
     )
 limit :limit
 
+-- name: listed_executions
+-- One window of the list, filtered. `:routes` and `:spots` are null or JSON arrays of numbers; a
+-- spot is a gate, or 30 ready, 31 lost, 32 leased, 40 and on ended with that outcome. The window
+-- is read in its own order and no further than needed, so nothing is sorted outside of it.
+select e.created_at, e.id
+from (
+    select created_at, id, route from execution
+    where (created_at, id) > (:after_at, :after_id)
+        and created_at >= :created_from and created_at < :created_until
+    order by created_at, id
+    limit :window
+) as e
+-- include: wanted_executions
+
 -- name: listed_executions_newest_first
 select e.created_at, e.id
 from (
@@ -103,21 +104,7 @@ from (
     order by created_at desc, id desc
     limit :window
 ) as e
-where (:routes is null or e.route in (select value from json_each(:routes)))
-    and (
-        :tag_key is null
-        or exists (select 1 from tag where id = e.id and key = :tag_key and value = :tag_value)
-    )
-    and (
-        :spots is null
-        or coalesce(
-            (select 40 + outcome from done where id = e.id),
-            (select iif(lost is null, 30, 31) from ready where id = e.id),
-            (select 32 from lease where id = e.id),
-            (select gate from parked where id = e.id)
-        ) in (select value from json_each(:spots))
-    )
-limit :limit
+-- include: wanted_executions
 
 -- name: window_end
 -- The last row of a full window, nothing when the list ends before.

@@ -122,13 +122,13 @@ class Session:
         """Reads the names other processes have interned since."""
         self.learn_routes()
         registry = self.registry
-        for number, id, instance in self.rows("workers_after", {"number": registry.workers_seen}):
+        for number, id, instance in self.rows("workers_after", (registry.workers_seen,)):
             self.names.add_worker(number, WorkerIdentity(id, instance))
             registry.workers_seen = number
 
     def learn_routes(self) -> None:
         registry = self.registry
-        after = {"number": registry.routes_seen}
+        after = (registry.routes_seen,)
         for number, namespace, lane, kind, tokens in self.rows("routes_after", after):
             capabilities = tuple(tokens.split(",")) if tokens else ()
             self.names.add_route(number, Route(namespace, lane, kind, capabilities))

@@ -58,7 +58,7 @@ def _holder(session: Session, row: Sequence[Any]) -> ExecutionId:
 
 def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
     if uuids is None:
-        found: Iterable[Any] = session.rows("inbox", {"limit": limit})
+        found: Iterable[Any] = session.rows("inbox", (limit,))
     else:
         found = session.among("inbox_among", [uuid.bytes for uuid in uuids[:limit]])
     return [InboxEntry(read_uuid(id), *rest) for id, *rest in found]

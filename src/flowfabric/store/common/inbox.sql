@@ -1,0 +1,5 @@
+-- Submissions that were inserted by the application's own transaction.
+
+-- name: inbox
+select id, at, kind, namespace, lane, options, payload
+from {schema}.arrival order by at, id limit $1
