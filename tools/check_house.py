@@ -24,7 +24,7 @@ ONE_DIALECT = {
     "sqlite": {"connection.py", "lanes.py", "runner.py", "runners.py", "wal.py"},
     "postgres": {
         "address.py", "clock.py", "dialer.py", "faults.py", "link.py", "wires.py",
-        "direct.py", "direct.sql", "lease.py", "moves.py", "names.py", "schema.sql", "states.py",
+        "direct.py", "direct.sql", "lease.py", "moves.py", "names.py", "schema.sql",
     },
 }  # fmt: skip
 """What only one dialect has: how it connects and what goes wrong there; what is one statement on

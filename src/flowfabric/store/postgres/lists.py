@@ -12,7 +12,6 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.status import PublicState
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
-from flowfabric.store.postgres.states import OUTCOMES, filter_of, state_of
 from flowfabric.store.queries import (
     Claimable,
     Counts,
@@ -25,6 +24,7 @@ from flowfabric.store.queries import (
 )
 from flowfabric.store.readable import readable, stands_in
 from flowfabric.store.rows.execution import SNAPSHOT, Names, read_life
+from flowfabric.store.rows.state import OUTCOMES, filter_of, state_of
 
 _ID, _CREATED_AT = SNAPSHOT.index("id"), SNAPSHOT.index("created_at")
 

@@ -9,14 +9,8 @@ from collections.abc import Collection
 from uuid import UUID
 
 from flowfabric.core.base.time import MAX_MILLIS, Millis
-from flowfabric.core.execution.model import Gate, Outcome, Snapshot, Waiting
-from flowfabric.core.execution.status import (
-    ADMISSION_BLOCKS,
-    Blocking,
-    Phase,
-    PublicState,
-    derive_public,
-)
+from flowfabric.core.execution.model import Gate, Snapshot, Waiting
+from flowfabric.core.execution.status import PublicState
 from flowfabric.store.queries import (
     Claimable,
     Counts,
@@ -27,6 +21,7 @@ from flowfabric.store.queries import (
     SuspendedIn,
 )
 from flowfabric.store.readable import stands_in
+from flowfabric.store.rows import state as states
 from flowfabric.store.rows.execution import SUSPENDED
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import candidates, numbers, readable_snapshots
@@ -40,21 +35,24 @@ MOST = 100_000
 
 READY, LOST, LEASED, ENDED = 30, 31, 32, 40
 
-SPOTS: dict[PublicState, tuple[int, ...]] = {
-    PublicState.WAITING: (READY, Gate.ARRIVAL, Gate.BLOCKED),
-    PublicState.DELAYED: (Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DELAY),
-    PublicState.RATE_LIMITED: (Gate.LIMIT, Gate.BUDGET, Gate.BLOCKED),
-    PublicState.WAITING_CHILDREN: (Gate.UNSEALED, Gate.DEPENDENCIES),
-    PublicState.ACTIVE: (LOST, LEASED),
-    PublicState.SUSPENDED: (SUSPENDED,),
-    PublicState.COMPLETED: (ENDED + Outcome.SUCCESS,),
-    PublicState.FAILED: (ENDED + Outcome.FAILED,),
-    PublicState.CANCELLED: (ENDED + Outcome.CANCELLED,),
-    PublicState.EXPIRED: (ENDED + Outcome.EXPIRED,),
-    PublicState.SKIPPED: (ENDED + Outcome.SKIPPED,),
+_PUBLIC: dict[int, PublicState] = {
+    READY: states.WAITING,
+    LOST: states.LOST,
+    LEASED: states.LEASED,
+    **states.GATES,
+    **{ENDED + outcome: public for outcome, public in states.OUTCOMES.items()},
 }
+"""The public state of a spot; that of a blocked one depends on the reason."""
 
-_PUBLIC = {spot: state for state, spots in SPOTS.items() for spot in spots if spot != Gate.BLOCKED}
+SPOTS: dict[PublicState, tuple[int, ...]] = {
+    public: (
+        *(spot for spot, found in _PUBLIC.items() if found is public),
+        *((Gate.BLOCKED,) if public in states.BLOCKS.values() else ()),
+    )
+    for public in PublicState
+}
+"""Where executions of a public state may be."""
+
 _PLACES = (frozenset({READY, LOST}), frozenset({LEASED}), frozenset({*Gate, SUSPENDED}))
 """Spots that share a table, and so a window when they are counted; endings have one each."""
 
@@ -164,10 +162,7 @@ def _wanted(snapshot: Snapshot, states: Collection[PublicState]) -> bool:
 
 
 def public_of(spot: int, reason: str | None) -> PublicState:
-    if spot != Gate.BLOCKED:
-        return _PUBLIC[spot]
-    blocking = Blocking(reason) if reason in ADMISSION_BLOCKS else Blocking.OPERATOR
-    return derive_public(Phase.RUNNABLE, ADMISSION_BLOCKS[blocking], "none")
+    return states.blocked_state(reason) if spot == Gate.BLOCKED else _PUBLIC[spot]
 
 
 def _sharing(spot: int) -> frozenset[int]:

@@ -75,6 +75,11 @@ def filter_of(states: Collection[PublicState]) -> Filter:
     return WAITING in states, LEASED in states, gates, outcomes
 
 
+def blocked_state(reason: str | None) -> PublicState:
+    """The public state of a blocked row."""
+    return BLOCKS.get(reason or "", WAITING)
+
+
 def state_of(place: str, cell: int | None, blocked: str | None) -> PublicState:
     """The public state of the rows one line of `state_counts` is about."""
     match StateTable(place):
@@ -83,7 +88,7 @@ def state_of(place: str, cell: int | None, blocked: str | None) -> PublicState:
         case StateTable.LEASE:
             return LEASED
         case StateTable.PARKED if cell == Gate.BLOCKED:
-            return BLOCKS.get(blocked or "", WAITING)
+            return blocked_state(blocked)
         case StateTable.PARKED:
             return GATES[cell or 0]
         case StateTable.DONE:
