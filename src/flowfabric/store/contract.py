@@ -132,20 +132,20 @@ class FlowStore(Protocol):
 
     async def apply_flow(self, change: FlowChange) -> bool:
         """Writes a change of a flow and everything in it, whole or not at all: the flow if its
-        version stands (a new one if there is none of that id), the executions of `changes` as
-        `apply` does, edges (one that is there stays), chores that are owed; chores that are done
-        go. `guards` are compared and locked like the executions of `changes`. With `done` every
-        one of those chores must still be there, so that each is counted once. False when anything
-        has moved meanwhile."""
+        version is current (a new one if there is none of that id), the executions of `changes` as
+        `apply` does, edges (an existing one stays), and new outbox entries; entries that are done
+        are deleted. `guards` are compared and locked like the executions of `changes`. With `done`,
+        every one of those entries must still exist, so that each is counted once. False if anything
+        has changed."""
 
     async def edges(self, query: EdgeQuery) -> list[EdgeState]:
         """Edges by id."""
 
     async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
-        """Writes changes that only count chores: each flow whose version stands, with its chores
-        that are done and those that are owed. The flows were read before the chores, so an
-        unchanged version means that no other process has counted them. Returns the flows that were
-        written."""
+        """Writes changes that only count outbox entries: each flow whose version is current, with
+        its entries that are done and those that are owed. The flows were read before the entries,
+        so an unchanged version means that no other process has counted them. Returns the flows that
+        were written."""
 
     async def unsettled(
         self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
@@ -340,10 +340,10 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
         """The general way to write: locks every state row a change was decided on, keeps the
         changes whose version stands in the same place (and, for a lease, whose expiry stands: a
         renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
-        waitpoints (one that is there stays), signals, which suspension earlier signals counted
-        for, dedup records (the last of a key stays), how edges were settled, and the outbox entries
-        that the change owes to its flow. One change per execution. Returns the executions whose
-        change was written; the others have moved meanwhile and must be decided again."""
+        waitpoints (an existing one stays), signals, which suspension earlier signals counted for,
+        dedup records (the last of a key stays), how edges were settled, and the outbox entries that
+        the change owes to its flow. One change per execution. Returns the executions whose change
+        was written; the others have changed and must be decided again."""
 
     async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
         """Submissions in the inbox, oldest first; only those with the given ids, if given."""

@@ -117,24 +117,24 @@ async def check_database(connection: Any, expected: str | None) -> None:
     await Foreign(connection).check(expected)
 
 
-async def arrive(
-    connection: Any, arrival: InboxEntry, key: str | None, key_until: Millis
+async def put_in_inbox(
+    connection: Any, entry: InboxEntry, key: str | None, key_until: Millis
 ) -> tuple[UUID, str]:
     """Writes a submission to the inbox; returns the id and lane of the run, or of the earlier run
     with that key."""
     foreign = Foreign(connection)
     if foreign.dialect == "sqlite":
-        return await _arrive_sqlite(foreign, arrival, key, key_until)
+        return await _put_in_inbox_sqlite(foreign, entry, key, key_until)
     values = (
-        arrival.uuid,
-        arrival.at,
-        arrival.kind,
-        arrival.namespace,
-        arrival.lane,
+        entry.uuid,
+        entry.at,
+        entry.kind,
+        entry.namespace,
+        entry.lane,
         key,
         key_until,
-        arrival.options,
-        arrival.payload,
+        entry.options,
+        entry.payload,
     )
     ((id, lane),) = await foreign.run("arrived", _numbered(values))
     return UUID(str(id)), lane
@@ -160,8 +160,8 @@ async def complete(connection: Any, ending: TransactionEnding) -> bool:
 
 
 def run_sync(work: Coroutine[Any, Any, T], connection: Any) -> T:
-    """Runs `arrive` or `complete` on a blocking connection, in the caller's thread: the coroutine
-    never suspends."""
+    """Runs `put_in_inbox` or `complete` on a blocking connection, in the caller's thread: the
+    coroutine never suspends."""
     try:
         _check_blocking(connection)
         work.send(None)
@@ -179,27 +179,27 @@ def _check_blocking(connection: Any) -> None:
         raise Invalid("this connection needs an event loop: await the call in a coroutine instead")
 
 
-async def _arrive_sqlite(
-    foreign: Foreign, arrival: InboxEntry, key: str | None, key_until: Millis
+async def _put_in_inbox_sqlite(
+    foreign: Foreign, entry: InboxEntry, key: str | None, key_until: Millis
 ) -> tuple[UUID, str]:
     if key is not None:
-        held = {"namespace": arrival.namespace, "key": key}
-        taken = {**held, "id": arrival.uuid.bytes, "until": key_until, "at": arrival.at}
+        held = {"namespace": entry.namespace, "key": key}
+        taken = {**held, "id": entry.uuid.bytes, "until": key_until, "at": entry.at}
         await foreign.run("arrived_key", taken)
         ((id, lane),) = await foreign.run("arrived_holder", held)
-        if bytes(id) != arrival.uuid.bytes:
-            return UUID(bytes=bytes(id)), lane or arrival.lane
+        if bytes(id) != entry.uuid.bytes:
+            return UUID(bytes=bytes(id)), lane or entry.lane
     values = {
-        "id": arrival.uuid.bytes,
-        "at": arrival.at,
-        "kind": arrival.kind,
-        "namespace": arrival.namespace,
-        "lane": arrival.lane,
-        "options": arrival.options,
-        "payload": arrival.payload,
+        "id": entry.uuid.bytes,
+        "at": entry.at,
+        "kind": entry.kind,
+        "namespace": entry.namespace,
+        "lane": entry.lane,
+        "options": entry.options,
+        "payload": entry.payload,
     }
     await foreign.run("arrived", values)
-    return arrival.uuid, arrival.lane
+    return entry.uuid, entry.lane
 
 
 async def _complete_sqlite(foreign: Foreign, ending: TransactionEnding) -> bool:

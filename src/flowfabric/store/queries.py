@@ -180,9 +180,9 @@ class ExpiredLease(Struct, frozen=True):
 
 
 class Glance(Struct, frozen=True):
-    """What there is to do. `arrivals` wait to be let in, `ready` work to be claimed. The rest is
-    told to the holder of the duty only: whether there is anything to sweep now (`busy`), and the
-    next moment after now at which something becomes due."""
+    """What there is to do: inbox entries to admit (`arrivals`), executions to claim (`ready`). Only
+    the holder of the duty gets the rest: whether there is anything to sweep now (`busy`), and the
+    next moment at which something becomes due."""
 
     has_duty: bool
     arrivals: bool
@@ -268,8 +268,8 @@ class HoldingSlots(Struct, frozen=True):
 
 
 class ReadySlots(Struct, frozen=True):
-    """Executions of these routes that hold a slot of a quota while they are ready (not lost), those
-    let through first come first."""
+    """Executions of these routes that hold a slot of a quota while they are ready (not lost), in
+    the order of their admission."""
 
     routes: tuple[Route, ...]
 

@@ -43,7 +43,7 @@ async def test_a_run_exists_once_the_transaction_commits(lab: Lab, store_url: st
     for number, connect in enumerate(libraries(store_url), 1):
         item = arrival(lab, number, priority=number)
         async with connect() as connection:
-            found = await foreign.arrive(connection, item, None, Millis(0))
+            found = await foreign.put_in_inbox(connection, item, None, Millis(0))
         assert await lab.state(id_of(found)) == "waiting"
         claim = await lab.claim_one()
         assert claim.id == id_of(found)
@@ -58,7 +58,7 @@ async def test_a_run_does_not_exist_when_the_transaction_is_rolled_back(
         item = arrival(lab, number)
         found = await rolled_back(
             connect,
-            lambda connection, item=item, key=f"k{number}": foreign.arrive(  # type: ignore[misc]
+            lambda connection, item=item, key=f"k{number}": foreign.put_in_inbox(  # type: ignore[misc]
                 connection, item, key, lab.clock.now()
             ),
         )
@@ -71,15 +71,17 @@ async def test_a_key_names_one_run_whichever_way_it_was_submitted(lab: Lab, stor
     for number, connect in enumerate(libraries(store_url), 1):
         key = f"order-{number}"
         async with connect() as connection:
-            first = await foreign.arrive(connection, arrival(lab, 10 * number), key, until)
+            first = await foreign.put_in_inbox(connection, arrival(lab, 10 * number), key, until)
         async with connect() as connection:
-            again = await foreign.arrive(connection, arrival(lab, 10 * number + 1), key, until)
+            again = await foreign.put_in_inbox(
+                connection, arrival(lab, 10 * number + 1), key, until
+            )
         outcome = await lab.engine.executions.submit(Submission(kind="job", key=key))
         assert id_of(again) == id_of(first)
         assert outcome == Duplicate(id_of(first))
     known = await lab.engine.executions.submit(Submission(kind="job", key="straight", lane="l2"))
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.arrive(connection, arrival(lab, 999), "straight", until)
+        found = await foreign.put_in_inbox(connection, arrival(lab, 999), "straight", until)
     assert id_of(found) == known.id
 
 
@@ -89,7 +91,7 @@ async def test_the_door_decides_delays_and_priorities_like_everywhere(
     later = Millis(lab.clock.now() + 5000)
     async with libraries(store_url)[0]() as connection:
         item = arrival(lab, delay_until=later, priority=20_000, tags={"app.tenant": "acme"})
-        found = await foreign.arrive(connection, item, None, Millis(0))
+        found = await foreign.put_in_inbox(connection, item, None, Millis(0))
     assert await lab.engine.inbox.admit() == 1
     description = await lab.engine.views.describe(id_of(found))
     assert description is not None
@@ -108,7 +110,7 @@ async def test_what_the_rules_refuse_ends_as_failed_with_the_reason(
         item.uuid, item.at, "job", "default", "default", b'{"tags":{"BAD":"x"}}', b"{}"
     )
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.arrive(connection, bad, None, Millis(0))
+        found = await foreign.put_in_inbox(connection, bad, None, Millis(0))
     await lab.engine.inbox.admit()
     assert await lab.claim() == []
     await lab.pass_time(0)
@@ -123,7 +125,7 @@ async def test_two_doors_let_each_arrival_in_once(
 ) -> None:
     async with libraries(store_url)[0]() as connection:
         for number in range(20):
-            await foreign.arrive(connection, arrival(lab, number), None, Millis(0))
+            await foreign.put_in_inbox(connection, arrival(lab, number), None, Millis(0))
     admitted = await lab.engine.inbox.admit() + await second_lab.engine.inbox.admit()
     assert admitted == 20
     assert len(await lab.claim(limit=100)) == 20
@@ -197,7 +199,7 @@ async def test_a_run_that_another_process_lets_in_meanwhile_is_found(
     lab: Lab, second_lab: Lab, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.arrive(connection, arrival(lab), None, Millis(0))
+        found = await foreign.put_in_inbox(connection, arrival(lab), None, Millis(0))
     look = lab.engine.store.load
 
     async def look_and_wait(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
@@ -213,8 +215,8 @@ async def test_one_entry_too_large_keeps_no_other_in_the_inbox(lab: Lab, store_u
     large = replace(arrival(lab, 1), payload=b"x" * (MAX_PAYLOAD + 1))
     connect = libraries(store_url)[0]
     async with connect() as connection:
-        refused = await foreign.arrive(connection, large, None, Millis(0))
-        good = await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
+        refused = await foreign.put_in_inbox(connection, large, None, Millis(0))
+        good = await foreign.put_in_inbox(connection, arrival(lab, 2), None, Millis(0))
     assert await lab.engine.inbox.admit() == 2
     await lab.engine.sweep.once()
     assert (await lab.claim_one()).id == id_of(good)
@@ -225,8 +227,8 @@ async def test_an_arrival_whose_id_was_submitted_meanwhile_is_let_in_no_second_t
     lab: Lab, store_url: str
 ) -> None:
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.arrive(connection, arrival(lab, 1), None, Millis(0))
-        await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
+        found = await foreign.put_in_inbox(connection, arrival(lab, 1), None, Millis(0))
+        await foreign.put_in_inbox(connection, arrival(lab, 2), None, Millis(0))
     await lab.submit(id=id_of(found))
     await lab.engine.inbox.admit()
     assert len(await lab.claim(limit=10)) == 2
@@ -236,7 +238,7 @@ async def test_the_key_of_a_refused_arrival_goes_with_its_run(lab: Lab, store_ur
     item = replace(arrival(lab), options=b'{"key":"k","nonsense":1}')
     until = Millis(lab.clock.now() + 30 * 86_400_000)
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.arrive(connection, item, "k", until)
+        found = await foreign.put_in_inbox(connection, item, "k", until)
     await lab.engine.inbox.admit()
     await lab.engine.sweep.once()
     assert await lab.state(id_of(found)) == "failed"
@@ -261,7 +263,7 @@ async def test_runs_show_before_any_worker_came(lab: Lab, store_url: str) -> Non
         policy = {"quotas": [{"quota": "q"}]} if number == 5 else None
         item = arrival(lab, number, lane="fresh", policy=policy)
         async with libraries(store_url)[0]() as connection:
-            await foreign.arrive(connection, item, None, Millis(0))
+            await foreign.put_in_inbox(connection, item, None, Millis(0))
         assert await look()
         assert await engine.store.inbox(None, 10) == []
     assert await listed(lab) == len(looks)
@@ -279,7 +281,7 @@ async def test_a_new_run_is_explained_together_with_those_before_it(
     lab: Lab, store_url: str
 ) -> None:
     async with libraries(store_url)[0]() as connection:
-        await foreign.arrive(connection, arrival(lab, 1, priority=9), None, Millis(0))
-        last = await foreign.arrive(connection, arrival(lab, 2), None, Millis(0))
+        await foreign.put_in_inbox(connection, arrival(lab, 1, priority=9), None, Millis(0))
+        last = await foreign.put_in_inbox(connection, arrival(lab, 2), None, Millis(0))
     assert (await lab.engine.explain(id_of(last))).reasons
     assert await lab.engine.store.inbox(None, 10) == []

@@ -156,7 +156,7 @@ async def test_arrivals_are_asked_at_the_door(lab: Lab, store_url: str) -> None:
         for place, quota in enumerate(("q", "q", "unheard of", "task:send")):
             item = arrival(lab, 10 * number + place + 1, policy=using(quota))
             async with connect() as connection:
-                found.append(id_of(await foreign.arrive(connection, item, None, Millis(0))))
+                found.append(id_of(await foreign.put_in_inbox(connection, item, None, Millis(0))))
         await lab.engine.inbox.admit()
         await lab.pass_time(1)
         await settled(lab)

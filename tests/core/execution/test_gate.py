@@ -124,7 +124,7 @@ def test_time_opens_delays_and_nothing_else() -> None:
         early = operator.due(parked, Millis(until - 1), 0.5, NO_GRACE, SOME)
         late = operator.due(parked, until, 0.5, NO_GRACE, SOME)
         assert early.after is None
-        ends = {Gate.ARRIVAL, Gate.UNSEALED}  # refused, or left alone
+        ends = {Gate.INBOX, Gate.UNSEALED}  # refused, or left alone
         assert (late.after is not None) is (gate in DELAYS | ends)
 
 
@@ -160,7 +160,7 @@ def test_a_submission_enters_through_the_same_door(
 
 def test_the_numbers_of_the_gates_are_stored_and_stay() -> None:
     assert [(gate.name, gate.value) for gate in Gate] == [
-        ("ARRIVAL", 0),
+        ("INBOX", 0),
         ("UNSEALED", 1),
         ("BLOCKED", 2),
         ("DEPENDENCIES", 3),

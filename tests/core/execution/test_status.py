@@ -189,7 +189,7 @@ def test_exactly_the_seventeen_legal_combinations_come_out_of_the_whole_union() 
 @pytest.mark.parametrize(
     ("state", "number"),
     [
-        (Waiting(Gate.ARRIVAL, Next(Start.INITIAL, 0)), "S1"),
+        (Waiting(Gate.INBOX, Next(Start.INITIAL, 0)), "S1"),
         (Ready(Next(Start.INITIAL, 0)), "S1"),
         (Waiting(Gate.DELAY, Next(Start.INITIAL, 0), NOW), "S2"),
         (Waiting(Gate.UNSEALED, Next(Start.INITIAL, 0)), "S3"),

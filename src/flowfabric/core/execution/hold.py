@@ -58,7 +58,7 @@ def unhold(snapshot: Snapshot | None, now: Millis) -> "Change[Unheld]":
 def _moved(snapshot: Snapshot, now: Millis, life: Life) -> Snapshot:
     life = replace(life, touched_at=now)
     match snapshot.state:
-        case Waiting(gate=Gate.ARRIVAL):
+        case Waiting(gate=Gate.INBOX):
             raise NotEligible(f"{snapshot.run} was refused and is about to end")
         case Waiting(gate=Gate.UNSEALED) | Suspended():
             return snapshot.to(snapshot.state, life=life)

@@ -38,7 +38,7 @@ HANDED_BACK = "handed_back"
 class Gate(IntEnum):
     """Why an execution waits. `gate.admit` fixes the order of the gates."""
 
-    ARRIVAL = 0
+    INBOX = 0
     UNSEALED = 1
     BLOCKED = 2
     DEPENDENCIES = 3

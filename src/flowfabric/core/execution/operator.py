@@ -255,7 +255,7 @@ def due(
             life = replace(snapshot.life, not_before=None, delay=None, touched_at=now)
             after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
             return Change(outcome=after, before=snapshot, after=after)
-        case Waiting(gate=Gate.ARRIVAL, due_at=int() as at) if at <= now:
+        case Waiting(gate=Gate.INBOX, due_at=int() as at) if at <= now:
             return _end_refused(snapshot, now)
         case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:
             return cancel(snapshot, now, Owner(source=Source.SYSTEM_TIMEOUT), STRAY)

@@ -136,7 +136,7 @@ _SUSPENSION_REASONS = {
 }
 
 _GATES = {
-    Gate.ARRIVAL: (Eligibility.ELIGIBLE_NOW, Blocking.WORKER),
+    Gate.INBOX: (Eligibility.ELIGIBLE_NOW, Blocking.WORKER),
     Gate.UNSEALED: (Eligibility.DEPENDENCIES, Blocking.CHILDREN),
     Gate.DEPENDENCIES: (Eligibility.DEPENDENCIES, Blocking.CHILDREN),
     Gate.DELAY: (Eligibility.NOT_UNTIL_TIME, Blocking.DELAY),

@@ -134,7 +134,7 @@ def refuse(submission: Submission, fresh: UUID, now: Millis, reason: str) -> Cre
     creation = create(plain, fresh, now, key_taken=True)
     failure = Failure(message=f"refused: {reason}"[:MAX_REASON], category="permanent")
     head = replace(creation.snapshot.head, life=replace(EMPTY_LIFE, failure=failure))
-    state = Waiting(gate=Gate.ARRIVAL, next=Next(Start.INITIAL, 0), due_at=now)
+    state = Waiting(gate=Gate.INBOX, next=Next(Start.INITIAL, 0), due_at=now)
     return replace(creation, snapshot=replace(creation.snapshot, head=head, state=state))
 
 

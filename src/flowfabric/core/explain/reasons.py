@@ -34,7 +34,7 @@ class ReasonCode(StrEnum):
     WAITING_FOR_FLOW = "waiting_for_flow"
     WAITING_FOR_TIME = "waiting_for_time"
     WAITING_FOR_OPERATOR = "waiting_for_operator"
-    ARRIVAL = "arrival"
+    INBOX = "arrival"
     HELD_UNSEALED = "held_unsealed"
     BLOCKED_BY_OPERATOR = "blocked_by_operator"
     WAITS_FOR_UPSTREAMS = "waits_for_upstreams"
@@ -62,7 +62,7 @@ class ReasonCode(StrEnum):
 
 
 GATES = {
-    Gate.ARRIVAL: ReasonCode.ARRIVAL,
+    Gate.INBOX: ReasonCode.INBOX,
     Gate.UNSEALED: ReasonCode.HELD_UNSEALED,
     Gate.BLOCKED: ReasonCode.BLOCKED_BY_OPERATOR,
     Gate.DEPENDENCIES: ReasonCode.WAITS_FOR_UPSTREAMS,

@@ -313,7 +313,7 @@ ONE: dict[ReasonCode, Sentence] = {
     ReasonCode.WAITING_FOR_FLOW: _waits,
     ReasonCode.WAITING_FOR_TIME: _waits,
     ReasonCode.WAITING_FOR_OPERATOR: _waits,
-    ReasonCode.ARRIVAL: "it was submitted and is let in in a moment",
+    ReasonCode.INBOX: "it was submitted and is let in in a moment",
     ReasonCode.HELD_UNSEALED: (
         "its flow is still being declared: nothing of it starts before it is complete"
     ),
@@ -382,7 +382,7 @@ def _by_quotas(facts: Facts) -> str:
 
 
 MANY: dict[ReasonCode, Sentence] = {
-    ReasonCode.ARRIVAL: "let in in a moment",
+    ReasonCode.INBOX: "let in in a moment",
     ReasonCode.HELD_UNSEALED: "held until their flow is declared",
     ReasonCode.BLOCKED_BY_OPERATOR: "held back by an operator",
     ReasonCode.WAITS_FOR_UPSTREAMS: "wait for upstreams",

@@ -1,9 +1,9 @@
-"""The budget gate: what was claimed is shown to its budgets before a worker gets it.
+"""The budget gate: a claimed execution is checked against its budgets before a worker gets it.
 
-A new run whose budget is spent goes back and waits in the budget's queue. When the budget admits
-again (a reset, a raised limit, something given back) a page of those is let in, and another one as
-soon as the first was claimed: letting in a hundred thousand to send all but ten away again would be
-a storm.
+A new run whose budget is used up goes back and waits in the budget's queue. When the budget has
+room again (after a reset, a raised limit or a release), a page of those is admitted, and the next
+page as soon as half of the first was claimed: admitting a hundred thousand to send all but ten back
+would be a storm.
 """
 
 import asyncio
@@ -55,9 +55,9 @@ class BudgetGate(Service):
         self._background = Background("work for budgets", log)
 
     async def check(self, taken: Sequence[Taken]) -> list[Taken]:
-        """What may be worked on. The rest waits for its budget. A budget that cannot be read admits
-        nothing: what was claimed goes back. If that is all, the error is the caller's; otherwise
-        it is set aside, and the others go on."""
+        """The executions that may start; the rest waits for its budget. An unreadable budget admits
+        nothing: its executions go back. If there are no others, the caller gets the error;
+        otherwise they are set aside, and the others continue."""
         try:
             return await self._check(taken)
         except Corruption as error:
@@ -74,10 +74,10 @@ class BudgetGate(Service):
         return admitted
 
     async def _leave(self, item: Taken, error: Corruption) -> None:
-        """Gives back what a budget that cannot be read holds for, and leaves it for a while: it
-        would be taken again at once, before all others."""
+        """Returns an execution with an unreadable budget and sets it aside for a while, because the
+        next claim would take it again at once."""
         execution, now = item.snapshot.execution, self._now()
-        log.error("execution %s is set aside: %s", execution.id, error)
+        log.error("run %s waits a minute: a budget cannot be read: %s", execution.id, error)
         await self._take_back([item])
         await self._context.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
 
@@ -103,7 +103,7 @@ class BudgetGate(Service):
         return [item for item in taken if item.snapshot.execution.uuid not in refused]
 
     async def let_in_due(self) -> None:
-        """Lets in what was refused here until a reset that has come since. The sweep finds the
+        """Admits what was refused here until a reset that has come since. The sweep finds the
         rest."""
         if not self._resets:
             return
@@ -113,11 +113,11 @@ class BudgetGate(Service):
             await self._tried(self.let_in(name))
 
     def reserving(self, uuid: UUID) -> None:
-        """This execution has something set aside: it is looked at when its lease goes."""
+        """Remembers that this execution has a reservation, to release it when the lease is gone."""
         self._reserving.add(uuid)
 
     async def sweep(self) -> None:
-        """Resets what is due, and gives back what dead leases have set aside."""
+        """Resets budgets that are due, and releases reservations of dead leases."""
         records = self._context.store.records
         while due := await records.due(BUDGETS, self._now(), PAGE):
             resets = (self._tried(self._reset_due(budget.name)) for budget in due)
@@ -173,7 +173,7 @@ class BudgetGate(Service):
     def _count_admitted(
         self, named: dict[UUID, tuple[str, ...]], refused: dict[UUID, Exhausted]
     ) -> None:
-        """Lets more in once half of the last page was taken."""
+        """Admits the next page once half of the last one was claimed."""
         if not self._crowded:
             return
         for uuid, names in named.items():
@@ -189,7 +189,7 @@ class BudgetGate(Service):
             self._background.start(partial(self.let_in, name), name)
 
     def free_soon(self, names: Iterable[str]) -> None:
-        """Lets in what waits for one of these budgets, but is no longer limited by it."""
+        """Admits what waits for one of these budgets but is no longer limited by it."""
         for name in names:
             self._background.start(partial(self._free, name), name)
 
@@ -207,7 +207,7 @@ class BudgetGate(Service):
             )
 
     async def let_in(self, name: str) -> None:
-        """One page of those who wait for a budget, if it admits."""
+        """Admits one page of the executions that wait for a budget, if it has room."""
         why = spent(await self.known.budgets((name,)), (name,))
         if why is not None:
             self._note_reset(why)
@@ -258,7 +258,7 @@ class BudgetGate(Service):
         return await self.ledger.post(ask, lambda ledger, now: rules.drop(ledger, id, now))
 
     async def _tried(self, work: Coroutine[None, None, T]) -> T | None:
-        """What comes of the work; None when it failed and is left to the sweep."""
+        """The result of the work; None if it failed and is left to the sweep."""
         try:
             return await work
         except FlowFabricError as error:
@@ -267,7 +267,7 @@ class BudgetGate(Service):
 
 
 def waited_for(snapshot: Snapshot) -> str | None:
-    """The budget an execution waits for."""
+    """The budget that an execution waits for."""
     match snapshot.state:
         case Waiting(gate=Gate.BUDGET):
             return snapshot.life.budget
@@ -276,7 +276,8 @@ def waited_for(snapshot: Snapshot) -> str | None:
 
 
 def _unbegun(snapshots: Sequence[Snapshot], answers: Sequence[bool | Exception]) -> list[Snapshot]:
-    """What went back before a worker had it: it has started nothing that a rate counts."""
+    """The executions that went back before a worker had them, and so started nothing that a rate
+    counts."""
     pairs = zip(snapshots, answers, strict=True)
     return [snapshot for snapshot, back in pairs if back is True and is_start(snapshot)]
 

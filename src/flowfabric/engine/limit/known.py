@@ -1,7 +1,7 @@
 """Which quotas and budgets exist: a run that names one that does not is refused.
 
-A limit that was seen once is taken to be there. One that is deleted later limits nothing, so that
-no run waits for it for ever.
+A limit that was seen once is assumed to exist. One that is deleted later limits nothing, so that no
+run waits for it forever.
 """
 
 from collections.abc import Iterable

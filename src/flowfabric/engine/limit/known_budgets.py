@@ -1,4 +1,4 @@
-"""Which budgets hold for an execution, and how they stand now."""
+"""Which budgets apply to an execution, and their current state."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ REFRESH = 1.0
 
 
 class KnownBudgets(Service):
-    """`attached` are the budgets that hold without being named, by scope and its id."""
+    """`attached` are the budgets that apply without being named, by scope and its id."""
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
@@ -21,29 +21,30 @@ class KnownBudgets(Service):
         self._refreshing = asyncio.Lock()
 
     async def names_of(self, execution: Execution) -> tuple[str, ...]:
-        """Every budget that holds for an execution."""
+        """Every budget that applies to an execution."""
         await self.refresh()
         return self.named(execution)
 
     def named(self, execution: Execution) -> tuple[str, ...]:
-        """The same, as far as was known at the last look."""
+        """The same, as of the last refresh."""
         names = dict.fromkeys(execution.rules.budget_ids)
         for scope in _scopes(execution):
             names.update(dict.fromkeys(self.attached.get(scope, ())))
         return tuple(names)
 
     def forget_attached(self) -> None:
-        """Looks again which budgets hold without being named."""
+        """Forgets which budgets apply without being named, so that the next call reads them
+        again."""
         self._refreshed_at = None
 
     async def budgets(self, names: tuple[str, ...]) -> dict[str, Budget]:
-        """The budgets of these names, and all they are part of, as they stand now."""
+        """The budgets of these names and all their parents, in their current state."""
         found = (await self._context.store.ledger(LedgerNeeds(budgets=names))).budgets
         now = self._now()
         return {name: current(budget, now) for name, budget in found.items()}
 
     async def limits(self, name: str, execution: Execution) -> bool:
-        """Whether a budget, or one that is part of it, holds for an execution."""
+        """Whether a budget, or one of its children, applies to an execution."""
         names = await self.names_of(execution)
         known = await self.budgets(names) if names else {}
         return any(

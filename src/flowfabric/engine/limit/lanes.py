@@ -1,4 +1,4 @@
-"""Lanes: listing them, pausing, draining, how much of them runs at once and in which proportion."""
+"""Lanes: list, pause and drain them; set their concurrency and their weight."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +32,7 @@ class Lanes(Service):
         self._refreshed_at: float | None = None
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> list[str]:
-        """Names of all lanes anything was submitted to, ascending, after a cursor."""
+        """The names of all lanes with submissions, ascending, after a cursor."""
         wanted = check_limit(limit, MAX_PAGE)
         if after is not None:
             check_text(after, "cursor")
@@ -48,23 +48,24 @@ class Lanes(Service):
         return await lane_of(self._context.store, name)
 
     async def settings(self, lanes: Sequence[str] | None = None) -> dict[str, Lane]:
-        """What was decided about these lanes, or about all."""
+        """The settings of these lanes, or of all."""
         records = self._context.store.records
         if lanes is None:
             return {lane.name: lane for lane in await records.page(LANES)}
         return await load_readable(partial(records.get, LANES), _names(lanes))
 
     async def pause(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
-        """Nothing of this lane is claimed until it is resumed. What runs goes on running."""
+        """Pauses a lane: nothing of it is claimed until it is resumed. Running executions
+        continue."""
         return await self._set_state(lane, LaneState.PAUSED, by, reason)
 
     async def drain(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
-        """What has begun goes on to its end, retries and resumes included; nothing begins until the
-        lane is resumed."""
+        """Drains a lane: started executions continue to their end, including retries and resumes;
+        nothing new starts until the lane is resumed."""
         return await self._set_state(lane, LaneState.DRAINING, by, reason)
 
     async def resume(self, lane: str, *, by: str = "", reason: str = "") -> Lane:
-        """Opens a paused or draining lane."""
+        """Resumes a paused or draining lane."""
         return await self._set_state(lane, LaneState.OPEN, by, reason)
 
     async def set(
@@ -72,7 +73,7 @@ class Lanes(Service):
     ) -> Lane:
         """Sets the weight of a lane, or how many of it may run at once (0: any number)."""
         if weight is None and concurrency is None:
-            raise Invalid("neither a weight nor a concurrency is given")
+            raise Invalid("give a weight or a concurrency")
 
         def settle(old: Lane) -> Lane:
             new = old if weight is None else replace(old, weight=weight)
@@ -83,8 +84,7 @@ class Lanes(Service):
         return await self._write(lane, settle)
 
     async def weights(self, lanes: Sequence[str]) -> dict[str, int]:
-        """The weights of these lanes (none given: of all there are); nothing when all have the
-        same."""
+        """The weights of these lanes (none given: of all lanes); empty if all are equal."""
         wanted = _names(lanes)
         if len(wanted) == 1:
             return {}
@@ -126,7 +126,7 @@ class Lanes(Service):
         self._weights, self._names = weights, tuple(names)
 
     async def _all(self, settings: Iterable[str]) -> "Sequence[str]":
-        """Names of lanes anything was ever submitted to, or that have settings, ascending."""
+        """The names of lanes with submissions or settings, ascending."""
         routes = await self._context.store.routes()
         return sorted({route.lane for route in routes}.union(settings))
 
@@ -143,7 +143,7 @@ def _names(lanes: object) -> "list[str]":
 def share_out(
     weights: dict[str, int], limit: int, turns: dict[str, float]
 ) -> "list[tuple[str, int]]":
-    """How many of `limit` each lane may take, the most deserving first.
+    """How many of `limit` each lane may take, the lane with the largest claim first.
 
     `turns` remembers what a lane was owed but did not get, so that claims of one at a time are
     in proportion as well. It is updated in place.

@@ -1,7 +1,7 @@
 """Changes of budgets: load the ledger, decide one after the other, write them as one change.
 
-A budget is a hot record: a hundred spendings at once ride one write instead of fighting over it.
-A write that lost against another process is decided again.
+A budget is a hot record: a hundred postings at once share one write instead of competing for it. A
+write that lost a race is decided again.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,8 +25,8 @@ MAX_ROUNDS = 40
 
 
 class Posting(Struct):
-    """A rule waiting to be decided, and what it needs. The rule changes the ledger only when it
-    does not raise. `alone`: budgets of which nothing else is made or deleted in the same batch."""
+    """A rule that waits to be decided, and what it needs. The rule changes the ledger only if it
+    does not raise. `alone`: budgets that no other posting of the batch creates or deletes."""
 
     needs: LedgerNeeds
     rule: Callable[[BudgetLedger, Millis], Any]
@@ -49,14 +49,14 @@ class LedgerWriter:
         *,
         alone: tuple[str, ...] = (),
     ) -> Awaitable[T]:
-        """What the rule answers, once what it posted is durable."""
+        """The answer of the rule, once its posting is durable."""
         return self._batcher.put(Posting(needs, rule, alone))
 
     async def drain(self) -> None:
         await self._batcher.drain()
 
     async def _flush(self, postings: list[Posting]) -> list[Any]:
-        """A posting that needs something that cannot be read is refused alone."""
+        """A posting that needs an unreadable row is refused on its own."""
         try:
             return await self._post(postings)
         except Corruption as error:
@@ -82,7 +82,7 @@ class LedgerWriter:
         return await retry(round, f"budget {names}", MAX_ROUNDS)
 
     def _tell(self, before: dict[str, Budget], ledger: BudgetLedger) -> None:
-        """Runs that wait for a budget that admits again can be let in."""
+        """Reports budgets that have room again, so that waiting runs are admitted."""
         opened = [
             name
             for name in ledger.changed
@@ -95,7 +95,7 @@ class LedgerWriter:
 
 
 def merged(postings: list[Posting]) -> LedgerNeeds:
-    """What all of them need."""
+    """What all postings need."""
     asked = [posting.needs for posting in postings]
     return LedgerNeeds(
         budgets=_union(each.budgets for each in asked),

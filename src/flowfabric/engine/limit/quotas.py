@@ -1,4 +1,4 @@
-"""Quotas: defining them, looking at them, and knowing which there are."""
+"""Quotas: define them, and show how full they are."""
 
 from typing import Literal
 
@@ -48,12 +48,12 @@ class Quotas(Service):
         self._releases = releases
 
     async def create(self, quota: Quota) -> bool:
-        """A new quota; False when there is one of that name, which stays as it is."""
+        """Creates a quota; False if one of that name exists, which stays as it is."""
         return await self._write(quota, over=False)
 
     async def define(self, quota: Quota) -> bool:
-        """A quota as it should be: made (True), or given these limits. Executions that wait are
-        admitted at once if there is room now; what runs already is never stopped."""
+        """Creates a quota (True), or gives an existing one these limits. Waiting executions are
+        admitted at once if there is room; running ones are never stopped."""
         return await self._write(quota, over=True)
 
     async def get(self, name: str) -> Quota:
@@ -70,7 +70,7 @@ class Quotas(Service):
         return await self._context.store.records.page(QUOTAS, after, wanted) if wanted else []
 
     async def delete(self, name: str) -> bool:
-        """Deletes a quota, which no execution waits for any longer; False when there was none."""
+        """Deletes a quota and admits the executions that waited for it; False if there was none."""
         asked = check_quota_name(name)
         gone = await self._context.store.records.drop(QUOTAS, asked)
         self._context.known_limits.quotas.discard(asked)
@@ -85,11 +85,11 @@ class Quotas(Service):
         counts = await self._context.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
         lines = MAX_KEYS if quota.rate_per_key is not None else 1
-        standing = await self._context.store.quota_view(
+        view = await self._context.store.quota_view(
             QuotaViewRequest(quota.name, None, lines, 1, now)
         )
-        room = Room(standing, now)
-        own = [use for line in standing.lines for use in line.uses if use.quota == quota.name]
+        room = Room(view, now)
+        own = [use for line in view.lines for use in line.uses if use.quota == quota.name]
         uses = {"": Use(quota=quota.name)} | {use.key: use for use in own}
         waits = room.used_up(tuple(uses.values()))
         return QuotaStatus(
@@ -106,7 +106,7 @@ class Quotas(Service):
         """Asks a quota for one execution: `Admitted`, `RateExceeded` with the time after which to
         ask again, or `ConcurrencyExceeded`. The asking execution takes the room that is there, in
         all quotas it uses or in none, without waiting for its turn; asking again takes no more.
-        NotEligible when it waits for something else, Invalid when it does not use the quota."""
+        `NotEligible` if it waits for something else, `Invalid` if it does not use the quota."""
         asked = check_quota_name(name)
 
         async def round(_: int) -> Admission | Literal[RaceLost.RACE_LOST]:
@@ -121,12 +121,12 @@ class Quotas(Service):
     async def _admit(
         self, snapshot: Snapshot, quota: str
     ) -> Admission | Literal[RaceLost.RACE_LOST]:
-        """Lets one execution through that waits for its limits, or says what has no room."""
+        """Admits one execution that waits for its limits, or says which limit has no room."""
         store, now, uses = self._context.store, self._now(), snapshot.execution.uses
         queue = queue_of(uses)
         await store.put_queues([(queue, uses)])
-        standing = await store.quota_view(QuotaViewRequest(quota, (queue,), 1, 1, now))
-        decided = admit_one(snapshot, now, quota, standing)
+        view = await store.quota_view(QuotaViewRequest(quota, (queue,), 1, 1, now))
+        decided = admit_one(snapshot, now, quota, view)
         if not isinstance(decided, Release):
             return decided or RACE_LOST
         moved = await store.release(decided)
@@ -144,9 +144,9 @@ class Quotas(Service):
             if old is not None and (not over or old.limits == checked.limits):
                 return False
             # Read between the quota and the write, so that its version covers what was served.
-            standing = await store.quota_view(QuotaViewRequest(checked.name, (), 1, 1, now))
+            view = await store.quota_view(QuotaViewRequest(checked.name, (), 1, 1, now))
             created_at = now if old is None else old.created_at
-            new = limits_since(checked, standing, now)
+            new = limits_since(checked, view, now)
             new = replace(new, created_at=created_at, updated_at=now)
             if not await store.records.put(QUOTAS, new, 0 if old is None else old.version):
                 return RACE_LOST

@@ -1,8 +1,8 @@
-"""Letting runs through their quotas: right after a commit that made room, and again by the sweep.
+"""Admits runs through their quotas: right after a commit that made room, and again by the sweep.
 
-A run that waits for a quota is let through here and nowhere else. A release loads the quota and its
-lines, `core.limit.release` decides, the store writes if the quota has not moved meanwhile. Losing
-that race is harmless: what another process let through is not let through twice."""
+Only this module admits runs that wait for a quota. A release loads the quota and its lines,
+`core.limit.release` decides, and the store writes if the quota has not changed. Losing that race is
+harmless: a run is never admitted twice."""
 
 import asyncio
 import logging
@@ -48,12 +48,12 @@ class ReleaseShape(Enum):
 
 
 class Releases(Service):
-    """Lets executions through quotas."""
+    """Admits executions through their quotas."""
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
         self._dirty: dict[str, set[int] | None] = {}
-        self._background = Background("letting runs through quotas", log)
+        self._background = Background("admitting runs through quotas", log)
         self._busy: set[str] = set()
         self._known: set[int] = set()
         self._new: dict[int, Uses] = {}
@@ -93,7 +93,7 @@ class Releases(Service):
         self._start()
 
     def gone(self, name: str) -> None:
-        """Lets through what waited for a quota that was deleted."""
+        """Admits what waited for a deleted quota."""
         self._dirty[name] = None
         self._start()
 
@@ -125,12 +125,12 @@ class Releases(Service):
         await self._background.drain()
 
     async def look_at(self, crowds: Sequence[tuple[Crowd, Snapshot]]) -> None:
-        """Lets through the first of these queues, and those behind, as far as there is room."""
+        """Admits the first of these queues, and those behind, as far as there is room."""
         lines: dict[str, set[int]] = {}
         unknown: dict[int, Uses] = {}
         for crowd, snapshot in crowds:
             if not _waits(snapshot):
-                continue  # it has gone on meanwhile
+                continue  # it has moved on
             uses = snapshot.execution.uses
             if not crowd.known:
                 unknown[crowd.queue] = uses
@@ -142,7 +142,8 @@ class Releases(Service):
             await self._serve(quota, queues)
 
     async def give_starts_back(self, snapshots: Sequence[Snapshot]) -> None:
-        """Rates count none of these, which were let through and went back unbegun."""
+        """Takes these executions back from the rates: they were admitted but went back before they
+        started."""
         limited = [snapshot for snapshot in snapshots if snapshot.execution.uses]
         if not limited:
             return
@@ -164,9 +165,9 @@ class Releases(Service):
             self._background.start(self._run)
 
     def _next(self) -> str | None:
-        """The quota to look at next. Quotas that are used together are looked at one after the
-        other, the one first that let a run through longest ago: a line that needs two of them must
-        not always come first because of the second."""
+        """The quota to look at next. Quotas that are used together take turns, the one that
+        admitted a run longest ago first: a line that needs two of them must not always come first
+        because of the second."""
         waiting = self._dirty.keys() - self._busy
         if self._busy & self._shared:
             waiting -= self._shared
@@ -188,8 +189,8 @@ class Releases(Service):
             log.warning("looking at lanes and workers failed; retrying later: %s", error)
 
     async def _introduce(self) -> None:
-        """Has the store know the queues that are new to this process. A task that finds another one
-        at it waits: its own queue may be among those."""
+        """Tells the store about queues that are new to this process. Concurrent calls wait, because
+        their queue may be among those."""
         async with self._introducing:
             if not self._new:
                 return
@@ -204,7 +205,7 @@ class Releases(Service):
             self._known.update(fresh)
 
     async def _serve(self, quota: str, queues: set[int] | None) -> None:
-        """Lets through as many as there is room for; these lines are looked at in any case."""
+        """Admits as many as there is room for; these lines are looked at in any case."""
         among = self._among(quota, queues)
         all_seen = await self._tried(quota, among)
         if among is None and queues and not all_seen:
@@ -223,8 +224,8 @@ class Releases(Service):
         return queues
 
     async def _tried(self, quota: str, queues: set[int] | None) -> bool:
-        """Lets through what there is room for and can be claimed. Room that none of those needs is
-        for runs without a live worker: one that does not register may come for them. Returns
+        """Admits what there is room for and can be claimed. Room that none of those needs goes to
+        runs without a live worker, because an unregistered worker may come for them. Returns
         whether every line was looked at; what cannot be done now is left to the sweep."""
         closed = self.closed.known
         try:
@@ -236,7 +237,7 @@ class Releases(Service):
             return True
 
     async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
-        """Until no more can go."""
+        """Releases until no more can be admitted."""
         among = None if queues is None else tuple(sorted(queues))
         lines = MIXED_LINES if self._shapes.get(quota) is ReleaseShape.MIXED else FIRST_LINES
         lines = lines if among is None else len(among)
@@ -315,6 +316,6 @@ def _depth(lines: int, pace: int) -> int:
 
 
 def _more(view: QuotaView, lines: int, depth: int, decided: Release) -> bool:
-    """Whether a run may go that was not looked at."""
+    """Whether a run that was not looked at may be admitted."""
     deep = decided.emptied and any(len(line.waiting) >= depth for line in view.lines)
     return deep or len(view.lines) >= lines

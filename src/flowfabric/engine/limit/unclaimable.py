@@ -42,7 +42,8 @@ class ClosedRoutes(Service):
         self._refreshed_at: float | None = None
 
     async def refresh(self, *, now_and_then: bool = False) -> None:
-        """Looks at lanes and workers; `now_and_then`: unless that was done a moment ago."""
+        """Reads lanes and workers; with `now_and_then`, only if the last read is older than a
+        second."""
         at = asyncio.get_running_loop().time()
         last = self._refreshed_at
         if now_and_then and last is not None and at - last < REFRESH:
@@ -55,7 +56,7 @@ class ClosedRoutes(Service):
         self.known = unclaimable(self._routes, self._lanes, self._workers, now)
 
     def meet(self, route: Route) -> None:
-        """Told of work; its route may be newer than the last look."""
+        """Notes the route of an execution, which may be newer than the last read."""
         if route not in self._routes and self._refreshed_at is not None:
             self._routes.add(route)
             self.known += unclaimable((route,), self._lanes, self._workers, self._now())
@@ -86,7 +87,7 @@ class ClosedRoutes(Service):
     ) -> list[Snapshot]:
         """The executions whose slots others wait for."""
         quotas = {use.quota for snapshot in idle for use in snapshot.execution.uses}
-        standings = {
+        views = {
             quota: await self._context.store.quota_view(
                 QuotaViewRequest(quota, None, LINES, 1, now, closed.closed, closed.draining)
             )
@@ -96,7 +97,7 @@ class ClosedRoutes(Service):
             snapshot
             for snapshot in idle
             if any(
-                in_the_way(snapshot.execution.uses, standings[use.quota], now)
+                in_the_way(snapshot.execution.uses, views[use.quota], now)
                 for use in snapshot.execution.uses
             )
         ]
@@ -107,7 +108,7 @@ class ClosedRoutes(Service):
 
 
 async def live_workers(store: Store, now: Millis) -> list[Presence]:
-    """Those of every namespace: a worker may take work of all of them."""
+    """The live workers of every namespace, because a worker may serve all of them."""
     found: list[Presence] = []
     after = ("", "")
     while len(found) < MAX_WORKERS:

@@ -77,7 +77,7 @@ async def _arrive(
         write_options(submission),
         creation.payload,
     )
-    uuid, lane = await foreign.arrive(connection, arrival, creation.key, creation.key_until)
+    uuid, lane = await foreign.put_in_inbox(connection, arrival, creation.key, creation.key_until)
     return ExecutionId.solo(lane, uuid), uuid != execution.uuid
 
 
