@@ -66,6 +66,18 @@ def test_both_dialects_have_the_same_files(write: Writer) -> None:
     assert write.check_house() == []
 
 
+def test_the_contract_of_a_store_has_few_methods(write: Writer) -> None:
+    methods = "".join(f"    async def m{n}(self): ...\n" for n in range(check_house.MOST_METHODS))
+    fact = "    @property\n    def name(self): ...\n"
+    write(
+        "src/flowfabric/store/contract.py",
+        f"class RecordStore:\n    def get(self): ...\nclass Store:\n{methods}{fact}",
+    )
+    assert write.check_house() == []
+    write("src/flowfabric/store/contract.py", f"class Store:\n{methods}    def one(self): ...\n")
+    assert write.check_house() == ["store/contract.py asks 56 methods of a store, not 55"]
+
+
 def test_a_class_name_has_one_meaning(write: Writer) -> None:
     write("src/flowfabric/a.py", "class Thing: ...\nclass _Own: ...")
     write("src/flowfabric/b.py", "class _Own: ...")

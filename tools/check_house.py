@@ -30,6 +30,11 @@ ONE_DIALECT = {
 """What only one dialect has: how it connects and what goes wrong there; what is one statement on
 Postgres, and code on SQLite, or code of its own there."""
 
+MOST_METHODS = 55
+"""The contract of a store is read in one sitting."""
+RECORDS = "RecordStore"
+"""The contract of `store.records` comes on top: the same few methods for every kind of document."""
+
 TWO_MEANINGS = {
     "Held", "Session",
 }  # fmt: skip
@@ -59,6 +64,7 @@ def check(root: Path, two_meanings: set[str], uncalled: Collection[str] = ()) ->
     return [
         *_strange_folders(root),
         *_unequal_dialects(root),
+        *_wide_contract(root),
         *_ambiguous_classes(root, two_meanings),
         *_strange_retries(root),
         *_uncalled_operations(root, uncalled),
@@ -87,6 +93,23 @@ def _unequal_dialects(root: Path) -> Iterator[str]:
     for dialect, other in (("sqlite", "postgres"), ("postgres", "sqlite")):
         for name in sorted(files[dialect] - files[other]):
             yield f"store/{dialect}/{name}: there is no store/{other}/{name}"
+
+
+def _wide_contract(root: Path) -> Iterator[str]:
+    path = root / "src/flowfabric/store/contract.py"
+    count = sum(
+        _is_method(each)
+        for _, node in (_nodes(path) if path.exists() else ())
+        if isinstance(node, ast.ClassDef) and node.name != RECORDS
+        for each in node.body
+    )
+    if count > MOST_METHODS:
+        yield f"store/contract.py asks {count} methods of a store, not {MOST_METHODS}"
+
+
+def _is_method(node: ast.AST) -> bool:
+    """A property is a fact about the store, not a method."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
 
 
 def _ambiguous_classes(root: Path, two_meanings: set[str]) -> Iterator[str]:

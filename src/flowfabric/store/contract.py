@@ -3,6 +3,10 @@
 Three methods repeat a core rule because they must be one round trip over many rows: `claim` (as
 `core.execution.lease.take`), `renew` (as `core.execution.lease.renew`) and, for limits, `release`.
 
+`Store` is cut by the five words: execution, wait, flow, limit, worker. Documents with a
+key and a version have no methods of their own: they are read and written through `Store.records`.
+`store.queries` has what is asked and answered.
+
 Obligations that hold for every method:
 
 * `now` comes from the caller and is the moment of the flush; SQL never asks for the time.
@@ -109,6 +113,131 @@ class RecordStore(Protocol):
         their keys. Only kinds that own nothing expire."""
 
 
+class ExecutionStore(Protocol):
+    """Executions, their history, and what is due."""
+
+    # -- the hot path, one durable round trip each, at most MAX_BATCH items
+
+    async def submit(self, creations: Sequence[Creation], now: Millis) -> list[ExecutionId | None]:
+        """Creates each execution with its state row, tags, deadline and key. For each, in order:
+        None when it was created, else the id of the execution that was there already (found by
+        a live key first, then by its own id). Keys and ids are unique within one call. A key
+        whose window has passed is taken over."""
+
+    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
+        """Takes the best `limit` executions of `ready` (lost ones included) whose route the worker
+        satisfies: in the given lanes (empty: every lane) and namespace (None: every one), of the
+        given kinds (None: every kind), no live hold for another worker, as far as their lanes
+        allow, by (rank, id) over all of them. Each moves to `lease` exactly as
+        `core.execution.lease.take` would do it, with its event. Rows locked by another claimer are
+        skipped: a short result does not mean an empty queue. With `repeated` the executions this
+        call took before and still holds are returned first, all of them; a limit of 0 asks for no
+        others. One that cannot be read is set aside; the next best is taken in its place.
+        `suspects` leaves out suspects or all others. A row that is SPENT is taken without a new
+        epoch and without an event, for the caller to give it up.
+
+        Of lanes, which are records (`LANES`), it repeats `core.limit.lane.begins` and `is_full`:
+        nothing of a paused lane; of a draining one only what has begun (a start other than
+        INITIAL); of one with a concurrency only so many that no more than that have a row in
+        `lease` (rivals included: the lane's row is locked first)."""
+
+    @property
+    def suspects_seen(self) -> bool:
+        """Whether a suspect waited, of any route, when this process last claimed. Costs nothing;
+        True before the first claim."""
+
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+        """Extends each lease whose id and epoch match and which has not expired; never shortens
+        one. Returns the new expiry of those extended."""
+
+    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+        """Writes endings for which `Change.plain_end` holds: the lease row goes if version,
+        epoch, lease id stand and it has not expired by `now`; done row and event come. Returns
+        the executions that were ended."""
+
+    async def write_progress(self, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+        """Writes each side write whose lease stands (the lease row is locked while it is
+        written); returns the executions whose lease stood. Several may be for one
+        execution. A step that is recorded already stays as it is; progress overwrites."""
+
+    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
+        """The general way to write: locks every state row a change was decided on, keeps the
+        changes whose version stands in the same place (and, for a lease, whose expiry stands: a
+        renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
+        waitpoints (an existing one stays), signals, which suspension earlier signals counted for,
+        dedup records (the last of a key stays), how edges were settled, and the outbox entries that
+        the change owes to its flow. One change per execution. Returns the executions whose change
+        was written; the others have changed and must be decided again."""
+
+    async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+        """Submissions in the inbox, oldest first; only those with the given ids, if given."""
+
+    async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
+        """Turns inbox entries into executions of the same id, each once, whichever process asks;
+        returns how many. Their keys were taken when they reached the inbox."""
+
+    # -- what is due, and what may go
+
+    async def due(self, now: Millis, limit: int) -> list[UUID]:
+        """Executions with something due: parked until a moment that has come, a lease or an
+        attempt that ran out, a deadline that passed."""
+
+    async def next_due(self, now: Millis) -> Millis | None:
+        """The earliest moment after `now` something known today becomes due."""
+
+    async def set_aside(self, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+        """Leaves executions that cannot be read alone until then: what is ready is not claimed,
+        what is due is due again at that moment."""
+
+    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+        """All that a process at rest must know, in one statement; `holder` takes the duty until
+        `until` if it had it, or if it is free."""
+
+    async def drop_duty(self, duty: str, holder: str) -> None:
+        """Gives the duty up if `holder` has it."""
+
+    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
+        """Deletes up to `limit` executions that ended at or before `ended_before` (one with a
+        retention of its own: when that has passed by `now`) with everything that belongs to them,
+        and keys whose window has passed. Returns the number of executions deleted."""
+
+    # -- reads
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        """The executions as they stand, in one statement, so that a moving row is seen once.
+        Corruption names one that cannot be read; ask for the others without it."""
+
+    async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
+        """Which of these executions have ended: the cheap query of waiting callers."""
+
+    async def detail(self, uuid: UUID) -> Detail | None:
+        """One execution with payload, tags, progress and the last moment anything happened."""
+
+    async def attempts(self, uuid: UUID) -> list[Attempt]:
+        """The attempts in history, by index."""
+
+    async def steps(self, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
+        """The recorded steps of each execution and generation, by position, in the order asked."""
+
+    async def events(self, query: EventQuery) -> EventPage:
+        """Events after a cursor. Skips none, also of transactions that commit late. After NEWEST
+        there are none, and the cursor of the page is that of the last event."""
+
+    async def page(self, query: Query) -> Page:
+        """Executions by (created_at, id). Examines a bounded number of rows per call."""
+
+    async def snapshots(self, query: SnapshotQuery) -> list[Snapshot]:
+        """Members of a flow, claimable executions or suspended ones, as their query says."""
+
+    async def counts(
+        self, namespace: str | None = None, lane: str | None = None, *, flow: UUID | None = None
+    ) -> Counts:
+        """How many executions are in each public state; with a flow, how many of its members."""
+
+    async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
+        """Adds or replaces tags, all or none; False when there is no such execution."""
+
+
 class WaitStore(Protocol):
     """What executions wait for from outside."""
 
@@ -125,7 +254,7 @@ class WaitStore(Protocol):
 
 
 class FlowStore(Protocol):
-    """Flows, their edges, and what is owed to them."""
+    """Graphs of executions, and the outbox of what is owed to them."""
 
     async def flow_page(self, query: FlowQuery) -> list[Flow]:
         """Flows by (created_at, id)."""
@@ -138,14 +267,14 @@ class FlowStore(Protocol):
         every one of those entries must still exist, so that each is counted once. False if anything
         has changed."""
 
-    async def edges(self, query: EdgeQuery) -> list[EdgeState]:
-        """Edges by id."""
-
     async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
         """Writes changes that only count outbox entries: each flow whose version is current, with
         its entries that are done and those that are owed. The flows were read before the entries,
         so an unchanged version means that no other process has counted them. Returns the flows that
         were written."""
+
+    async def edges(self, query: EdgeQuery) -> list[EdgeState]:
+        """Edges by id."""
 
     async def unsettled(
         self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
@@ -160,17 +289,18 @@ class FlowStore(Protocol):
         """Flows that something is owed to."""
 
 
-class QuotaStore(Protocol):
-    """The queues before quotas, which are records themselves (`QUOTAS`). The rows of the queues of
-    a quota that is dropped stay until `trim_limits`, so that executions that wait in them are
-    found.
+class LimitStore(Protocol):
+    """Quotas with the queues before them, and budgets.
+
+    A quota is a record (`QUOTAS`). The rows of the queues of one that is dropped stay until
+    `trim_limits`, so that executions that wait in them are found.
 
     The state rows `ready`, `lease` and `parked` carry `queue` (`rows.queue_number`): of an
-    execution with quotas the number of its queue while it is ready, lost, running or waits at the
-    limits gate; of one that waits for a budget the number of that budget's queue; NULL otherwise.
-    A row in `ready` or `lease` with a queue *is* a slot: it is counted, never kept in a counter.
-    Only `release` moves rows with a queue into `ready`, so that while a quota's version stands its
-    slots can only become fewer.
+    execution with quotas the number of its queue while it is ready, lost, running or waits at
+    the limits gate; of one that waits for a budget the number of that budget's queue; NULL
+    otherwise. A row in `ready` or `lease` with a queue *is* a slot: it is counted, never kept
+    in a counter. Only `release` moves rows with a queue into `ready`, so that while a quota's
+    version stands its slots can only become fewer.
     """
 
     async def put_queues(self, queues: Sequence[tuple[int, Uses]]) -> None:
@@ -182,9 +312,8 @@ class QuotaStore(Protocol):
         queue of those quotas has (only if there are lines, and of quotas that limit concurrency; if
         all their limits are per key, only of queues with a key the lines use); `admitted`: the
         admissions within the longest window of each quota with a rate, for all of it and for the
-        keys of the lines, oldest first; `served`: the latest turn of each quota,
-        the one asked for also if it does not exist. The
-        versions are never newer than the rest."""
+        keys of the lines, oldest first; `served`: the latest turn of each quota, the one asked for
+        also if it does not exist. The versions are never newer than the rest."""
 
     async def release(self, release: Release) -> set[UUID] | None:
         """Writes a release, if every quota in `versions` still has that version (0: is not there;
@@ -208,30 +337,31 @@ class QuotaStore(Protocol):
     async def queue_counts(self, quota: str, limit: int) -> list[QueueCount]:
         """How many wait and run in each queue of a quota, by number; empty queues are left out."""
 
+    async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
+        """How many parked rows of a queue are before (rank, id), counted up to `limit`."""
+
     async def executions_in(self, place: Place, limit: int) -> list[UUID]:
         """Which executions are at that place, at most so many."""
 
-    async def ahead_of(self, queue: int, rank: int, uuid: UUID, limit: int) -> int:
-        """How many parked rows of a queue are before (rank, id), counted up to `limit`."""
+    async def lane_counts(self, lane: str, namespace: str | None) -> LaneCounts:
+        """How many executions of a lane wait at which gate and in which queue, and how many are
+        ready on which route; each counted up to 100,000."""
+
+    async def routes(self) -> list[Route]:
+        """Every route anything was ever submitted to."""
 
     async def trim_limits(self, now: Millis, forgotten: Millis, limit: int) -> int:
         """Deletes rows of queues in which nothing waits and which have no slots taken (all rows of
         a queue together, `limit` queues at most), admissions that no window which ends at
         `forgotten` reaches, and charges whose time has passed; returns how many rows."""
 
-    async def lane_counts(self, lane: str, namespace: str | None) -> LaneCounts:
-        """How many executions of a lane wait at which gate and in which queue, and how many are
-        ready on which route; each counted up to 100,000."""
-
-
-class BudgetStore(Protocol):
-    """Budgets and what was spent of them."""
+    # -- budgets and what was spent of them
 
     async def ledger(self, ask: LedgerNeeds) -> BudgetLedger:
         """What exists of what is asked for; budgets with their versions."""
 
-    async def post(self, books: BudgetLedger) -> bool:
-        """Writes everything in `books` that is new, whole or not at all: each budget in `changed`
+    async def post(self, ledger: BudgetLedger) -> bool:
+        """Writes everything in `ledger` that is new, whole or not at all: each budget in `changed`
         if its stored version is the one noted there (0: there is none; the new one is one more),
         or deletes it with its ledgers and charges if it is in `removed`; ledgers, charges (the last
         of a key stays) and reservations (None: it goes). A reservation that goes must still be
@@ -241,18 +371,8 @@ class BudgetStore(Protocol):
         """The budgets of a namespace, a flow or a run: (scope, its id, name)."""
 
 
-class LaneStore(Protocol):
-    """Lanes. What was decided about a lane is a record (`LANES`). A claim repeats
-    `core.limit.lane.begins` and `is_full`: nothing of a paused lane; of a draining one only what
-    has begun (a start other than INITIAL); of one with a concurrency only so many that no more
-    than that have a row in `lease` (rivals included: the lane's row is locked first)."""
-
-    async def routes(self) -> list[Route]:
-        """Every route anything was ever submitted to."""
-
-
 class WorkerStore(Protocol):
-    """What workers hold. Their entries in the registry are records (`PRESENCES`)."""
+    """The leases workers hold. Their entries in the registry are records (`PRESENCES`)."""
 
     async def held_leases(
         self,
@@ -268,8 +388,18 @@ class WorkerStore(Protocol):
     async def held_counts(self, instances: Sequence[str]) -> list[Holding]:
         """How many leases these instances hold, those that hold none left out."""
 
+    async def expired_leases(
+        self,
+        as_of: Millis,
+        after: tuple[Millis, UUID] | None,
+        limit: int,
+        namespace: str | None,
+    ) -> list[ExpiredLease]:
+        """Leases with an expiry at or before `as_of`, marked as lost or not, and those that were
+        revoked before that, by (expires_at, id)."""
 
-class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStore, Protocol):
+
+class Store(ExecutionStore, WaitStore, FlowStore, LimitStore, WorkerStore, Protocol):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
@@ -279,8 +409,6 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
     @property
     def records(self) -> RecordStore:
         """Schedules, quotas and the other kinds of `store.rows.record`."""
-
-    # -- life of the store itself
 
     async def migrate(self) -> int:
         """Brings the schema up to date and returns its version. Safe to call from many
@@ -296,129 +424,3 @@ class Store(WorkerStore, WaitStore, FlowStore, QuotaStore, BudgetStore, LaneStor
 
     async def close(self) -> None:
         """Finishes what is under way and lets go of every connection."""
-
-    # -- the hot path: one durable round trip each, at most MAX_BATCH items
-
-    async def submit(self, creations: Sequence[Creation], now: Millis) -> list[ExecutionId | None]:
-        """Creates each execution with its state row, tags, deadline and key. For each, in order:
-        None when it was created, else the id of the execution that was there already (found by
-        a live key first, then by its own id). Keys and ids are unique within one call. A key
-        whose window has passed is taken over."""
-
-    async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
-        """Takes the best `limit` executions of `ready` (lost ones included) whose route the worker
-        satisfies: in the given lanes (empty: every lane) and namespace (None: every one), of the
-        given kinds (None: every kind), no live hold for another worker, as far as their lanes allow
-        (`LaneStore`), by (rank, id) over all of them. Each moves to `lease` exactly as
-        `core.execution.lease.take` would do it, with its event. Rows locked by another claimer are
-        skipped: a short result does not mean an empty queue. With `repeated` the executions this
-        call took before and still holds are returned first, all of them; a limit of 0 asks for no
-        others. One that cannot be read is set aside; the next best is taken in its place.
-        `suspects` leaves out suspects or all others. A row that is SPENT is taken without a new
-        epoch and without an event, for the caller to give it up."""
-
-    @property
-    def suspects_seen(self) -> bool:
-        """Whether a suspect waited, of any route, when this process last claimed. Costs nothing;
-        True before the first claim."""
-
-    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
-        """Extends each lease whose id and epoch match and which has not expired; never shortens
-        one. Returns the new expiry of those extended."""
-
-    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
-        """Writes endings for which `Change.plain_end` holds: the lease row goes if version,
-        epoch, lease id stand and it has not expired by `now`; done row and event come. Returns
-        the executions that were ended."""
-
-    async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
-        """Writes each side write whose lease stands (the lease row is locked while it is
-        written); returns the executions whose lease stood. Several notes may be for one
-        execution. A step that is recorded already stays as it is; progress overwrites."""
-
-    async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
-        """The general way to write: locks every state row a change was decided on, keeps the
-        changes whose version stands in the same place (and, for a lease, whose expiry stands: a
-        renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
-        waitpoints (an existing one stays), signals, which suspension earlier signals counted for,
-        dedup records (the last of a key stays), how edges were settled, and the outbox entries that
-        the change owes to its flow. One change per execution. Returns the executions whose change
-        was written; the others have changed and must be decided again."""
-
-    async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
-        """Submissions in the inbox, oldest first; only those with the given ids, if given."""
-
-    async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
-        """Turns inbox entries into executions of the same id, each once, whichever process asks;
-        returns how many. Their keys were taken when they reached the inbox."""
-
-    # -- what is due
-
-    async def due(self, now: Millis, limit: int) -> list[UUID]:
-        """Executions with something due: parked until a moment that has come, a lease or an
-        attempt that ran out, a deadline that passed."""
-
-    async def set_aside(self, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
-        """Leaves executions that cannot be read alone until then: what is ready is not claimed,
-        what is due is due again at that moment."""
-
-    async def next_due(self, now: Millis) -> Millis | None:
-        """The earliest moment after `now` something known today becomes due."""
-
-    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
-        """Deletes up to `limit` executions that ended at or before `ended_before` (one with a
-        retention of its own: when that has passed by `now`) with everything that belongs to them,
-        and keys whose window has passed. Returns the number of executions deleted."""
-
-    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
-        """All that a process at rest must know, in one statement; `holder` takes the duty until
-        `until` if it had it, or if it is free."""
-
-    async def drop_duty(self, duty: str, holder: str) -> None:
-        """Gives the duty up if `holder` has it."""
-
-    # -- reads
-
-    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
-        """The executions as they stand, in one statement, so that a moving row is seen once.
-        Corruption names one that cannot be read; ask for the others without it."""
-
-    async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
-        """Which of these executions have ended: the cheap query of waiting callers."""
-
-    async def detail(self, uuid: UUID) -> Detail | None:
-        """One execution with payload, tags, progress and the last moment anything happened."""
-
-    async def attempts(self, uuid: UUID) -> list[Attempt]:
-        """The attempts in history, by index."""
-
-    async def steps(self, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
-        """The recorded steps of each execution and generation, by position, in the order asked."""
-
-    async def page(self, query: Query) -> Page:
-        """Executions by (created_at, id). Examines a bounded number of rows per call."""
-
-    async def snapshots(self, query: SnapshotQuery) -> list[Snapshot]:
-        """Members of a flow, claimable executions or suspended ones, as their query says."""
-
-    async def expired_leases(
-        self,
-        as_of: Millis,
-        after: tuple[Millis, UUID] | None,
-        limit: int,
-        namespace: str | None,
-    ) -> list[ExpiredLease]:
-        """Leases with an expiry at or before `as_of`, marked as lost or not, and those that were
-        revoked before that, by (expires_at, id)."""
-
-    async def counts(
-        self, namespace: str | None = None, lane: str | None = None, *, flow: UUID | None = None
-    ) -> Counts:
-        """How many executions are in each public state; with a flow, how many of its members."""
-
-    async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
-        """Adds or replaces tags, all or none; False when there is no such execution."""
-
-    async def events(self, query: EventQuery) -> EventPage:
-        """Events after a cursor. Skips none, also of transactions that commit late. After NEWEST
-        there are none, and the cursor of the page is that of the last event."""

@@ -48,11 +48,11 @@ async def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
         list(ask.executions),
         list(ask.reservations),
     )
-    return _books(await session.fetch(session.limit, "ledger", *values))
+    return _read(await session.fetch(session.limit, "ledger", *values))
 
 
-async def post(session: Session, books: BudgetLedger) -> bool:
-    post = _Post(_new_budgets(books), _values(books))
+async def post(session: Session, ledger: BudgetLedger) -> bool:
+    post = _Post(_new_budgets(ledger), _values(ledger))
     return await session.limit.run(partial(_post, session, post))
 
 
@@ -91,11 +91,11 @@ async def _write(session: Session, post: _Post, connection: Connection) -> None:
     post.tried.append(transaction)
 
 
-def _new_budgets(books: BudgetLedger) -> list[Row]:
+def _new_budgets(ledger: BudgetLedger) -> list[Row]:
     return [
-        _new_budget(books.budgets[name])
-        for name, version in sorted(books.changed.items())
-        if not version and name not in books.removed
+        _new_budget(ledger.budgets[name])
+        for name, version in sorted(ledger.changed.items())
+        if not version and name not in ledger.removed
     ]
 
 
@@ -103,18 +103,18 @@ def _new_budget(budget: Budget) -> Row:
     return BUDGETS.row(BUDGETS.numbered(budget, 0))
 
 
-def _values(books: BudgetLedger) -> list[Any]:
+def _values(ledger: BudgetLedger) -> list[Any]:
     """The parameters of the statement. What is removed takes along what was noted of it."""
-    removed = books.removed
-    compared = sorted((name, version) for name, version in books.changed.items() if version)
+    removed = ledger.removed
+    compared = sorted((name, version) for name, version in ledger.changed.items() if version)
     changed = [
-        BUDGETS.row(BUDGETS.numbered(books.budgets[name], version))
+        BUDGETS.row(BUDGETS.numbered(ledger.budgets[name], version))
         for name, version in compared
         if name not in removed
     ]
-    ledgers = {key: new for key, new in books.new_ledgers.items() if key[0] not in removed}
-    charges = [new for new in books.new_charges.values() if new.budget not in removed]
-    reservations = books.new_reservations
+    ledgers = {key: new for key, new in ledger.new_ledgers.items() if key[0] not in removed}
+    charges = [new for new in ledger.new_charges.values() if new.budget not in removed]
+    reservations = ledger.new_reservations
     return [
         *columns(compared, 2),
         sorted(id for id, new in reservations.items() if new is None),
@@ -135,18 +135,18 @@ def _sorted(rows: Any, width: int) -> Columns:
     return columns(sorted(rows, key=lambda row: (row[0], row[1])), width)
 
 
-def _books(rows: Sequence[Any]) -> BudgetLedger:
-    books = BudgetLedger()
+def _read(rows: Sequence[Any]) -> BudgetLedger:
+    ledger = BudgetLedger()
     for kind, name, key, version, id, doc in rows:
         match kind:
             case 0:
-                books.budgets |= BUDGETS.by_key([(name, version, doc)])
+                ledger.budgets |= BUDGETS.by_key([(name, version, doc)])
             case 1:
-                books.charges[name, key] = read_charge(name, key, doc)
+                ledger.charges[name, key] = read_charge(name, key, doc)
             case 2:
-                books.ledgers[name, id] = read_ledger(name, id, doc)
+                ledger.ledgers[name, id] = read_ledger(name, id, doc)
             case 3:
-                books.reservations[id] = read_reservation(id, doc)
+                ledger.reservations[id] = read_reservation(id, doc)
             case _:
                 raise AssertionError(kind)
-    return books
+    return ledger

@@ -23,7 +23,7 @@ from flowfabric.store.rows.flow import CHORE, chore_rows
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _KIND = _END_WIDTH - 2
-_NOTE_WIDTH = 10
+_PROGRESS_WIDTH = 10
 _TTL = 3
 
 MIN_RENEW_SECONDS = 0.2
@@ -48,9 +48,9 @@ async def end(session: Session, changes: Sequence[Change[object]], now: Millis) 
     return set[UUID]().union(*await divide(ordered, partial(_send_ends, session, now)))
 
 
-async def write_progress(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
-    rows = sorted(map(_note_row, _folded(notes)), key=_number)
-    return set[UUID]().union(*await divide(rows, partial(_note, session, now)))
+async def write_progress(session: Session, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+    rows = sorted(map(_progress_row, _folded(writes)), key=_number)
+    return set[UUID]().union(*await divide(rows, partial(_write_progress, session, now)))
 
 
 async def _renew(
@@ -62,8 +62,10 @@ async def _renew(
     return dict(await session.renew.run(work, limit=limit, patience=patience))
 
 
-async def _note(session: Session, now: Millis, rows: Sequence[Row], patience: float) -> set[UUID]:
-    work = partial(_fetch, session, "progress_writes", (*columns(rows, _NOTE_WIDTH), now))
+async def _write_progress(
+    session: Session, now: Millis, rows: Sequence[Row], patience: float
+) -> set[UUID]:
+    work = partial(_fetch, session, "progress_writes", (*columns(rows, _PROGRESS_WIDTH), now))
     return {uuid for (uuid,) in await session.end.run(work, patience=patience)}
 
 
@@ -145,18 +147,18 @@ def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Lease, Ended]:
     raise AssertionError("only endings of a running attempt are written this way")
 
 
-def _folded(notes: Sequence[SideWrite]) -> list[SideWrite]:
-    """Progress of one owner as one note, the last word first of all: a statement writes a row
+def _folded(writes: Sequence[SideWrite]) -> list[SideWrite]:
+    """Progress of one owner as one write, the last word first of all: a statement writes a row
     only once."""
     last: dict[tuple[UUID, UUID, int], Progress] = {}
-    for note in notes:
-        if note.progress is not None:
-            fence = (note.uuid, note.lease_id, note.epoch)
-            last[fence] = _later(last.get(fence), note.progress)
+    for write in writes:
+        if write.progress is not None:
+            fence = (write.uuid, write.lease_id, write.epoch)
+            last[fence] = _later(last.get(fence), write.progress)
     folded = []
-    for note in notes:
-        progress = last.pop((note.uuid, note.lease_id, note.epoch), None)
-        folded.append(note if progress is note.progress else replace(note, progress=progress))
+    for write in writes:
+        progress = last.pop((write.uuid, write.lease_id, write.epoch), None)
+        folded.append(write if progress is write.progress else replace(write, progress=progress))
     return folded
 
 
@@ -169,12 +171,12 @@ def _later(earlier: Progress | None, progress: Progress) -> Progress:
     )
 
 
-def _note_row(note: SideWrite) -> Row:
-    progress, step = note.progress, note.step
+def _progress_row(write: SideWrite) -> Row:
+    progress, step = write.progress, write.step
     return (
-        note.uuid,
-        note.lease_id,
-        note.epoch,
+        write.uuid,
+        write.lease_id,
+        write.epoch,
         None if progress is None else progress.percent,
         None if progress is None else progress.message,
         None if step is None else step.generation,

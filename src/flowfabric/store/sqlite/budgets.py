@@ -43,16 +43,16 @@ def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
     return found
 
 
-def post(session: Session, books: BudgetLedger) -> bool:
+def post(session: Session, ledger: BudgetLedger) -> bool:
     """Everything is compared before anything is written."""
-    if not _stand(session, books):
+    if not _stand(session, ledger):
         return False
-    _write_budgets(session, books)
-    _write_ledgers(session, books)
-    gone = {name for name in books.removed if name not in books.budgets}
-    charges = [charge for charge in books.new_charges.values() if charge.budget not in gone]
+    _write_budgets(session, ledger)
+    _write_ledgers(session, ledger)
+    gone = {name for name in ledger.removed if name not in ledger.budgets}
+    charges = [charge for charge in ledger.new_charges.values() if charge.budget not in gone]
     session.insert("new_charges", [charge_row(charge) for charge in charges])
-    _write_reservations(session, books)
+    _write_reservations(session, ledger)
     return True
 
 
@@ -66,43 +66,43 @@ def _add_reservations(found: BudgetLedger, session: Session, name: str, ids: lis
         found.reservations[reservation.id] = reservation
 
 
-def _stand(session: Session, books: BudgetLedger) -> bool:
+def _stand(session: Session, ledger: BudgetLedger) -> bool:
     """Whether nothing that was decided on has moved."""
-    if books.changed:
-        names = [(name,) for name in books.changed]
+    if ledger.changed:
+        names = [(name,) for name in ledger.changed]
         stored = dict(session.given("budget_versions", names))
-        if any(stored.get(name, 0) != version for name, version in books.changed.items()):
+        if any(stored.get(name, 0) != version for name, version in ledger.changed.items()):
             return False
-    gone = [id.bytes for id, new in books.new_reservations.items() if new is None]
+    gone = [id.bytes for id, new in ledger.new_reservations.items() if new is None]
     return not gone or len(session.among("reservation_ids", gone).fetchall()) == len(gone)
 
 
-def _write_budgets(session: Session, books: BudgetLedger) -> None:
-    if removed := list(books.removed):
+def _write_budgets(session: Session, ledger: BudgetLedger) -> None:
+    if removed := list(ledger.removed):
         for name in ("gone_budgets", "gone_budget_ledgers", "gone_budget_charges"):
             session.among(name, removed)
     rows = [
-        BUDGETS.row(BUDGETS.numbered(books.budgets[name], version))
-        for name, version in books.changed.items()
-        if name in books.budgets
+        BUDGETS.row(BUDGETS.numbered(ledger.budgets[name], version))
+        for name, version in ledger.changed.items()
+        if name in ledger.budgets
     ]
     session.insert("new_budgets", rows)
 
 
-def _write_ledgers(session: Session, books: BudgetLedger) -> None:
-    gone = {name for name in books.removed if name not in books.budgets}
+def _write_ledgers(session: Session, ledger: BudgetLedger) -> None:
+    gone = {name for name in ledger.removed if name not in ledger.budgets}
     new: list[Ledger] = []
-    for (budget, execution), ledger in books.new_ledgers.items():
-        if ledger is None:
+    for (budget, execution), spent in ledger.new_ledgers.items():
+        if spent is None:
             session.execute("gone_ledgers", (budget, execution.bytes))
         elif budget not in gone:
-            new.append(ledger)
+            new.append(spent)
     session.insert("new_ledgers", plain(ledger_row(ledger) for ledger in new))
 
 
-def _write_reservations(session: Session, books: BudgetLedger) -> None:
+def _write_reservations(session: Session, ledger: BudgetLedger) -> None:
     new, gone = [], []
-    for id, reservation in books.new_reservations.items():
+    for id, reservation in ledger.new_reservations.items():
         if reservation is None:
             gone.append(id.bytes)
         else:

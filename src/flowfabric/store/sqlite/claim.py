@@ -53,14 +53,14 @@ def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UU
     return renewed
 
 
-def write_progress(session: Session, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+def write_progress(session: Session, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
     steps, progress, standing = [], [], set()
-    for note, id in _standing(session, notes, now):
-        standing.add(note.uuid)
-        if note.step is not None:
-            steps.append(keyed(id, rows.step_row(note.uuid, note.step)))
-        if note.progress is not None:
-            progress.append((id, note.progress.percent, note.progress.message, now))
+    for write, id in _standing(session, writes, now):
+        standing.add(write.uuid)
+        if write.step is not None:
+            steps.append(keyed(id, rows.step_row(write.uuid, write.step)))
+        if write.progress is not None:
+            progress.append((id, write.progress.percent, write.progress.message, now))
     session.insert("new_steps", steps)
     session.each("new_progress", progress)
     return standing
