@@ -1,7 +1,7 @@
 """Fails when a text uses a word that hides the actor, or a name that is no longer used.
 
-Read are the docs, and the comments and strings of the code: docstrings, errors, log lines. Say
-which worker, run, caller or process does what. The glossary has the names.
+It reads the docs, the SQL, and the comments and strings of the code: docstrings, errors, log
+lines. Say which worker, run, caller or process does what. The glossary has the names.
 """
 
 import io
@@ -30,7 +30,7 @@ READ = {"COMMENT", "STRING", "FSTRING_MIDDLE"}
 FOLDERS = ("src", "docs", "examples", "chaos")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FROZEN = ("migrations/", "docs/design/scenarios.md")
-"""Written once, or generated from the names of tests."""
+"""Texts that never change, or that are generated from the names of tests."""
 
 ALLOWED: frozenset[str] = frozenset()
 """Files that still use such words. The list only becomes shorter."""
@@ -50,7 +50,9 @@ def check(root: Path, allowed: frozenset[str] = ALLOWED) -> list[str]:
 def _files(root: Path) -> Iterator[Path]:
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in {".py", ".md"} and not any(name in str(path) for name in FROZEN):
+            if path.suffix in {".py", ".md", ".sql"} and not any(
+                name in str(path) for name in FROZEN
+            ):
                 yield path
     yield from (root / page for page in PAGES if (root / page).exists())
 
@@ -64,9 +66,9 @@ def _complaints(path: Path, name: str) -> Iterator[str]:
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """What people read in a file, with the line it begins in."""
+    """The texts in a file that people read, each with its first line."""
     text = path.read_text("utf-8")
-    if path.suffix == ".md":
+    if path.suffix != ".py":
         yield 1, text
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

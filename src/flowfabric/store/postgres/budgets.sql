@@ -42,9 +42,9 @@ on conflict (name) do nothing
 returning name
 
 -- name: posted
--- Compared under lock, in the order of names; whoever waited for a lock finds another version, and
--- everything else depends on the versions. A reservation that goes must be there. Tells whether
--- all stood, and the transaction, which can be asked for after a lost reply.
+-- Compared under lock, in the order of names; a statement that waited for a lock finds another
+-- version, and everything else depends on the versions. A reservation to delete must exist. Returns
+-- whether all versions were current, and the transaction, whose fate can be asked after a lost reply.
 with locked as materialized (
     select b.name, b.version from {schema}.budget b
     where b.name = any($1::text[])

@@ -142,12 +142,12 @@ from (
 -- include: snapshots_of_taken
 
 -- name: taken_leases_by_lane
--- The same where lanes drain or have a concurrency. One that drains goes on with what has begun. Of
--- one with a concurrency no more is picked than it has room for, and the row of the lane is written
--- in the same statement, so that nobody else took from it since the leases were counted: such a row
--- is another one by then (its xmin), or locked. Of such a lane nothing is taken; the last column says
--- that there is one, to be tried again. No lock outlives the statement. All leases are counted, by
--- place, which is the fastest way through a small table.
+-- The same where lanes drain or have a concurrency. A draining lane yields only started executions.
+-- From a lane with a concurrency no more is picked than it has room for, and its row is written in
+-- the same statement, so that no other claim took from it since the leases were counted: the row
+-- would have another xmin by then, or be locked. Of such a lane nothing is taken; the last column
+-- says that there is one, to be tried again. No lock outlives the statement. All leases are
+-- counted, by place, which is the fastest way through a small table.
 with held as materialized (
     select x.route, count(*) as number from {schema}.lease x where x.ctid >= '(0,0)' group by x.route
 ),
@@ -263,8 +263,8 @@ where s.place = 'lease' and s.claim = $1 and s.expires_at > $2
 order by s.rank, s.id
 
 -- name: returned_leases
--- What a call took and cannot read goes back, kept for nobody until a moment: no worker has an empty
--- name. The epoch stays spent; one that was reclaimed is lost again.
+-- Rows that a call took and cannot read go back, hidden from all workers until a moment: no worker has
+-- an empty name. The epoch stays used; a reclaimed execution is lost again.
 with gone as (
     delete from {schema}.lease where id = any($1::uuid[]) and claim = $2 returning *
 )

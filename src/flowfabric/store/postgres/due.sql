@@ -23,8 +23,8 @@ order by min(due.at), due.id
 limit $2
 
 -- name: set_aside
--- What cannot be read is left alone until $3: ready rows are kept for nobody, moments that have come
--- come again then.
+-- Sets unreadable rows aside until $3: ready rows are hidden from all workers, and due moments become
+-- due again then.
 with held as (
     update {schema}.ready set held_until = $3, held_for = '' where id = any($1::uuid[])
 ),

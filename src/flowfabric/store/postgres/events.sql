@@ -1,8 +1,8 @@
 -- Events, read so that none is skipped.
 
 -- name: event_writers
--- The last number drawn and, read after it, who may have drawn one and not committed yet: every
--- writer holds this lock before it draws. Nobody is asked for when the number is still $1.
+-- The last number drawn and, read after it, the writers that may have drawn one and not committed
+-- yet: every writer holds this lock before it draws. Without writers if the number is still $1.
 select s.last, w.writers
 from (
     select case when is_called then last_value else 0 end as last from {schema}.event_seq_seq

@@ -129,8 +129,8 @@ cross join lateral (
 order by e.id limit $4
 
 -- name: gone_chores
--- Looked up by key and then by place, as counted_signals. They are never updated, and deleted by
--- whoever holds the flow alone.
+-- Looked up by key and then by place, like counted_signals. They are never updated, and only the
+-- session that locks the flow deletes them.
 delete from {schema}.chore t
 using (
     select f.ctid as place
@@ -152,9 +152,9 @@ cross join lateral (
 ) c
 
 -- name: counted_flows
--- Flows whose version stands, and their chores: those that are done go, new ones come. Whoever had
--- to wait for a flow finds another version. While that stands nobody else has counted its chores, so
--- they are where they were seen.
+-- Flows whose version is current, and their outbox entries: those that are done are deleted, new ones
+-- inserted. A statement that had to wait for a flow finds another version. While the version is
+-- current, no other session has counted the entries, so they are where they were seen.
 with counted as (
     update {schema}.flow t
     set version = g.version, namespace = g.namespace, kind = g.kind, state = g.state,
@@ -279,7 +279,7 @@ where e.flow = $1 and s.flags & 4 <> 0
 group by s.place, s.cell, s.blocked
 
 -- name: trimmable_members
--- Members that may go, of flows that ended before and that no replay (a chore of kind 2) has begun
+-- Members that may go, of flows that ended before and that no replay (an outbox entry of kind 2) has begun
 -- again since. Both are locked, so that neither happens meanwhile.
 select d.id
 from {schema}.flow f

@@ -1,7 +1,7 @@
 -- Submissions made in the application's own transactions, and endings made there.
 
 -- name: database_identity
--- Names this database by its number and that of the table of arrivals, NULL where there is none.
+-- Names this database by its number and that of the inbox table, NULL where there is none.
 -- Catalogs only: the role of an application may not read our tables.
 select
     cast(d.oid as bigint), cast(cast(to_regclass('{schema}.arrival') as oid) as bigint), d.datname
@@ -19,7 +19,7 @@ select id, at, kind, namespace, lane, options, payload
 from {schema}.arrival where id = any($1::uuid[])
 
 -- name: admitted_arrivals
--- Locks what is still there; whoever comes second gets none of it.
+-- Locks the entries that still exist; a second caller gets none of them.
 delete from {schema}.arrival where id = any($1::uuid[]) returning id
 
 -- name: completed_here

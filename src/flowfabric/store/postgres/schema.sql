@@ -76,7 +76,7 @@ from mine
 select pg_notify($1, $2)
 
 -- name: session
--- Who serves this connection: a number that can be given to somebody else later, and since when.
+-- The process that serves this connection: a number that may be reused later, and since when.
 -- Where the server can end long transactions by itself, it does.
 select
     pid, backend_start,

@@ -159,7 +159,7 @@ where e.flow = :flow and s.flags & 4
 group by 1
 
 -- name: trimmable_members
--- Members that may go, of flows that ended before and that no replay (a chore of kind 2) has begun
+-- Members that may go, of flows that ended before and that no replay (an outbox entry of kind 2) has begun
 -- again since.
 select d.id
 from flow as f indexed by flow_ended_at

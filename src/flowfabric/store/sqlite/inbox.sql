@@ -1,18 +1,18 @@
 -- Submissions made in the application's own transactions, and endings made there.
 
 -- name: database_identity
--- The file behind a connection of the application, and whether it has a table of arrivals.
+-- The file behind a connection of the application, and whether it has an inbox table.
 select d.file, (select count(*) from sqlite_master m where m.type = 'table' and m.name = 'arrival')
 from pragma_database_list d where d.name = 'main'
 
 -- name: arrived_key
--- Runs on the application's connection: takes the key if nobody holds it.
+-- Runs on the application's connection: takes the key if it is free.
 insert into dedup (namespace, key, id, until) values (:namespace, :key, :id, :until)
 on conflict (namespace, key) do update set id = excluded.id, until = excluded.until
 where dedup.until <= :at
 
 -- name: arrived_holder
--- The execution or arrival that holds a key, with its lane.
+-- The execution or inbox entry that holds a key, with its lane.
 select d.id, coalesce(r.lane, a.lane)
 from dedup d
 left join execution e on e.id = d.id

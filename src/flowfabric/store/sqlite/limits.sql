@@ -15,7 +15,7 @@ on conflict (quota, id) do nothing
         )
 
 -- part: waiting_line
--- Queues `q` in which somebody waits who can be taken, the least recently served first.
+-- Queues `q` with a waiting execution that can be taken, the least recently served first.
     select 1 from parked as p
     where p.queue = q.id and p.gate = 8
         -- include: can_be_taken
@@ -56,8 +56,8 @@ cross join queue as q indexed by queue_turn on q.quota = n.value
 group by n.value
 
 -- name: held_queues
--- The queues of these quotas that somebody holds a slot of, found from one to the next: only who
--- holds a slot is looked at, however many wait.
+-- The queues of these quotas with slots in use, found from one to the next: only rows that hold a
+-- slot are read, however many wait.
 with recursive
 in_ready (queue) as (
     select min(queue) from ready where queue >= 0
@@ -183,7 +183,7 @@ select count(*) from (
 )
 
 -- name: idle_queues
--- Those nobody waits in and nobody holds a slot of.
+-- Queues without waiting executions and without slots in use.
 select distinct q.id from queue as q
 where not exists (select 1 from parked where queue = q.id)
     and not exists (select 1 from ready where queue = q.id)
@@ -191,8 +191,8 @@ where not exists (select 1 from parked where queue = q.id)
 limit :limit
 
 -- name: trimmed_queues
--- Asked again: somebody may have come meanwhile. All rows of a queue together: with some of them
--- its slots would count for some quotas only.
+-- Checked again: an execution may have joined since. All rows of a queue are deleted together: with
+-- some of them its slots would count for some quotas only.
 delete from queue
 where id = :id
     and not exists (select 1 from parked where queue = :id)
