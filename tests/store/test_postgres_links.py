@@ -130,6 +130,21 @@ async def test_a_silent_connection_is_replaced(bench: Bench, proxy: Proxy, name:
         await OPERATIONS[name](bench)
 
 
+async def test_a_cancel_within_a_transaction_on_a_silent_connection_ends_the_call(
+    bench: Bench, proxy: Proxy
+) -> None:
+    """Its rollback fails with the connection: the call is not repeated on another one."""
+    await every_kind(bench)
+    (submitted,) = await bench.submit_many(1)
+    proxy.freeze_after = 2  # begun, and the rows are locked
+    change = operator.change_priority(submitted, bench.now, 5)
+    applying = asyncio.create_task(bench.store.apply([change]))
+    await proxy.frozen.wait()
+    applying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await applying
+
+
 async def test_one_silent_connection_gives_the_others_away(bench: Bench, proxy: Proxy) -> None:
     """The second kind of work does not wait for its own time limit."""
     await every_kind(bench)

@@ -52,18 +52,21 @@ class Link:
         `limit` is how long the first try may take, `patience` how long it is retried while another
         session holds a lock it needs; both in seconds."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + patience
+        give_up_at, cancels = loop.time() + patience, _cancels()
         while True:
             try:
                 async with self._lock:
                     return await self._until_answered(work, limit or self._limit)
-            except Locked:
-                if loop.time() >= give_up_at:
+            except Exception as error:
+                if _cancels() > cancels:  # its rollback failed, and hid that it was cancelled
+                    raise asyncio.CancelledError from error
+                if not isinstance(error, Locked) or loop.time() >= give_up_at:
                     raise
             await asyncio.sleep(LOCKED_PAUSE)  # meanwhile others have the connection
 
     async def _until_answered(self, work: Work[T], limit: float) -> T:
         breaks = rivals = 0
+        cancels = _cancels()
         while True:
             try:
                 return await self._once(work, breaks > 0, limit * 2**breaks)
@@ -71,7 +74,7 @@ class Link:
                 continue  # one of the connections there are
             except Broken as error:
                 breaks += 1
-                if breaks >= MAX_BREAKS:
+                if breaks >= MAX_BREAKS or _cancels() > cancels:
                     raise self._translated(error.__cause__ or error) from error
             except RIVALS as error:
                 rivals += 1
@@ -116,3 +119,9 @@ class Link:
         if not isinstance(error, Exception):
             raise error
         return translate(error, self._dialer.address)
+
+
+def _cancels() -> int:
+    """How often this task was asked to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
