@@ -175,7 +175,7 @@ async def test_a_change_of_a_member_sends_nothing_for_its_flow(
 async def test_an_ending_is_one_statement_more(server: postgres_bench.Bench, bench: Bench) -> None:
     (member,) = await bench.members(await bench.flow(), 1, deadline_at=bench.now + 500)
     sent = await statements(server, bench, bench.write(cancelled(member, bench.now)))
-    last = ["new_events", "gone_deadlines", "new_chores"]
+    last = ["new_events", "gone_deadlines", "new_outbox"]
     assert sent == ["state_versions", "gone_ready", "new_done", *last]
 
 
@@ -335,7 +335,7 @@ async def test_edges_are_settled_and_recalled_by_key(filled: postgres_bench.Benc
 
 
 async def test_chores_are_found_by_key(filled: postgres_bench.Bench) -> None:
-    steps = await plan(filled, PINNED, "gone_chores", UUIDS, UUIDS, ONES, ONES)
+    steps = await plan(filled, PINNED, "gone_outbox", UUIDS, UUIDS, ONES, ONES)
     assert "(flow = c.flow) AND (id = c.id) AND (number = c.number) AND (kind = c.kind)" in steps
     assert "Tid Scan on chore" in steps
     steps = await plan(filled, PINNED, "outbox", UUIDS, 100)

@@ -63,7 +63,7 @@ async def test_members_are_counted_by_key(path: str) -> None:
 
 async def test_chores_are_found_by_key(path: str) -> None:
     assert "(flow=? AND id=? AND number=? AND kind=?)" in plan(
-        path, "missing_chores", b"", b"", 1, 1
+        path, "missing_outbox", b"", b"", 1, 1
     )
     assert "TEMP B-TREE" not in plan(path, "outbox", flow=b"", limit=9)
     text = plan(path, "owed_flows", after=b"", limit=9)

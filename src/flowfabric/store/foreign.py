@@ -218,7 +218,7 @@ async def _complete_sqlite(foreign: Foreign, ending: TransactionEnding) -> bool:
     await foreign.run("completed_lease", {"id": values["id"]})
     await foreign.run("completed_deadline", {"id": values["id"]})
     if ending.flow is not None:
-        await foreign.run("completed_chore", {"id": values["id"], "flow": ending.flow.bytes})
+        await foreign.run("completed_outbox", {"id": values["id"], "flow": ending.flow.bytes})
     return True
 
 

@@ -198,7 +198,7 @@ class Writer:
     async def _write_flows(self, changes: Sequence[Change[object]]) -> None:
         rows = flow_rows.written_by(changes)
         await self.send("settled_edges", rows.settled)
-        await self.send("new_chores", rows.chores)
+        await self.send("new_outbox", rows.outbox)
 
     async def send(self, name: str, rows: Sequence[Row]) -> list[Any]:
         """Runs a query for many rows, if there are any."""

@@ -156,7 +156,7 @@ from (
 ) g
 where t.ctid = g.place
 
--- name: new_chores
+-- name: new_outbox
 insert into {schema}.chore (flow, id, number, kind, outcome, spared)
 select * from unnest(
     $1::uuid[], $2::uuid[], $3::integer[], $4::smallint[], $5::smallint[], $6::boolean[]

@@ -1,5 +1,5 @@
 """Changes that one statement writes: what waits becomes ready or ends, with its events, edges and
-chores. Nothing else may be touched, so that there is nothing to lock beforehand."""
+outbox. Nothing else may be touched, so that there is nothing to lock beforehand."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from flowfabric.store.rows.execution import (
     event_row,
     state_row,
 )
-from flowfabric.store.rows.flow import CHORE
+from flowfabric.store.rows.flow import OUTBOX
 from flowfabric.store.rows.wait import writes_waits
 
 _DIRECT = {
@@ -41,18 +41,18 @@ def values_of(moves: Sequence[RowMove], names: Names) -> list[Any]:
     rows: list[Row] = []
     events: list[Row] = []
     edges: list[Row] = []
-    chores: list[Row] = []
+    outbox: list[Row] = []
     for move in moves:
         rows.append((*state_row(move.after, names), move.before.head.version))
         events += [event_row(event, names) for event in move.change.events]
         beside = flow_rows.written_by([move.change])
         edges += _of(move, beside.settled)
-        chores += _of(move, beside.chores)
+        outbox += _of(move, beside.outbox)
     return [
         *columns(rows, len(COLUMNS[moves[0].target]) + 1),
         *columns(events, len(EVENT)),
         *columns(edges, len(_EDGE)),
-        *columns(chores, len(CHORE) + 1),
+        *columns(outbox, len(OUTBOX) + 1),
     ]
 
 

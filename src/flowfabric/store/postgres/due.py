@@ -30,7 +30,7 @@ _TRIMMED = (
     "trimmed_executions",
 )
 
-_FLOW_TRIMMED = ("trimmed_flow_edges", "trimmed_chores", "gone_flow_tags", "trimmed_flows")
+_FLOW_TRIMMED = ("trimmed_flow_edges", "trimmed_outbox", "gone_flow_tags", "trimmed_flows")
 
 
 _PASSED = (

@@ -20,7 +20,7 @@ from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.readable import tell
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
-from flowfabric.store.rows.flow import EDGE, EdgeSearch, read_chores
+from flowfabric.store.rows.flow import EDGE, EdgeSearch, read_outbox
 from flowfabric.store.rows.record import FLOWS
 
 _WIDTH = len(SNAPSHOT)
@@ -72,7 +72,7 @@ async def unsettled(
 
 async def outbox(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
     rows = await session.fetch(session.load, "outbox", list(flows), limit)
-    return read_chores(rows, same)
+    return read_outbox(rows, same)
 
 
 async def _unsettled(
@@ -100,8 +100,8 @@ async def _count(
         for change in changes
         if change.before is not None
     ]
-    done = [key for change in changes for key in flow_rows.chore_keys(change.done)]
-    owed = [row for change in changes for row in flow_rows.chore_rows(change.owed)]
+    done = [key for change in changes for key in flow_rows.outbox_keys(change.done)]
+    owed = [row for change in changes for row in flow_rows.outbox_rows(change.owed)]
     values = (*columns(rows, 9), *columns(done, 4), *columns(owed, 6))
     found = await connection.fetch(session.queries["counted_flows"], *values)
     return {id for (id,) in found}
@@ -183,13 +183,13 @@ class Flush:
         change = self._change
         await self._write_flow()
         await self._compare()
-        done = flow_rows.chore_keys(change.done)
-        _check(len(await self._writer.send("gone_chores", done)) == len(done))
+        done = flow_rows.outbox_keys(change.done)
+        _check(len(await self._writer.send("gone_outbox", done)) == len(done))
         # Before the changes: they may settle an edge that is only just there.
         await self._writer.send("new_edges", flow_rows.edge_rows(change.edges))
         if self._moves:
             await self._writer.write(self._moves)
-        await self._writer.send("new_chores", flow_rows.chore_rows(change.owed))
+        await self._writer.send("new_outbox", flow_rows.outbox_rows(change.owed))
 
     async def _write_flow(self) -> None:
         before, after = self._change.before, self._change.after

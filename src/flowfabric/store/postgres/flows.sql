@@ -128,7 +128,7 @@ cross join lateral (
 ) e
 order by e.id limit $4
 
--- name: gone_chores
+-- name: gone_outbox
 -- Looked up by key and then by place, like counted_signals. They are never updated, and only the
 -- session that locks the flow deletes them.
 delete from {schema}.chore t
@@ -308,7 +308,7 @@ for update skip locked
 -- name: trimmed_flow_edges
 delete from {schema}.edge where flow = any($1::uuid[])
 
--- name: trimmed_chores
+-- name: trimmed_outbox
 delete from {schema}.chore where flow = any($1::uuid[])
 
 -- name: trimmed_flows

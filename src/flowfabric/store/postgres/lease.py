@@ -18,7 +18,7 @@ from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import Session, columns
 from flowfabric.store.queries import Progress, Renewal, SideWrite
 from flowfabric.store.rows.execution import EVENT, Row, event_row, workers_in, write_life
-from flowfabric.store.rows.flow import CHORE, chore_rows
+from flowfabric.store.rows.flow import OUTBOX, outbox_rows
 
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
@@ -96,13 +96,13 @@ async def _end(
         ends.append(row)
         if row[_KIND] is None:
             events += [event_row(event, names) for event in change.events]
-    owed = [row for change in changes for row in chore_rows(change.outbox)]
+    owed = [row for change in changes for row in outbox_rows(change.outbox)]
     rows = await connection.fetch(
         session.queries["ended_leases"],
         *columns(ends, _END_WIDTH),
         now,
         *columns(events, len(EVENT)),
-        *columns(owed, len(CHORE)),
+        *columns(owed, len(OUTBOX)),
     )
     ended = {uuid for (uuid,) in rows}
     if repeated and len(ended) < len(changes):

@@ -22,16 +22,16 @@ from flowfabric.store.readable import readable
 from flowfabric.store.rows.execution import Row
 
 EDGE = ("flow", "id", "upstream", "downstream", "doc")
-CHORE = ("flow", "id", "number", "kind", "outcome", "spared")
+OUTBOX = ("flow", "id", "number", "kind", "outcome", "spared")
 
 _encode = msgspec.json.Encoder().encode
 _edges = msgspec.json.Decoder(Edge)
 
 
 class FlowWrites(Struct):
-    """The rows that changes of members write for their flows: chores, and (flow, edge, outcome)."""
+    """The rows that changes of members write for their flows: outbox, and (flow, edge, outcome)."""
 
-    chores: list[Row] = field(default_factory=list)
+    outbox: list[Row] = field(default_factory=list)
     settled: list[Row] = field(default_factory=list)
 
 
@@ -39,8 +39,8 @@ def written_by(changes: Iterable[Change[object]]) -> FlowWrites:
     """No key is there twice: of folded changes the last wins."""
     rows = FlowWrites()
     for change in changes:
-        if chores := change.outbox:
-            rows.chores += chore_rows(chores)
+        if outbox := change.outbox:
+            rows.outbox += outbox_rows(outbox)
         if change.settled and change.after is not None:
             flow = change.after.execution.flow
             settled = dict(change.settled).items()
@@ -125,21 +125,23 @@ class Turn:
         return found
 
 
-def chore_rows(chores: Iterable[OutboxEntry]) -> list[Row]:
-    """Each chore once, in the order of keys."""
-    found = _by_key(chores)
+def outbox_rows(outbox: Iterable[OutboxEntry]) -> list[Row]:
+    """Each entry once, in the order of keys."""
+    found = _by_key(outbox)
     return [(*key, _number(found[key].outcome), found[key].spared) for key in sorted(found)]
 
 
-def chore_keys(chores: Iterable[OutboxEntry]) -> list[Row]:
-    return sorted(_by_key(chores))
+def outbox_keys(outbox: Iterable[OutboxEntry]) -> list[Row]:
+    return sorted(_by_key(outbox))
 
 
-def read_chores(rows: Iterable[Sequence[Any]], uuid: Callable[[Any], UUID]) -> list[OutboxEntry]:
-    return readable(rows, lambda row: _read_chore(row, uuid), "a chore of flow", itemgetter(0))
+def read_outbox(rows: Iterable[Sequence[Any]], uuid: Callable[[Any], UUID]) -> list[OutboxEntry]:
+    return readable(
+        rows, lambda row: _read_entry(row, uuid), "an outbox entry of flow", itemgetter(0)
+    )
 
 
-def _read_chore(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> OutboxEntry:
+def _read_entry(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> OutboxEntry:
     flow, id, number, kind, outcome, spared = row
     return OutboxEntry(
         flow=uuid(flow),
@@ -151,8 +153,8 @@ def _read_chore(row: Sequence[Any], uuid: Callable[[Any], UUID]) -> OutboxEntry:
     )
 
 
-def _by_key(chores: Iterable[OutboxEntry]) -> dict[tuple[UUID, UUID, int, int], OutboxEntry]:
-    return {(c.flow, c.id, c.number, int(c.kind)): c for c in chores}
+def _by_key(outbox: Iterable[OutboxEntry]) -> dict[tuple[UUID, UUID, int, int], OutboxEntry]:
+    return {(c.flow, c.id, c.number, int(c.kind)): c for c in outbox}
 
 
 def _number(outcome: Outcome | None) -> int | None:

@@ -170,7 +170,7 @@ def _write_flows(session: Session, items: Iterable[Decided]) -> None:
     settled = plain(found.settled)
     if settled:
         session.each("settled_edges", [(outcome, *key) for *key, outcome in settled])
-    session.insert("new_chores", plain(found.chores))
+    session.insert("new_outbox", plain(found.outbox))
 
 
 def _place_before(item: Decided) -> StateTable:

@@ -30,7 +30,7 @@ _BELONGINGS = (
     "trimmed_executions",
 )
 
-_FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_chores", "gone_flow_tags", "trimmed_flows")
+_FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_outbox", "gone_flow_tags", "trimmed_flows")
 
 
 def due(session: Session, now: Millis, limit: int) -> list[UUID]:

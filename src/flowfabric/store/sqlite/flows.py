@@ -11,7 +11,7 @@ from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.rows import flow as flow_rows
-from flowfabric.store.rows.flow import EdgeSearch, read_chores
+from flowfabric.store.rows.flow import EdgeSearch, read_outbox
 from flowfabric.store.rows.record import FLOWS
 from flowfabric.store.sqlite import apply
 from flowfabric.store.sqlite.apply import Decided
@@ -45,16 +45,16 @@ def apply_flow(session: Session, change: FlowChange) -> bool:
     compared = [*decided, *(_looked_at(guard) for guard in change.guards)]
     if len(apply.standing_among(session, compared)) < len(compared):
         return False
-    done = plain(flow_rows.chore_keys(change.done))
-    if done and session.given("missing_chores", done).fetchall():
+    done = plain(flow_rows.outbox_keys(change.done))
+    if done and session.given("missing_outbox", done).fetchall():
         return False
     if not _write_flow(session, change):
         return False
-    session.each("gone_chores", done)
+    session.each("gone_outbox", done)
     # Before the changes: they may settle an edge that is only just there.
     session.insert("new_edges", plain(flow_rows.edge_rows(change.edges)))
     apply.write(session, decided)
-    session.insert("new_chores", plain(flow_rows.chore_rows(change.owed)))
+    session.insert("new_outbox", plain(flow_rows.outbox_rows(change.owed)))
     return True
 
 
@@ -95,7 +95,7 @@ def outbox(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEn
     found: list[OutboxEntry] = []
     for flow in flows:
         rows = session.rows("outbox", {"flow": flow.bytes, "limit": limit})
-        found += read_chores(rows, read_uuid)
+        found += read_outbox(rows, read_uuid)
     return found
 
 

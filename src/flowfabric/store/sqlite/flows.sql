@@ -81,18 +81,18 @@ select doc, outcome from edge indexed by edge_downstream
 where downstream in (select id from given) and flow = ? and id > ? and (? = 0 or outcome is null)
 order by id limit ?
 
--- name: new_chores
+-- name: new_outbox
 insert into chore (flow, id, number, kind, outcome, spared) values (?, ?, ?, ?, ?, ?)
 on conflict (flow, id, number, kind) do nothing
 
--- name: missing_chores
+-- name: missing_outbox
 with given (flow, id, number, kind) as (values (?, ?, ?, ?))
 select 1 from given as g
 left join chore as c
     on c.flow = g.flow and c.id = g.id and c.number = g.number and c.kind = g.kind
 where c.flow is null
 
--- name: gone_chores
+-- name: gone_outbox
 delete from chore where flow = ? and id = ? and number = ? and kind = ?
 
 -- name: outbox
@@ -185,7 +185,7 @@ limit :limit
 -- name: trimmed_flow_edges
 delete from edge where flow in (?)
 
--- name: trimmed_chores
+-- name: trimmed_outbox
 delete from chore where flow in (?)
 
 -- name: trimmed_flows

@@ -56,6 +56,6 @@ delete from lease where id = :id
 -- name: completed_deadline
 delete from deadline where id = :id
 
--- name: completed_chore
+-- name: completed_outbox
 insert into chore (flow, id, number, kind, outcome, spared)
 select :flow, id, version, 1, 0, 0 from done where id = :id
