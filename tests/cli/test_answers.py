@@ -132,7 +132,7 @@ def test_a_signal_to_nobody_is_not_found(cli: Cli) -> None:
 def test_a_signal_to_a_run_that_has_ended_fails(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
     cli("run", "cancel", id)
-    assert cli.complaint("signal", id, "paid", code=1) == "the execution has ended"
+    assert cli.complaint("signal", id, "paid", code=1) == f"run {id} has ended"
 
 
 # -- approve and reject
@@ -269,5 +269,5 @@ def test_only_a_suspended_run_is_resumed(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
     cli("run", "cancel", id)
     complaint = cli.complaint("resume", id, code=1)
-    assert complaint == f"{id}: only a suspended execution can be resumed"
+    assert complaint == f"run {id} is not suspended, so it cannot be resumed"
     assert "no such run" in cli.complaint("resume", NOBODY, code=3)

@@ -117,7 +117,7 @@ class Sweep(Service):
             if isinstance(answer, Corruption):
                 damaged.append(uuid)
             if isinstance(answer, Exception):
-                log.error("execution %s could not be swept; retrying later: %s", uuid, answer)
+                log.error("run %s is due, but sweeping it failed; retrying later: %s", uuid, answer)
         if damaged:
             now = self._now()
             await self._context.store.set_aside(damaged, now, Millis(now + SET_ASIDE))

@@ -122,7 +122,7 @@ async def test_the_sweep_goes_on_and_comes_back_later(
     await spoil(store_url, "parked", "life", ids[0])
     with caplog.at_level(logging.ERROR, "flowfabric.sweep"):
         await lab.pass_time(1000)
-    assert f"execution {uuid_of(ids[0])} could not be swept" in caplog.text
+    assert f"run {uuid_of(ids[0])} is due, but sweeping it failed" in caplog.text
     assert [await lab.state(id) for id in ids[1:]] == [PublicState.WAITING] * 4
     assert await lab.engine.store.due(lab.clock.now(), 10) == []
     await repair(store_url, "parked", "life", ids[0])

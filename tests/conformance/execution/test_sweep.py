@@ -168,7 +168,7 @@ async def test_a_row_that_cannot_be_swept_stops_no_other(
     monkeypatch.setattr(store, "load", broken)
     with caplog.at_level(logging.ERROR, "flowfabric.sweep"):
         assert await lab.engine.sweep.once() == 2
-    assert "could not be swept" in caplog.text
+    assert "sweeping it failed" in caplog.text
     monkeypatch.undo()
     assert await lab.state(good) is PublicState.WAITING
     assert await lab.state(bad) is PublicState.DELAYED

@@ -202,7 +202,7 @@ async def test_an_execution_made_for_another_flow_cannot_join(lab: Lab) -> None:
     await Growing.begin(lab, id=here)
     other = await Growing.begin(lab, id=there)
     id = await lab.submit(flow=here)
-    with pytest.raises(Invalid, match="not made for this flow"):
+    with pytest.raises(Invalid, match="not created for this flow"):
         await lab.engine.flows.join(there, id)
     assert (await other.flow()).nodes == 0
     assert await lab.engine.flow_views.flow_of(id) is None

@@ -72,7 +72,7 @@ def held(creation: Creation) -> Creation:
 def check_home(flow: UUID, id: ExecutionId) -> None:
     """Before the store is asked: only an execution made for the flow can join it."""
     if id.partition_index != flow_partition(flow):
-        raise Invalid("partition mismatch: the execution was not made for this flow")
+        raise Invalid("partition mismatch: the run was not created for this flow")
 
 
 def join(
@@ -85,7 +85,7 @@ def join(
     if home != flow.id:
         if home is not None and snapshot.head.flags & Flags.FLOW:
             raise FlowConflict(f"already_member_of_different_flow:{home}")
-        raise Invalid("partition mismatch: the execution was not made for this flow")
+        raise Invalid("partition mismatch: the run was not created for this flow")
     if snapshot.head.flags & Flags.FLOW:
         return None, AlreadyMember(id, flow.nodes)
     ended = dict(flow.ended)
@@ -181,7 +181,7 @@ def check_edge(edge: object) -> Edge:
     for id in (found.id, found.flow, found.upstream, found.downstream):
         check_kind_of(id, UUID, "an id of an edge")
     if found.upstream == found.downstream:
-        raise SelfEdge("an execution cannot wait for itself")
+        raise SelfEdge("a run cannot wait for itself")
     check_on(found.on, found.input)
     return found
 

@@ -83,7 +83,7 @@ def send(
     if known is not None:
         return unchanged(DuplicateSignal(known))
     if isinstance(snapshot.state, Ended):
-        raise NotSignalable("the execution has ended")
+        raise NotSignalable(f"{snapshot.run} has ended")
     found = _open_waitpoints(snapshot, now, name)
     target = found[0].id if found else channel_id(snapshot, name)
     addressed = replace(delivery, waitpoint=target)
@@ -111,7 +111,8 @@ def decide(
         if before is not None:
             return unchanged(DuplicateSignal(before))
         shown = without_secrets(name)
-        raise NotSignalable("the execution has ended") if ended else NotFound("approval", shown)
+        over = NotSignalable(f"{snapshot.run} has ended")
+        raise over if ended else NotFound("approval", shown)
     change = deliver(snapshot, now, loaded, replace(delivery, waitpoint=approval.id))
     change = _with_sent(change, snapshot, now, name, delivery)
     return _with_decision(change, snapshot, delivery, approval)

@@ -145,7 +145,7 @@ def resume(
     snapshot = present(snapshot)
     suspension = suspension_of(snapshot)
     if suspension is None:
-        raise NotSuspended("only a suspended execution can be resumed")
+        raise NotSuspended(f"{snapshot.run} is not suspended, so it cannot be resumed")
     done = dict.fromkeys(range(len(suspension.arms)), Waited.RESUMED)
     over = SuspensionEnd(reason=RESUMED, done=done, delay=delay)
     after, steps = end_suspension(snapshot, now, suspension, over)

@@ -162,7 +162,7 @@ class _Delivering:
             return unchanged(DuplicateSignal(known))
         self._check_unused()
         if isinstance(self._snapshot.state, Ended):
-            raise NotSignalable("the execution has ended")
+            raise NotSignalable(f"{self._snapshot.run} has ended")
         active = any(bound.id == self._waitpoint.id for bound in self._waits.active)
         if not active:
             self._check_pending()
@@ -263,7 +263,7 @@ class _Delivering:
         """Counts the signal for the waits at the waitpoint, and resumes what it satisfies."""
         suspension = self._waits.suspension
         if suspension is None or not isinstance(self._snapshot.state, Suspended):
-            raise NotSignalable("the execution is not suspended")
+            raise NotSignalable(f"{self._snapshot.run} is not suspended")
         match = match_signal(suspension, self._signal(Effect.APPENDED), self._dedup)
         row = ReceivedSignal(self._signal(match.effect), suspension.id if match.counts else None)
         if match.satisfied:

@@ -256,7 +256,7 @@ def suspend(
     if known is not None:
         return unchanged(known)
     if owner.fence is None:
-        raise FenceRequired("an execution is suspended by its owner only")
+        raise FenceRequired("only the owner of a run can suspend it")
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease

@@ -90,7 +90,7 @@ class Signals(Service):
             if found is None:
                 raise NotFound("execution", id)
             if found.execution.route.lane != lane:
-                raise Invalid(f"lane_mismatch: the execution is in {found.execution.route.lane}")
+                raise Invalid(f"lane_mismatch: the run is in {found.execution.route.lane}")
             return rules.deliver(found, now, loaded, delivery)
 
         return await self._decide_loaded(

@@ -83,7 +83,7 @@ class Suspensions(Service):
         """Gives the lease up until what the request waits for is here; if it is already, the
         lease is kept. A repeat with the same idempotency key gets the first answer."""
         if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
-            raise AlreadySuspended("the handle is of a suspended execution")
+            raise AlreadySuspended("the handle has given up its lease: the run is suspended")
         wanted = self._checked(request)
         id, owner = self._attempts.unpack(owned)
         wanted = await self._signed(wanted)
@@ -445,5 +445,5 @@ def _suspended(snapshot: Snapshot) -> SuspendedExecution:
 
 def _cursor(after: object) -> tuple[Millis, UUID]:
     if not isinstance(after, tuple) or len(after) != 2:
-        raise Invalid("a cursor of suspended executions is a pair of time and id")
+        raise Invalid("a cursor of suspended runs is a pair of time and id")
     return check_moment(after[0], "cursor"), ExecutionId(after[1]).uuid
