@@ -41,7 +41,8 @@ NOT_OPERATIONS = {
     "executions.put", "executions.put_all", "flow_views.inputs", "workers.held",
     "flow_views.skipped",
     "executions.drain", "claims.drain", "attempts.drain", "flows.drain", "flow_views.close",
-    "workers.finish", "sweep.once", "sweep.start", "sweep.stop", "sweep.trim", "workers.sweep",
+    "workers.finish", "workers.sweep",
+    "sweep.committed", "sweep.once", "sweep.start", "sweep.stop", "sweep.trim",
     "schedules.fire_due", "schedules.next_at", "suspensions.new_id", "events.tail",
     "signals.delivery", "keys.kids", "attempts.ended_elsewhere",
 }  # fmt: skip
