@@ -24,10 +24,10 @@ from flowfabric.core.execution.model import (
     Ended,
     Failure,
     Gate,
+    InterruptedAttempt,
     Life,
     Next,
     Outcome,
-    Paused,
     Ready,
     Released,
     Snapshot,
@@ -248,7 +248,7 @@ def test_a_pause_keeps_what_the_attempt_was() -> None:
     held = running()
     now = Millis(NOW + 5)
     change = attempt.hand_back(held, now, owner(held))
-    assert after(change).life.paused == Paused(
+    assert after(change).life.paused == InterruptedAttempt(
         index=0,
         type=Start.INITIAL,
         worker=W1,

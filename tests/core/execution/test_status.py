@@ -24,13 +24,13 @@ from flowfabric.core.execution.model import (
     Ended,
     Failure,
     Gate,
+    InterruptedAttempt,
     Lease,
     Life,
     Lost,
     LostLease,
     Next,
     Outcome,
-    Paused,
     Ready,
     Snapshot,
     Source,
@@ -298,7 +298,9 @@ def beginnings() -> Iterator[Snapshot]:
         yield create(submission, SOME, NOW).snapshot
     # What other parts of the engine write: a suspension and a wait for dependencies.
     first = create(Submission(kind="job"), SOME, NOW).snapshot
-    paused = Life(paused=Paused(0, Start.INITIAL, WORKER, 1, NOW, NOW, "waiting_for_signal"))
+    paused = Life(
+        paused=InterruptedAttempt(0, Start.INITIAL, WORKER, 1, NOW, NOW, "waiting_for_signal")
+    )
     carry_on = Next(Start.CONTINUE, 0)
     asleep = replace(paused, waits=Waits(suspension=Suspension(id=SOME)))
     yield first.to(Suspended(carry_on, SOME, "waiting_for_signal", NOW), life=asleep, epoch=1)

@@ -24,11 +24,11 @@ from flowfabric.core.execution.model import (
     Failure,
     Fence,
     Gate,
+    InterruptedAttempt,
     Lease,
     Life,
     Next,
     Outcome,
-    Paused,
     Released,
     Snapshot,
     Start,
@@ -158,7 +158,7 @@ def pause_attempt(snapshot: Snapshot, now: Millis, lease: Lease, reason: str) ->
     """The life and the next start of an execution whose owner interrupts its attempt."""
     earlier = snapshot.life.paused if lease.start is Start.CONTINUE else None
     timeout = None if lease.times_out_at is None else Millis(max(1, lease.times_out_at - now))
-    paused = Paused(
+    paused = InterruptedAttempt(
         index=lease.attempt,
         type=earlier.type if earlier else lease.start,
         worker=lease.worker,

@@ -112,7 +112,7 @@ class Fence(Struct, frozen=True, gc=False):
     attempt_id: UUID
 
 
-class Paused(Struct, frozen=True, omit_defaults=True):
+class InterruptedAttempt(Struct, frozen=True, omit_defaults=True):
     """An interrupted attempt: it gave up its lease and will be continued."""
 
     index: int
@@ -186,7 +186,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     delay: Gate | None = None
     blocked: str | None = None
     detail: str | None = None
-    paused: Paused | None = None
+    paused: InterruptedAttempt | None = None
     lapsed: LostLease | None = None
     released: Released | None = None
     failure: Failure | None = None
