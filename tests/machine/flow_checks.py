@@ -130,7 +130,7 @@ class Checks:
         match state.outcome:
             case Outcome.SKIPPED:
                 assert verdict == "impossible", f"{member.uuid} was skipped with hope"
-                assert state.attempt is None or REPLAYED in member.tale or member.overtaken
+                assert state.attempt is None or member.was_replayed or member.overtaken
             case Outcome.CANCELLED:
                 self._cancelled(member, found, verdict)
             case Outcome.SUCCESS | Outcome.FAILED:

@@ -205,8 +205,9 @@ class Deliver:
 
     def model(self, life: Life, lease_id: UUID, now: int) -> Answers:
         assert self.letter is not None
-        genuine = self.genuine and life.stage is not Stage.GONE
-        refusal = life.ring.refusal(self.shown, genuine, now)
+        if life.stage is Stage.GONE:
+            raise Refused("NotFound")
+        refusal = life.ring.refusal(self.shown, self.genuine, now)
         return life.deliver(self.door or NOWHERE, self.letter, now, refusal)
 
 
