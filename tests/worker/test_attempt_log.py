@@ -9,8 +9,9 @@ import pytest
 
 from flowfabric import Context, Fabric, Fail, Fixed, Retry, Run, SyncContext, testing
 from flowfabric.core.base.time import to_datetime
+from flowfabric.core.execution.model import WorkerIdentity
 from tests.worker import handlers
-from tests.worker.bench import Bench, Wire, until, working
+from tests.worker.bench import TTL, Bench, Wire, until, working
 
 LOGGER = "flowfabric.worker"
 FIVE_MINUTES: Any = "5m"
@@ -244,6 +245,33 @@ async def test_a_report_that_is_repeated_is_told_once(
         await job.submit()
         await until(lambda: told(caplog), 20)
     assert levels(caplog) == [("ERROR", "failed")]
+
+
+@pytest.mark.parametrize("revoked", [False, True])
+async def test_a_lost_attempt_is_told_by_the_worker_that_takes_over(
+    bench: Bench, caplog: pytest.LogCaptureFixture, revoked: bool
+) -> None:
+    """The worker that lost it may be dead."""
+
+    @bench.fabric.task()
+    async def job() -> None: ...
+
+    run = await job.submit()
+    dead = WorkerIdentity("mailer", "mailer-1")
+    await bench.engine.claims.claim(dead, kinds=["job"], limit=1, ttl=TTL)
+    if revoked:
+        await bench.engine.claims.revoke(run.id, reason="host lost")
+    else:
+        await bench.lose()
+    await bench.work()
+    first, second = told(caplog)
+    reason = " (host lost)" if revoked else ""
+    assert first.getMessage() == (
+        f"run {run.id} of task job was lost by worker mailer-1 in attempt 1{reason}; "
+        "attempt 2 starts here"
+    )
+    assert (first.levelname, first.outcome, first.attempt) == ("WARNING", "lost", 1)
+    assert (second.outcome, second.attempt) == ("completed", 2)
 
 
 async def test_the_harness_tells_the_same_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import logging
 from datetime import UTC, datetime
 
 from flowfabric.core.execution.retry import Category
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.api.hooks import AttemptEnd
 
 log = logging.getLogger("flowfabric.worker")
@@ -33,6 +34,31 @@ def log_attempt(end: AttemptEnd) -> None:
     }
     failed = level >= logging.WARNING
     log.log(level, "%s", _text(end), extra=fields, exc_info=end.error if failed else None)
+
+
+def log_takeover(claim: Claim, run: str) -> None:
+    """Logs the attempt before the one that a claim starts: its worker has lost it, and so could
+    not log anything itself."""
+    lost = claim.snapshot.life.lapsed
+    if lost is None:
+        return
+    attempt, reason = lost.index + 1, lost.reason
+    log.warning(
+        "run %s of task %s was lost by worker %s in attempt %d%s; attempt %d starts here",
+        run,
+        claim.kind,
+        lost.worker.instance,
+        attempt,
+        f" ({reason})" if reason else "",
+        claim.attempt + 1,
+        extra={
+            "run": run,
+            "task": claim.kind,
+            "attempt": attempt,
+            "outcome": "lost",
+            "error": reason or None,
+        },
+    )
 
 
 def _level(end: AttemptEnd) -> int:

@@ -14,13 +14,15 @@ from uuid import UUID
 
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import parse_span
-from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.store.contract import Store
+from flowfabric.worker.api.context import run_info
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import DRAIN, LOST
+from flowfabric.worker.run.attempt_log import log_takeover
 from flowfabric.worker.run.claiming import Claimer
 from flowfabric.worker.run.executor import ActiveRun, Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
@@ -211,6 +213,8 @@ class Worker:
         age = self.engine.now() - (claim.expires_at - claim.ttl)
         active = ActiveRun(claim, self._tasks.get(claim.kind), WorkerLease(claim, age / 1000))
         self._supersede(active)
+        if claim.lease.start is Start.RECLAIM:
+            log_takeover(claim, str(run_info(claim.snapshot).id))
         self.active[active.key] = active
         self._slots.take(claim.kind)
         if self._heartbeat is not None:
