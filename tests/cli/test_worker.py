@@ -125,6 +125,14 @@ def test_a_text_log_tells_its_zone(cli: Cli, processes: list[Process]) -> None:
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+00:00 INFO ", process.read_line())
 
 
+def test_a_worker_that_cannot_start_says_why(cli: Cli) -> None:
+    words = ("worker", "tests.cli.unable:fabric", "--log-level", "error")
+    assert cli.complaint(*words, code=1) == (
+        "the lifespan failed before it yielded, so the worker did not start: "
+        "ConnectionError: no mail server"
+    )
+
+
 @pytest.mark.parametrize("words", [("--version",), ("worker", "--version")])
 def test_the_version_is_shown(cli: Cli, words: tuple[str, ...]) -> None:
     assert cli(*words).stdout.startswith("flowfabric ")
