@@ -170,11 +170,29 @@ async def test_a_timeout_is_told_at_info(
     (record,) = told(caplog)
     assert (record.levelname, record.category) == ("INFO", "timeout")
     why = "slow took longer than its timeout"
-    what = f"run {run.id} of task slow ran out of time in attempt 1 ({why})"
+    what = f"run {run.id} of task slow ran out of time in attempt 1: {why}"
     if retries:
         assert record.getMessage().startswith(f"{what}; attempt 2 starts at ")
     else:
         assert record.getMessage() == f"{what}; it has expired"
+
+
+async def test_a_deadline_that_passes_is_told_by_the_worker_that_runs_it(
+    fabric: Fabric, caplog: pytest.LogCaptureFixture
+) -> None:
+    @fabric.task(deadline=0.3)
+    async def slow() -> None:
+        await asyncio.sleep(30)
+
+    run = await slow.submit()
+    async with working(fabric, ttl="30s"):
+        await until(lambda: told(caplog))
+    (record,) = told(caplog)
+    assert (record.levelname, record.outcome) == ("INFO", "expired")
+    assert record.getMessage() == (
+        f"run {run.id} of task slow ran out of time in attempt 1: the run has passed its "
+        "deadline; it has expired"
+    )
 
 
 async def test_a_cancel_is_told_at_info_with_its_reason(

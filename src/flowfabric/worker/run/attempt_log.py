@@ -13,6 +13,12 @@ from flowfabric.worker.api.hooks import AttemptEnd
 
 log = logging.getLogger("flowfabric.worker")
 
+_TIMEOUTS = {
+    "attempt_timeout": "the attempt took longer than its timeout",
+    "execution_deadline": "the run has passed its deadline",
+}
+"""What the engine's words for an expired run mean to people."""
+
 
 def is_logged(outcome: str) -> bool:
     return outcome != "completed" or log.isEnabledFor(logging.DEBUG)
@@ -85,7 +91,8 @@ def _text(end: AttemptEnd) -> str:
 
 def _failure(end: AttemptEnd) -> str:
     if end.category == Category.TIMEOUT:
-        return f"ran out of time in attempt {end.attempt} ({_first_line(end.message)})"
+        why = _TIMEOUTS.get(end.message, _first_line(end.message))
+        return f"ran out of time in attempt {end.attempt}: {why}"
     return f"failed in attempt {end.attempt}: {_first_line(end.message)}"
 
 

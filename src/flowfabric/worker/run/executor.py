@@ -89,6 +89,17 @@ class ActiveRun:
         return self.lease.key
 
     @property
+    def fields(self) -> dict[str, object]:
+        """What records of the log carry about this run."""
+        run = str(run_info(self.claim.snapshot).id)
+        return {"run": run, "task": self.claim.kind, "attempt": self.claim.attempt + 1}
+
+    @property
+    def error(self) -> Exception | None:
+        """What the handler raised, unless it merely unwound."""
+        return self.raised if isinstance(self.raised, Exception) else None
+
+    @property
     def parked(self) -> bool:
         return self.scope is not None and self.scope.parked
 
@@ -146,14 +157,16 @@ class Executor:
                 "%s ended after its lease was lost; nothing is reported: %s",
                 active.claim.id,
                 error,
-                exc_info=active.raised,
+                extra=active.fields,
+                exc_info=active.error,
             )
         except FlowFabricError as error:
             log.warning(
                 "how %s ended could not be reported; its lease expires and it is taken over: %s",
                 active.claim.id,
                 error,
-                exc_info=active.raised,
+                extra=active.fields,
+                exc_info=active.error,
             )
 
     async def _run_once(self, active: ActiveRun) -> bool:
@@ -166,7 +179,9 @@ class Executor:
             reported = await self._deliver(active, report)
             if reported is None and active.stopped == LOST and not self._cancelled():
                 reported = await self._ended_by_others(active)
-            if isinstance(reported, Reported):
+            if isinstance(reported, Reported) and self._hooks.listens_to(
+                active.handler, reported.outcome
+            ):
                 await self._tell_hooks(active, reported)
             return reported is AGAIN
         finally:
@@ -182,8 +197,6 @@ class Executor:
 
     async def _tell_hooks(self, active: ActiveRun, reported: Reported) -> None:
         """Called when the end is durable; the slot is free when all hooks have returned."""
-        if not self._hooks.listens_to(active.handler, reported.outcome):
-            return
         failure, error, handler = reported.failure, active.raised, active.handler
         args, kwargs = active.args, active.kwargs
         if handler is not None and (args or kwargs):
@@ -277,6 +290,7 @@ class Executor:
                 "%s is not started: the reply to its claim came too late: %s",
                 active.claim.id,
                 error,
+                extra=active.fields,
             )
             return False
         return True

@@ -251,6 +251,7 @@ class Worker:
             log.error(
                 "how %s ended could not be reported; its lease expires and it is taken over",
                 active.claim.id,
+                extra=active.fields,
                 exc_info=error,
             )
         if active.thread is not None and active.lingers:
@@ -258,6 +259,7 @@ class Worker:
                 "%s was stopped, but its thread still runs; its slot stays taken until the thread "
                 "ends. Call ctx.heartbeat() in plain functions that run long.",
                 active.claim.id,
+                extra=active.fields,
             )
             loop = asyncio.get_running_loop()
             active.thread.add_done_callback(lambda _: self._free_from_thread(loop, active))
@@ -283,7 +285,8 @@ class Worker:
                 return  # by its handler, in the application's transaction
             log.debug("%s was ended by others; its handler is stopped", active.claim.id)
         else:
-            log.warning("%s; its handler is stopped", _LOSSES[loss] % active.claim.id)
+            text = _LOSSES[loss] % active.claim.id
+            log.warning("%s; its handler is stopped", text, extra=active.fields)
         active.stop(LOST)
 
     # -- stopping
@@ -319,7 +322,11 @@ class Worker:
         refuses what such a handler reports later."""
         stuck = [active for active in self.active.values() if active.handling]
         for active in stuck:
-            log.warning("the handler of %s does not stop; its run is handed back", active.claim.id)
+            log.warning(
+                "the handler of %s does not stop; its run is handed back",
+                active.claim.id,
+                extra=active.fields,
+            )
             del self.active[active.key]
             if active.job is not None:
                 self._left_behind.append(active.job)
