@@ -32,6 +32,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
 from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
@@ -45,6 +46,7 @@ from flowfabric.worker.errors import (
     RunExpired,
     RunFailed,
     RunSkipped,
+    StartupFailed,
     StepsChanged,
     WaitClosed,
     WaitTimeout,
@@ -57,6 +59,7 @@ __all__ = [
     "AnyOf",
     "Approval",
     "ApprovalOutdated",
+    "AttemptEnd",
     "Budget",
     "BudgetExceeded",
     "Callback",
@@ -75,7 +78,9 @@ __all__ = [
     "FlowState",
     "Invalid",
     "InvalidGraph",
+    "Invocation",
     "LeaseLost",
+    "NextCall",
     "NotFound",
     "NotSignalable",
     "Options",
@@ -96,9 +101,11 @@ __all__ = [
     "Schedule",
     "SoftBreach",
     "Spent",
+    "StartupFailed",
     "StepsChanged",
     "Submission",
     "SyncContext",
+    "SyncNextCall",
     "Task",
     "Token",
     "Unauthorized",

@@ -3,9 +3,18 @@
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from msgspec.structs import replace
@@ -23,6 +32,7 @@ from flowfabric.store.open import open_store
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
+from flowfabric.worker.api.hooks import AsyncMiddleware, EndHook, SyncMiddleware
 from flowfabric.worker.api.limits import KeyOf, Limits, LimitsApi, Names
 from flowfabric.worker.api.options import TaskOptions
 from flowfabric.worker.api.run import Run
@@ -31,12 +41,18 @@ from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.api.transactions import TransactionalClient
+from flowfabric.worker.run.hooks import Hooks
+from flowfabric.worker.run.lifespan import check_lifespan
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerOptions
 from flowfabric.worker.run.steps import StepFunction, StepOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M", bound=AsyncMiddleware | SyncMiddleware)
+E = TypeVar("E", bound=EndHook)
+LifespanFunction = Callable[["Fabric"], AbstractAsyncContextManager[Any] | AsyncIterator[Any]]
+L = TypeVar("L", bound=LifespanFunction)
 Span = str | float | timedelta
 
 URL_VARIABLE = "FLOWFABRIC_URL"
@@ -74,7 +90,12 @@ class Fabric:
     """
 
     def __init__(
-        self, url: str | None = None, *, options: Options | None = None, clock: Clock | None = None
+        self,
+        url: str | None = None,
+        *,
+        options: Options | None = None,
+        clock: Clock | None = None,
+        lifespan: LifespanFunction | None = None,
     ) -> None:
         if url is not None:
             check_text(url, "the URL of a store")
@@ -84,6 +105,7 @@ class Fabric:
         if not self.url:
             raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
         self.tasks: dict[str, Task[Any, Any]] = {}
+        self._hooks = Hooks(None if lifespan is None else partial(check_lifespan(lifespan), self))
         self._options = _with_secret(options)
         self._clock = clock
         self._engine: Engine | None = None
@@ -136,6 +158,8 @@ class Fabric:
         every: Span | None = None,
         timezone: str = "UTC",
         catch_up: str = "latest",
+        on_success: EndHook | None = None,
+        on_failure: EndHook | None = None,
     ) -> TaskDecorator:
         """Registers a function as a task.
 
@@ -147,6 +171,8 @@ class Fabric:
         arguments) they limit each value of the key separately. `smooth` spreads the starts of a
         rate evenly. `worker_concurrency` limits one worker. With a `schedule` (a cron expression)
         or `every` (an interval), the task is run periodically once a worker has started.
+        `on_success` and `on_failure` are called with an `AttemptEnd` when a run has ended in that
+        way, by the worker that ended it.
         """
         options = TaskOptions(
             name=name,
@@ -175,6 +201,8 @@ class Fabric:
             every=every,
             timezone=timezone,
             catch_up=catch_up,
+            on_success=on_success,
+            on_failure=on_failure,
         )
         return TaskDecorator(self, options)
 
@@ -208,6 +236,31 @@ class Fabric:
         schedule_of(task)  # refuses an impossible schedule here, not when a worker starts
         self.tasks[task.name] = task
         return task
+
+    # -- hooks
+
+    def middleware(self, function: M) -> M:
+        """Registers a function around every call of a handler and of a step: `async def f(call,
+        next)`, or a plain one. What it returns is the result, what it raises fails the call. The
+        function registered first is the outermost. Also a decorator."""
+        self._hooks.add_middleware(function)
+        return function
+
+    def on_attempt_end(self, function: E) -> E:
+        """Registers a function that is called with an `AttemptEnd` when an attempt has ended here
+        and that is recorded. Also a decorator."""
+        self._hooks.add_listener(function)
+        return function
+
+    def lifespan(self, function: L) -> L:
+        """Registers what happens before a worker starts and after it has stopped, as web
+        frameworks do: an async generator or async context manager that takes the fabric. What it
+        yields is `ctx.lifespan`. Also a decorator."""
+        enter = check_lifespan(function)
+        if self._hooks.lifespan is not None:
+            raise Invalid("this fabric has a lifespan already; enter both in one function")
+        self._hooks.lifespan = partial(enter, self)
+        return function
 
     # -- runs
 
@@ -253,7 +306,7 @@ class Fabric:
         for task in list(self.tasks.values()):
             await task.declare(engine)
         chosen = WorkerOptions() if options is None else options
-        return Worker(engine, self.tasks, chosen, self._heartbeat_store)
+        return Worker(engine, self.tasks, chosen, self._heartbeat_store, self._hooks)
 
     async def run_worker(self, options: WorkerOptions | None = None) -> None:
         """Runs a worker until SIGTERM or SIGINT."""

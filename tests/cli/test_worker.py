@@ -1,6 +1,7 @@
 """`flowfabric worker`, as a process of its own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,39 @@ def test_a_worker_logs_documents_when_asked_to(cli: Cli, processes: list[Process
     assert "stopped after 0 claims" in msgspec.json.decode(words.splitlines()[-1])["message"]
 
 
+def test_a_worker_logs_every_field_of_a_failed_attempt(cli: Cli, processes: list[Process]) -> None:
+    id = cli.submit("divide", "--arg", "a=1", "--arg", "b=0")
+    process = start(processes, cli, "--log-json", "--ttl", "10s")
+    first: dict[str, Any] = msgspec.json.decode(process.read_until("ZeroDivisionError"))
+    assert id.endswith(first["run"].rpartition(":")[2])
+    assert (first["level"], first["task"], first["attempt"]) == ("warning", "divide", 1)
+    assert (first["outcome"], first["error_type"]) == ("retrying", "ZeroDivisionError")
+    assert first["retry_at"].endswith("Z")
+    assert first["traceback"].startswith("Traceback (most recent call last)")
+    last: dict[str, Any] = msgspec.json.decode(process.read_until("ZeroDivisionError"))
+    assert (last["level"], last["outcome"], last["retry_at"]) == ("error", "failed", None)
+    process.terminate()
+    assert process.end()[0] == 0
+
+
+def test_a_text_log_tells_its_zone(cli: Cli, processes: list[Process]) -> None:
+    process = start(processes, cli)
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+00:00 INFO ", process.read_line())
+
+
+def test_a_worker_that_cannot_start_says_why(cli: Cli) -> None:
+    words = ("worker", "tests.cli.unable:fabric", "--log-level", "error")
+    assert cli.complaint(*words, code=1) == (
+        "the lifespan failed before it yielded, so the worker did not start: "
+        "ConnectionError: no mail server"
+    )
+
+
+@pytest.mark.parametrize("words", [("--version",), ("worker", "--version")])
+def test_the_version_is_shown(cli: Cli, words: tuple[str, ...]) -> None:
+    assert cli(*words).stdout.startswith("flowfabric ")
+
+
 def test_a_worker_serves_only_its_lanes(cli: Cli, processes: list[Process], tmp_path: Path) -> None:
     other = cli.submit("wait_for", "--arg", f"gate={tmp_path / 'gate'}")
     mine = cli.submit("greet", "--arg", "name=x")
@@ -120,6 +154,8 @@ def test_a_worker_serves_only_its_lanes(cli: Cli, processes: list[Process], tmp_
         (("--lanes", "fast=x"), "--lanes: the weight of 'fast' is a whole number above 0"),
         (("--lanes", "fast=0"), "--lanes: the weight of 'fast' is a whole number above 0"),
         (("--drain", "a while"), "--drain is not a duration"),
+        (("--ttl", "a while"), "--ttl is not a duration"),
+        (("--ttl", "2d"), "lease ttl must be"),
     ],
 )
 def test_a_wrong_option_is_one_readable_line(

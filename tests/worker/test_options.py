@@ -31,6 +31,8 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
     "connection": lambda value: True,
     "rate_key": lambda value: isinstance(value, str) or callable(value),
     "concurrency_key": lambda value: isinstance(value, str) or callable(value),
+    "on_success": callable,
+    "on_failure": callable,
     "quotas": lambda value: not isinstance(value, int | float | str | bytes),
     "priority": lambda value: type(value) is int,
     "tags": lambda value: value == {},

@@ -312,7 +312,7 @@ async def test_log_records_carry_the_run(bench: Bench, caplog: pytest.LogCapture
     for record in records:
         fields = vars(record)
         assert record.name == f"flowfabric.task.{fields['task']}"
-        assert fields["execution"] == str(runs[fields["task"]].id)
+        assert fields["run"] == fields["execution"] == str(runs[fields["task"]].id)
         assert fields["attempt"] == 0
 
 

@@ -1,17 +1,23 @@
 """What the type checker must know, and must refuse, about tasks. Never run: only checked, by
 `make check` and by a test. An `ignore` that is not needed is an error as well."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, assert_type
 
 from flowfabric import (
     Approval,
+    AttemptEnd,
     Context,
     Fabric,
+    Invocation,
+    NextCall,
     Received,
     Run,
     SoftBreach,
     Spent,
     SyncContext,
+    SyncNextCall,
     Task,
     Token,
     Verdict,
@@ -87,6 +93,45 @@ async def async_step(a: int) -> bytes:
 @fabric.step(retries=2)
 async def own_step(a: int) -> bytes:
     return bytes(a)
+
+
+@fabric.middleware
+async def async_middleware(call: Invocation, next: NextCall) -> Any:
+    return await next(call)
+
+
+@fabric.middleware
+def plain_middleware(call: Invocation, next: SyncNextCall) -> Any:
+    return next(call)
+
+
+@fabric.on_attempt_end
+async def on_end(end: AttemptEnd) -> None:
+    assert_type(end.attempt, int)
+    assert_type(end.error, BaseException | None)
+
+
+@fabric.lifespan
+@asynccontextmanager
+async def lifespan(given: Fabric) -> AsyncIterator[str]:
+    yield "value"
+
+
+@fabric.lifespan
+async def bare_lifespan(given: Fabric) -> AsyncIterator[str]:
+    yield "value"
+
+
+@fabric.task(on_success=on_end, on_failure=print)
+async def with_hooks() -> None: ...
+
+
+async def hooked() -> None:
+    assert_type(await with_hooks.submit(), Run[None])
+    fabric.middleware(hooked)  # type: ignore[type-var]
+    fabric.on_attempt_end(hooked)  # type: ignore[type-var]
+    fabric.lifespan(hooked)  # type: ignore[type-var]
+    fabric.task(on_failure=hooked)  # type: ignore[arg-type]
 
 
 async def submitted() -> None:

@@ -19,7 +19,7 @@ from flowfabric.cli.approvals import approve, reject, signal
 from flowfabric.cli.command import command
 from flowfabric.cli.demo import demo
 from flowfabric.cli.errors import EPILOG, Root
-from flowfabric.cli.store import migrate, version
+from flowfabric.cli.store import ShowVersion, migrate, version
 from flowfabric.cli.submit import submit
 from flowfabric.cli.why import why
 from flowfabric.cli.worker import new_event_loop, worker
@@ -33,6 +33,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def root(show_version: ShowVersion = False) -> None:
+    """Durable execution for Python: run workers, submit runs, inspect and control them."""
+
 
 app.command()(demo)
 command(app, loop_factory=new_event_loop)(worker)

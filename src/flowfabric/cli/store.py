@@ -4,8 +4,12 @@ import asyncio
 import platform
 import sqlite3
 from importlib.metadata import version as installed
+from typing import Annotated
+
+from typer import Context, Exit, Option
 
 from flowfabric.cli.command import AsJson, Debug, Url, check_url
+from flowfabric.cli.errors import AS_JSON
 from flowfabric.cli.output import Screen, redact
 from flowfabric.store.open import open_store
 
@@ -28,6 +32,18 @@ async def _migrate(url: str) -> int:
         return await store.migrate()
     finally:
         await store.close()
+
+
+def _show_version(ctx: Context, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        version(as_json=bool(ctx.meta.get(AS_JSON)))
+        raise Exit
+
+
+ShowVersion = Annotated[
+    bool,
+    Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+]
 
 
 def version(as_json: AsJson = False, debug: Debug = False) -> None:

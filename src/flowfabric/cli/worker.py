@@ -5,14 +5,14 @@ import logging
 from enum import StrEnum
 from typing import Annotated
 
-import msgspec
 from typer import Option
 
 from flowfabric.cli.application import Application
 from flowfabric.cli.errors import usage
-from flowfabric.cli.json import iso
+from flowfabric.cli.log import JsonFormatter, TextFormatter
 from flowfabric.cli.output import Screen, redact
-from flowfabric.core.base.time import Millis, parse_span
+from flowfabric.cli.store import ShowVersion
+from flowfabric.core.base.time import parse_span
 from flowfabric.worker.run.options import WorkerOptions
 
 log = logging.getLogger("flowfabric.worker")
@@ -42,16 +42,24 @@ async def worker(  # noqa: PLR0913 - the options are the interface
     ] = None,
     name: Annotated[str, Option(help="The name of this kind of worker.")] = "worker",
     drain: Annotated[str, Option(help="How long running tasks may take to finish.")] = "20s",
+    ttl: Annotated[
+        str, Option(help="The length of a lease: after it, the loss of a worker is noticed.")
+    ] = "30s",
     log_level: Annotated[
         Level, Option(case_sensitive=False, help="Log this and what is more severe.")
     ] = Level.INFO,
+    log_json: Annotated[
+        bool, Option("--log-json", help="Log one JSON document per line, with all fields.")
+    ] = False,
+    show_version: ShowVersion = False,
 ) -> None:
     """Run your tasks until SIGTERM or Ctrl-C.
 
     The first signal lets running tasks finish and hands the rest back; a second one stops at once.
-    The log goes to stderr, with --json as one document per line.
+    The log goes to stderr, with --log-json (or --json) as one document per line.
     """
     parse_span(drain, "--drain")
+    parse_span(ttl, "--ttl")
     options = WorkerOptions(
         name=name,
         concurrency=concurrency,
@@ -59,9 +67,10 @@ async def worker(  # noqa: PLR0913 - the options are the interface
         capabilities=capability or (),
         namespace=namespace,
         processes=processes,
+        ttl=ttl,
         drain=drain,
     )
-    _start_log(log_level, screen.as_json)
+    _start_log(log_level, as_json=log_json or screen.as_json)
     async with application.fabric as fabric:
         found = await fabric.worker(options)
         found.handle_signals()
@@ -100,26 +109,7 @@ def _weight(lane: str, text: str) -> int:
     return int(text)
 
 
-class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON, with the run it belongs to where there is one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "at": iso(Millis(int(record.created * 1000))),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        for name in ("execution", "task", "attempt"):
-            if hasattr(record, name):
-                line[name] = getattr(record, name)
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
-
-
-def _start_log(level: Level, as_json: bool) -> None:
+def _start_log(level: Level, *, as_json: bool) -> None:
     handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
-    handler.setFormatter(JsonFormatter() if as_json else plain)
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -24,6 +24,7 @@ from flowfabric.testing.checks import Checks, at_once
 from flowfabric.testing.manual_worker import ManualWorker
 from flowfabric.testing.stuck import ENDED, Hanging, Stuck
 from flowfabric.testing.watch import HandlerWatch, WatchedAttempts, WatchedFlowViews, WatchedViews
+from flowfabric.worker.run.hooks import WorkerHooks
 
 JUMPS = 1000
 """How often the clock is moved while a test waits for one thing."""
@@ -43,6 +44,7 @@ class Driver:
         self.clock = clock or ManualClock()
         self._engine: Engine | None = None
         self._worker: ManualWorker | None = None
+        self._hooks: WorkerHooks | None = None
         self.watch = HandlerWatch()
         self.checks = Checks(self.open_engine)
         self._driving = asyncio.Lock()
@@ -56,14 +58,17 @@ class Driver:
             await self.fabric.engine()
             if release:
                 self.release()
+            if self._hooks is None:
+                self._hooks = WorkerHooks(self.fabric._hooks)
+            await self._hooks.lifespan.start()  # once, however often the worker crashes
             if self._worker is None:
-                self._worker = ManualWorker(self.open_engine(), self.fabric.tasks)
+                self._worker = ManualWorker(self.open_engine(), self.fabric.tasks, self._hooks)
             yield
 
     async def drive_to_end(self, id: ExecutionId, timeout: float | None = None) -> None:
         """The timeout is measured by the clock of the harness."""
         async with self.drive():
-            ended = partial(self._has_ended, id)
+            ended = partial(_told, self, partial(self._has_ended, id))
             if timeout is None:
                 await self.settle_through(ended, "the run does not end", id)
             elif not await self.settle_until(ended, self.later(timeout)):
@@ -71,7 +76,7 @@ class Driver:
 
     async def drive_flow(self, id: UUID, timeout: float | None = None) -> None:
         async with self.drive():
-            over = partial(self._is_over, id)
+            over = partial(_told, self, partial(self._is_over, id))
             if timeout is None:
                 await self.settle_through(over, "the flow does not end")
             elif not await self.settle_until(over, self.later(timeout)):
@@ -223,6 +228,8 @@ class Driver:
         self.release()
         if self._worker is not None:
             await self._worker.close()
+        if self._hooks is not None:
+            await self._hooks.lifespan.stop()
         if self._engine is not None:
             await self._engine.close()
 
@@ -274,6 +281,11 @@ class Driver:
     def unended(self) -> tuple[Info, ...]:
         states = tuple(state for state in PublicState if state not in ENDED)
         return at_once(self.open_engine().views.list(Query(states=states))).items
+
+
+def _told(driver: Driver, ended: Callable[[], bool]) -> bool:
+    """Whether it has ended, and the hooks that are told so have returned."""
+    return ended() and not driver._working().reporting
 
 
 def _has_limit(worker: ManualWorker) -> bool:

@@ -13,6 +13,7 @@ from flowfabric.testing.watch import current_run
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import LOST
 from flowfabric.worker.run.executor import Executor
+from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.loop import HandlerRuntime, Worker
 from flowfabric.worker.run.options import WorkerOptions
 from flowfabric.worker.run.processes import Answer, Processes, answer_of, call
@@ -25,8 +26,9 @@ Tasks = dict[str, Task[Any, Any]]
 class ManualWorker(Worker):
     """Serves every lane and offers every capability that its tasks demand."""
 
-    def __init__(self, engine: Engine, tasks: Tasks) -> None:
+    def __init__(self, engine: Engine, tasks: Tasks, hooks: WorkerHooks) -> None:
         super().__init__(engine, tasks, WorkerOptions(name="harness", heartbeat=False))
+        self.hooks = hooks
         self._runtime = HandlerRuntime(self)
         size = self.options.concurrency
         self._in_process = Threads(size, "flowfabric-process")
@@ -63,6 +65,11 @@ class ManualWorker(Worker):
             active.stopped = LOST
             if active.scope is not None:
                 active.scope.stop(LOST)
+
+    @property
+    def reporting(self) -> bool:
+        """Whether a run has ended whose hooks have not returned yet."""
+        return any(active.reporting for active in self.active.values())
 
     async def close(self) -> None:
         await self._hand_back()

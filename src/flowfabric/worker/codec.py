@@ -111,6 +111,13 @@ class Signature:
         except TypeError as error:
             raise InvalidCall(f"{self.name}: {error}") from None
 
+    def place(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call with as many positional arguments as the function can take."""
+        bound = self._signature.bind(*args, **kwargs)
+        return bound.args, bound.kwargs
+
     def encode_loosely(self, bound: Mapping[str, Any]) -> bytes:
         """The payload of bound arguments, whether or not they fit the annotations."""
         try:

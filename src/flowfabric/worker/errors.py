@@ -25,6 +25,12 @@ class Retry(Exception):
         self.after: Millis | None = None if after is None else parse_span(after, "retry")
 
 
+class StartupFailed(FlowFabricError):
+    """The lifespan of a worker failed before it yielded, so the worker did not start."""
+
+    code = "startup_failed"
+
+
 class Unwind(BaseException):
     """Unwinds a handler whose run sleeps or waits, so that its slot is free meanwhile.
 

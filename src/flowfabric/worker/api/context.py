@@ -22,6 +22,7 @@ from flowfabric.worker.api.transactions import Completion
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import LOST
 from flowfabric.worker.run.branches import Branch, StepPlace, inside_step
+from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import Work, attempt, perform
 from flowfabric.worker.run.together import together
@@ -80,13 +81,18 @@ class Context:
 
     @cached_property
     def info(self) -> RunInfo:
-        return _info(self._scope.claim.snapshot)
+        return run_info(self._scope.claim.snapshot)
+
+    @property
+    def lifespan(self) -> Any:
+        """What the lifespan of the worker has yielded; None without a lifespan."""
+        return self._scope.hooks.lifespan.value
 
     @cached_property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
-        """A logger whose records carry the run: `execution`, `task` and `attempt`."""
-        claim = self._scope.claim
-        fields = {"execution": str(claim.id), "task": claim.kind, "attempt": claim.attempt}
+        """A logger whose records carry the run: `run`, `task` and `attempt`."""
+        claim, run = self._scope.claim, str(self.info.id)
+        fields = {"run": run, "execution": run, "task": claim.kind, "attempt": claim.attempt}
         return logging.LoggerAdapter(logging.getLogger(f"flowfabric.task.{claim.kind}"), fields)
 
     # -- what is recorded
@@ -104,7 +110,7 @@ class Context:
     ) -> Coroutine[Any, Any, Any]:
         """Calls a function and records its result. When the handler runs again, the recorded result
         is returned and the function is not called. Plain functions run in a thread."""
-        work = Work.of(function, args, kwargs)
+        work = Work.of(function, args, kwargs, self._step_hooks)
         place = self._scope.branches.place(work.name)
         journal, threads = self._scope.journal, self._scope.threads
         return perform(
@@ -174,6 +180,13 @@ class Context:
 
     # -- how
 
+    @cached_property
+    def _step_hooks(self) -> StepHooks | None:
+        scope = self._scope
+        if not scope.hooks.has_middleware:
+            return None
+        return StepHooks(scope.hooks, self.info, scope.loop)
+
     def _completion(self) -> Completion:
         scope = self._scope
         if (step := inside_step.get()) is not None:
@@ -229,7 +242,7 @@ async def _dice() -> float:
     return random.random()  # noqa: S311 - the user's dice, not a secret
 
 
-def _info(snapshot: Snapshot) -> RunInfo:
+def run_info(snapshot: Snapshot) -> RunInfo:
     execution = snapshot.execution
     deadline = snapshot.deadline_at
     return RunInfo(

@@ -25,6 +25,7 @@ from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.schedule import CatchUp
 from flowfabric.core.execution.submission import check_priority
 from flowfabric.core.limit.quota import name_uses
+from flowfabric.worker.api.hooks import EndHook
 from flowfabric.worker.api.limits import Limits, Names, budgets_of
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
 
     `limits` apply to all workers together, `worker_concurrency` to one worker. `timeout` limits one
     attempt, `deadline` the whole run, counted from its submission. `schedule` is a cron expression,
-    `every` an interval.
+    `every` an interval. `on_success` and `on_failure` are told when a run has ended in that way.
     """
 
     name: str | None = None
@@ -66,6 +67,8 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     every: Span | None = None
     timezone: str = "UTC"
     catch_up: str = "latest"
+    on_success: EndHook | None = None
+    on_failure: EndHook | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -87,6 +90,9 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
             check_text(self.schedule, "schedule")
         check_text(self.timezone, "timezone")
         check_word(self.catch_up, CatchUp, "catch_up")
+        for what in ("on_success", "on_failure"):
+            if (hook := getattr(self, what)) is not None and not callable(hook):
+                raise Invalid(f"{what} is a function, not {type(hook).__name__}")
 
 
 class CallOptions(Struct, frozen=True, kw_only=True):

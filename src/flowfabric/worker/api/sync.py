@@ -108,8 +108,13 @@ class SyncContext(BlockingProxy[Context]):
         return self._context.info
 
     @property
+    def lifespan(self) -> Any:
+        """What the lifespan of the worker has yielded; None without a lifespan."""
+        return self._context.lifespan
+
+    @property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
-        """A logger whose records carry the run: `execution`, `task` and `attempt`."""
+        """A logger whose records carry the run: `run`, `task` and `attempt`."""
         return self._context.log
 
     @overload
@@ -119,7 +124,7 @@ class SyncContext(BlockingProxy[Context]):
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As `Context.step`, except that a plain function without a timeout runs in the thread of
         the handler."""
-        work = Work.of(function, args, kwargs)
+        work = Work.of(function, args, kwargs, self._context._step_hooks)
         if work.is_async:
             return self._block(self._context.step(function, *args, **kwargs))
         return self._step_here(work)

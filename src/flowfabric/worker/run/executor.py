@@ -8,23 +8,29 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-import msgspec
+from msgspec import Raw
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, LeaseLost, NoSigningKey
+from flowfabric.core.base.time import to_datetime
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.context import Context, run_info
+from flowfabric.worker.api.hooks import AttemptEnd, Invocation
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Mode, Task
-from flowfabric.worker.codec import Undecodable, encode
+from flowfabric.worker.codec import Undecodable, decode, encode
 from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT
 from flowfabric.worker.run.arguments import fill_in
+from flowfabric.worker.run.failure import type_of
+from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.lease import Key, WorkerLease
 from flowfabric.worker.run.outcome import (
     AGAIN,
     Report,
+    Reported,
     completing,
+    ended_by_others,
     failing,
     failing_by,
     handing_back,
@@ -42,6 +48,9 @@ from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.until_available import until_available
 
 log = logging.getLogger("flowfabric.worker")
+
+HandlerFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""A handler as a function of its positional and named arguments."""
 
 
 def _nothing() -> None: ...
@@ -66,6 +75,9 @@ class ActiveRun:
         self.received: SignalsBySuspension = {}
         self.payload = claim.payload
         self.raised: BaseException | None = None
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.result: object = None
         self.completed = False
         """Whether the handler ended the run in a transaction. Only the store knows whether that
         was committed."""
@@ -75,6 +87,17 @@ class ActiveRun:
     @property
     def key(self) -> Key:
         return self.lease.key
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """What records of the log carry about this run."""
+        run = str(run_info(self.claim.snapshot).id)
+        return {"run": run, "task": self.claim.kind, "attempt": self.claim.attempt + 1}
+
+    @property
+    def error(self) -> Exception | None:
+        """What the handler raised, unless it merely unwound."""
+        return self.raised if isinstance(self.raised, Exception) else None
 
     @property
     def parked(self) -> bool:
@@ -111,6 +134,7 @@ class Executor:
         handlers: Threads,
         steps: Threads,
         processes: Processes,
+        hooks: WorkerHooks,
         stopping: Callable[[], bool],
         cancelled: Callable[[], bool],
     ) -> None:
@@ -119,6 +143,7 @@ class Executor:
         self._handlers = handlers
         self._steps = steps
         self._processes = processes
+        self._hooks = hooks
         self._stopping = stopping
         self._cancelled = cancelled
 
@@ -129,13 +154,19 @@ class Executor:
                 active.again, active.scope = True, None
         except LeaseLost as error:
             log.info(
-                "%s ended after its lease was lost; nothing is reported: %s", active.claim.id, error
+                "%s ended after its lease was lost; nothing is reported: %s",
+                active.claim.id,
+                error,
+                extra=active.fields,
+                exc_info=active.error,
             )
         except FlowFabricError as error:
             log.warning(
                 "how %s ended could not be reported; its lease expires and it is taken over: %s",
                 active.claim.id,
                 error,
+                extra=active.fields,
+                exc_info=active.error,
             )
 
     async def _run_once(self, active: ActiveRun) -> bool:
@@ -145,15 +176,55 @@ class Executor:
             report = settling(active.claim, report, active.raised)
         active.reporting = True
         try:
-            return await self._deliver(active, report) is AGAIN
+            reported = await self._deliver(active, report)
+            if reported is None and active.stopped == LOST and not self._cancelled():
+                reported = await self._ended_by_others(active)
+            if isinstance(reported, Reported) and self._hooks.listens_to(
+                active.handler, reported.outcome
+            ):
+                await self._tell_hooks(active, reported)
+            return reported is AGAIN
         finally:
             active.reporting = False
+
+    async def _ended_by_others(self, active: ActiveRun) -> Reported | None:
+        """How the run was ended while its handler ran here, such as by a cancel."""
+        try:
+            found = await self._engine.store.load([active.claim.uuid])
+        except FlowFabricError:
+            return None  # the store is away; whoever ended the run knows
+        return ended_by_others(active.claim, found.get(active.claim.uuid))
+
+    async def _tell_hooks(self, active: ActiveRun, reported: Reported) -> None:
+        """Called when the end is durable; the slot is free when all hooks have returned."""
+        failure, error, handler = reported.failure, active.raised, active.handler
+        args, kwargs = active.args, active.kwargs
+        if handler is not None and (args or kwargs):
+            args, kwargs = handler.signature.place(args, kwargs)
+        if reported.outcome in ("completed", "handed_back", "cancelled"):
+            error = None
+        retry_at = reported.retry_at
+        end = AttemptEnd(
+            run=run_info(active.claim.snapshot),
+            attempt=active.claim.attempt + 1,
+            outcome=reported.outcome,
+            error=error,
+            error_type="" if error is None else type_of(error),
+            message="" if failure is None else failure.message,
+            category="" if failure is None else failure.category,
+            retry_at=None if retry_at is None else to_datetime(retry_at),
+            result=_result_of(active) if reported.outcome == "completed" else None,
+            args=args,
+            kwargs=kwargs,
+            lifespan=self._hooks.lifespan.value,
+        )
+        await self._hooks.ended(handler, end, self._steps)
 
     async def _handle(self, active: ActiveRun) -> Report:
         """Calls the handler; returns the report about how it ended."""
         if active.stopped:
             return self._stopped(active)
-        active.handling = True
+        active.handling, active.raised = True, None
         try:
             return await self._outcome(active)
         except asyncio.CancelledError:
@@ -174,9 +245,11 @@ class Executor:
         if not await self._may_begin(active):
             return nothing
         try:
-            args, kwargs = handler.signature.decode(active.payload)
+            args, active.kwargs = handler.signature.decode(active.payload)
         except Undecodable as error:
+            active.raised = error
             return failing(claim, str(error))
+        active.args = tuple(args)
         if handler.mode is not Mode.PROCESS:
             active.scope = CallScope(
                 self._engine,
@@ -186,8 +259,9 @@ class Executor:
                 on_step=active.on_step,
                 again=active.again,
                 received=active.received,
+                hooks=self._hooks,
             )
-        return await self._returned(active, await self._timed(active, handler, args, kwargs))
+        return await self._returned(active, await self._timed(active, handler))
 
     async def _returned(self, active: ActiveRun, result: object) -> Report:
         if active.scope is not None:
@@ -196,9 +270,11 @@ class Executor:
             await active.scope.finish()
             if active.completed:
                 return uncommitted(active.claim)
+        active.result = result
         try:
             return completing(active.claim, encode(result))
         except Invalid as error:
+            active.raised = error
             reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
             return failing(active.claim, reason)
 
@@ -214,6 +290,7 @@ class Executor:
                 "%s is not started: the reply to its claim came too late: %s",
                 active.claim.id,
                 error,
+                extra=active.fields,
             )
             return False
         return True
@@ -228,16 +305,14 @@ class Executor:
         )
         return fill_in(active.claim.payload, inputs)
 
-    async def _timed(
-        self, active: ActiveRun, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    async def _timed(self, active: ActiveRun, handler: Task[Any, Any]) -> Any:
         times_out_at = active.claim.lease.times_out_at
         if times_out_at is None:
-            return await self._call(active, handler, args, kwargs)
+            return await self._call(active, handler)
         timer = asyncio.timeout(max(0.0, (times_out_at - self._engine.now()) / 1000))
         try:
             async with timer:
-                result = await self._call(active, handler, args, kwargs)
+                result = await self._call(active, handler)
         except BaseException:
             if not timer.expired():
                 raise
@@ -246,42 +321,70 @@ class Executor:
         # Also if the handler swallowed the cancellation: the sweep would report the same.
         if active.scope is not None:
             active.scope.stop(TIMED_OUT)
-        raise _TimedOut
+        raise AttemptTimedOut(f"{handler.name} took longer than its timeout")
 
-    async def _call(
-        self, active: ActiveRun, handler: Task[Any, Any], args: list[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        scope = active.scope
-        if scope is None:
-            return msgspec.Raw(await self._processes.call(handler, active.payload))
-        if handler.mode is Mode.ASYNC:
-            scope.adopt()
-            context = Context(scope)
-            current_context.set(context)
-            given = [context, *args] if handler.takes_context else args
-            result = handler.function(*given, **kwargs)
+    async def _call(self, active: ActiveRun, handler: Task[Any, Any]) -> Any:
+        """Calls the handler, through the middleware if there is any."""
+        function = self._function_of(active, handler)
+        plain = handler.mode is Mode.THREAD
+        if self._hooks.has_middleware:
+            chain = self._hooks.around(
+                _innermost(function, plain=plain),
+                is_async=not plain,
+                loop=asyncio.get_running_loop(),
+                start=partial(self._start, active),
+            )
+            return await chain.run(self._invocation(active, handler))
+        if plain:
+            started = self._start(active, partial(function, active.args, active.kwargs))
+            result = await asyncio.wrap_future(started)
         else:
-            result = await self._in_thread(active, scope, handler, args, kwargs)
+            result = function(active.args, active.kwargs)
         return await result if inspect.isawaitable(result) else result
 
-    async def _in_thread(
+    def _invocation(self, active: ActiveRun, handler: Task[Any, Any]) -> Invocation:
+        active.args, active.kwargs = handler.signature.place(active.args, active.kwargs)
+        return Invocation(
+            kind="attempt",
+            name=handler.name,
+            run=run_info(active.claim.snapshot),
+            args=active.args,
+            kwargs=active.kwargs,
+            lifespan=self._hooks.lifespan.value,
+        )
+
+    def _start(self, active: ActiveRun, work: Callable[[], Any]) -> "Future[Any]":
+        active.thread = self._handlers.start(work)
+        return active.thread
+
+    def _function_of(self, active: ActiveRun, handler: Task[Any, Any]) -> HandlerFunction:
+        """The handler as a function of its arguments, which is called where its mode says."""
+        scope = active.scope
+        if scope is None:
+            return partial(self._in_process, active, handler)
+        context = Context(scope)
+        given: Any = context if handler.mode is Mode.ASYNC else SyncContext(context)
+        before = (given,) if handler.takes_context else ()
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            scope.adopt()
+            current_context.set(given)
+            return handler.function(*before, *args, **kwargs)
+
+        return call
+
+    async def _in_process(
         self,
         active: ActiveRun,
-        scope: CallScope,
         handler: Task[Any, Any],
-        args: list[Any],
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        context = SyncContext(Context(scope))
-        given = [context, *args] if handler.takes_context else args
-
-        def call() -> Any:
-            scope.adopt()
-            current_context.set(context)
-            return handler.function(*given, **kwargs)
-
-        active.thread = self._handlers.start(call)
-        return await asyncio.wrap_future(active.thread)
+        payload = active.payload
+        if args is not active.args or kwargs is not active.kwargs:  # changed by a middleware
+            payload = handler.signature.encode(args, kwargs)
+        body = await self._processes.call(handler, payload)
+        return _decoded(handler, body) if self._hooks.has_middleware else Raw(body)
 
     def _unknown(self, claim: Claim) -> Report:
         log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.id)
@@ -302,7 +405,7 @@ class Executor:
         claim, active.raised = active.claim, error
         if active.stopped or active.parked or self._cancelled():
             return self._stopped(active)
-        if isinstance(error, _TimedOut):
+        if isinstance(error, AttemptTimedOut):
             return timing_out(claim)
         if isinstance(error, ProcessDied):
             # The signal that stops the worker may have reached its processes as well.
@@ -323,5 +426,39 @@ class Executor:
         return active.stopped == LOST or self._cancelled()
 
 
-class _TimedOut(Exception):
-    pass
+class AttemptTimedOut(TimeoutError):
+    """The attempt took longer than the timeout of its task."""
+
+
+def _innermost(function: HandlerFunction, *, plain: bool) -> Callable[[Invocation], Any]:
+    """The handler as the last layer of a chain. A middleware that goes on after it in the same
+    thread or task is outside of the run: it records nothing."""
+
+    def in_thread(call: Invocation) -> Any:
+        try:
+            return function(call.args, call.kwargs)
+        finally:
+            current_context.set(None)
+
+    async def in_loop(call: Invocation) -> Any:
+        try:
+            result = function(call.args, call.kwargs)
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            current_context.set(None)
+
+    return in_thread if plain else in_loop
+
+
+def _decoded(handler: Task[Any, Any], body: bytes) -> Any:
+    """What a handler in a process returned, as far as possible in the type that it declares."""
+    try:
+        return decode(body, handler.signature.returns)
+    except Undecodable:
+        return decode(body, Any)
+
+
+def _result_of(active: ActiveRun) -> Any:
+    if active.handler is None or not isinstance(active.result, Raw):
+        return active.result
+    return _decoded(active.handler, bytes(active.result))

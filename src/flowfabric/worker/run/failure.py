@@ -20,6 +20,7 @@ class Raised(Struct, frozen=True):
     category: Category = Category.TRANSIENT
     trace: str = ""
     after: Millis | None = None
+    type: str = ""
 
     @classmethod
     def by(cls, error: BaseException) -> "Raised":
@@ -27,10 +28,11 @@ class Raised(Struct, frozen=True):
             return error.raised
         permanent = isinstance(error, Fail | StepsChanged | Invalid)
         return cls(
-            message=storable(_message(error)[:MAX_MESSAGE]),
+            message=storable(text_of(error)[:MAX_MESSAGE]),
             category=Category.PERMANENT if permanent else Category.TRANSIENT,
             trace=storable("".join(traceback.format_exception(error))[-MAX_TRACE:]),
             after=error.after if isinstance(error, Retry) else None,
+            type=type(error).__name__,
         )
 
 
@@ -40,6 +42,15 @@ class InProcess(Exception):
     def __init__(self, raised: Raised) -> None:
         super().__init__(raised.message)
         self.raised = raised
+        if raised.trace:
+            self.__cause__ = RemoteTraceback(raised.trace)
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error in another process, as text: what Python prints as its cause."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
 
 
 def storable(text: str) -> str:
@@ -47,7 +58,13 @@ def storable(text: str) -> str:
     return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
 
 
-def _message(error: BaseException) -> str:
+def type_of(error: BaseException) -> str:
+    """The name of the error's type, also of one that was raised in another process."""
+    return error.raised.type if isinstance(error, InProcess) else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """The type of the error and what it says."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -14,17 +14,20 @@ from uuid import UUID
 
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import parse_span
-from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.store.contract import Store
+from flowfabric.worker.api.context import run_info
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import DRAIN, LOST
+from flowfabric.worker.run.attempt_log import log_takeover
 from flowfabric.worker.run.claiming import Claimer
 from flowfabric.worker.run.executor import ActiveRun, Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
 from flowfabric.worker.run.heartbeat import Heartbeat
+from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.lease import Key, Loss, WorkerLease
 from flowfabric.worker.run.options import WorkerOptions
 from flowfabric.worker.run.outcome import handing_back
@@ -61,6 +64,7 @@ class Worker:
         tasks: Mapping[str, Task[Any, Any]],
         options: WorkerOptions,
         heartbeat_store: Callable[[], Awaitable[Store]] | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         check_kind_of(options, WorkerOptions, "options of a worker")
         self.engine = engine
@@ -68,6 +72,7 @@ class Worker:
         self.identity = WorkerIdentity(options.name, options.instance or _instance())
         self.active: dict[Key, ActiveRun] = {}
         self._newest: dict[UUID, ActiveRun] = {}
+        self.hooks = WorkerHooks(hooks or Hooks())
         self._left_behind: list[asyncio.Task[None]] = []
         self.completed = 0
         self._ttl = check_ttl(options.ttl)
@@ -96,9 +101,14 @@ class Worker:
 
     async def run(self) -> None:
         """Executes runs until the worker is stopped. Then drains: waits for its runs, and hands
-        back those that do not end in time. Cancelling `run` hands them back at once."""
-        runtime = HandlerRuntime(self)
+        back those that do not end in time. Cancelling `run` hands them back at once. The lifespan
+        starts before the first claim and ends after the last run; if it cannot start, StartupFailed
+        is raised."""
         self._task = asyncio.current_task()
+        if not await self._start_lifespan():
+            self._release_signals()
+            return
+        runtime = HandlerRuntime(self)
         self._start_heartbeat()
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
@@ -110,7 +120,27 @@ class Worker:
             await self._hand_back()
             with suppress(TimeoutError):
                 await asyncio.wait_for(registry.stop(), SIGN_OFF)
+            await self.hooks.lifespan.stop()
             await self._finish(runtime)
+
+    async def _start_lifespan(self) -> bool:
+        """False if the worker was stopped before the lifespan had started."""
+        starting = asyncio.ensure_future(self.hooks.lifespan.start())
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return False
+            await starting
+            return True
+        except BaseException:
+            self._release_signals()
+            raise
+        finally:
+            stopped.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait([starting])
 
     def stop(self) -> None:
         """Stops claiming and drains. A second call stops the running handlers at once."""
@@ -133,6 +163,7 @@ class Worker:
     async def run_until_idle(self) -> int:
         """Executes everything that can be claimed now, and what follows in flows; for tests.
         Returns how many runs that were."""
+        await self.hooks.lifespan.start()
         runtime = HandlerRuntime(self)
         done = 0
         try:
@@ -143,6 +174,7 @@ class Worker:
                 await _settled(self.engine)
         finally:
             await self._hand_back()
+            await self.hooks.lifespan.stop()
             runtime.close()
         return done
 
@@ -181,6 +213,8 @@ class Worker:
         age = self.engine.now() - (claim.expires_at - claim.ttl)
         active = ActiveRun(claim, self._tasks.get(claim.kind), WorkerLease(claim, age / 1000))
         self._supersede(active)
+        if claim.lease.start is Start.RECLAIM:
+            log_takeover(claim, str(run_info(claim.snapshot).id))
         self.active[active.key] = active
         self._slots.take(claim.kind)
         if self._heartbeat is not None:
@@ -217,6 +251,7 @@ class Worker:
             log.error(
                 "how %s ended could not be reported; its lease expires and it is taken over",
                 active.claim.id,
+                extra=active.fields,
                 exc_info=error,
             )
         if active.thread is not None and active.lingers:
@@ -224,6 +259,7 @@ class Worker:
                 "%s was stopped, but its thread still runs; its slot stays taken until the thread "
                 "ends. Call ctx.heartbeat() in plain functions that run long.",
                 active.claim.id,
+                extra=active.fields,
             )
             loop = asyncio.get_running_loop()
             active.thread.add_done_callback(lambda _: self._free_from_thread(loop, active))
@@ -247,9 +283,10 @@ class Worker:
         if loss is Loss.ENDED:
             if active.completed:
                 return  # by its handler, in the application's transaction
-            log.info("%s was ended by others; its handler is stopped", active.claim.id)
+            log.debug("%s was ended by others; its handler is stopped", active.claim.id)
         else:
-            log.warning("%s; its handler is stopped", _LOSSES[loss] % active.claim.id)
+            text = _LOSSES[loss] % active.claim.id
+            log.warning("%s; its handler is stopped", text, extra=active.fields)
         active.stop(LOST)
 
     # -- stopping
@@ -285,7 +322,11 @@ class Worker:
         refuses what such a handler reports later."""
         stuck = [active for active in self.active.values() if active.handling]
         for active in stuck:
-            log.warning("the handler of %s does not stop; its run is handed back", active.claim.id)
+            log.warning(
+                "the handler of %s does not stop; its run is handed back",
+                active.claim.id,
+                extra=active.fields,
+            )
             del self.active[active.key]
             if active.job is not None:
                 self._left_behind.append(active.job)
@@ -313,14 +354,17 @@ class Worker:
         self._heartbeat.start()
 
     async def _finish(self, runtime: "HandlerRuntime") -> None:
-        for number in self._signals:
-            asyncio.get_running_loop().remove_signal_handler(number)
-        self._signals.clear()
         await self._claimer.close()
         runtime.close()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
             self._heartbeat = None
+        self._release_signals()
+
+    def _release_signals(self) -> None:
+        for number in self._signals:
+            asyncio.get_running_loop().remove_signal_handler(number)
+        self._signals.clear()
         if self._exit is not None:
             self._exit.release(left=any(not job.done() for job in self._left_behind))
             self._exit = None
@@ -339,6 +383,7 @@ class HandlerRuntime:
             handlers=self._handlers,
             steps=self._steps,
             processes=self._processes,
+            hooks=worker.hooks,
             stopping=lambda: worker.stopping,
             cancelled=lambda: worker.cancelled,
         )

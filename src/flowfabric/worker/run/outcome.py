@@ -4,18 +4,34 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec import Struct
+
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution.attempt import RetryScheduled, TerminalFailed
+from flowfabric.core.execution.model import Ended, Failure, Outcome, Snapshot
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.worker.api.hooks import EndOutcome
 from flowfabric.worker.api.transactions import UNCOMMITTED, completed_by
 from flowfabric.worker.run.failure import MAX_MESSAGE, Raised, storable
 from flowfabric.worker.run.scope import CallScope
 
 log = logging.getLogger("flowfabric.worker")
 
+
+class Reported(Struct, frozen=True):
+    """What a report has made of the attempt, for those who watch it."""
+
+    outcome: EndOutcome
+    failure: Failure | None = None
+    retry_at: Millis | None = None
+
+
 Report = Callable[[Engine], Awaitable[Any]]
+"""Returns what it has `Reported`, None if there is nothing to tell, or AGAIN."""
+
+_COMPLETED = Reported("completed")
 
 AGAIN = object()
 """The answer of a report that keeps the lease: the handler runs again."""
@@ -28,7 +44,11 @@ async def nothing(engine: Engine) -> None:
 
 
 def completing(claim: Claim, body: bytes) -> Report:
-    return lambda engine: engine.attempts.complete(claim, body)
+    async def report(engine: Engine) -> Reported:
+        await engine.attempts.complete(claim, body)
+        return _COMPLETED
+
+    return report
 
 
 def uncommitted(claim: Claim) -> Report:
@@ -39,15 +59,15 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
     """For a handler that ended the run in a transaction of the application. If that was committed,
     the run is completed, even if the handler failed afterwards."""
 
-    async def report(engine: Engine) -> None:
+    async def report(engine: Engine) -> object:
         found = (await engine.store.load([claim.uuid])).get(claim.uuid)
         if found is None or not completed_by(claim, found):
-            await otherwise(engine)
-            return
+            return await otherwise(engine)
         engine.attempts.ended_elsewhere(claim, found)
         engine.store.hints.send()  # wakes those that wait for the result
         if raised is not None:
             log.warning("%s is completed; its handler raised afterwards", claim.id, exc_info=raised)
+        return _COMPLETED
 
     return report
 
@@ -63,26 +83,72 @@ def suspending(scope: CallScope) -> Report:
 
 def handing_back(claim: Claim) -> Report:
     """Another worker continues the same attempt; no retry is used."""
-    return lambda engine: engine.attempts.hand_back(claim)
+
+    async def report(engine: Engine) -> Reported:
+        await engine.attempts.hand_back(claim)
+        return Reported("handed_back")
+
+    return report
 
 
 def leaving(claim: Claim) -> Report:
     """As `handing_back`, after a delay in which a worker that knows the task can take it."""
-    return lambda engine: engine.attempts.delay(claim, Millis(engine.now() + UNKNOWN_TASK_DELAY))
+
+    async def report(engine: Engine) -> None:
+        await engine.attempts.delay(claim, Millis(engine.now() + UNKNOWN_TASK_DELAY))
+
+    return report
 
 
 def timing_out(claim: Claim) -> Report:
     """Ends the attempt as the sweep would, whichever comes first."""
-    return lambda engine: engine.attempts.time_out(claim)
+    failure = Failure(f"{claim.kind} took longer than its timeout", Category.TIMEOUT)
+
+    async def report(engine: Engine) -> Reported:
+        return _failed(await engine.attempts.time_out(claim), failure)
+
+    return report
 
 
 def failing(claim: Claim, message: str, category: Category = Category.PERMANENT) -> Report:
-    failure = Failure(storable(message[:MAX_MESSAGE]), category)
-    return lambda engine: engine.attempts.fail(claim, failure)
+    return _failing(claim, Failure(storable(message[:MAX_MESSAGE]), category))
 
 
 def failing_by(claim: Claim, error: BaseException) -> Report:
     """The exception decides whether and when the run is retried."""
     raised = Raised.by(error)
     failure = Failure(raised.message, raised.category, raised.trace.encode() or None)
-    return lambda engine: engine.attempts.fail(claim, failure, retry_after=raised.after)
+    return _failing(claim, failure, raised.after)
+
+
+def _failing(claim: Claim, failure: Failure, retry_after: Millis | None = None) -> Report:
+    async def report(engine: Engine) -> Reported:
+        answer = await engine.attempts.fail(claim, failure, retry_after=retry_after)
+        return _failed(answer, failure)
+
+    return report
+
+
+def _failed(answer: RetryScheduled | TerminalFailed, failure: Failure) -> Reported:
+    if isinstance(answer, RetryScheduled):
+        return Reported("retrying", failure, answer.delay_until)
+    return Reported("expired" if failure.category == Category.TIMEOUT else "failed", failure)
+
+
+def ended_by_others(claim: Claim, found: Snapshot | None) -> Reported | None:
+    """How the run ended while this claim held it, by a cancel or its deadline; None if the lease
+    was lost in another way."""
+    if found is None or not isinstance(found.state, Ended):
+        return None
+    lease, life = found.state.lease, found.life
+    if lease is None or lease.id != claim.lease.id:
+        return None
+    match found.state.outcome:
+        case Outcome.CANCELLED:
+            return Reported("cancelled", Failure(life.cancel_reason or "", Category.CANCELLED))
+        case Outcome.EXPIRED:
+            return Reported("expired", life.failure)
+        case Outcome.FAILED:
+            return Reported("failed", life.failure)
+        case _:
+            return None

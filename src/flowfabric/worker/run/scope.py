@@ -11,6 +11,7 @@ from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import OVER, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace, current_caller
+from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.parking import Parking
@@ -42,6 +43,7 @@ class CallScope:
         on_step: Callable[[], None] = _nothing,
         again: bool = False,
         received: SignalsBySuspension | None = None,
+        hooks: WorkerHooks | None = None,
     ) -> None:
         """`again` says that the handler was called before under the same lease; `received` holds
         the signals that its waits have read since."""
@@ -49,6 +51,7 @@ class CallScope:
         self.lease = lease
         self.claim = lease.claim
         self.threads = threads
+        self.hooks = hooks or WorkerHooks(Hooks())
         self.loop = asyncio.get_running_loop()
         self.halt = Halt()
         self.completed = False

@@ -27,11 +27,13 @@ from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.policy import check_retries
 from flowfabric.core.execution.retry import Backoff, Exponential, RetryPolicy, backoff_delay
 from flowfabric.core.execution.step import Recorded
+from flowfabric.worker.api.hooks import Invocation
 from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.errors import Fail, Retry, StepsChanged
 from flowfabric.worker.run.branches import StepPlace, inside_step
+from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.threads import Threads
 
@@ -131,16 +133,19 @@ class Work(Struct, frozen=True):
     facts: StepFacts
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    hooks: StepHooks | None = None
 
     @classmethod
-    def of(cls, function: Callable[..., Any], args: Any, kwargs: Any) -> "Work":
+    def of(
+        cls, function: Callable[..., Any], args: Any, kwargs: Any, hooks: StepHooks | None = None
+    ) -> "Work":
         options = _DEFAULTS
         check_function(function)
         if isinstance(function, StepFunction):
             options, function = function.options, function.function
         elif isinstance(function, Task):
             function = function.function
-        return cls(function, options, StepFacts.of(function), args, kwargs)
+        return cls(function, options, StepFacts.of(function), args, kwargs, hooks)
 
     @property
     def name(self) -> str:
@@ -159,6 +164,10 @@ class Work(Struct, frozen=True):
             return 0.0
         policy = RetryPolicy(max_retries=self.options.retries, backoff=self.options.backoff)
         return backoff_delay(policy, retry, 0.0) / 1000
+
+    def given(self, call: Invocation) -> "Work":
+        """The same work with the arguments that a middleware has passed on."""
+        return msgspec.structs.replace(self, args=call.args, kwargs=call.kwargs)
 
     def call(self) -> Any:
         inside = _Inside(self.name)
@@ -233,6 +242,25 @@ def attempt_here(work: Work, threads: Threads, check: Callable[[], None]) -> Any
 
 
 async def _once(work: Work, threads: Threads) -> Any:
+    """One call of the function, through the middleware. A plain function shares its thread with
+    plain middleware, unless its timeout may leave the thread behind."""
+    if work.hooks is None:
+        return await _bare(work, threads)
+    chain = work.hooks.around(
+        lambda call: _bare(work.given(call), threads), is_async=True, start=threads.start
+    )
+    if not work.is_async and work.options.timeout is None:
+        chain = work.hooks.around(
+            lambda call: work.given(call).call(), is_async=False, start=threads.start
+        )
+    inside = _Inside(work.name)  # a middleware cannot record anything either
+    try:
+        return await chain.run(work.hooks.call(work.name, work.args, work.kwargs))
+    finally:
+        inside.leave()
+
+
+async def _bare(work: Work, threads: Threads) -> Any:
     if work.options.timeout is None:
         return await _call(work, threads)
     async with asyncio.timeout(work.options.seconds):
@@ -247,6 +275,19 @@ async def _call(work: Work, threads: Threads) -> Any:
 
 
 def _once_here(work: Work, threads: Threads) -> Any:
+    if work.hooks is None:
+        return _bare_here(work, threads)
+    chain = work.hooks.around(
+        lambda call: _bare_here(work.given(call), threads), is_async=False, start=threads.start
+    )
+    inside = _Inside(work.name)
+    try:
+        return chain.run_here(work.hooks.call(work.name, work.args, work.kwargs))
+    finally:
+        inside.leave()
+
+
+def _bare_here(work: Work, threads: Threads) -> Any:
     """A plain function cannot be stopped: with a timeout it gets a thread that is left behind."""
     if work.options.timeout is None:
         return work.call()

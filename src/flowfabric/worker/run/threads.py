@@ -56,12 +56,13 @@ class Threads:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            _run(*job)
+            run_job(*job)
             del job  # what it returned must not live until the next one
             self._idle.release()
 
 
-def _run(future: "Future[Any]", function: Callable[[], Any]) -> None:
+def run_job(future: "Future[Any]", function: Callable[[], Any]) -> None:
+    """Calls the function here and puts what it returns or raises into the future."""
     if not future.set_running_or_notify_cancel():
         return
     try:
