@@ -22,8 +22,9 @@ from flowfabric.worker.api.transactions import Completion
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import LOST
 from flowfabric.worker.run.branches import Branch, StepPlace, inside_step
+from flowfabric.worker.run.patches import PatchAnswer
 from flowfabric.worker.run.scope import CallScope
-from flowfabric.worker.run.steps import Work, attempt, perform
+from flowfabric.worker.run.steps import Work, attempt, check_name, perform
 from flowfabric.worker.run.together import together
 
 P = ParamSpec("P")
@@ -137,6 +138,14 @@ class Context:
     def random(self) -> Coroutine[Any, Any, float]:
         """A random number in [0, 1). It is recorded: the same whenever the handler runs again."""
         return perform(self._scope.journal, self._scope.branches.place("random"), _dice, float)
+
+    def patched(self, name: str) -> PatchAnswer:
+        """Whether this run takes a change of the code: `if ctx.patched("tax-first"): …`.
+
+        False, for ever, if the run has already recorded something beyond this point without the
+        patch: it keeps to the old code. Otherwise True, for ever, and recorded. Every call with the
+        same name has the same answer in a run."""
+        return PatchAnswer(self._scope.journal.patched(check_name(name)))
 
     def submit(
         self, /, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs

@@ -187,6 +187,7 @@ class Executor:
                 again=active.again,
                 received=active.received,
             )
+            await active.scope.load()
         return await self._returned(active, await self._timed(active, handler, args, kwargs))
 
     async def _returned(self, active: ActiveRun, result: object) -> Report:
