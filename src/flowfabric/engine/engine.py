@@ -15,6 +15,7 @@ from flowfabric.engine.commit.watcher import AwaitedFlows, AwaitedRuns, Watcher
 from flowfabric.engine.context import EngineContext, Options
 from flowfabric.engine.execution.attempts import Attempts
 from flowfabric.engine.execution.claims import Claims
+from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.engine.execution.events import Events
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.execution.grants import Grants
@@ -70,7 +71,8 @@ class Engine:
         self.quotas = Quotas(context, self._releases)
         self.budgets = Budgets(context, self.attempts, self.flows, self._budget_gate)
         self.explain = Explain(context, self._budget_gate)
-        self._limits = LimitSweep(context, self._releases, self._budget_gate)
+        self.code_gate = CodeGate(context)
+        self._limits = LimitSweep(context, self._releases, self._budget_gate, self.code_gate)
         self.sweep = Sweep(
             context,
             self.schedules,

@@ -36,6 +36,8 @@ class ManualWorker(Worker):
         """Starts every run that can be claimed now; returns how many."""
         offered = {word for task in self._tasks.values() for word in task.options.capabilities}
         self._claimer.options = replace(self.options, capabilities=sorted(offered))
+        able = replace(self.presence, capabilities=tuple(sorted(offered)))
+        await self.engine.code_gate.release_to(able)
         return await self._claim(self._runtime.executor)
 
     async def renew(self, ttl: Millis | None = None) -> None:

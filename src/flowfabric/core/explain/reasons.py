@@ -37,6 +37,7 @@ class ReasonCode(StrEnum):
     INBOX = "arrival"
     HELD_UNSEALED = "held_unsealed"
     BLOCKED_BY_OPERATOR = "blocked_by_operator"
+    BLOCKED_BY_CODE = "blocked_by_code"
     WAITS_FOR_UPSTREAMS = "waits_for_upstreams"
     UPSTREAM = "upstream"
     MEMBER = "member"

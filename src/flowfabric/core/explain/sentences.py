@@ -214,6 +214,14 @@ def _upstreams(facts: Facts) -> str:
             return f"it waits for {left} more {of}{named}"
 
 
+def _blocked_by_code(facts: Facts) -> str:
+    found = f"blocked by code: {facts['message']}, in the code of worker {facts['worker']}"
+    instance = f" ({facts['instance']})" if facts["instance"] else ""
+    if facts["fitting"]:
+        return f"{found}{instance}; it is released in a moment to {listed(facts['fitting'])}"
+    return f"{found}{instance}; it waits for a worker with other code of {facts['kind']}"
+
+
 # -- limits
 
 
@@ -328,6 +336,7 @@ ONE: dict[ReasonCode, Sentence] = {
         },
         "an operator holds it back{detail:+: }",
     ),
+    ReasonCode.BLOCKED_BY_CODE: _blocked_by_code,
     ReasonCode.WAITS_FOR_UPSTREAMS: _upstreams,
     ReasonCode.UPSTREAM: _UPSTREAM,
     ReasonCode.MEMBER: _UPSTREAM,
@@ -385,6 +394,7 @@ MANY: dict[ReasonCode, Sentence] = {
     ReasonCode.INBOX: "let in in a moment",
     ReasonCode.HELD_UNSEALED: "held until their flow is declared",
     ReasonCode.BLOCKED_BY_OPERATOR: "held back by an operator",
+    ReasonCode.BLOCKED_BY_CODE: "blocked by code: no worker has code that fits their steps",
     ReasonCode.WAITS_FOR_UPSTREAMS: "wait for upstreams",
     ReasonCode.DELAYED: "delayed",
     ReasonCode.RETRY_BACKOFF: "failed and tried again later",

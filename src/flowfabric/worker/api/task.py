@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -40,6 +41,7 @@ from flowfabric.worker.api.limits import (
 from flowfabric.worker.api.options import CallOptions, Span, TaskOptions, deadline_at, span_of
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.codec import Signature
+from flowfabric.worker.run.fingerprint import fingerprint
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,6 +93,11 @@ class Task(Generic[P, R]):
         address = getattr(self.function, "__qualname__", "<")
         if "<" in address or inspect.ismethod(self.function):
             raise Invalid(f"{self.name}: a task that runs in a process must be a module's function")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the code of the handler; see `fingerprint`."""
+        return fingerprint(self.function)
 
     def __repr__(self) -> str:
         return f"Task({self.name!r})"

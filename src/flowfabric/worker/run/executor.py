@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, LeaseLost, NoSigningKey
+from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
@@ -18,18 +19,21 @@ from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, encode
-from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT
+from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT, StepsChanged
 from flowfabric.worker.run.arguments import fill_in
+from flowfabric.worker.run.failure import MAX_MESSAGE, storable
 from flowfabric.worker.run.lease import Key, WorkerLease
 from flowfabric.worker.run.outcome import (
     AGAIN,
     Report,
+    blocking_by_code,
     completing,
     failing,
     failing_by,
     handing_back,
     leaving,
     nothing,
+    returning_untried,
     settling,
     suspending,
     timing_out,
@@ -170,6 +174,9 @@ class Executor:
         handler, claim = active.handler, active.claim
         if handler is None:
             return self._unknown(claim)
+        blocked = claim.snapshot.life.code
+        if blocked is not None and handler.fingerprint in blocked.tried:
+            return returning_untried(claim, handler.fingerprint)
         active.payload = await self._payload(active)
         if not await self._may_begin(active):
             return nothing
@@ -288,6 +295,23 @@ class Executor:
         log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.id)
         return leaving(claim)
 
+    def _blocked(self, claim: Claim, handler: Task[Any, Any], changed: StepsChanged) -> Report:
+        log.warning(
+            "%s is blocked by code: %s; it waits for a worker with other code of %s, or for "
+            "`flowfabric run unblock %s`",
+            claim.id,
+            changed.detail,
+            claim.kind,
+            claim.id,
+        )
+        mismatch = Mismatch(
+            message=storable(changed.detail[:MAX_MESSAGE]),
+            fingerprint=handler.fingerprint,
+            expected=storable(changed.expected[:MAX_MESSAGE]),
+            asked=storable(changed.asked[:MAX_MESSAGE]),
+        )
+        return blocking_by_code(claim, mismatch)
+
     def _stopped(self, active: ActiveRun) -> Report:
         """The handler was cancelled: by the worker, by the end of the event loop, or by itself."""
         if active.stopped == LOST:
@@ -305,6 +329,8 @@ class Executor:
             return self._stopped(active)
         if isinstance(error, _TimedOut):
             return timing_out(claim)
+        if (changed := _steps_changed(active, error)) is not None and active.handler is not None:
+            return self._blocked(claim, active.handler, changed)
         if isinstance(error, ProcessDied):
             # The signal that stops the worker may have reached its processes as well.
             crash = failing(claim, str(error), Category.INFRA_CRASH)
@@ -322,6 +348,13 @@ class Executor:
 
     def _pointless(self, active: ActiveRun) -> bool:
         return active.stopped == LOST or self._cancelled()
+
+
+def _steps_changed(active: ActiveRun, error: BaseException) -> StepsChanged | None:
+    """That the code asks for other steps, also if the handler raised something else then."""
+    if isinstance(error, StepsChanged):
+        return error
+    return None if active.scope is None else active.scope.refused
 
 
 class _TimedOut(Exception):

@@ -3,8 +3,8 @@
 Example: a run has recorded `charge` as step 0 and `signal:paid` as step 1. Its handler runs again
 from the top. Its first call, `charge`, gets place 0 and the recorded value; its second, if the code
 still asks for `signal:paid`, place 1 and the recorded signal; its third gets place 2, where nothing
-is recorded, and is done now. If the second call asks for `refund` instead, the run fails with
-StepsChanged, which names both: two histories are never mixed.
+is recorded, and is done now. If the second call asks for `refund` instead, StepsChanged names both
+and the run is blocked by code: two histories are never mixed.
 """
 
 import asyncio
@@ -65,15 +65,20 @@ class Journal:
             if position is not None:
                 self.refuse(
                     f"{place} was recorded as step {position} "
-                    f"but the code now asks for it as step {place.position}"
+                    f"but the code now asks for it as step {place.position}",
+                    expected=f"step {position}: {place}",
+                    asked=f"step {place.position}: {place}",
                 )
             await self.confirm()
             return None
         step, record = found
         if (step.name, step.occurrence) != (place.name, place.occurrence):
+            expected = title(step.name, step.occurrence)
             self.refuse(
-                f"step {place.position} was recorded as {title(step.name, step.occurrence)} "
-                f"but the code now asks for {place}"
+                f"step {place.position} was recorded as {expected} "
+                f"but the code now asks for {place}",
+                expected=f"step {place.position}: {expected}",
+                asked=f"step {place.position}: {place}",
             )
         return record
 
@@ -128,18 +133,19 @@ class Journal:
         extra = [place for place in self._steps if not self.branches.was_asked(*place)]
         if extra:
             step, _ = self._steps[min(extra)]
+            expected = title(step.name, step.occurrence)
             self.refuse(
-                f"step {step.position}, {title(step.name, step.occurrence)}, is recorded "
-                f"but the code no longer asks for it"
+                f"step {step.position}, {expected}, is recorded but the code no longer asks for it",
+                expected=f"step {step.position}: {expected}",
             )
 
     def went_on(self, place: StepPlace) -> bool:
         """Whether the handler had something recorded after this call when it was loaded."""
         return any(at == place.branch and place.position < n for at, n in self._steps)
 
-    def refuse(self, message: str) -> NoReturn:
+    def refuse(self, message: str, *, expected: str = "", asked: str = "") -> NoReturn:
         """The code asks for something else than what is recorded."""
-        self.branches.refused = StepsChanged(message)
+        self.branches.refused = StepsChanged(message, expected=expected, asked=asked)
         raise self.branches.refused
 
     async def load(self) -> None:

@@ -136,15 +136,20 @@ class Worker:
         runtime = HandlerRuntime(self)
         done = 0
         try:
-            await _settled(self.engine)
+            await self._settle()
             while count := await self._claim(runtime.executor):
                 done += count
                 await self._all_done()
-                await _settled(self.engine)
+                await self._settle()
         finally:
             await self._hand_back()
             runtime.close()
         return done
+
+    async def _settle(self) -> None:
+        """Waits until everything that this worker can run now is ready."""
+        await self.engine.code_gate.release_to(self.presence)
+        await _settled(self.engine)
 
     @property
     def presence(self) -> Presence:
@@ -158,6 +163,7 @@ class Worker:
             lanes=tuple(options.lanes),
             kinds=tuple(sorted(self._tasks)),
             capabilities=tuple(options.capabilities),
+            code={name: task.fingerprint for name, task in self._tasks.items()},
             concurrency=options.concurrency,
             ttl=self._ttl,
         )

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
@@ -69,6 +70,16 @@ def handing_back(claim: Claim) -> Report:
 def leaving(claim: Claim) -> Report:
     """As `handing_back`, after a delay in which a worker that knows the task can take it."""
     return lambda engine: engine.attempts.delay(claim, Millis(engine.now() + UNKNOWN_TASK_DELAY))
+
+
+def blocking_by_code(claim: Claim, mismatch: Mismatch) -> Report:
+    """Another worker, whose code fits, continues the same attempt; no retry is used."""
+    return lambda engine: engine.attempts.block_by_code(claim, mismatch)
+
+
+def returning_untried(claim: Claim, fingerprint: str) -> Report:
+    """As `blocking_by_code`, for code that did not fit before."""
+    return lambda engine: engine.attempts.return_untried(claim, fingerprint)
 
 
 def timing_out(claim: Claim) -> Report:

@@ -9,7 +9,7 @@ from uuid import UUID
 from flowfabric.core.execution.model import Start
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
-from flowfabric.worker.errors import OVER, Unwind
+from flowfabric.worker.errors import OVER, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace, current_caller
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.lease import WorkerLease
@@ -106,6 +106,11 @@ class CallScope:
     def parked(self) -> bool:
         """Whether the handler unwinds because it sleeps or waits."""
         return self._made is not None and self._made.branches.parked
+
+    @property
+    def refused(self) -> StepsChanged | None:
+        """That the handler asked for other steps than the recorded ones."""
+        return None if self._made is None else self._made.branches.refused
 
     def adopt(self) -> None:
         """Called in the task or thread where the handler is about to run."""
