@@ -48,7 +48,7 @@ async def without_context(a: int) -> dict[str, int]:
     return {"a": a}
 
 
-@fabric.task(lane="x")
+@fabric.task(lane="x", version="2", pin=False)
 def plain(a: float) -> int:
     return int(a)
 

@@ -31,6 +31,7 @@ from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.serving import serving
 from flowfabric.core.execution.status import Blocking, PublicState, public_state
+from flowfabric.core.execution.versions import code_key
 
 BLOCKED_BY_CODE = "blocked_by_code"
 FOR_CODE = str(Blocking.CAPABLE_WORKER)
@@ -111,11 +112,12 @@ def is_blocked_by_code(snapshot: Snapshot) -> bool:
 def fitting(snapshot: Snapshot, workers: Sequence[Presence], now: Millis) -> list[Presence]:
     """The live workers that could claim a run and have code for it that was not tried."""
     route = snapshot.execution.route
+    key = code_key(route)
     tried = snapshot.life.code.tried if snapshot.life.code is not None else ()
     return [
         worker
         for worker in serving(route, workers, now).capable
-        if (fingerprint := worker.code.get(route.kind)) is not None and fingerprint not in tried
+        if (fingerprint := worker.code.get(key)) is not None and fingerprint not in tried
     ]
 
 

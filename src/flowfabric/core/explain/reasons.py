@@ -55,6 +55,7 @@ class ReasonCode(StrEnum):
     NO_WORKER = "no_worker"
     NO_WORKER_FOR_LANE = "no_worker_for_lane"
     NO_WORKER_FOR_KIND = "no_worker_for_kind"
+    NO_WORKER_FOR_VERSION = "no_worker_for_version"
     NO_CAPABLE_WORKER = "no_capable_worker"
     CLOSEST_WORKER = "closest_worker"
     WORKER_BUSY = "worker_busy"

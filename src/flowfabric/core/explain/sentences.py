@@ -277,6 +277,15 @@ def _incapable(facts: Facts) -> str:
     return f"no live worker offers {listed(facts['required'], most=8)} together"
 
 
+def _no_version(facts: Facts) -> str:
+    missing = f"no live worker offers version {facts['version']} of {facts['kind']}"
+    offered = facts["offered"]
+    if not offered:
+        return f"{missing}, to which it is pinned"
+    word = "version" if len(offered) == 1 else "versions"
+    return f"{missing}, to which it is pinned; those there are offer {word} {listed(offered)}"
+
+
 def _to_be_taken(facts: Facts) -> str:
     count = facts["capable"]
     who = listed(facts["workers"]) if count <= FEW else number(count, "live worker")
@@ -373,6 +382,7 @@ ONE: dict[ReasonCode, Sentence] = {
         "no live worker takes lane {lane}; those there are take {all_lanes:list}"
     ),
     ReasonCode.NO_WORKER_FOR_KIND: "no live worker of lane {lane} runs {kind}",
+    ReasonCode.NO_WORKER_FOR_VERSION: _no_version,
     ReasonCode.NO_CAPABLE_WORKER: _incapable,
     ReasonCode.CLOSEST_WORKER: "{worker} comes closest, it lacks {lacks:list}",
     ReasonCode.WORKER_BUSY: By(

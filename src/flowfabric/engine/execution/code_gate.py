@@ -16,6 +16,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.code import fitting, is_blocked_by_code, release_to_code
 from flowfabric.core.execution.model import Gate, Snapshot
 from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.versions import code_key
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import Service
 from flowfabric.engine.limit.unclaimable import live_workers
@@ -70,11 +71,11 @@ class CodeGate(Service):
     async def _release(
         self, crowd: Crowd, first: Snapshot, workers: Sequence[Presence], limit: int
     ) -> int:
-        kind = first.execution.kind
+        kind, key = first.execution.kind, code_key(first.execution.route)
         able = fitting(first, workers, self._now())
         if not able:
             return 0
-        rule = partial(_release, fingerprints=frozenset(each.code[kind] for each in able))
+        rule = partial(_release, fingerprints=frozenset(each.code[key] for each in able))
         uuids = await self._context.store.executions_in(InQueue(crowd.queue), limit)
         answers = await self._context.decisions.decide_all([Decision(each, rule) for each in uuids])
         count = sum(answer is True for answer in answers)

@@ -14,6 +14,7 @@ from flowfabric.core.base.errors import Invalid, LeaseLost
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.versions import version_of
 from flowfabric.worker.api.children import FlowsApi
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import SpendApi
@@ -33,7 +34,8 @@ Span = str | float | timedelta
 
 
 class RunInfo(Struct, frozen=True):
-    """Facts about the run. `attempt` counts from 0; `first` is False after a retry."""
+    """Facts about the run. `attempt` counts from 0; `first` is False after a retry. `version` is
+    that of the task, if the run is pinned to it."""
 
     id: ExecutionId
     task: str
@@ -44,6 +46,7 @@ class RunInfo(Struct, frozen=True):
     priority: int
     created_at: datetime
     deadline_at: datetime | None
+    version: str | None = None
 
     @property
     def first(self) -> bool:
@@ -251,4 +254,5 @@ def _info(snapshot: Snapshot) -> RunInfo:
         priority=snapshot.priority,
         created_at=to_datetime(execution.created_at),
         deadline_at=None if deadline is None else to_datetime(deadline),
+        version=version_of(execution.route),
     )

@@ -24,6 +24,7 @@ from flowfabric.core.execution.retry import Backoff, Exponential
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.schedule import CatchUp
 from flowfabric.core.execution.submission import check_priority
+from flowfabric.core.execution.versions import check_version
 from flowfabric.core.limit.quota import name_uses
 from flowfabric.worker.api.limits import Limits, Names, budgets_of
 
@@ -45,10 +46,12 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
 
     `limits` apply to all workers together, `worker_concurrency` to one worker. `timeout` limits one
     attempt, `deadline` the whole run, counted from its submission. `schedule` is a cron expression,
-    `every` an interval.
+    `every` an interval. Runs are pinned to the `version`, unless `pin` is False.
     """
 
     name: str | None = None
+    version: str | None = None
+    pin: bool | None = None
     lane: str = "default"
     namespace: str = "default"
     retries: int = 0
@@ -67,9 +70,18 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     timezone: str = "UTC"
     catch_up: str = "latest"
 
+    @property
+    def pinned(self) -> bool:
+        """Whether only workers with this version of the task run what is submitted to it."""
+        return self.version is not None and self.pin is not False
+
     def __post_init__(self) -> None:
         if self.name is not None:
             check_kind(self.name)
+        if self.version is not None:
+            check_version(self.version)
+        if self.pin is not None and check_flag(self.pin, "pin") and self.version is None:
+            raise Invalid("a task that pins its runs needs a version")
         check_lane(self.lane)
         check_namespace(self.namespace)
         check_priority(self.priority)

@@ -309,6 +309,7 @@ class Executor:
             fingerprint=handler.fingerprint,
             expected=storable(changed.expected[:MAX_MESSAGE]),
             asked=storable(changed.asked[:MAX_MESSAGE]),
+            version=handler.version or "",
         )
         return blocking_by_code(claim, mismatch)
 

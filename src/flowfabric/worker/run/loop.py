@@ -12,14 +12,17 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.versions import version_of
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.store.contract import Store
-from flowfabric.worker.api.task import Task
+from flowfabric.worker.api.task import Task, fingerprints_of, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.claiming import Claimer
 from flowfabric.worker.run.executor import ActiveRun, Executor
@@ -73,6 +76,7 @@ class Worker:
         self._ttl = check_ttl(options.ttl)
         self._drain_for = parse_span(options.drain, "drain") / 1000
         self._tasks = tasks
+        self._offered = (*options.capabilities, *pins_of(tasks))
         self._processes = options.processes or os.cpu_count() or 1
         self._slots = Slots(options.concurrency, self._processes, tasks)
         self._freed = asyncio.Event()
@@ -81,7 +85,7 @@ class Worker:
         self._claimer = Claimer(
             engine,
             self.identity,
-            options,
+            replace(options, capabilities=self._offered),
             self._slots,
             self._ward,
             freed=self._freed,
@@ -162,8 +166,8 @@ class Worker:
             everywhere=options.namespace is None,
             lanes=tuple(options.lanes),
             kinds=tuple(sorted(self._tasks)),
-            capabilities=tuple(options.capabilities),
-            code={name: task.fingerprint for name, task in self._tasks.items()},
+            capabilities=self._offered,
+            code=fingerprints_of(self._tasks),
             concurrency=options.concurrency,
             ttl=self._ttl,
         )
@@ -185,7 +189,7 @@ class Worker:
 
     def _launch(self, executor: Executor, claim: Claim) -> None:
         age = self.engine.now() - (claim.expires_at - claim.ttl)
-        active = ActiveRun(claim, self._tasks.get(claim.kind), WorkerLease(claim, age / 1000))
+        active = ActiveRun(claim, self._handler(claim), WorkerLease(claim, age / 1000))
         self._supersede(active)
         self.active[active.key] = active
         self._slots.take(claim.kind)
@@ -196,6 +200,11 @@ class Worker:
         active.job.add_done_callback(lambda job: self._done(active, job))
         if self._stopping.is_set():
             active.stop(DRAIN)
+
+    def _handler(self, claim: Claim) -> Task[Any, Any] | None:
+        """What runs the version that the run is pinned to."""
+        task = self._tasks.get(claim.kind)
+        return None if task is None else task.at(version_of(claim.snapshot.execution.route))
 
     def _work(self, active: ActiveRun, executor: Executor) -> Coroutine[None, None, None]:
         if not is_suspect(active.claim) or self._ward.closed:
