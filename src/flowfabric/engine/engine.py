@@ -63,7 +63,8 @@ class Engine:
         self.grants = Grants(context, self._budget_gate)
         self.views = Views(context)
         self.events = Events(context)
-        self.workers = Workers(context)
+        self.code_gate = CodeGate(context)
+        self.workers = Workers(context, self.code_gate)
         self.schedules = Schedules(context, self.executions)
         self._dispatcher = FlowDispatcher(context, self._resolver)
         self.flows = Flows(context, self.executions, self._dispatcher, self._resolver)
@@ -71,14 +72,14 @@ class Engine:
         self.quotas = Quotas(context, self._releases)
         self.budgets = Budgets(context, self.attempts, self.flows, self._budget_gate)
         self.explain = Explain(context, self._budget_gate)
-        self.code_gate = CodeGate(context)
-        self._limits = LimitSweep(context, self._releases, self._budget_gate, self.code_gate)
+        self._limits = LimitSweep(context, self._releases, self._budget_gate)
         self.sweep = Sweep(
             context,
             self.schedules,
             self._dispatcher,
             self._limits,
             self.workers,
+            self.code_gate,
             holder=secrets.token_hex(8),
         )
         self._subscribe()

@@ -52,6 +52,12 @@ async def alive(lab: Lab, fingerprint: str = NEW, instance: str = "w2-a", **more
     await lab.engine.workers.register(presence)
 
 
+def there(lab: Lab, fingerprint: str = NEW) -> None:
+    """A worker with this code runs in the process of the lab."""
+    presence = Presence(worker="w2", instance="w2-a", code={"job": fingerprint})
+    lab.engine.code_gate.join(W2, lambda: presence)
+
+
 async def blocked(lab: Lab) -> Claim:
     claim = await lab.running()
     await block(lab, claim)
@@ -113,8 +119,48 @@ async def test_a_worker_with_other_code_gets_the_same_attempt(lab: Lab) -> None:
 async def test_the_worker_that_comes_releases_it_without_a_sweep(lab: Lab) -> None:
     await blocked(lab)
     await alive(lab)
-    await lab.engine._limits.drain()
     assert len(await lab.claim(W2)) == 1
+
+
+async def test_a_worker_that_is_there_already_gets_it_with_the_next_sweep(lab: Lab) -> None:
+    await alive(lab)
+    there(lab)
+    await blocked(lab)
+    await lab.engine.sweep.once()
+    assert len(await lab.claim(W2)) == 1
+
+
+async def test_a_worker_that_has_left_gets_nothing(lab: Lab) -> None:
+    there(lab)
+    lab.engine.code_gate.leave(W2)
+    await blocked(lab)
+    await lab.engine.sweep.once()
+    assert await lab.claim(W2) == []
+
+
+async def test_a_process_does_not_release_runs_for_workers_of_others(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """It would be the first to claim them, and have to give them back."""
+    await alive(lab)
+    there(second_lab)
+    await blocked(lab)
+    await lab.engine.sweep.once()
+    assert await lab.claim(W1) == []
+    await second_lab.engine.sweep.once()
+    assert len(await second_lab.claim(W2)) == 1
+
+
+async def test_every_process_sees_that_runs_are_blocked(lab: Lab) -> None:
+    store, now = lab.engine.store, lab.clock.now()
+    assert not (await store.glance("sweep", "me", now, Millis(now + 1000))).blocked
+    await blocked(lab)
+    assert (await store.glance("sweep", "me", now, Millis(now + 1000))).blocked
+    assert (await store.glance("sweep", "other", now, Millis(now + 1000))).blocked
+    id = await lab.submit()
+    await lab.engine.executions.block(id, "paused_by_operator")
+    await alive(lab)
+    assert not (await store.glance("sweep", "other", now, Millis(now + 1000))).blocked
 
 
 @pytest.mark.parametrize(
@@ -123,9 +169,8 @@ async def test_the_worker_that_comes_releases_it_without_a_sweep(lab: Lab) -> No
         {"fingerprint": OLD},
         {"namespace": "elsewhere"},
         {"lanes": ("another",)},
-        {"ttl": Millis(1)},
     ],
-    ids=["same code", "namespace", "lane", "gone"],
+    ids=["same code", "namespace", "lane"],
 )
 async def test_it_is_not_released_to_a_worker_that_cannot_help(
     lab: Lab, other: dict[str, Any]
@@ -168,7 +213,7 @@ async def test_two_versions_do_not_hand_it_to_each_other(lab: Lab) -> None:
 
 async def test_a_worker_whose_code_did_not_fit_gives_it_back_with_growing_pauses(lab: Lab) -> None:
     claim = await blocked(lab)
-    await alive(lab, ttl=Millis(10_000_000))
+    there(lab)
     await lab.engine.sweep.once()
     for pause in (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000):
         again = await lab.claim_one(W1)

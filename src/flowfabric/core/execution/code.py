@@ -7,7 +7,7 @@ used, and it continues where it was once a worker with fitting code is there.
     a new worker records the new step and dies     lost
     an old worker takes it over                    its code does not ask for the new step:
                                                    blocked, tried = {old}
-    a worker with other code is alive              released
+    a worker with other code is there              released
     an old worker is faster and claims it          goes back without a call of its handler,
                                                    released again after a pause that grows
     a new worker claims it                         continues
@@ -84,15 +84,13 @@ def return_untried(
     return _give_up(snapshot, now, owner, blocked, EventKind.TURNED_AWAY)
 
 
-def release_to_code(
-    snapshot: Snapshot | None, now: Millis, fingerprints: frozenset[str]
-) -> "Change[bool]":
-    """Workers with this code are alive: if any of it was not tried, the run may be claimed. What
-    was tried is remembered."""
+def release_to_code(snapshot: Snapshot | None, now: Millis, fingerprint: str) -> "Change[bool]":
+    """A worker with this code is there: if it was not tried, the run may be claimed. What was tried
+    is remembered."""
     if snapshot is None or not is_blocked_by_code(snapshot):
         return unchanged(False)
     code, state = snapshot.life.code, snapshot.state
-    if code is None or not isinstance(state, Waiting) or fingerprints.issubset(code.tried):
+    if code is None or not isinstance(state, Waiting) or fingerprint in code.tried:
         return unchanged(False)
     if code.until is not None and code.until > now:
         return unchanged(False)

@@ -1,5 +1,4 @@
-"""What the sweep does for queues: every line that waits for limits, or for other code, is looked
-at."""
+"""What the sweep does for limits: every line that waits at one is looked at."""
 
 import asyncio
 import logging
@@ -11,7 +10,6 @@ from flowfabric.core.limit.release import forgotten_at
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
 from flowfabric.engine.limit.releases import Releases
 from flowfabric.store.queries import Crowd, InQueue
@@ -28,17 +26,10 @@ log = logging.getLogger("flowfabric.limits")
 
 
 class LimitSweep(Service):
-    def __init__(
-        self,
-        context: EngineContext,
-        releases: Releases,
-        budget_gate: BudgetGate,
-        code_gate: CodeGate,
-    ) -> None:
+    def __init__(self, context: EngineContext, releases: Releases, budget_gate: BudgetGate) -> None:
         super().__init__(context)
         self._releases = releases
         self._budget_gate = budget_gate
-        self._code_gate = code_gate
         self._rests_until = 0.0
         self._background = Background("looking at limits", log)
 
@@ -132,7 +123,6 @@ class LimitSweep(Service):
                 await self._budget_gate.let_in(name or "")
             except Corruption as error:  # keeps no run from the other budgets
                 log.warning("budget %s cannot be read; its runs wait on: %s", name, error)
-        await self._code_gate.look_at(known)
         await self._releases.look_at(
             [(crowd, snapshot) for crowd, snapshot in known if crowd.gate is Gate.LIMIT]
         )

@@ -104,6 +104,7 @@ class Worker:
         runtime = HandlerRuntime(self)
         self._task = asyncio.current_task()
         self._start_heartbeat()
+        self.engine.code_gate.join(self.identity, self._presence_now)
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
@@ -111,6 +112,7 @@ class Worker:
             await self._claimer.run(partial(self._claim, runtime.executor))
             await self._drain()
         finally:
+            self.engine.code_gate.leave(self.identity)
             await self._hand_back()
             with suppress(TimeoutError):
                 await asyncio.wait_for(registry.stop(), SIGN_OFF)
@@ -171,6 +173,9 @@ class Worker:
             concurrency=options.concurrency,
             ttl=self._ttl,
         )
+
+    def _presence_now(self) -> Presence:
+        return replace(self.presence, running=len(self.active))
 
     @property
     def stopping(self) -> bool:
