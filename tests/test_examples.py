@@ -84,6 +84,16 @@ SAID = {
           ada says no
         stopped after thought 10: budget agent: 11 of 10 calls are taken
     """,
+    "rolling_deploy": """
+        the old code: 4 orders wait for their payment
+        the new code: 3 of them are shipped and wait for a review
+        rolled back:  the last one is shipped
+                      blocked by code, not asked for is step 3: 'thank' (call 1)
+        both at once: order is shipped and reviewed
+        both at once: order is shipped and reviewed
+        both at once: order is shipped and reviewed
+        every step was done once: True
+    """,
     "nightly_etl": """
         2026-11-15: 200 shops, 900 orders, 19,900.00
         shops were listed 1 time, loaded 201 times

@@ -24,6 +24,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.text import MAX_KEY, check_kind, check_namespace, check_text
 from flowfabric.core.execution.retry import Backoff, Exponential
+from flowfabric.core.execution.versions import check_version
 from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import Clock, SystemClock
@@ -135,6 +136,8 @@ class Fabric:
         self,
         *,
         name: str | None = None,
+        version: str | None = None,
+        pin: bool | None = None,
         lane: str = "default",
         namespace: str = "default",
         retries: int = 0,
@@ -173,9 +176,14 @@ class Fabric:
         or `every` (an interval), the task is run periodically once a worker has started.
         `on_success` and `on_failure` are called with an `AttemptEnd` when a run has ended in that
         way, by the worker that ended it.
+
+        Runs of a task with a `version` are run only by workers that have this version, unless `pin`
+        is False. Several versions of one `name` may be registered.
         """
         options = TaskOptions(
             name=name,
+            version=version,
+            pin=pin,
             lane=lane,
             namespace=namespace,
             retries=retries,
@@ -221,9 +229,16 @@ class Fabric:
             options = StepOptions(name=name, retries=retries, timeout=timeout, backoff=backoff)
         return lambda function: StepFunction(function, options)
 
-    def get_task(self, name: str) -> Task[Any, Any]:
-        """The task with this name. Raises NotFound, which lists the registered ones."""
+    def get_task(self, name: str, version: str | None = None) -> Task[Any, Any]:
+        """The task with this name, its newest version unless one is given. Raises NotFound, which
+        lists the registered ones."""
         task = self.tasks.get(check_text(name, "the name of a task"))
+        if task is not None and version is not None:
+            found = task.versions.get(check_version(version))
+            if found is None:
+                known = ", ".join(each.version or "none" for each in task.oldest_first())
+                raise NotFound("task", f"{name!r} version {version!r} (registered: {known})")
+            return found
         if task is None:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise NotFound("task", f"{name!r} (registered: {known})")
@@ -231,10 +246,9 @@ class Fabric:
 
     def _register(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any]:
         task: Task[Any, Any] = Task(function, options, self._client)
-        if task.name in self.tasks:
-            raise Invalid(f"a task named {task.name!r} is already registered; give this one a name")
         schedule_of(task)  # refuses an impossible schedule here, not when a worker starts
-        self.tasks[task.name] = task
+        known = self.tasks.get(task.name)
+        self.tasks[task.name] = task if known is None else task.join(known)
         return task
 
     # -- hooks
@@ -272,6 +286,7 @@ class Fabric:
         if info is None:
             raise NotFound("run", id)
         task = self.tasks.get(info.kind)
+        task = None if task is None else task.at(info.version)
         return Run(self._client, ExecutionId(id), task.signature.returns if task else Any)
 
     # -- flows
@@ -303,8 +318,9 @@ class Fabric:
         """A worker of this process for the tasks registered here: `await worker.run()`."""
         engine = await self.engine()
         await self.schedules.declare()
-        for task in list(self.tasks.values()):
-            await task.declare(engine)
+        for newest in list(self.tasks.values()):
+            for task in newest.oldest_first():  # the newest decides about the limits they share
+                await task.declare(engine)
         chosen = WorkerOptions() if options is None else options
         return Worker(engine, self.tasks, chosen, self._heartbeat_store, self._hooks)
 

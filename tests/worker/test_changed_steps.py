@@ -1,6 +1,7 @@
 """Code that no longer asks for what is recorded, and results that cannot be recorded."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from flowfabric import (
     Context,
     Fixed,
+    Run,
     RunFailed,
 )
 from tests.worker.bench import Bench, Log
@@ -32,6 +34,14 @@ def versions(bench: Bench, *bodies: Callable[[Context], Awaitable[Any]]) -> Any:
         return found
 
     return job
+
+
+async def blocked_by(bench: Bench, run: Run[Any]) -> str:
+    """Why the run is blocked by code."""
+    assert (await run.state()).value == "waiting"
+    reason = (await bench.engine.explain(run.id)).main
+    assert reason.code == "blocked_by_code"
+    return reason.text
 
 
 async def a() -> str:
@@ -111,15 +121,13 @@ CHANGES = [
 @pytest.mark.parametrize(
     ("change", "told"), CHANGES, ids=lambda item: getattr(item, "__name__", "")
 )
-async def test_code_that_asks_for_other_steps_fails_the_run_and_says_which(
+async def test_code_that_asks_for_other_steps_blocks_the_run_and_says_which(
     bench: Bench, change: Any, told: str
 ) -> None:
     run = await versions(bench, steps_abc, change).submit()
     await bench.work()
-    with pytest.raises(RunFailed, match=told) as caught:
-        await run.result()
-    assert "StepsChanged" in caught.value.message
-    assert caught.value.category == "permanent"
+    assert re.search(told, await blocked_by(bench, run))
+    assert (await run.describe()).attempts_made == 2
     recorded = [name for name in await bench.step_names(run) if "/" not in name]
     assert recorded == ["a", "b", "c"]
 
@@ -135,10 +143,8 @@ async def test_a_step_that_moved_into_a_gap_is_seen(bench: Bench, log: Log) -> N
 
     run = await versions(bench, before, after).submit()
     await bench.work()
-    with pytest.raises(
-        RunFailed, match=r"'Log.later' \(call 1\) was recorded as step 1 but .* as step 0"
-    ):
-        await run.result()
+    told = r"'Log.later' \(call 1\) was recorded as step 1 but .* as step 0"
+    assert re.search(told, await blocked_by(bench, run))
     assert log == ["second"]
 
 
@@ -155,9 +161,23 @@ async def test_a_change_cannot_be_swallowed(bench: Bench, log: Log) -> None:
 
     run = await versions(bench, before, after).submit()
     await bench.work()
-    with pytest.raises(RunFailed, match="StepsChanged"):
-        await run.result()
+    assert "step 0 was recorded as" in await blocked_by(bench, run)
     assert log == ["before", "x", "y"]
+
+
+async def test_a_change_cannot_be_hidden_behind_another_error(bench: Bench) -> None:
+    async def before(ctx: Context) -> None:
+        await ctx.step(a)
+
+    async def after(ctx: Context) -> None:
+        try:
+            await ctx.step(b)
+        except Exception as error:
+            raise ValueError("something else") from error
+
+    run = await versions(bench, before, after).submit()
+    await bench.work()
+    assert "step 0 was recorded as 'a'" in await blocked_by(bench, run)
 
 
 async def test_a_recorded_value_that_no_longer_fits_says_so(bench: Bench) -> None:
@@ -169,8 +189,8 @@ async def test_a_recorded_value_that_no_longer_fits_says_so(bench: Bench) -> Non
 
     run = await versions(bench, before, after).submit()
     await bench.work()
-    with pytest.raises(RunFailed, match=r"what 'x' \(call 1\) recorded no longer fits: Expected"):
-        await run.result()
+    told = r"what 'x' \(call 1\) recorded no longer fits: Expected"
+    assert re.search(told, await blocked_by(bench, run))
 
 
 async def step_before() -> str:

@@ -1,5 +1,5 @@
-"""A run that asks for other flows than it has declared fails; what failed in them runs again with a
-retry of the run, and never behind its back."""
+"""A run that asks for other flows than it has declared is blocked by code; what failed in them runs
+again with a retry of the run, and never behind its back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +21,9 @@ def tasks(bench: Bench, log: Log) -> Tasks:
 
 async def refused(bench: Bench, run: Any) -> str:
     await work(bench)
-    with pytest.raises(RunFailed) as error:
-        await run.result(5)
-    assert "StepsChanged" in error.value.message
-    return error.value.message
+    reason = (await bench.engine.explain(run.id)).main
+    assert reason.code == "blocked_by_code"
+    return reason.text
 
 
 # -- other items

@@ -37,6 +37,9 @@ async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
     assert_type(await ctx.step(own_step, 1), bytes)
     assert_type(await own_step(1), bytes)
     assert_type(await ctx.random(), float)
+    assert_type(await ctx.patched("x"), bool)
+    if ctx.patched("x"):
+        ctx.patched(1)  # type: ignore[arg-type]
     assert_type(await ctx.map(plain, [1.5]), list[int])
     assert_type(await ctx.wait_for_signal("go", int), int)
     assert_type(await ctx.request_approval("release"), Approval)
@@ -51,7 +54,7 @@ async def without_context(a: int) -> dict[str, int]:
     return {"a": a}
 
 
-@fabric.task(lane="x")
+@fabric.task(lane="x", version="2", pin=False)
 def plain(a: float) -> int:
     return int(a)
 
@@ -63,6 +66,7 @@ def plain_with_context(ctx: SyncContext, *, name: str) -> None:
     assert_type(ctx.submit(plain, 1.5), Run[int])
     assert_type(ctx.map(plain, [1.5]), list[int])
     assert_type(ctx.random(), float)
+    assert_type(ctx.patched("x"), bool)
     assert_type(ctx.wait_for_signal("go", int, timeout="1h"), int)
     assert_type(ctx.wait_for_any("go", "stop"), Received)
     assert_type(ctx.callback("paid").token, Token)

@@ -120,6 +120,7 @@ def _fields(facts: Description, now: Millis) -> Cells:
     return [
         ("id", facts.id),
         ("kind", facts.kind),
+        ("version", facts.version or ""),
         ("state", facts.state),
         ("because", readable(facts.blocking_detail)),
         ("progress", progress_text(facts.progress)),

@@ -13,6 +13,7 @@ from flowfabric.cli.table import PAGE, Table, pages
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import HeldLease, NotRegistered, Presence
+from flowfabric.core.execution.versions import versions_in, without_versions
 from flowfabric.engine.engine import Engine
 from flowfabric.store.queries import ExpiredLease
 
@@ -189,11 +190,17 @@ def _row(entry: Presence, held: int | None, *, everywhere: bool) -> Cells:
         ("running", f"{entry.running}/{entry.concurrency}"),
         ("load", f"{entry.load:.0%}"),
         *([] if held is None else [("holds", str(held))]),
-        ("tasks", ", ".join(entry.kinds) or "any"),
+        ("tasks", ", ".join(_task(entry, kind) for kind in entry.kinds) or "any"),
         ("lanes", ", ".join(entry.lanes) or "all"),
-        ("capabilities", ", ".join(entry.capabilities)),
+        ("capabilities", ", ".join(without_versions(entry.capabilities))),
         ("last seen", local(entry.seen_at)),
     ]
+
+
+def _task(entry: Presence, kind: str) -> str:
+    """A task and the versions of it that the worker offers: charge (1, 2)."""
+    versions = ", ".join(versions_in(entry.capabilities, kind))
+    return f"{kind} ({versions})" if versions else kind
 
 
 def _fields(entry: Presence, now: Millis, held: int) -> Cells:
@@ -204,9 +211,9 @@ def _fields(entry: Presence, now: Millis, held: int) -> Cells:
         ("state", _state(entry, now)),
         ("running", f"{entry.running} of {entry.concurrency} ({entry.load:.0%})"),
         ("holds", number_of(held, "lease")),
-        ("tasks", ", ".join(entry.kinds) or "any"),
+        ("tasks", ", ".join(_task(entry, kind) for kind in entry.kinds) or "any"),
         ("lanes", ", ".join(entry.lanes) or "all"),
-        ("capabilities", ", ".join(entry.capabilities)),
+        ("capabilities", ", ".join(without_versions(entry.capabilities))),
         ("namespace", f"{entry.namespace}{everywhere}"),
         ("registered", local(entry.registered_at)),
         ("last seen", f"{local(entry.seen_at)} ({span(now - entry.seen_at)} ago)"),

@@ -15,6 +15,7 @@ from flowfabric.engine.commit.watcher import AwaitedFlows, AwaitedRuns, Watcher
 from flowfabric.engine.context import EngineContext, Options
 from flowfabric.engine.execution.attempts import Attempts
 from flowfabric.engine.execution.claims import Claims
+from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.engine.execution.events import Events
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.execution.grants import Grants
@@ -62,7 +63,8 @@ class Engine:
         self.grants = Grants(context, self._budget_gate)
         self.views = Views(context)
         self.events = Events(context)
-        self.workers = Workers(context)
+        self.code_gate = CodeGate(context)
+        self.workers = Workers(context, self.code_gate)
         self.schedules = Schedules(context, self.executions)
         self._dispatcher = FlowDispatcher(context, self._resolver)
         self.flows = Flows(context, self.executions, self._dispatcher, self._resolver)
@@ -77,6 +79,7 @@ class Engine:
             self._dispatcher,
             self._limits,
             self.workers,
+            self.code_gate,
             holder=secrets.token_hex(8),
         )
         self._subscribe()

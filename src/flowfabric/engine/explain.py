@@ -274,6 +274,8 @@ class _LaneLook:
         looks = 0
         for counted in sorted(counts, key=lambda each: -each.count):
             queue = counted.queue
+            if counted.gate is Gate.BLOCKED:
+                continue  # of runs that are blocked by code, which need no name
             if queue is None or queue in self._queues or looks == MAX_LOOKS:
                 continue
             looks += 1

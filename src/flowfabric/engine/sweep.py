@@ -22,6 +22,7 @@ from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.limit.sweep import LimitSweep
@@ -55,6 +56,7 @@ class Sweep(Service):
         dispatcher: FlowDispatcher,
         limits: LimitSweep,
         workers: Workers,
+        code_gate: CodeGate,
         holder: str,
     ) -> None:
         super().__init__(context)
@@ -62,6 +64,7 @@ class Sweep(Service):
         self._dispatcher = dispatcher
         self._limits = limits
         self._workers = workers
+        self._code_gate = code_gate
         self._holder = holder
         self._background = Background("the sweep", log)
         self._trimmed_at = Millis(0)
@@ -86,6 +89,7 @@ class Sweep(Service):
         """Does everything that is due now, whichever process has the duty; returns how many
         executions were looked at."""
         await self._context.store.keep_time()
+        await self._code_gate.release()
         return await self._round(all_lines=True)
 
     async def _round(self, *, all_lines: bool) -> int:
@@ -186,6 +190,8 @@ class Sweep(Service):
         self._has_duty = seen.has_duty
         if seen.arrivals or seen.ready:
             store.hints.wake()
+        if seen.blocked:
+            await self._code_gate.release()
         if not self._has_duty:
             return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
         if not self._must_look(seen, now):

@@ -33,6 +33,7 @@ from flowfabric.core.execution.registry import (
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.records import RecordChange, RecordRule, change, find
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.store.rows.record import PRESENCES
 
 T = TypeVar("T")
@@ -51,12 +52,14 @@ log = logging.getLogger("flowfabric.registry")
 class Workers(Service):
     """`engine.workers`"""
 
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, code_gate: CodeGate) -> None:
         super().__init__(context)
+        self._code_gate = code_gate
         self._looked_at = Millis(0)
 
     async def register(self, presence: Presence) -> Registered | Refreshed:
         """Enters a worker and what it can run into the registry, in place of its earlier entry.
+        Runs that are blocked by code are released if this worker has other code for them.
         Refuses an instance that another worker id has registered (`Invalid`), and one that is
         marked dead until its leases are revoked (`Contention`: try again later)."""
         checked = rules.check_presence(presence)
@@ -68,6 +71,7 @@ class Workers(Service):
             place = checked.namespace
             log.info("worker %s (%s) registered as %s", checked.instance, place, checked.worker)
             self._context.post_commit.claimable()
+            await self._code_gate.release_to(checked)
         return changed.outcome
 
     async def heartbeat(

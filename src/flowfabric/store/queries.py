@@ -180,13 +180,14 @@ class ExpiredLease(Struct, frozen=True):
 
 
 class Glance(Struct, frozen=True):
-    """What there is to do: inbox entries to admit (`arrivals`), executions to claim (`ready`). Only
-    the holder of the duty gets the rest: whether there is anything to sweep now (`busy`), and the
-    next moment at which something becomes due."""
+    """What there is to do: inbox entries to admit (`arrivals`), executions to claim (`ready`), and
+    executions that are `blocked` by code. Only the holder of the duty gets the rest: whether there
+    is anything to sweep now (`busy`), and the next moment at which something becomes due."""
 
     has_duty: bool
     arrivals: bool
     ready: bool
+    blocked: bool = False
     busy: bool = False
     next_at: Millis | None = None
 

@@ -10,7 +10,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.testing.watch import current_run
-from flowfabric.worker.api.task import Task
+from flowfabric.worker.api.task import Task, pins_of
 from flowfabric.worker.errors import LOST
 from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.hooks import WorkerHooks
@@ -36,8 +36,11 @@ class ManualWorker(Worker):
 
     async def claim(self) -> int:
         """Starts every run that can be claimed now; returns how many."""
-        offered = {word for task in self._tasks.values() for word in task.options.capabilities}
-        self._claimer.options = replace(self.options, capabilities=sorted(offered))
+        every = [task for newest in self._tasks.values() for task in newest.versions.values()]
+        offered = {word for task in every for word in task.options.capabilities}
+        self._offered = (*sorted(offered), *pins_of(self._tasks))
+        self._claimer.options = replace(self.options, capabilities=self._offered)
+        await self.engine.code_gate.release_to(self.presence)
         return await self._claim(self._runtime.executor)
 
     async def renew(self, ttl: Millis | None = None) -> None:

@@ -43,6 +43,8 @@ def _reasons(run: Description, tasks: frozenset[str]) -> list[str]:
     match run.blocking:
         case Blocking.NONE:
             return ["its handler runs and neither ends nor waits for another run"]
+        case Blocking.WORKER if run.version is not None:
+            return [f"no worker takes it: is version {run.version} of {run.kind} registered?"]
         case Blocking.WORKER:
             return ["no worker takes it: is its lane paused, or does it demand a capability?"]
         case _:

@@ -40,13 +40,19 @@ class Unwind(BaseException):
 
 
 class StepsChanged(FlowFabricError):
-    """The code asks for other steps than those that are recorded.
+    """The code asks for other steps than those that are recorded: `expected` is the recorded one,
+    `asked` the one that the code asks for, if it asks for any.
 
-    The run fails rather than mix two histories. To finish it, deploy the old code and replay it;
-    or submit a new run.
+    The run is blocked by code rather than mix two histories: it waits for a worker whose code fits,
+    or for `flowfabric run unblock`.
     """
 
     code = "steps_changed"
+
+    def __init__(self, message: str, *, expected: str = "", asked: str = "") -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.asked = asked
 
 
 class WaitTimeout(FlowFabricError, TimeoutError):

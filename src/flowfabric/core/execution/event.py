@@ -35,6 +35,7 @@ class EventKind(IntEnum):
     SUSPENDED = 23
     WAITING_CHILDREN = 24
     TURNED_AWAY = 25
+    BLOCKED_BY_CODE = 26
     PRIORITY_CHANGED = 30
     REPLAYED = 31
     FLOW_CANCEL_REQUESTED = 32
@@ -120,6 +121,7 @@ _LEASE = {
     EventKind.SUSPENDED: "released",
     EventKind.WAITING_CHILDREN: "released",
     EventKind.TURNED_AWAY: "released",
+    EventKind.BLOCKED_BY_CODE: "released",
 }
 _RELEASING = frozenset(kind for kind, name in _LEASE.items() if name == "released")
 

@@ -19,6 +19,7 @@ from flowfabric.core.base.document import Document
 from flowfabric.core.base.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.granted import GivenAttempt, Grant
+from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
 from flowfabric.core.execution.outcome import Outcome as Outcome
 from flowfabric.core.execution.outcome import Start as Start
@@ -167,6 +168,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
 
     `losses` are all leases it has lost. `excused` of them are not its fault, and `revokes` were
     revoked by an operator since it was last excused. `max_reclaims` is the cap given by its grant.
+    `code` says which code does not fit its recorded steps, if any was found.
     `touched_at` is the moment of the last change that no event and no lease shows.
     """
 
@@ -186,6 +188,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     delay: Gate | None = None
     blocked: str | None = None
     detail: str | None = None
+    code: CodeBlock | None = None
     paused: InterruptedAttempt | None = None
     lapsed: LostLease | None = None
     released: Released | None = None

@@ -220,7 +220,8 @@ def block(
 def unblock(
     snapshot: Snapshot | None, now: Millis, expected: str | None = None
 ) -> "Change[Unblocked]":
-    """Undoes a block; `expected` protects a newer block from an older decision."""
+    """Undoes a block; `expected` protects a newer block from an older decision. A run that was
+    blocked by code may be claimed by any worker again, also by one whose code did not fit."""
     snapshot = present(snapshot)
     match snapshot.state:
         case Waiting(gate=Gate.BLOCKED, next=next):
@@ -229,7 +230,7 @@ def unblock(
             raise NotEligible(f"{snapshot.run} is not blocked")
     if expected is not None and expected != snapshot.life.blocked:
         raise NotEligible(f"{snapshot.run} is blocked for {snapshot.life.blocked}, not {expected}")
-    life = replace(snapshot.life, blocked=None, detail=None, touched_at=now)
+    life = replace(snapshot.life, blocked=None, detail=None, code=None, touched_at=now)
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 

@@ -5,7 +5,7 @@ It is advisory: it authorises nothing and ends no lease. A worker need not regis
 
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.base.document import Document
@@ -21,6 +21,7 @@ from flowfabric.core.base.text import (
     check_worker,
 )
 from flowfabric.core.base.time import Millis, check_span
+from flowfabric.core.execution.mismatch import check_fingerprint
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
 
@@ -33,6 +34,8 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
 
     No lanes or no kinds means any. `everywhere` means that it claims from every namespace; its
     entry is in one namespace all the same.
+
+    `code` has the fingerprint of its code for each task, as far as it says so.
 
     `marked_at` and `reason` are set while the leases of a worker marked dead are being revoked.
     `version` identifies the last write; the next write compares it. Every registration starts with
@@ -48,6 +51,7 @@ class Presence(Document, frozen=True, kw_only=True, omit_defaults=True):
     capabilities: tuple[str, ...] = ()
     concurrency: int = 1
     running: int = 0
+    code: dict[str, str] = field(default_factory=dict)
     ttl: Millis = Millis(30_000)
     registered_at: Millis = Millis(0)
     seen_at: Millis = Millis(0)
@@ -144,6 +148,9 @@ def check_presence(presence: object) -> Presence:
         check_lane(lane)
     for kind in check_names(checked.kinds, "kinds"):
         check_kind(kind)
+    for kind, fingerprint in check_kind_of(checked.code, dict, "code").items():
+        check_kind(kind)
+        check_fingerprint(fingerprint)
     check_whole(checked.concurrency, "concurrency", 1)
     check_whole(checked.running, "running")
     ttl = check_span(checked.ttl, "ttl", 1)

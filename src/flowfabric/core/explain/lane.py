@@ -130,6 +130,8 @@ def _at_gate(counted: Counted, around: AroundLane) -> Reason:
     match counted.gate:
         case Gate.BUDGET:
             return shared(GATES[Gate.BUDGET], budget=around.budgets.get(counted.queue or 0))
+        case Gate.BLOCKED if counted.queue is not None:
+            return shared(ReasonCode.BLOCKED_BY_CODE)
         case Gate.LIMIT:
             return _at_quotas(counted.queue or 0, around)
         case gate:

@@ -12,7 +12,9 @@ from msgspec import Struct, field
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.code import fitting, is_blocked_by_code
 from flowfabric.core.execution.gate import DELAYS, closed
+from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.model import (
     Active,
     Ended,
@@ -109,7 +111,7 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
                 for key, few in around.members.items()
             }
             yield from suspended_reasons(snapshot, snapshot.state, members)
-            yield from [] if snapshot.life.blocked is None else [_blocked(snapshot)]
+            yield from [] if snapshot.life.blocked is None else [_blocked(snapshot, around)]
         case Waiting(next=next):
             yield from _gate_reasons(snapshot, snapshot.state, around)
             yield from _later(snapshot, next, around)
@@ -184,7 +186,7 @@ def _gate_reason(
         case Gate.UNSEALED:
             return [because(GATES[gate], flow=str(snapshot.execution.flow))]
         case Gate.BLOCKED:
-            return [_blocked(snapshot)]
+            return [_blocked(snapshot, around)]
         case Gate.DEPENDENCIES:
             return [_dependencies(snapshot, around.upstreams)]
         case Gate.BUDGET:
@@ -195,9 +197,28 @@ def _gate_reason(
             return [because(GATES[gate])]
 
 
-def _blocked(snapshot: Snapshot) -> Reason:
+def _blocked(snapshot: Snapshot, around: Around) -> Reason:
     life = snapshot.life
+    if is_blocked_by_code(snapshot) and life.code is not None:
+        return _by_code(snapshot, life.code, around)
     return because(GATES[Gate.BLOCKED], reason=life.blocked, detail=life.detail)
+
+
+def _by_code(snapshot: Snapshot, code: CodeBlock, around: Around) -> Reason:
+    able = fitting(snapshot, around.workers, around.now)
+    return because(
+        ReasonCode.BLOCKED_BY_CODE,
+        since=code.at,
+        kind=snapshot.execution.kind,
+        message=code.message,
+        expected=code.expected,
+        asked=code.asked,
+        worker=code.worker,
+        instance=code.instance,
+        version=code.version,
+        tried=list(code.tried),
+        fitting=[each.worker for each in able],
+    )
 
 
 def _delay(gate: Gate, snapshot: Snapshot, state: Waiting, around: Around) -> Reason:

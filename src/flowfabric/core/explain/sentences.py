@@ -214,6 +214,14 @@ def _upstreams(facts: Facts) -> str:
             return f"it waits for {left} more {of}{named}"
 
 
+def _blocked_by_code(facts: Facts) -> str:
+    found = f"blocked by code: {facts['message']}, in the code of worker {facts['worker']}"
+    instance = f" ({facts['instance']})" if facts["instance"] else ""
+    if facts["fitting"]:
+        return f"{found}{instance}; it is released in a moment to {listed(facts['fitting'])}"
+    return f"{found}{instance}; it waits for a worker with other code of {facts['kind']}"
+
+
 # -- limits
 
 
@@ -267,6 +275,15 @@ def _incapable(facts: Facts) -> str:
     if nowhere:
         return f"no live worker offers {listed(nowhere)}"
     return f"no live worker offers {listed(facts['required'], most=8)} together"
+
+
+def _no_version(facts: Facts) -> str:
+    missing = f"no live worker offers version {facts['version']} of {facts['kind']}"
+    offered = facts["offered"]
+    if not offered:
+        return f"{missing}, to which it is pinned"
+    word = "version" if len(offered) == 1 else "versions"
+    return f"{missing}, to which it is pinned; those there are offer {word} {listed(offered)}"
 
 
 def _to_be_taken(facts: Facts) -> str:
@@ -328,6 +345,7 @@ ONE: dict[ReasonCode, Sentence] = {
         },
         "an operator holds it back{detail:+: }",
     ),
+    ReasonCode.BLOCKED_BY_CODE: _blocked_by_code,
     ReasonCode.WAITS_FOR_UPSTREAMS: _upstreams,
     ReasonCode.UPSTREAM: _UPSTREAM,
     ReasonCode.MEMBER: _UPSTREAM,
@@ -364,6 +382,7 @@ ONE: dict[ReasonCode, Sentence] = {
         "no live worker takes lane {lane}; those there are take {all_lanes:list}"
     ),
     ReasonCode.NO_WORKER_FOR_KIND: "no live worker of lane {lane} runs {kind}",
+    ReasonCode.NO_WORKER_FOR_VERSION: _no_version,
     ReasonCode.NO_CAPABLE_WORKER: _incapable,
     ReasonCode.CLOSEST_WORKER: "{worker} comes closest, it lacks {lacks:list}",
     ReasonCode.WORKER_BUSY: By(
@@ -385,6 +404,7 @@ MANY: dict[ReasonCode, Sentence] = {
     ReasonCode.INBOX: "let in in a moment",
     ReasonCode.HELD_UNSEALED: "held until their flow is declared",
     ReasonCode.BLOCKED_BY_OPERATOR: "held back by an operator",
+    ReasonCode.BLOCKED_BY_CODE: "blocked by code: no worker has code that fits their steps",
     ReasonCode.WAITS_FOR_UPSTREAMS: "wait for upstreams",
     ReasonCode.DELAYED: "delayed",
     ReasonCode.RETRY_BACKOFF: "failed and tried again later",

@@ -10,6 +10,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Next, Route
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.serving import Serving, serving
+from flowfabric.core.execution.versions import version_of, version_token, versions_in
 from flowfabric.core.explain.limits import holder_reasons
 from flowfabric.core.explain.reasons import Reason, ReasonCode
 from flowfabric.core.explain.sentences import because
@@ -77,6 +78,12 @@ def _missing(route: Route, found: Serving) -> Reason:
     if not found.of_kind:
         return because(ReasonCode.NO_WORKER_FOR_KIND, **detail)
     offered = {token for worker in found.of_kind for token in worker.capabilities}
+    version = version_of(route)
+    if version is not None and version_token(route.kind, version) not in offered:
+        versions = versions_in(tuple(offered), route.kind)
+        return because(
+            ReasonCode.NO_WORKER_FOR_VERSION, **detail, version=version, offered=versions
+        )
     return because(
         ReasonCode.NO_CAPABLE_WORKER,
         children=_closest(found),

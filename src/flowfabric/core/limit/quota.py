@@ -176,6 +176,11 @@ def budget_queue(budget: str) -> int:
     return _number(budget)
 
 
+def code_queue(route: tuple[str, ...], tried: tuple[str, ...]) -> int:
+    """The number of the queue of executions of a route that wait for other code than was tried."""
+    return _number(("code", route, tried))
+
+
 @lru_cache(maxsize=65_536)
 def _number(name: Any) -> int:
     digest = blake2b(msgspec.json.encode(name), digest_size=8).digest()

@@ -32,8 +32,10 @@ from flowfabric.core.execution.attempt import (
     TerminalFailed,
 )
 from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.code import BlockedByCode, block_by_code, return_untried
 from flowfabric.core.execution.handle import HandleBody, HandleKind, open_handle, seal
 from flowfabric.core.execution.lease import Owner, Renewed, check_owner, enter, present
+from flowfabric.core.execution.mismatch import Mismatch, check_fingerprint, check_mismatch
 from flowfabric.core.execution.model import Failure, Fence, Snapshot, Source
 from flowfabric.core.execution.operator import Cancelled
 from flowfabric.core.execution.retry import Category
@@ -130,6 +132,16 @@ class Attempts(Service):
         """Gives up the lease at once, for a worker that stops: the same attempt continues, and no
         retry is used."""
         return await self._release(owned, rules.hand_back)
+
+    async def block_by_code(self, owned: Owned, mismatch: Mismatch) -> BlockedByCode:
+        """Gives the lease up because the code of this worker does not fit what is recorded: the
+        same attempt goes on with other code, no retry spent."""
+        return await self._release(owned, block_by_code, check_mismatch(mismatch))
+
+    async def return_untried(self, owned: Owned, fingerprint: str) -> BlockedByCode:
+        """Gives the lease up without running it: the code with this fingerprint did not fit
+        before."""
+        return await self._release(owned, return_untried, check_fingerprint(fingerprint))
 
     async def cancel(self, owned: Owned, reason: str) -> Cancelled:
         """A worker cancels the execution it owns."""

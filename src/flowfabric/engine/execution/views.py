@@ -31,6 +31,7 @@ from flowfabric.core.execution.status import (
     public_state,
     vector,
 )
+from flowfabric.core.execution.versions import version_of, without_versions
 from flowfabric.engine.context import Service
 from flowfabric.store.queries import Counts, Detail, Progress, Query
 from flowfabric.store.readable import readable
@@ -80,6 +81,7 @@ class Description(Struct, frozen=True, kw_only=True):
     cancelled_by: str | None
     progress: Progress | None
     capabilities: tuple[str, ...]
+    version: str | None = None
     creator: str | None
     encoding: str | None
     key: str | None
@@ -103,6 +105,7 @@ class Info(Struct, frozen=True, kw_only=True):
     attempts_made: int
     flow: UUID | None
     blocking_detail: str | None
+    version: str | None = None
 
 
 class ExecutionContext(Struct, frozen=True):
@@ -318,6 +321,7 @@ def _info(snapshot: Snapshot) -> Info:
         attempts_made=snapshot.attempts_made,
         flow=execution.flow,
         blocking_detail=blocking_detail(snapshot),
+        version=version_of(execution.route),
     )
 
 
@@ -353,7 +357,8 @@ def _description(detail: Detail, now: Millis) -> Description:
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
         progress=detail.progress if detail.progress_of == snapshot.current_attempt else None,
-        capabilities=execution.route.capabilities,
+        capabilities=without_versions(execution.route.capabilities),
+        version=version_of(execution.route),
         creator=execution.facts.creator,
         encoding=execution.facts.encoding,
         key=execution.facts.key,

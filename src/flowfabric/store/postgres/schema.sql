@@ -42,6 +42,7 @@ select
     mine.has_duty,
     exists (select from {schema}.arrival),
     exists (select from {schema}.ready r where r.held_until <= $3),
+    exists (select from {schema}.parked p where p.gate = 2 and p.queue is not null),
     mine.has_duty and (
         exists (select from {schema}.deadline d where d.at <= $3)
         or exists (select from {schema}.parked p where p.due_at <= $3)

@@ -18,7 +18,9 @@ from flowfabric.core.base import document
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.code import is_blocked_by_code
 from flowfabric.core.execution.event import Event, EventKind, StoredEvent
+from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.model import (
     EMPTY_LIFE,
     NO_FACTS,
@@ -48,7 +50,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.policy import read_policy, write_policy
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.quota import budget_queue, queue_of
+from flowfabric.core.limit.quota import budget_queue, code_queue, queue_of
 from flowfabric.store.readable import UNREADABLE, unreadable
 
 
@@ -242,6 +244,10 @@ def queue_number(snapshot: Snapshot) -> int | None:
     match snapshot.state:
         case Waiting(gate=Gate.BUDGET):
             return budget_queue(snapshot.life.budget or "")
+        case Waiting(gate=Gate.BLOCKED) if is_blocked_by_code(snapshot):
+            route, code = snapshot.execution.route, snapshot.life.code or CodeBlock()
+            name = (route.namespace, route.lane, route.kind, *route.capabilities)
+            return code_queue(name, code.tried)
         case Ready() | Lost() | Active() | Waiting(gate=Gate.LIMIT):
             limited = int(snapshot.head.flags) & _LIMITS
             return queue_of(snapshot.execution.uses) if limited else None

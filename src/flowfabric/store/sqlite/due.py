@@ -90,8 +90,8 @@ def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis)
     has_duty = bool(session.rows("duty_holder", values))
     row = session.row("glance", {"now": now, "has_duty": has_duty, "forever": FOREVER})
     assert row is not None  # noqa: S101 - it always gives one
-    arrivals, ready, busy, next_at = row
-    return Glance(has_duty, bool(arrivals), bool(ready), bool(busy), next_at)
+    arrivals, ready, blocked, busy, next_at = row
+    return Glance(has_duty, bool(arrivals), bool(ready), bool(blocked), bool(busy), next_at)
 
 
 def drop_duty(session: Session, duty: str, holder: str) -> None:

@@ -15,10 +15,11 @@ where duty.holder = excluded.holder or duty.until <= :now
 returning holder
 
 -- name: glance
--- Nothing but the first two is asked for by those who do not have the duty.
+-- Nothing but the first three is asked for by those who do not have the duty.
 select
     exists (select 1 from arrival),
     exists (select 1 from ready where held_until <= :now),
+    exists (select 1 from parked where gate = 2 and queue is not null),
     :has_duty and (
         exists (select 1 from deadline where at <= :now)
         or exists (select 1 from parked where due_at <= :now)

@@ -436,3 +436,5 @@ select
 from done s join execution e on e.id = s.id;
 
 CREATE INDEX ready_suspect on ready (route, rank, id) where flags & 64 <> 0;
+
+CREATE INDEX parked_code on parked (queue) where gate = 2 and queue is not null;

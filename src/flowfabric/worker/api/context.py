@@ -14,6 +14,7 @@ from flowfabric.core.base.errors import Invalid, LeaseLost
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.versions import version_of
 from flowfabric.worker.api.children import FlowsApi
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import SpendApi
@@ -23,8 +24,9 @@ from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import LOST
 from flowfabric.worker.run.branches import Branch, StepPlace, inside_step
 from flowfabric.worker.run.hooks import StepHooks
+from flowfabric.worker.run.patches import PatchAnswer
 from flowfabric.worker.run.scope import CallScope
-from flowfabric.worker.run.steps import Work, attempt, perform
+from flowfabric.worker.run.steps import Work, attempt, check_name, perform
 from flowfabric.worker.run.together import together
 
 P = ParamSpec("P")
@@ -33,7 +35,8 @@ Span = str | float | timedelta
 
 
 class RunInfo(Struct, frozen=True):
-    """Facts about the run. `attempt` counts from 0; `first` is False after a retry."""
+    """Facts about the run. `attempt` counts from 0; `first` is False after a retry. `version` is
+    that of the task, if the run is pinned to it."""
 
     id: ExecutionId
     task: str
@@ -44,6 +47,7 @@ class RunInfo(Struct, frozen=True):
     priority: int
     created_at: datetime
     deadline_at: datetime | None
+    version: str | None = None
 
     @property
     def first(self) -> bool:
@@ -143,6 +147,14 @@ class Context:
     def random(self) -> Coroutine[Any, Any, float]:
         """A random number in [0, 1). It is recorded: the same whenever the handler runs again."""
         return perform(self._scope.journal, self._scope.branches.place("random"), _dice, float)
+
+    def patched(self, name: str) -> PatchAnswer:
+        """Whether this run takes a change of the code: `if ctx.patched("tax-first"): …`.
+
+        False, for ever, if the run has already recorded something beyond this point without the
+        patch: it keeps to the old code. Otherwise True, for ever, and recorded. Every call with the
+        same name has the same answer in a run."""
+        return PatchAnswer(self._scope.journal.patched(check_name(name)))
 
     def submit(
         self, /, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs
@@ -255,4 +267,5 @@ def run_info(snapshot: Snapshot) -> RunInfo:
         priority=snapshot.priority,
         created_at=to_datetime(execution.created_at),
         deadline_at=None if deadline is None else to_datetime(deadline),
+        version=version_of(execution.route),
     )

@@ -24,6 +24,7 @@ from flowfabric.core.execution.retry import Backoff, Exponential
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.schedule import CatchUp
 from flowfabric.core.execution.submission import check_priority
+from flowfabric.core.execution.versions import check_version
 from flowfabric.core.limit.quota import name_uses
 from flowfabric.worker.api.hooks import EndHook
 from flowfabric.worker.api.limits import Limits, Names, budgets_of
@@ -46,10 +47,13 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
 
     `limits` apply to all workers together, `worker_concurrency` to one worker. `timeout` limits one
     attempt, `deadline` the whole run, counted from its submission. `schedule` is a cron expression,
-    `every` an interval. `on_success` and `on_failure` are told when a run has ended in that way.
+    `every` an interval. Runs are pinned to the `version`, unless `pin` is False. `on_success` and
+    `on_failure` are called when a run has ended in that way.
     """
 
     name: str | None = None
+    version: str | None = None
+    pin: bool | None = None
     lane: str = "default"
     namespace: str = "default"
     retries: int = 0
@@ -70,9 +74,15 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     on_success: EndHook | None = None
     on_failure: EndHook | None = None
 
+    @property
+    def pinned(self) -> bool:
+        """Whether only workers with this version of the task run what is submitted to it."""
+        return self.version is not None and self.pin is not False
+
     def __post_init__(self) -> None:
         if self.name is not None:
             check_kind(self.name)
+        _check_pin(self.version, self.pin)
         check_lane(self.lane)
         check_namespace(self.namespace)
         check_priority(self.priority)
@@ -91,8 +101,19 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
         check_text(self.timezone, "timezone")
         check_word(self.catch_up, CatchUp, "catch_up")
         for what in ("on_success", "on_failure"):
-            if (hook := getattr(self, what)) is not None and not callable(hook):
-                raise Invalid(f"{what} is a function, not {type(hook).__name__}")
+            _check_hook(getattr(self, what), what)
+
+
+def _check_pin(version: object, pin: object) -> None:
+    if version is not None:
+        check_version(version)
+    if pin is not None and check_flag(pin, "pin") and version is None:
+        raise Invalid("a task that pins its runs needs a version")
+
+
+def _check_hook(hook: object, what: str) -> None:
+    if hook is not None and not callable(hook):
+        raise Invalid(f"{what} is a function, not {type(hook).__name__}")
 
 
 class CallOptions(Struct, frozen=True, kw_only=True):

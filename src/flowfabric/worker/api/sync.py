@@ -129,6 +129,10 @@ class SyncContext(BlockingProxy[Context]):
             return self._block(self._context.step(function, *args, **kwargs))
         return self._step_here(work)
 
+    def patched(self, name: str) -> bool:
+        """As `Context.patched`."""
+        return bool(self._context.patched(name))
+
     def complete_in(self, connection: Any, result: object = None) -> None:
         """As `Context.complete_in`, on a connection that blocks, in the thread of the handler."""
         completion = self._context._completion()

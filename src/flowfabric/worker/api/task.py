@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from flowfabric.core.execution.policy import (
 )
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
+from flowfabric.core.execution.versions import age_of, version_token
 from flowfabric.engine.engine import Engine
 from flowfabric.store.foreign import run_sync
 from flowfabric.worker.api.client import Client
@@ -40,6 +42,7 @@ from flowfabric.worker.api.limits import (
 from flowfabric.worker.api.options import CallOptions, Span, TaskOptions, deadline_at, span_of
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.codec import Signature
+from flowfabric.worker.run.fingerprint import fingerprint
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,7 +73,10 @@ class Task(Generic[P, R]):
         self.takes_context = _takes_context(function)
         self.mode = _mode(function, options)
         self.signature = Signature(function, skip_first=self.takes_context)
-        self.policy = _policy(options)
+        self.version = options.version
+        self.pinned = options.pinned
+        self.versions: dict[str | None, Task[Any, Any]] = {self.version: self}
+        self.policy = _policy(options, self.pin)
         self._client = client
         self._check_context()
         if self.mode is Mode.PROCESS:
@@ -92,8 +98,42 @@ class Task(Generic[P, R]):
         if "<" in address or inspect.ismethod(self.function):
             raise Invalid(f"{self.name}: a task that runs in a process must be a module's function")
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the code of the handler; see `fingerprint`."""
+        return fingerprint(self.function, self.version)
+
+    @property
+    def pin(self) -> str | None:
+        """The capability that its runs require, if they are pinned to its version."""
+        return version_token(self.name, self.version) if self.version and self.pinned else None
+
+    def join(self, other: "Task[Any, Any]") -> "Task[Any, Any]":
+        """Registers this version beside those of the same name; returns the newest."""
+        if self.version in other.versions:
+            raise Invalid(
+                f"a task named {self.name!r} is already registered; "
+                "give this one a name or a version of its own"
+            )
+        other.versions[self.version] = self
+        self.versions = other.versions
+        return self.oldest_first()[-1]
+
+    def oldest_first(self) -> "list[Task[Any, Any]]":
+        """All registered versions of this task."""
+        return sorted(self.versions.values(), key=lambda task: age_of(task.version))
+
+    def at(self, version: str | None) -> "Task[Any, Any] | None":
+        """What runs a run that is pinned to this version. One that is pinned to none, because it is
+        older than the versions, gets the newest task that pins nothing, or the oldest version."""
+        if version is not None:
+            return self.versions.get(version)
+        found = self.oldest_first()
+        return next((task for task in reversed(found) if not task.pinned), found[0])
+
     def __repr__(self) -> str:
-        return f"Task({self.name!r})"
+        version = "" if self.version is None else f", version={self.version!r}"
+        return f"Task({self.name!r}{version})"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Calls the function itself. Nothing is recorded."""
@@ -264,6 +304,28 @@ class Task(Generic[P, R]):
         return replace(options, **{name: kwargs[name] for name in given}), rest
 
 
+Tasks = Mapping[str, Task[Any, Any]]
+"""The newest version of each task by name."""
+
+
+def pins_of(tasks: Tasks) -> list[str]:
+    """The capabilities that a worker with these tasks offers for their versions."""
+    every = (task for newest in tasks.values() for task in newest.versions.values())
+    return [task.pin for task in every if task.pin is not None]
+
+
+def fingerprints_of(tasks: Tasks) -> dict[str, str]:
+    """The fingerprints of the code that runs what is pinned, and what is not pinned, to versions of
+    these tasks."""
+    found = {}
+    for name, newest in tasks.items():
+        if (unpinned := newest.at(None)) is not None:
+            found[name] = unpinned.fingerprint
+        pinned = (task for task in newest.versions.values() if task.pin is not None)
+        found |= {str(task.pin): task.fingerprint for task in pinned}
+    return found
+
+
 class Call(Generic[P, R]):
     """A task with the options of its next submission."""
 
@@ -352,12 +414,13 @@ def is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def _policy(options: TaskOptions) -> Policy:
+def _policy(options: TaskOptions, pin: str | None) -> Policy:
     retry = check_retries(options.retries, options.backoff)
     timeout = span_of(options.timeout, "timeout")
     deadline = span_of(options.deadline, "deadline")
     retention = span_of(options.retention, "retention")
-    capabilities = check_capabilities(options.capabilities)
+    pins = () if pin is None else (pin,)
+    capabilities = check_capabilities((*options.capabilities, *pins))
     policy = Policy(
         retry_policy=retry if options.retries else None,
         timeout_policy=TimeoutPolicy(attempt_timeout_ms=timeout, execution_deadline_ms=deadline)

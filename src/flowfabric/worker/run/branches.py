@@ -66,6 +66,15 @@ def title(name: str, occurrence: int) -> str:
     return f"{name!r} (call {occurrence + 1})"
 
 
+class BranchSpot(Struct, frozen=True):
+    """A point between two calls of a branch: how many calls it has made, and how many branches it
+    has opened."""
+
+    path: str
+    position: int
+    children: int
+
+
 class Halt:
     """Whether a run was stopped, and why; shared by everything that acts for the run."""
 
@@ -86,8 +95,8 @@ class Branch:
     it does side by side."""
 
     __slots__ = (
-        "_children",
         "_occurrences",
+        "children",
         "counted",
         "failed",
         "halt",
@@ -104,7 +113,7 @@ class Branch:
         self.failed = False
         self.position = 0
         self._occurrences: dict[str, int] = {}
-        self._children = 0
+        self.children = 0
 
     def place(self, name: str) -> StepPlace:
         full = f"{self.path}/{name}" if self.path else name
@@ -115,8 +124,8 @@ class Branch:
         return StepPlace(self.path, position, full, occurrence)
 
     def child(self, prefix: str = "") -> str:
-        number = f"{prefix}{self._children}"
-        self._children += 1
+        number = f"{prefix}{self.children}"
+        self.children += 1
         return f"{self.path}.{number}" if self.path else number
 
 
@@ -143,14 +152,29 @@ class Branches:
 
     def place(self, name: str) -> StepPlace:
         """The place of the next call."""
+        self._check_calls(name)
+        with self._lock:
+            return self._branch_here().place(name)
+
+    def spot(self, name: str) -> BranchSpot:
+        """Where the next call would stand, for one that takes no place."""
+        self._check_calls(name)
+        with self._lock:
+            branch = self._branch_here()
+            return BranchSpot(branch.path, branch.position, branch.children)
+
+    def adopt(self, owner: object) -> None:
+        """The handler is about to run in this task or thread."""
+        self._root.owner = owner
+
+    def _check_calls(self, name: str) -> None:
+        """The handler may call: it is not in a step, not refused, not parked and not stopped."""
         if (step := inside_step.get()) is not None:
             raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
         if self.refused is not None:
             raise self.refused
         if self.parked or self._halt:
             raise Unwind(self._halt.reason)
-        with self._lock:
-            return self._branch_here().place(name)
 
     def branch(self) -> Branch:
         """A branch for one of several things that are waited for together."""

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, LeaseLost, NoSigningKey
 from flowfabric.core.base.time import to_datetime
+from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
@@ -20,15 +21,16 @@ from flowfabric.worker.api.hooks import AttemptEnd, Invocation
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, decode, encode
-from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT
+from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT, StepsChanged
 from flowfabric.worker.run.arguments import fill_in
-from flowfabric.worker.run.failure import type_of
+from flowfabric.worker.run.failure import MAX_MESSAGE, storable, type_of
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.lease import Key, WorkerLease
 from flowfabric.worker.run.outcome import (
     AGAIN,
     Report,
     Reported,
+    blocking_by_code,
     completing,
     ended_by_others,
     failing,
@@ -36,6 +38,7 @@ from flowfabric.worker.run.outcome import (
     handing_back,
     leaving,
     nothing,
+    returning_untried,
     settling,
     suspending,
     timing_out,
@@ -241,6 +244,9 @@ class Executor:
         handler, claim = active.handler, active.claim
         if handler is None:
             return self._unknown(claim)
+        blocked = claim.snapshot.life.code
+        if blocked is not None and handler.fingerprint in blocked.tried:
+            return returning_untried(claim, handler.fingerprint)
         active.payload = await self._payload(active)
         if not await self._may_begin(active):
             return nothing
@@ -261,6 +267,7 @@ class Executor:
                 received=active.received,
                 hooks=self._hooks,
             )
+            await active.scope.load()
         return await self._returned(active, await self._timed(active, handler))
 
     async def _returned(self, active: ActiveRun, result: object) -> Report:
@@ -390,6 +397,24 @@ class Executor:
         log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.id)
         return leaving(claim)
 
+    def _blocked(self, claim: Claim, handler: Task[Any, Any], changed: StepsChanged) -> Report:
+        log.warning(
+            "%s is blocked by code: %s; it waits for a worker with other code of %s, or for "
+            "`flowfabric run unblock %s`",
+            claim.id,
+            changed.detail,
+            claim.kind,
+            claim.id,
+        )
+        mismatch = Mismatch(
+            message=storable(changed.detail[:MAX_MESSAGE]),
+            fingerprint=handler.fingerprint,
+            expected=storable(changed.expected[:MAX_MESSAGE]),
+            asked=storable(changed.asked[:MAX_MESSAGE]),
+            version=handler.version or "",
+        )
+        return blocking_by_code(claim, mismatch)
+
     def _stopped(self, active: ActiveRun) -> Report:
         """The handler was cancelled: by the worker, by the end of the event loop, or by itself."""
         if active.stopped == LOST:
@@ -407,6 +432,8 @@ class Executor:
             return self._stopped(active)
         if isinstance(error, AttemptTimedOut):
             return timing_out(claim)
+        if (changed := _steps_changed(active, error)) is not None and active.handler is not None:
+            return self._blocked(claim, active.handler, changed)
         if isinstance(error, ProcessDied):
             # The signal that stops the worker may have reached its processes as well.
             crash = failing(claim, str(error), Category.INFRA_CRASH)
@@ -462,3 +489,10 @@ def _result_of(active: ActiveRun) -> Any:
     if active.handler is None or not isinstance(active.result, Raw):
         return active.result
     return _decoded(active.handler, bytes(active.result))
+
+
+def _steps_changed(active: ActiveRun, error: BaseException) -> StepsChanged | None:
+    """That the code asks for other steps, also if the handler raised something else then."""
+    if isinstance(error, StepsChanged):
+        return error
+    return None if active.scope is None else active.scope.refused

@@ -7,7 +7,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.retry import Category
-from flowfabric.worker.errors import Fail, Retry, StepsChanged
+from flowfabric.worker.errors import Fail, Retry
 
 MAX_TRACE = 16_384
 MAX_MESSAGE = 4_096
@@ -26,7 +26,7 @@ class Raised(Struct, frozen=True):
     def by(cls, error: BaseException) -> "Raised":
         if isinstance(error, InProcess):
             return error.raised
-        permanent = isinstance(error, Fail | StepsChanged | Invalid)
+        permanent = isinstance(error, Fail | Invalid)
         return cls(
             message=storable(text_of(error)[:MAX_MESSAGE]),
             category=Category.PERMANENT if permanent else Category.TRANSIENT,

@@ -3,8 +3,8 @@
 Example: a run has recorded `charge` as step 0 and `signal:paid` as step 1. Its handler runs again
 from the top. Its first call, `charge`, gets place 0 and the recorded value; its second, if the code
 still asks for `signal:paid`, place 1 and the recorded signal; its third gets place 2, where nothing
-is recorded, and is done now. If the second call asks for `refund` instead, the run fails with
-StepsChanged, which names both: two histories are never mixed.
+is recorded, and is done now. If the second call asks for `refund` instead, StepsChanged names both
+and the run is blocked by code: two histories are never mixed.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace, title
 from flowfabric.worker.run.lease import WorkerLease
+from flowfabric.worker.run.patches import Patches
 from flowfabric.worker.run.until_available import until_available
 
 
@@ -50,28 +51,34 @@ class Journal:
         self._positions: dict[tuple[str, int], int] = {}
         self._loaded = self._claim.lease.start is Start.INITIAL and not again
         self._loading: asyncio.Lock | None = None
+        self.patches = Patches()
 
     async def recorded(self, place: StepPlace) -> Recorded | None:
         """What is recorded at a place; StepsChanged if something else is. None means that the
         caller may do it now."""
         if not self._loaded:
             with self.branches.under_way():  # what is recorded may let the handler go on
-                await self._load()
+                await self.load()
         found = self._steps.get((place.branch, place.position))
         if found is None:
             position = self._positions.get((place.name, place.occurrence))
             if position is not None:
                 self.refuse(
                     f"{place} was recorded as step {position} "
-                    f"but the code now asks for it as step {place.position}"
+                    f"but the code now asks for it as step {place.position}",
+                    expected=f"step {position}: {place}",
+                    asked=f"step {place.position}: {place}",
                 )
             await self.confirm()
             return None
         step, record = found
         if (step.name, step.occurrence) != (place.name, place.occurrence):
+            expected = title(step.name, step.occurrence)
             self.refuse(
-                f"step {place.position} was recorded as {title(step.name, step.occurrence)} "
-                f"but the code now asks for {place}"
+                f"step {place.position} was recorded as {expected} "
+                f"but the code now asks for {place}",
+                expected=f"step {place.position}: {expected}",
+                asked=f"step {place.position}: {place}",
             )
         return record
 
@@ -94,41 +101,55 @@ class Journal:
     async def record(self, place: StepPlace, value: Recorded) -> None:
         """Writes under the fence, however long the store is away; raises LeaseLost when another
         worker owns the run."""
-        step = place.step(self.generation, value)
+        patches = self.patches.take_unrecorded(self.generation)
+        steps = [*patches.steps, place.step(self.generation, value)]
         try:
-            await until_available(
-                lambda: self._engine.attempts.record_step(self._claim, step),
-                give_up=self._halt.__bool__,
-            )
+            await until_available(lambda: self._write(steps), give_up=self._halt.__bool__)
         except LeaseLost:
             self._halt.stop(LOST)
             raise
+        self.patches.recorded(patches)
         self._on_step()
+
+    async def _write(self, steps: list[Step]) -> None:
+        """In one batch: a patch is not recorded without what follows it."""
+        if len(steps) == 1:
+            await self._engine.attempts.record_step(self._claim, steps[0])
+            return
+        await asyncio.gather(
+            *(self._engine.attempts.record_step(self._claim, step) for step in steps)
+        )
+
+    def patched(self, name: str) -> bool:
+        """Whether the run takes a patch; see `patches`. The journal must be loaded."""
+        return self.patches.answer(name, self.branches.spot(name), self._steps)
 
     async def finish(self) -> None:
         """The handler returned: everything recorded must have been asked for."""
         if self.branches.refused is not None:
             raise self.branches.refused
         if not self._loaded:
-            await self._load()
+            await self.load()
         extra = [place for place in self._steps if not self.branches.was_asked(*place)]
         if extra:
             step, _ = self._steps[min(extra)]
+            expected = title(step.name, step.occurrence)
             self.refuse(
-                f"step {step.position}, {title(step.name, step.occurrence)}, is recorded "
-                f"but the code no longer asks for it"
+                f"step {step.position}, {expected}, is recorded but the code no longer asks for it",
+                expected=f"step {step.position}: {expected}",
             )
 
     def went_on(self, place: StepPlace) -> bool:
         """Whether the handler had something recorded after this call when it was loaded."""
         return any(at == place.branch and place.position < n for at, n in self._steps)
 
-    def refuse(self, message: str) -> NoReturn:
+    def refuse(self, message: str, *, expected: str = "", asked: str = "") -> NoReturn:
         """The code asks for something else than what is recorded."""
-        self.branches.refused = StepsChanged(message)
+        self.branches.refused = StepsChanged(message, expected=expected, asked=asked)
         raise self.branches.refused
 
-    async def _load(self) -> None:
+    async def load(self) -> None:
+        """Reads what earlier calls of the handler have recorded, once."""
         self._loading = self._loading or asyncio.Lock()
         async with self._loading:
             if self._loaded:
@@ -141,4 +162,5 @@ class Journal:
                 record = msgspec.json.decode(step.doc, type=Recorded)
                 self._steps[record.branch, step.position] = (step, record)
                 self._positions[step.name, step.occurrence] = step.position
+                self.patches.learn(record.branch)
             self._loaded = True

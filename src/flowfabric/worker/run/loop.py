@@ -12,15 +12,18 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.versions import version_of
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.store.contract import Store
 from flowfabric.worker.api.context import run_info
-from flowfabric.worker.api.task import Task
+from flowfabric.worker.api.task import Task, fingerprints_of, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.attempt_log import log_takeover
 from flowfabric.worker.run.claiming import Claimer
@@ -78,6 +81,7 @@ class Worker:
         self._ttl = check_ttl(options.ttl)
         self._drain_for = parse_span(options.drain, "drain") / 1000
         self._tasks = tasks
+        self._offered = (*options.capabilities, *pins_of(tasks))
         self._processes = options.processes or os.cpu_count() or 1
         self._slots = Slots(options.concurrency, self._processes, tasks)
         self._freed = asyncio.Event()
@@ -86,7 +90,7 @@ class Worker:
         self._claimer = Claimer(
             engine,
             self.identity,
-            options,
+            replace(options, capabilities=self._offered),
             self._slots,
             self._ward,
             freed=self._freed,
@@ -110,6 +114,7 @@ class Worker:
             return
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
+        self.engine.code_gate.join(self.identity, self._presence_now)
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
@@ -117,6 +122,7 @@ class Worker:
             await self._claimer.run(partial(self._claim, runtime.executor))
             await self._drain()
         finally:
+            self.engine.code_gate.leave(self.identity)
             await self._hand_back()
             with suppress(TimeoutError):
                 await asyncio.wait_for(registry.stop(), SIGN_OFF)
@@ -167,16 +173,21 @@ class Worker:
         runtime = HandlerRuntime(self)
         done = 0
         try:
-            await _settled(self.engine)
+            await self._settle()
             while count := await self._claim(runtime.executor):
                 done += count
                 await self._all_done()
-                await _settled(self.engine)
+                await self._settle()
         finally:
             await self._hand_back()
             await self.hooks.lifespan.stop()
             runtime.close()
         return done
+
+    async def _settle(self) -> None:
+        """Waits until everything that this worker can run now is ready."""
+        await self.engine.code_gate.release_to(self.presence)
+        await _settled(self.engine)
 
     @property
     def presence(self) -> Presence:
@@ -189,10 +200,14 @@ class Worker:
             everywhere=options.namespace is None,
             lanes=tuple(options.lanes),
             kinds=tuple(sorted(self._tasks)),
-            capabilities=tuple(options.capabilities),
+            capabilities=self._offered,
+            code=fingerprints_of(self._tasks),
             concurrency=options.concurrency,
             ttl=self._ttl,
         )
+
+    def _presence_now(self) -> Presence:
+        return replace(self.presence, running=len(self.active))
 
     @property
     def stopping(self) -> bool:
@@ -211,7 +226,7 @@ class Worker:
 
     def _launch(self, executor: Executor, claim: Claim) -> None:
         age = self.engine.now() - (claim.expires_at - claim.ttl)
-        active = ActiveRun(claim, self._tasks.get(claim.kind), WorkerLease(claim, age / 1000))
+        active = ActiveRun(claim, self._handler(claim), WorkerLease(claim, age / 1000))
         self._supersede(active)
         if claim.lease.start is Start.RECLAIM:
             log_takeover(claim, str(run_info(claim.snapshot).id))
@@ -224,6 +239,11 @@ class Worker:
         active.job.add_done_callback(lambda job: self._done(active, job))
         if self._stopping.is_set():
             active.stop(DRAIN)
+
+    def _handler(self, claim: Claim) -> Task[Any, Any] | None:
+        """What runs the version that the run is pinned to."""
+        task = self._tasks.get(claim.kind)
+        return None if task is None else task.at(version_of(claim.snapshot.execution.route))
 
     def _work(self, active: ActiveRun, executor: Executor) -> Coroutine[None, None, None]:
         if not is_suspect(active.claim) or self._ward.closed:

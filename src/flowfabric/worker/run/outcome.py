@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import RetryScheduled, TerminalFailed
+from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Ended, Failure, Outcome, Snapshot
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
@@ -96,6 +97,24 @@ def leaving(claim: Claim) -> Report:
 
     async def report(engine: Engine) -> None:
         await engine.attempts.delay(claim, Millis(engine.now() + UNKNOWN_TASK_DELAY))
+
+    return report
+
+
+def blocking_by_code(claim: Claim, mismatch: Mismatch) -> Report:
+    """Another worker, whose code fits, continues the same attempt; no retry is used."""
+
+    async def report(engine: Engine) -> None:
+        await engine.attempts.block_by_code(claim, mismatch)
+
+    return report
+
+
+def returning_untried(claim: Claim, fingerprint: str) -> Report:
+    """As `blocking_by_code`, for code that did not fit before."""
+
+    async def report(engine: Engine) -> None:
+        await engine.attempts.return_untried(claim, fingerprint)
 
     return report
 

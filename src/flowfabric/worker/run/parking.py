@@ -173,8 +173,9 @@ class Parking:
 
     async def _ended_by_signals(self) -> dict[StepPlace, Recorded]:
         places = {(place.branch, place.position): place for place in self._waiters}
+        patches = self._journal.patches.take_unrecorded(self._journal.generation)
         # The same id for every try: after a lost reply the repeat is recognised.
-        request = self._request(self._engine.suspensions.new_id(), None, [])
+        request = self._request(self._engine.suspensions.new_id(), None, patches.steps)
         try:
             steps = await until_available(
                 lambda: self._steps_of(request), give_up=self._halt.__bool__
@@ -201,7 +202,7 @@ class Parking:
     async def release(self) -> bool:
         """Gives the lease up until the first of all sleeps and waits is over, and records the
         sleeps. True when a wait is over already: the lease is kept, the handler runs again."""
-        fresh = self._timers()
+        fresh = self._unrecorded()
         until = min((sleeper.until for sleeper in self._sleepers.values()), default=None)
         if self._waiters:
             return await self._suspend(until, fresh)
@@ -211,14 +212,16 @@ class Parking:
         await self._engine.attempts.delay(self._claim, until or Millis(0), step=first)
         return False
 
-    def _timers(self) -> list[Step]:
-        """The steps for the ends of sleeps, and of the time of waits, that are not recorded yet."""
+    def _unrecorded(self) -> list[Step]:
+        """The steps for the ends of sleeps, of the time of waits, and of patches taken before them,
+        that are not recorded yet."""
         ends = {place: s.until for place, s in self._sleepers.items() if not s.recorded}
         for place, waiter in self._waiters.items():
             if waiter.wait.timeout_at is not None and not waiter.recorded:
                 ends[place.timer] = waiter.wait.timeout_at
         generation = self._journal.generation
-        return [place.step(generation, Recorded(until=until)) for place, until in ends.items()]
+        timers = [place.step(generation, Recorded(until=until)) for place, until in ends.items()]
+        return [*timers, *self._journal.patches.take_unrecorded(generation).steps]
 
     async def _suspend(self, until: Millis | None, steps: list[Step]) -> bool:
         # The same id for every try: after a lost reply the repeat is recognised.

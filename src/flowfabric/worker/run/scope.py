@@ -9,7 +9,7 @@ from uuid import UUID
 from flowfabric.core.execution.model import Start
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
-from flowfabric.worker.errors import OVER, Unwind
+from flowfabric.worker.errors import OVER, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace, current_caller
 from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.journal import Journal
@@ -110,9 +110,21 @@ class CallScope:
         """Whether the handler unwinds because it sleeps or waits."""
         return self._made is not None and self._made.branches.parked
 
+    @property
+    def refused(self) -> StepsChanged | None:
+        """That the handler asked for other steps than the recorded ones."""
+        return None if self._made is None else self._made.branches.refused
+
     def adopt(self) -> None:
         """Called in the task or thread where the handler is about to run."""
         self._caller = current_caller()
+        if self._made is not None:
+            self._made.branches.adopt(self._caller)
+
+    async def load(self) -> None:
+        """Reads what earlier calls of the handler have recorded, if there were any."""
+        if self._is_continued:
+            await self.journal.load()
 
     def stop(self, reason: str) -> None:
         """From now on the engine does nothing that this handler asks for."""
@@ -127,9 +139,13 @@ class CallScope:
 
     async def finish(self) -> None:
         """Checks that the handler asked for every step that its earlier calls have recorded."""
-        continued = self._again or self.claim.lease.start is not Start.INITIAL
-        if self._made is not None or continued:
+        if self._made is not None or self._is_continued:
             await self.journal.finish()
+
+    @property
+    def _is_continued(self) -> bool:
+        """Whether the handler was called before, so that steps may be recorded."""
+        return self._again or self.claim.lease.start is not Start.INITIAL
 
     async def release(self) -> bool:
         """Suspends the run; True when what it waits for is there and the handler is called again

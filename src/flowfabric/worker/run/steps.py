@@ -3,7 +3,7 @@
 A handler runs from the top after a crash, a retry or a sleep. Each call of `ctx.step` gets its
 place when it is made (so concurrent steps are stable), asks the journal for what is recorded
 there, and only otherwise does the work. If the code asks for something else than what is
-recorded, the run fails with a message that names both; two histories are never mixed.
+recorded, the run is blocked by code, which names both; two histories are never mixed.
 """
 
 import asyncio
@@ -199,7 +199,11 @@ def read(place: StepPlace, record: Recorded, returns: Any) -> Any:
     try:
         return decode(bytes(record.value), returns)
     except Undecodable as error:
-        raise StepsChanged(f"what {place} recorded no longer fits: {error}") from error
+        raise StepsChanged(
+            f"what {place} recorded no longer fits: {error}",
+            expected=f"the recorded value of step {place.position}: {place}",
+            asked=f"a value of another type ({error})",
+        ) from error
 
 
 async def keep(journal: Journal, place: StepPlace, result: Any, returns: Any) -> Any:
