@@ -44,7 +44,7 @@ class Terminals:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         self._postgres = postgres
-        self._worker: subprocess.Popen[str] | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
         self._worker_line = ""
         self._stale = False
 
@@ -97,15 +97,20 @@ class Terminals:
 
     def start_worker(self) -> None:
         self.stop_worker()
-        kept = self.folder / ".variables"
-        self._worker = subprocess.Popen(
-            ["bash", "-c", f"touch {kept}; . {kept}; exec {self._worker_line}"],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        kept, log = self.folder / ".variables", self.folder / ".worker.log"
+        with log.open("w") as stream:
+            self._worker = subprocess.Popen(
+                ["bash", "-c", f"touch {kept}; . {kept}; exec {self._worker_line}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=stream,
+                stderr=stream,
+            )
+        deadline = time.monotonic() + 60
+        while " works on " not in log.read_text():
+            assert self._worker.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
         self._stale = False
 
     def stop_worker(self) -> None:
