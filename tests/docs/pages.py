@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^(?P<foreign><!-- not run: .+ -->\n)?```python\n(?P<source>.*?)^```", re.DOTALL | re.MULTILINE
+)
+"""A block that shows another library has a comment in front of it, which names the library."""
 
 
 class Block(NamedTuple):
@@ -19,9 +22,22 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page that are run."""
+    return [block for block, foreign in _all_blocks(page) if not foreign]
+
+
+def foreign_blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page that show another library. They are not run."""
+    return [block for block, foreign in _all_blocks(page) if foreign]
+
+
+def _all_blocks(page: Path) -> list[tuple[Block, bool]]:
     text = page.read_text("utf-8")
     return [
-        Block(page, text.count("\n", 0, match.start(1)), match.group(1))
+        (
+            Block(page, text.count("\n", 0, match.start("source")), match["source"]),
+            match["foreign"] is not None,
+        )
         for match in _BLOCK.finditer(text)
     ]
 

@@ -1,7 +1,9 @@
 """Every Python block of every page works. The blocks of a page share one namespace, and every
 Fabric they make is in a harness of the testing kit."""
 
+import ast
 import inspect
+import re
 import sqlite3
 import subprocess
 import sys
@@ -15,12 +17,26 @@ import pytest
 
 from flowfabric import Fabric
 from flowfabric.testing import Harness
-from tests.docs.pages import ROOT, blocks_of, new_tests, pages_with_python, run_block
+from tests.docs.pages import (
+    ROOT,
+    blocks_of,
+    foreign_blocks_of,
+    new_tests,
+    pages_with_python,
+    run_block,
+)
 
 ON_FILES = {"docs/guide/transactions.md"}
 """Pages about connections of one's own, which lead to a file and not to a harness."""
 
-PAGES = [page.relative_to(ROOT).as_posix() for page in pages_with_python()]
+AS_PRINTED = {"docs/tutorial.md"}
+"""Pages whose blocks are files, written and run as printed: see test_tutorial.py."""
+
+PAGES = [
+    name
+    for page in pages_with_python()
+    if (name := page.relative_to(ROOT).as_posix()) not in AS_PRINTED
+]
 
 
 @pytest.fixture
@@ -101,3 +117,28 @@ def test_the_first_task_of_the_readme_works_when_pasted(tmp_path: Path) -> None:
         [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=50
     )
     assert done.stdout == "measuring Lisbon\n6 degrees in Lisbon\n", done.stderr
+
+
+FOREIGN = {"docs/coming-from/celery.md", "docs/coming-from/dbos.md", "docs/coming-from/temporal.md"}
+"""Pages that show the same program in another library."""
+
+
+def test_only_these_pages_show_other_libraries() -> None:
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    found = {page.relative_to(ROOT).as_posix() for page in pages if foreign_blocks_of(page)}
+    assert found == FOREIGN
+
+
+@pytest.mark.parametrize("page", sorted(FOREIGN))
+def test_a_block_that_is_not_run_is_python_without_flowfabric_on(page: str) -> None:
+    for block in foreign_blocks_of(ROOT / page):
+        ast.parse(block.source)
+        assert "flowfabric" not in block.source
+
+
+def test_no_block_of_python_escapes_the_tests() -> None:
+    """Written as ```py, indented, or with attributes, a block would not be found."""
+    fence = re.compile(r"^\s*(?:```|~~~).*\bpy(?:thon)?\b")
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    lines = [line for page in pages for line in page.read_text("utf-8").splitlines()]
+    assert {line for line in lines if fence.match(line)} == {"```python"}

@@ -26,6 +26,24 @@ async def results(bench: Bench) -> list[Any]:
 # -- with a task
 
 
+async def test_a_schedule_brings_the_limits_of_its_task(bench: Bench) -> None:
+    """Any worker may fire it, also one that does not know the task."""
+
+    @bench.fabric.task(every="1m", concurrency=1)
+    async def tick() -> str:
+        return "tick"
+
+    @bench.fabric.task(rate="1/m")
+    async def tock() -> str:
+        return "tock"
+
+    await bench.fabric.schedules.declare()
+    await bench.fabric.schedules.put("tock", tock, every="1h")
+    runs = [await bench.fabric.schedules.trigger(name) for name in ("tick", "tock")]
+    await bench.work()
+    assert [await run.result() for run in runs] == ["tick", "tock"]
+
+
 async def test_a_worker_declares_what_its_tasks_say(bench: Bench) -> None:
     @bench.fabric.task(
         schedule="*/5 * * * *", timezone="Europe/Berlin", catch_up="all", lane="slow", priority=3

@@ -63,13 +63,19 @@ class SchedulesApi:
         given = {} if kwargs is None else check_mapping(kwargs, "kwargs")
         payload = task.signature.encode(check_names(args, "args"), given)
         schedule = _schedule(name, task, wanted, payload)
-        return await (await self._client.engine()).schedules.put(schedule)
+        return await self._put(task, schedule)
 
     async def declare(self) -> None:
         """Puts the schedules that tasks declare; every new worker does this."""
         for task in list(self._tasks.values()):
             if (schedule := schedule_of(task)) is not None:
-                await (await self._client.engine()).schedules.put(schedule)
+                await self._put(task, schedule)
+
+    async def _put(self, task: Task[Any, Any], schedule: Schedule) -> Schedule:
+        """Stores the limits of the task first: its runs name them, and any worker may fire it."""
+        engine = await self._client.engine()
+        await task.declare(engine)
+        return await engine.schedules.put(schedule)
 
     async def get(self, name: str) -> Schedule:
         """The schedule with this name. Raises NotFound if there is none."""
