@@ -114,7 +114,9 @@ class Worker:
             return
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
-        self.engine.code_gate.join(self.identity, self._presence_now)
+        self.engine.code_gate.join(
+            self.identity, lambda: replace(self.presence, running=len(self.active))
+        )
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
@@ -206,9 +208,6 @@ class Worker:
             ttl=self._ttl,
         )
 
-    def _presence_now(self) -> Presence:
-        return replace(self.presence, running=len(self.active))
-
     @property
     def stopping(self) -> bool:
         return self._stopping.is_set()
@@ -226,7 +225,7 @@ class Worker:
 
     def _launch(self, executor: Executor, claim: Claim) -> None:
         age = self.engine.now() - (claim.expires_at - claim.ttl)
-        active = ActiveRun(claim, self._handler(claim), WorkerLease(claim, age / 1000))
+        active = ActiveRun(claim, _handler(self._tasks, claim), WorkerLease(claim, age / 1000))
         self._supersede(active)
         if claim.lease.start is Start.RECLAIM:
             log_takeover(claim, str(run_info(claim.snapshot).id))
@@ -239,11 +238,6 @@ class Worker:
         active.job.add_done_callback(lambda job: self._done(active, job))
         if self._stopping.is_set():
             active.stop(DRAIN)
-
-    def _handler(self, claim: Claim) -> Task[Any, Any] | None:
-        """What runs the version that the run is pinned to."""
-        task = self._tasks.get(claim.kind)
-        return None if task is None else task.at(version_of(claim.snapshot.execution.route))
 
     def _work(self, active: ActiveRun, executor: Executor) -> Coroutine[None, None, None]:
         if not is_suspect(active.claim) or self._ward.closed:
@@ -388,6 +382,12 @@ class Worker:
         if self._exit is not None:
             self._exit.release(left=any(not job.done() for job in self._left_behind))
             self._exit = None
+
+
+def _handler(tasks: Mapping[str, Task[Any, Any]], claim: Claim) -> Task[Any, Any] | None:
+    """What runs the version that the run is pinned to."""
+    task = tasks.get(claim.kind)
+    return None if task is None else task.at(version_of(claim.snapshot.execution.route))
 
 
 class HandlerRuntime:
