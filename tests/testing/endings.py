@@ -87,11 +87,6 @@ def returns_what_no_process_can_store() -> Any:
     return object()
 
 
-async def changes_its_steps(ctx: Context) -> None:
-    await ctx.step(returns if ctx.info.first else raises)
-    raise ValueError("once more")
-
-
 async def is_cancelled(ctx: Context) -> None:
     await ctx._scope.engine.executions.cancel(ctx.info.id, reason="enough")
     await asyncio.sleep(60)
@@ -123,7 +118,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         returns_what_no_process_can_store,
         {"process": True, "retries": 2, **AT_ONCE},
     ),
-    "steps changed": (changes_its_steps, {"retries": 2, **AT_ONCE}),
 }
 
 

@@ -195,7 +195,7 @@ class Executor:
         try:
             found = await self._engine.store.load([active.claim.uuid])
         except FlowFabricError:
-            return None  # the store is away; anyone who ended the run knows
+            return None  # the store is away; the process that ended the run knows
         return ended_by_others(active.claim, found.get(active.claim.uuid))
 
     async def _tell_hooks(self, active: ActiveRun, reported: Reported) -> None:
