@@ -149,7 +149,7 @@ class Sleeper(QuotaView):
             raise Refused("NotSignalable")
         doors = [door for door in self.doors.values() if door.key == name]
         active = [door for door in doors if door.state == ACTIVE]
-        pending = [door for door in doors if door.state == PENDING]
+        pending = [door for door in doors if door.state == PENDING and not door.expired(now)]
         known = [*active, *pending, *(door for door in doors if door.id == channel)]
         if not known:
             known = [Door(channel, name, PENDING)]
