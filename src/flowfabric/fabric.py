@@ -40,7 +40,7 @@ from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.schedules import SchedulesApi, schedule_of
 from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.sync import SyncContext
-from flowfabric.worker.api.task import Task
+from flowfabric.worker.api.task import Task, beside, handler_at, oldest_first
 from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.run.hooks import Hooks
 from flowfabric.worker.run.lifespan import check_lifespan
@@ -236,7 +236,7 @@ class Fabric:
         if task is not None and version is not None:
             found = task.versions.get(check_version(version))
             if found is None:
-                known = ", ".join(each.version or "none" for each in task.oldest_first())
+                known = ", ".join(each.version or "none" for each in oldest_first(task))
                 raise NotFound("task", f"{name!r} version {version!r} (registered: {known})")
             return found
         if task is None:
@@ -248,7 +248,7 @@ class Fabric:
         task: Task[Any, Any] = Task(function, options, self._client)
         schedule_of(task)  # refuses an impossible schedule here, not when a worker starts
         known = self.tasks.get(task.name)
-        self.tasks[task.name] = task if known is None else task.join(known)
+        self.tasks[task.name] = task if known is None else beside(task, known)
         return task
 
     # -- hooks
@@ -286,7 +286,7 @@ class Fabric:
         if info is None:
             raise NotFound("run", id)
         task = self.tasks.get(info.kind)
-        task = None if task is None else task.at(info.version)
+        task = None if task is None else handler_at(task, info.version)
         return Run(self._client, ExecutionId(id), task.signature.returns if task else Any)
 
     # -- flows
@@ -319,7 +319,7 @@ class Fabric:
         engine = await self.engine()
         await self.schedules.declare()
         for newest in list(self.tasks.values()):
-            for task in newest.oldest_first():  # the newest decides about the limits they share
+            for task in oldest_first(newest):  # the newest decides about the limits they share
                 await task.declare(engine)
         chosen = WorkerOptions() if options is None else options
         return Worker(engine, self.tasks, chosen, self._heartbeat_store, self._hooks)

@@ -14,6 +14,7 @@ from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.granted import GrantNotes, NewAttempt
+from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
@@ -141,6 +142,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "reservation": fresh_id(lab), "dimension": "tokens", "amount": 5, "amounts": {"tokens": 1},
         "suspects": Suspects.ANY, "alone": False, "suspended": False, "budgets": ("team",),
         "attempt": NewAttempt(timeout=Millis(5_000)), "notes": GrantNotes(),
+        "mismatch": Mismatch(message="changed", fingerprint="code-1"), "fingerprint": "code-1",
     }  # fmt: skip
 
 

@@ -108,29 +108,6 @@ class Task(Generic[P, R]):
         """The capability that its runs require, if they are pinned to its version."""
         return version_token(self.name, self.version) if self.version and self.pinned else None
 
-    def join(self, other: "Task[Any, Any]") -> "Task[Any, Any]":
-        """Registers this version beside those of the same name; returns the newest."""
-        if self.version in other.versions:
-            raise Invalid(
-                f"a task named {self.name!r} is already registered; "
-                "give this one a name or a version of its own"
-            )
-        other.versions[self.version] = self
-        self.versions = other.versions
-        return self.oldest_first()[-1]
-
-    def oldest_first(self) -> "list[Task[Any, Any]]":
-        """All registered versions of this task."""
-        return sorted(self.versions.values(), key=lambda task: age_of(task.version))
-
-    def at(self, version: str | None) -> "Task[Any, Any] | None":
-        """What runs a run that is pinned to this version. One that is pinned to none, because it is
-        older than the versions, gets the newest task that pins nothing, or the oldest version."""
-        if version is not None:
-            return self.versions.get(version)
-        found = self.oldest_first()
-        return next((task for task in reversed(found) if not task.pinned), found[0])
-
     def __repr__(self) -> str:
         version = "" if self.version is None else f", version={self.version!r}"
         return f"Task({self.name!r}{version})"
@@ -308,6 +285,32 @@ Tasks = Mapping[str, Task[Any, Any]]
 """The newest version of each task by name."""
 
 
+def beside(task: Task[Any, Any], known: Task[Any, Any]) -> Task[Any, Any]:
+    """Registers a version beside those of the same name; returns the newest."""
+    if task.version in known.versions:
+        raise Invalid(
+            f"a task named {task.name!r} is already registered; "
+            "give this one a name or a version of its own"
+        )
+    known.versions[task.version] = task
+    task.versions = known.versions
+    return oldest_first(task)[-1]
+
+
+def oldest_first(task: Task[Any, Any]) -> list[Task[Any, Any]]:
+    """All registered versions of a task."""
+    return sorted(task.versions.values(), key=lambda each: age_of(each.version))
+
+
+def handler_at(task: Task[Any, Any], version: str | None) -> Task[Any, Any] | None:
+    """What runs a run that is pinned to this version. One that is pinned to none, because it is
+    older than the versions, gets the newest task that pins nothing, or the oldest version."""
+    if version is not None:
+        return task.versions.get(version)
+    found = oldest_first(task)
+    return next((each for each in reversed(found) if not each.pinned), found[0])
+
+
 def pins_of(tasks: Tasks) -> list[str]:
     """The capabilities that a worker with these tasks offers for their versions."""
     every = (task for newest in tasks.values() for task in newest.versions.values())
@@ -319,7 +322,7 @@ def fingerprints_of(tasks: Tasks) -> dict[str, str]:
     these tasks."""
     found = {}
     for name, newest in tasks.items():
-        if (unpinned := newest.at(None)) is not None:
+        if (unpinned := handler_at(newest, None)) is not None:
             found[name] = unpinned.fingerprint
         pinned = (task for task in newest.versions.values() if task.pin is not None)
         found |= {str(task.pin): task.fingerprint for task in pinned}

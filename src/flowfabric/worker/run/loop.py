@@ -23,7 +23,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.store.contract import Store
 from flowfabric.worker.api.context import run_info
-from flowfabric.worker.api.task import Task, fingerprints_of, pins_of
+from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.attempt_log import log_takeover
 from flowfabric.worker.run.claiming import Claimer
@@ -114,7 +114,7 @@ class Worker:
             return
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
-        self.engine.code_gate.join(
+        self.engine._code_gate.join(
             self.identity, lambda: replace(self.presence, running=len(self.active))
         )
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
@@ -124,7 +124,7 @@ class Worker:
             await self._claimer.run(partial(self._claim, runtime.executor))
             await self._drain()
         finally:
-            self.engine.code_gate.leave(self.identity)
+            self.engine._code_gate.leave(self.identity)
             await self._hand_back()
             with suppress(TimeoutError):
                 await asyncio.wait_for(registry.stop(), SIGN_OFF)
@@ -188,7 +188,7 @@ class Worker:
 
     async def _settle(self) -> None:
         """Waits until everything that this worker can run now is ready."""
-        await self.engine.code_gate.release_to(self.presence)
+        await self.engine._code_gate.release_to(self.presence)
         await _settled(self.engine)
 
     @property
@@ -387,7 +387,7 @@ class Worker:
 def _handler(tasks: Mapping[str, Task[Any, Any]], claim: Claim) -> Task[Any, Any] | None:
     """What runs the version that the run is pinned to."""
     task = tasks.get(claim.kind)
-    return None if task is None else task.at(version_of(claim.snapshot.execution.route))
+    return None if task is None else handler_at(task, version_of(claim.snapshot.execution.route))
 
 
 class HandlerRuntime:
