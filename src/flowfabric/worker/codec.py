@@ -14,6 +14,7 @@ import msgspec
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, InvalidCall
 from flowfabric.core.base.json import encode_strictly
+from flowfabric.worker import models
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -152,7 +153,7 @@ class Signature:
         return msgspec.defstruct("Arguments", fields, kw_only=True)
 
     def _field(self, parameter: Parameter, hints: Mapping[str, Any]) -> tuple[Any, ...]:
-        hint = _type_of(parameter, hints.get(parameter.name, Any))
+        hint = _readable(_type_of(parameter, hints.get(parameter.name, Any)))
         try:
             msgspec.json.Decoder(hint, dec_hook=_dec_hook)
         except Exception as error:
@@ -218,21 +219,31 @@ def _message(error: Exception) -> str:
 
 
 def _enc_hook(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    if callable(dump):
-        return dump(mode="json")
+    if hasattr(value, "__pydantic_serializer__"):
+        return models.dump(value)
     if isinstance(value, str):  # such as the id of a run
         return str.__str__(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _dec_hook(type: Any, value: Any) -> Any:
-    validate = getattr(type, "model_validate", None)
-    if callable(validate):
-        return validate(value)
+    if hasattr(type, "__pydantic_validator__"):
+        return models.load(type, value)
+    if (adapter := getattr(type, models.ADAPTER, None)) is not None:
+        return models.load_with(adapter, value)
     if type is object:
         return value
     raise TypeError(f"{getattr(type, '__name__', type)} cannot be read from JSON")
+
+
+def _readable(hint: Any) -> Any:
+    """The annotation, or a stand-in that pydantic reads if msgspec cannot, such as a union of
+    models."""
+    try:
+        msgspec.json.Decoder(hint, dec_hook=_dec_hook)
+    except Exception:
+        return models.adapted(hint)
+    return hint
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
@@ -246,7 +257,7 @@ def _cached_decoder(type: Any) -> msgspec.json.Decoder[Any]:
 def _new_decoder(type: Any) -> msgspec.json.Decoder[Any]:
     """A decoder for the annotation, or for any value if the annotation cannot be decoded."""
     try:
-        return msgspec.json.Decoder(type, dec_hook=_dec_hook)
+        return msgspec.json.Decoder(_readable(type), dec_hook=_dec_hook)
     except Exception:
         return msgspec.json.Decoder(dec_hook=_dec_hook)
 
