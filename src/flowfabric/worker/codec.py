@@ -93,6 +93,10 @@ class Signature:
         given = self._signature.parameters.items()
         return {n: each.default for n, each in given if each.default is not Parameter.empty}
 
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON schema of a payload, whole: the models it refers to are in its `$defs`."""
+        return models.json_schema(self._struct)
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises InvalidCall for a call that does not fit the signature and
         Invalid, naming the parameter, for an argument that cannot be encoded or that the

@@ -61,3 +61,26 @@ def _by_both_of(validate: Any) -> dict[str, bool]:
     """Since pydantic 2.11 a caller may ask for names and aliases."""
     known = inspect.signature(validate).parameters
     return {"by_alias": True, "by_name": True} if "by_name" in known else {}
+
+
+def json_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The JSON schema of a struct whose fields may be models."""
+    shared: dict[str, Any] = {}
+
+    def schema_of(hint: Any) -> dict[str, Any]:
+        if (adapter := getattr(hint, ADAPTER, None)) is not None:
+            found = adapter.json_schema()
+        elif hasattr(hint, "model_json_schema"):
+            found = hint.model_json_schema()
+        else:
+            return {}
+        shared.update(found.pop("$defs", {}))
+        return dict(found)
+
+    (_,), components = msgspec.json.schema_components(
+        [struct], schema_hook=schema_of, ref_template="#/$defs/{name}"
+    )
+    whole = dict(components.pop(struct.__name__))
+    whole.pop("title", None)
+    shared.update(components)
+    return {**whole, "$defs": shared} if shared else whole
