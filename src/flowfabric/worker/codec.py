@@ -14,6 +14,7 @@ import msgspec
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, InvalidCall
 from flowfabric.core.base.json import encode_strictly
+from flowfabric.worker import models
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -92,6 +93,10 @@ class Signature:
         given = self._signature.parameters.items()
         return {n: each.default for n, each in given if each.default is not Parameter.empty}
 
+    def json_schema(self) -> dict[str, Any]:
+        """The JSON schema of a payload, whole: the models it refers to are in its `$defs`."""
+        return models.json_schema(self._struct)
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises InvalidCall for a call that does not fit the signature and
         Invalid, naming the parameter, for an argument that cannot be encoded or that the
@@ -159,7 +164,7 @@ class Signature:
         return msgspec.defstruct("Arguments", fields, kw_only=True)
 
     def _field(self, parameter: Parameter, hints: Mapping[str, Any]) -> tuple[Any, ...]:
-        hint = _type_of(parameter, hints.get(parameter.name, Any))
+        hint = _readable(_type_of(parameter, hints.get(parameter.name, Any)))
         try:
             msgspec.json.Decoder(hint, dec_hook=_dec_hook)
         except Exception as error:
@@ -225,21 +230,31 @@ def _message(error: Exception) -> str:
 
 
 def _enc_hook(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    if callable(dump):
-        return dump(mode="json")
+    if hasattr(value, "__pydantic_serializer__"):
+        return models.dump(value)
     if isinstance(value, str):  # such as the id of a run
         return str.__str__(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _dec_hook(type: Any, value: Any) -> Any:
-    validate = getattr(type, "model_validate", None)
-    if callable(validate):
-        return validate(value)
+    if hasattr(type, "__pydantic_validator__"):
+        return models.load(type, value)
+    if (adapter := getattr(type, models.ADAPTER, None)) is not None:
+        return models.load_with(adapter, value)
     if type is object:
         return value
     raise TypeError(f"{getattr(type, '__name__', type)} cannot be read from JSON")
+
+
+def _readable(hint: Any) -> Any:
+    """The annotation, or a stand-in that pydantic reads if msgspec cannot, such as a union of
+    models."""
+    try:
+        msgspec.json.Decoder(hint, dec_hook=_dec_hook)
+    except Exception:
+        return models.adapted(hint)
+    return hint
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
@@ -253,7 +268,7 @@ def _cached_decoder(type: Any) -> msgspec.json.Decoder[Any]:
 def _new_decoder(type: Any) -> msgspec.json.Decoder[Any]:
     """A decoder for the annotation, or for any value if the annotation cannot be decoded."""
     try:
-        return msgspec.json.Decoder(type, dec_hook=_dec_hook)
+        return msgspec.json.Decoder(_readable(type), dec_hook=_dec_hook)
     except Exception:
         return msgspec.json.Decoder(dec_hook=_dec_hook)
 

@@ -1,0 +1,1 @@
+"""An agent that survives the death of its worker."""

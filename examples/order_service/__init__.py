@@ -1,0 +1,1 @@
+"""A FastAPI service whose orders are charged and shipped by durable runs."""
