@@ -133,6 +133,48 @@ def test_a_wrong_filter_is_one_readable_line(cli: Cli, words: list[str], complai
     assert cli.complaint("run", "list", *words, code=2).startswith(complaint)
 
 
+def test_failures_are_grouped_by_error(cli: Cli, failed: str, work: Work) -> None:
+    for number in (7, 8):
+        last = cli.submit("shout", "--arg", f'text="no order {number}"')
+    while work():
+        pass
+    header, first, second = cli("run", "failures").stdout.splitlines()
+    assert header.split() == ["runs", "task", "error", "first", "last", "example"]
+    assert first.startswith("2     shout   RuntimeError: no order …")
+    assert first.split()[-1] == last
+    assert second.split()[:2] == ["1", "divide"]
+    shout, divide = cli.lines("run", "failures")
+    assert (shout["count"], shout["kind"], shout["example"]) == (2, "shout", last)
+    assert (shout["error"], shout["message"]) == (
+        "RuntimeError: no order …",
+        "RuntimeError: no order 8",
+    )
+    assert divide["error"] == "ZeroDivisionError: division by zero"
+    assert datetime.fromisoformat(divide["first_at"]).utcoffset() is not None
+    assert [group["example"] for group in cli.lines("run", "failures", "--task", "divide")] == [
+        failed
+    ]
+    assert cli.lines("run", "failures", "--since", "0s") == []
+    cut = cli("run", "failures", "--limit", "1")
+    assert (len(cut.stdout.splitlines()), cut.stderr) == (
+        2,
+        "there are more errors (1): use --limit\n",
+    )
+
+
+def test_without_failures_there_is_a_note(cli: Cli, greeted: str) -> None:
+    assert cli("run", "failures").stderr == "no failed runs\n"
+    assert cli.lines("run", "failures") == []
+    assert cli.complaint("run", "failures", "--since", "noon", code=2).startswith("--since is a")
+
+
+def test_times_have_a_zone(cli: Cli, greeted: str) -> None:
+    shown = cli("run", "show", greeted).stdout
+    created = next(line for line in shown.splitlines() if line.startswith("created"))
+    moment = datetime.fromisoformat(created.removeprefix("created").strip())
+    assert moment.utcoffset() == moment.astimezone().utcoffset()
+
+
 def test_cancel_ends_a_run(cli: Cli) -> None:
     id = cli.submit("greet", "--arg", "name=x")
     assert cli("run", "cancel", id, "--reason", "enough").stdout == f"cancelled {id}\n"

@@ -14,7 +14,15 @@ from typer import Option, Typer
 from flowfabric.cli.bulk import for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
 from flowfabric.cli.errors import CommandError, ExitCode
-from flowfabric.cli.format import local, pairs_text, progress_text, readable, shortened, span
+from flowfabric.cli.format import (
+    first_line,
+    local,
+    pairs_text,
+    progress_text,
+    readable,
+    shortened,
+    span,
+)
 from flowfabric.cli.json import Document, body, document, iso
 from flowfabric.cli.output import Cells, Screen, printable
 from flowfabric.cli.parse import read_since, read_tag
@@ -24,6 +32,7 @@ from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis, parse_span
 from flowfabric.core.execution.event import StoredEvent
+from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.granted import Grant
 from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.status import (
@@ -41,6 +50,10 @@ from flowfabric.store.queries import Query
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
 
 LOOK_EVERY = 0.25
+
+TaskName = Annotated[
+    str | None, Option("--task", "--kind", metavar="TASK", help="Only of this task.")
+]
 
 
 def _attempt_row(attempt: Attempt) -> Cells:
@@ -157,7 +170,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
         Option(metavar="STATE", help=f"Only in this state; repeatable: {', '.join(PublicState)}."),
     ] = None,
     lane: Annotated[str | None, Option(help="Only of this lane.")] = None,
-    kind: Annotated[str | None, Option(help="Only of this task.")] = None,
+    task: TaskName = None,
     tag: Annotated[str | None, Option(help="Only with this tag, as app.tenant=acme.")] = None,
     namespace: Annotated[str | None, Option(help="Only of this namespace.")] = None,
     since: Annotated[str | None, Option(help="Of the last 2h, or since 2025-03-01T08:00.")] = None,
@@ -173,7 +186,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
     query = Query(
         namespace=namespace,
         lane=lane,
-        kind=kind,
+        kind=task,
         states=tuple(state or ()),
         tag=read_tag(tag),
         created_from=read_since(since, now),
@@ -220,6 +233,45 @@ def _row(info: Info, now: Millis) -> Cells:
         ("took", span(took)),
         ("because", readable(info.blocking_detail)),
     ]
+
+
+FAILURE = Table[FailureGroup](
+    row=lambda group: [
+        ("runs", str(group.count)),
+        ("task", group.kind),
+        ("error", first_line(group.error)),
+        ("first", local(group.first_at)),
+        ("last", local(group.last_at)),
+        ("example", group.example),
+    ],
+    empty="no failed runs",
+)
+
+
+@command(app)
+async def failures(
+    engine: Engine,
+    screen: Screen,
+    task: TaskName = None,
+    since: Annotated[
+        str | None, Option(help="Only what failed in the last 2h, or since 2025-03-01T08:00.")
+    ] = None,
+    namespace: Annotated[str | None, Option(help="Only of this namespace.")] = None,
+    limit: Annotated[int, Option(min=1, help="At most this many groups.")] = 50,
+) -> None:
+    """Group failed runs by error, the most frequent error first.
+
+    Messages that differ only in numbers and ids are one group. The example is the run that failed
+    last: `flowfabric run show` prints its traceback.
+    """
+    start = read_since(since, engine.now())
+    found = await engine.views.failures(kind=task, namespace=namespace, since=start)
+    FAILURE.lines(screen, found.groups[:limit])
+    if len(found.groups) > limit:
+        screen.note(f"there are more errors ({len(found.groups) - limit}): use --limit")
+    if not found.complete:
+        earliest = local(found.read_since)
+        screen.note(f"only the latest failures were counted, from {earliest}: use --since")
 
 
 @command(app)

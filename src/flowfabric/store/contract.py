@@ -227,7 +227,7 @@ class ExecutionStore(Protocol):
         """Executions by (created_at, id). Examines a bounded number of rows per call."""
 
     async def snapshots(self, query: SnapshotQuery) -> list[Snapshot]:
-        """Members of a flow, claimable executions or suspended ones, as their query says."""
+        """Members of a flow, claimable, suspended or failed executions, as their query says."""
 
     async def counts(
         self, namespace: str | None = None, lane: str | None = None, *, flow: UUID | None = None

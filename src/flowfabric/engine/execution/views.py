@@ -20,6 +20,7 @@ from flowfabric.core.base.numbers import (
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
 from flowfabric.core.execution.granted import Grant
 from flowfabric.core.execution.model import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
@@ -32,10 +33,13 @@ from flowfabric.core.execution.status import (
     vector,
 )
 from flowfabric.engine.context import Service
-from flowfabric.store.queries import Counts, Detail, Progress, Query
+from flowfabric.store.queries import Counts, Detail, FailedSince, Progress, Query
 from flowfabric.store.readable import readable
 
 MAX_PAGE = 1000
+
+FAILURES_READ = 20_000
+"""Most failed executions that are read to be grouped."""
 
 
 class LeaseView(Struct, frozen=True):
@@ -132,6 +136,15 @@ class Infos(Struct, frozen=True):
     unreadable: tuple[UUID, ...] = ()
 
 
+class Failures(Struct, frozen=True):
+    """Failed executions by error. Unless `complete`, there are earlier ones that were not read:
+    only those that failed after `read_since` were."""
+
+    groups: tuple[FailureGroup, ...]
+    complete: bool
+    read_since: Millis | None = None
+
+
 class Views(Service):
     """`engine.views`"""
 
@@ -224,6 +237,26 @@ class Views(Service):
         cursor = None if page.cursor is None else _write_cursor(page.cursor)
         return Infos(tuple(items), cursor, tuple(damaged))
 
+    async def failures(
+        self,
+        *,
+        kind: str | None = None,
+        namespace: str | None = None,
+        since: Millis | None = None,
+    ) -> Failures:
+        """The executions that failed since then (and were not replayed), grouped by kind and
+        error. Reads the latest `FAILURES_READ`, a page at a time."""
+        kind, namespace = _text(kind, "kind"), _text(namespace, "namespace")
+        earliest = _moment(since) or Millis(0)
+        groups, last = FailureGroups(), None
+        for _ in range(FAILURES_READ // MAX_PAGE):
+            page = await self._context.store.snapshots(FailedSince(earliest, last, MAX_PAGE))
+            groups.add(item for item in page if _is_of(item, kind, namespace))
+            if not page:
+                return Failures(groups.groups(), complete=True)
+            last = (_ended_at(page[-1]) or earliest, page[-1].execution.uuid)
+        return Failures(groups.groups(), complete=False, read_since=last and last[0])
+
     async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
         """How many executions are in each public state, exact up to 100,000."""
         place, name = _text(namespace, "namespace"), _text(lane, "lane")
@@ -295,6 +328,11 @@ def _read_cursor(text: str) -> tuple[Millis, UUID]:
         return check_moment(int(moment), "cursor"), UUID(hex=key)
     except (ValueError, Invalid):
         raise Invalid(f"not a cursor: {str(text)[:80]!r}") from None
+
+
+def _is_of(snapshot: Snapshot, kind: str | None, namespace: str | None) -> bool:
+    route = snapshot.execution.route
+    return kind in (None, route.kind) and namespace in (None, route.namespace)
 
 
 def _ended_at(snapshot: Snapshot) -> Millis | None:

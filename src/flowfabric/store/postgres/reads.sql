@@ -103,6 +103,19 @@ from (
 order by e.created_at desc, e.id desc
 limit $16
 
+-- name: failed_executions
+select s.*
+from (
+    select d.ended_at, d.id from {schema}.done d
+    where d.outcome = 1 and d.ended_at >= $1
+        and ($2::bigint is null or (d.ended_at, d.id) < ($2, $3::uuid))
+    order by d.ended_at desc, d.id desc limit $4
+) best
+cross join lateral (
+    select * from {schema}.snapshot v where v.place = 'done' and v.id = best.id offset 0
+) s
+order by best.ended_at desc, best.id desc
+
 -- name: candidates
 select s.*
 from (

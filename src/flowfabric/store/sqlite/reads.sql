@@ -121,6 +121,13 @@ where (created_at, id) < (:after_at, :after_id)
 order by created_at desc, id desc
 limit 1 offset :window - 1
 
+-- name: failed_executions
+select id from done
+where outcome = 1 and ended_at >= :since and ended_at <= :at
+    and (ended_at < :at or id < :id)
+order by ended_at desc, id desc
+limit :limit
+
 -- name: state_counts
 -- Spot (as in listed_executions), why it is blocked, how many. Of each place at most `:window`
 -- rows are looked at.
