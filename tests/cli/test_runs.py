@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.cli.patient import Patient
 from tests.cli.terminal import NOBODY, Cli, Work, Worker, follow
 
 
@@ -131,6 +132,33 @@ def test_list_goes_on_where_it_ended(cli: Cli) -> None:
 def test_a_wrong_filter_is_one_readable_line(cli: Cli, words: list[str], complaint: str) -> None:
     cli("migrate")
     assert cli.complaint("run", "list", *words, code=2).startswith(complaint)
+
+
+def test_list_shows_why_runs_failed(cli: Cli, failed: str) -> None:
+    header, row = cli("run", "list").stdout.splitlines()
+    assert header.split()[-1] == "failure"
+    assert row.rstrip().endswith("ZeroDivisionError: division by zero")
+    (run,) = cli.lines("run", "list")
+    assert run["failure"]["message"] == "ZeroDivisionError: division by zero"
+    assert run["waits_for"] is None
+
+
+def test_list_shows_what_runs_wait_for(cli: Cli, patient: Patient) -> None:
+    patient.start("pay")
+    patient.start("publish")
+    patient.start("order")
+    patient.start("ship")
+    cli.submit("greet", "--arg", "name=x", "--delay", "1h")
+    delayed, *others = cli.lines("run", "list")
+    assert [run["waits_for"] for run in others] == [
+        "callback carrier",
+        "signal paid",
+        "approval legal or approval style",
+        "approval budget",
+    ]
+    assert delayed["waits_for"] == "a delay"
+    assert datetime.fromisoformat(delayed["due_at"]).utcoffset() is not None
+    assert "a delay (59m" in cli("run", "list").stdout
 
 
 def test_failures_are_grouped_by_error(cli: Cli, failed: str, work: Work) -> None:

@@ -231,8 +231,18 @@ def _row(info: Info, now: Millis) -> Cells:
         ("tries", str(info.attempts_made)),
         ("age", span(now - info.created_at)),
         ("took", span(took)),
-        ("because", readable(info.blocking_detail)),
+        ("waits for", _wait_text(info, now)),
+        ("failure", _failure_text(info)),
     ]
+
+
+def _wait_text(info: Info, now: Millis) -> str:
+    left = f" ({span(info.due_at - now)} left)" if info.due_at else ""
+    return first_line(info.waits_for or "") + left
+
+
+def _failure_text(info: Info) -> str:
+    return first_line(info.failure.message if info.failure else info.cancel_reason or "")
 
 
 FAILURE = Table[FailureGroup](

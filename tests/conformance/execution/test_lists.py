@@ -11,6 +11,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution import views as views_module
@@ -356,3 +357,52 @@ async def test_failures_are_read_page_by_page_and_only_the_latest(
     cut = await lab.engine.views.failures()
     assert (cut.groups[0].count, cut.complete) == (4, False)
     assert cut.read_since == group.first_at + 1000
+
+
+# -- what a run waits for, and how it failed
+
+
+@pytest.mark.parametrize(
+    ("situation", "text"),
+    [
+        (situations.waiting, "a worker"),
+        (situations.delayed, "a delay"),
+        (situations.backing_off, "a retry"),
+        (situations.worker_delayed, "a delay"),
+        (situations.blocked, "unblock: paused by operator"),
+        (situations.lost, "a worker"),
+        (situations.running, None),
+        (situations.completed, None),
+    ],
+)
+async def test_a_list_says_what_a_run_waits_for(
+    lab: Lab, situation: situations.Situation, text: str | None
+) -> None:
+    id = await situation(lab)
+    (info,) = (await lab.engine.views.list(Query())).items
+    assert (info.id, info.waits_for) == (id, text)
+    assert (info.due_at is None) == (text not in {"a delay", "a retry"})
+
+
+async def test_a_list_has_the_failure_of_a_run_without_its_traceback(lab: Lab) -> None:
+    claim = await lab.running()
+    failure = Failure("boom", detail=b"Traceback")
+    await lab.engine.attempts.fail(claim, failure)
+    (info,) = (await lab.engine.views.list(Query())).items
+    assert info.failure == Failure("boom")
+
+
+async def test_a_list_has_the_last_failure_of_runs_that_are_tried_again(lab: Lab) -> None:
+    await lab.complete(await lab.running())
+    id = await situations.backing_off(lab)
+    listed = {info.id: info for info in (await lab.engine.views.list(Query())).items}
+    assert [info.failure is not None for info in listed.values()] == [False, True]
+    attempts = await lab.engine.views.attempts(id)
+    failure = listed[id].failure
+    assert failure is not None
+    assert attempts[0].failure is not None
+    assert failure.message == attempts[0].failure.message
+    await lab.pass_time(situations.DELAY)
+    await situations.take(lab, id)
+    running = [info for info in (await lab.engine.views.list(Query())).items if info.id == id]
+    assert (running[0].state, running[0].failure) == (PublicState.ACTIVE, failure)

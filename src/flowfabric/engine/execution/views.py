@@ -1,7 +1,7 @@
 """Reads: one execution in any depth, many by filter, and waiting for an end."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from uuid import UUID
 
 from msgspec import Struct
@@ -32,6 +32,7 @@ from flowfabric.core.execution.status import (
     public_state,
     vector,
 )
+from flowfabric.core.explain.summary import summarise_wait
 from flowfabric.engine.context import Service
 from flowfabric.store.queries import Counts, Detail, FailedSince, Progress, Query
 from flowfabric.store.readable import readable
@@ -91,7 +92,8 @@ class Description(Struct, frozen=True, kw_only=True):
 
 
 class Info(Struct, frozen=True, kw_only=True):
-    """What a list shows of an execution."""
+    """What a list shows of an execution. `waits_for` says in a few words what it waits for, until
+    `due_at` if the wait ends by itself; `failure` has no traceback (`describe` has)."""
 
     id: ExecutionId
     kind: str
@@ -107,6 +109,10 @@ class Info(Struct, frozen=True, kw_only=True):
     attempts_made: int
     flow: UUID | None
     blocking_detail: str | None
+    waits_for: str | None = None
+    due_at: Millis | None = None
+    failure: Failure | None = None
+    cancel_reason: str | None = None
 
 
 class ExecutionContext(Struct, frozen=True):
@@ -154,7 +160,10 @@ class Views(Service):
 
     async def info(self, id: str) -> Info | None:
         snapshot = await self._load(id)
-        return None if snapshot is None else _info(snapshot)
+        if snapshot is None:
+            return None
+        (info,) = await self._with_failures([snapshot], [_info(snapshot)])
+        return info
 
     async def state(self, id: str) -> PublicState | None:
         """Only the public state: the cheap poll."""
@@ -234,8 +243,18 @@ class Views(Service):
             lambda snapshot: snapshot.execution.uuid,
             lambda snapshot: damaged.append(snapshot.execution.uuid),
         )
+        shown = await self._with_failures(page.items, items)
         cursor = None if page.cursor is None else _write_cursor(page.cursor)
-        return Infos(tuple(items), cursor, tuple(damaged))
+        return Infos(tuple(shown), cursor, tuple(damaged))
+
+    async def _with_failures(
+        self, found: Sequence[Snapshot], infos: Sequence[Info]
+    ) -> Iterator[Info]:
+        """Adds the last failure to those that are tried again."""
+        asked = [(item.execution.uuid, index) for item in found if (index := _retried(item)) >= 0]
+        known = await self._context.store.attempts_at(asked) if asked else {}
+        failures = {uuid: _short(attempt.failure) for uuid, attempt in known.items()}
+        return (replace(info, failure=info.failure or failures.get(info.id.uuid)) for info in infos)
 
     async def failures(
         self,
@@ -330,6 +349,19 @@ def _read_cursor(text: str) -> tuple[Millis, UUID]:
         raise Invalid(f"not a cursor: {str(text)[:80]!r}") from None
 
 
+def _retried(snapshot: Snapshot) -> int:
+    """The index of the attempt before, if the execution is tried again; otherwise -1."""
+    if isinstance(snapshot.state, Ended) or not snapshot.life.retries:
+        return -1
+    current = snapshot.current_attempt
+    return (snapshot.attempts_made if current is None else current) - 1
+
+
+def _short(failure: Failure | None) -> Failure | None:
+    """The failure without its traceback."""
+    return None if failure is None else replace(failure, detail=None)
+
+
 def _is_of(snapshot: Snapshot, kind: str | None, namespace: str | None) -> bool:
     route = snapshot.execution.route
     return kind in (None, route.kind) and namespace in (None, route.namespace)
@@ -340,7 +372,8 @@ def _ended_at(snapshot: Snapshot) -> Millis | None:
 
 
 def _info(snapshot: Snapshot) -> Info:
-    execution, shape = snapshot.execution, vector(snapshot)
+    execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
+    wait = summarise_wait(snapshot)
     return Info(
         id=execution.id,
         kind=execution.kind,
@@ -356,6 +389,10 @@ def _info(snapshot: Snapshot) -> Info:
         attempts_made=snapshot.attempts_made,
         flow=execution.flow,
         blocking_detail=blocking_detail(snapshot),
+        waits_for=None if wait is None else wait.text,
+        due_at=None if wait is None else wait.due_at,
+        failure=_short(life.failure),
+        cancel_reason=life.cancel_reason,
     )
 
 

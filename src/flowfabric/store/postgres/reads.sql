@@ -20,6 +20,13 @@ join {schema}.execution e on e.id = s.id
 left join {schema}.progress p on p.id = s.id
 where s.id = $1
 
+-- name: attempts_at
+select a.id, t.doc
+from unnest($1::uuid[], $2::integer[]) as a (id, "index")
+cross join lateral (
+    select t.doc from {schema}.attempt t where t.id = a.id and t.index = a.index offset 0
+) t
+
 -- name: steps_of
 select a.at, s.generation, s.position, s.name, s.occurrence, s.doc
 from unnest($1::uuid[], $2::integer[]) with ordinality as a (id, generation, at)

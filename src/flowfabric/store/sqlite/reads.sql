@@ -19,6 +19,9 @@ where e.id = :id
 -- name: tags_of
 select key, value from tag where id = :id order by key
 
+-- name: attempts_at
+select doc from attempt where id = :id and "index" = :index
+
 -- name: steps_of
 select generation, position, name, occurrence, doc
 from step where id = :id and generation = :generation
