@@ -53,6 +53,57 @@ def test_show_of_a_failed_run_has_the_traceback_of_the_task(cli: Cli, failed: st
     assert "return a / b" in document["failure"]["detail"]
 
 
+def test_show_has_the_steps_with_times_results_and_errors(cli: Cli, work: Work) -> None:
+    id = cli.submit("checkout", "--arg", "order=7")
+    while work():
+        pass
+    typed = cli.typed("run", "show", id, "--json").stdout
+    price, charge, raised = msgspec.json.decode(typed)["steps"]
+    assert (price["name"], price["result"], price["error"]) == ("price_of", 70, None)
+    assert price["started_at"] <= price["ended_at"]
+    assert (charge["name"], charge["result"]) == ("charge", "paid 70")
+    assert (raised["name"], raised["error"], raised["attempt"]) == (
+        "charge",
+        "ConnectionError: no answer for 70",
+        1,
+    )
+    shown = cli.typed("run", "show", id).stdout.splitlines()
+    header = next(number for number, line in enumerate(shown) if line.startswith("step "))
+    assert shown[header].split() == [
+        "step",
+        "branch",
+        "started",
+        "ended",
+        "took",
+        "result",
+        "error",
+    ]
+    assert shown[header + 1].split()[-1] == "70"
+    assert shown[header + 3].rstrip().endswith("attempt 1: ConnectionError: no answer for 70")
+
+
+def test_show_says_which_step_failed_a_run(cli: Cli, work: Work) -> None:
+    id = cli.submit("checkout", "--arg", "order=70")
+    while work():
+        pass
+    shown = msgspec.json.decode(cli.typed("run", "show", id, "--json").stdout)
+    assert shown["failure"]["step"] == "charge"
+    assert [step["attempt"] for step in shown["steps"]] == [None, 1, 2]
+
+
+def test_show_has_the_waits_among_the_steps(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    cli("signal", id, "paid", '{"amount": 5}')
+    assert patient.result(id) == {"amount": 5}
+    (wait,) = cli.json("run", "show", id)["steps"]
+    assert (wait["name"], wait["waited"], wait["result"]) == (
+        "signal:paid",
+        "signalled",
+        {"amount": 5},
+    )
+    assert wait["started_at"] <= wait["ended_at"]
+
+
 def test_show_tells_when_a_delayed_run_may_start(cli: Cli) -> None:
     id = cli.submit("greet", "--arg", "name=x", "--delay", "1h")
     assert " delayed until 20" in cli("run", "show", id).stdout

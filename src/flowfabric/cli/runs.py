@@ -34,6 +34,7 @@ from flowfabric.core.base.time import NO_TIME, Millis, parse_span
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.history import StepView
 from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.status import (
     ADMISSION_BLOCKS,
@@ -50,6 +51,9 @@ from flowfabric.store.queries import Query
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
 
 LOOK_EVERY = 0.25
+
+MOST_STEPS = 200
+"""How many steps people see; `--json` has all of them."""
 
 TaskName = Annotated[
     str | None, Option("--task", "--kind", metavar="TASK", help="Only of this task.")
@@ -70,6 +74,32 @@ def _attempt_row(attempt: Attempt) -> Cells:
     ]
 
 
+def _step_row(step: StepView) -> Cells:
+    took = None
+    if step.started_at is not None and step.ended_at is not None:
+        took = step.ended_at - step.started_at
+    call = f" (call {step.call})" if step.call > 1 else ""
+    return [
+        ("step", f"{step.name}{call}"),
+        ("branch", step.branch),
+        ("started", local(step.started_at)),
+        ("ended", local(step.ended_at)),
+        ("took", span(took)),
+        ("result", _step_result(step)),
+        ("error", _step_error(step)),
+    ]
+
+
+def _step_result(step: StepView) -> str:
+    waited = "" if step.waited is None else step.waited.replace("_", " ")
+    value = "" if step.result is None else first_line(shortened(body(step.result)))
+    return ": ".join(part for part in (waited, value) if part)
+
+
+def _step_error(step: StepView) -> str:
+    return "" if step.error is None else f"attempt {step.attempt}: {first_line(step.error)}"
+
+
 def _event_row(event: StoredEvent) -> Cells:
     detail = ", ".join(f"{name}: {value}" for name, value in (event.detail or {}).items())
     return [
@@ -83,6 +113,7 @@ def _event_row(event: StoredEvent) -> Cells:
 
 
 ATTEMPT = Table[Attempt](row=_attempt_row)
+STEP = Table[StepView](row=lambda step: _step_row(step))
 EVENT = Table[StoredEvent](
     row=_event_row, empty="no events: nothing has happened since it was submitted"
 )
@@ -93,6 +124,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     """Show everything about one run."""
     run = await fabric.run(id)
     facts, attempts = await run.describe(), await run.attempts()
+    steps = await engine.views.steps(id)
     payload, result = (await engine.views.context(id)).payload, await engine.views.result(id)
     waits = [] if facts.ended_at else await fabric.waitpoints(id, limit=MOST)
     bodies = {
@@ -102,6 +134,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     if screen.as_json:
         inner = {
             "attempts": [document(attempt) for attempt in attempts],
+            "steps": [document(step) for step in steps],
             "waitpoints": [document(item) for item in waits],
         }
         screen.document({**document(facts), **bodies, **inner})
@@ -109,6 +142,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     shown = [(name, shortened(value)) for name, value in bodies.items() if value is not None]
     screen.fields([*_fields(facts, engine.now()), *shown])
     ATTEMPT.below(screen, attempts)
+    STEP.below(screen, steps, MOST_STEPS)
     if facts.failure is not None and facts.failure.detail is not None:
         screen.line("")
         screen.text(facts.failure.detail.decode("utf-8", "replace").rstrip())

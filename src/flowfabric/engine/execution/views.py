@@ -23,6 +23,7 @@ from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
 from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.history import StepView, describe_steps
 from flowfabric.core.execution.model import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
 from flowfabric.core.execution.status import (
     Blocking,
@@ -35,7 +36,7 @@ from flowfabric.core.execution.status import (
 from flowfabric.core.explain.summary import summarise_wait
 from flowfabric.engine.context import Service
 from flowfabric.store.queries import Counts, Detail, FailedSince, Progress, Query
-from flowfabric.store.readable import readable
+from flowfabric.store.readable import named, readable
 
 MAX_PAGE = 1000
 
@@ -207,6 +208,14 @@ class Views(Service):
             )
             for index in sorted(history)
         ]
+
+    async def steps(self, id: str) -> list[StepView]:
+        """What the handler has called and recorded since it was last started over, and which steps
+        raised."""
+        snapshot, attempts = await self._existing(id), await self.attempts(id)
+        asked = (snapshot.execution.uuid, snapshot.life.generation)
+        (steps,) = await self._context.store.steps([asked])
+        return named("the steps of", asked[0], lambda: describe_steps(steps, attempts))
 
     async def current_attempt(self, id: str) -> int:
         """The index of the last attempt; 0 before the first."""
