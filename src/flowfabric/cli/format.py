@@ -1,5 +1,6 @@
 """Values as text for people: moments, spans, amounts, rates."""
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -85,6 +86,11 @@ def first_line(text: str, most: int = LINE) -> str:
 def shortened(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHORT else f"{text[:SHORT]}… ({len(text)} characters)"
+
+
+def pretty(value: object) -> str:
+    """A value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def progress_text(progress: Progress | None) -> str:
