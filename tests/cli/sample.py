@@ -36,3 +36,21 @@ async def on_day(day: date) -> str:
 @fabric.task()
 async def shout(text: str) -> str:
     raise RuntimeError(text)
+
+
+@fabric.task(retries=1, backoff=Fixed(delay=0))
+async def checkout(ctx: Context, order: int) -> int:
+    """Its second step raises in the first attempt."""
+    price = await ctx.step(price_of, order)
+    await ctx.step(charge, price, first=ctx.info.first)
+    return price
+
+
+def price_of(order: int) -> int:
+    return order * 10
+
+
+def charge(price: int, *, first: bool) -> str:
+    if price > 100 or first:
+        raise ConnectionError(f"no answer for {price}")
+    return f"paid {price}"

@@ -57,7 +57,7 @@ def test_a_command_gets_the_open_store_and_its_code_is_the_exit_code(app: Typer,
 
 def test_a_command_gets_the_application_by_its_name(app: Typer, cli: Cli) -> None:
     result = CliRunner().invoke(app, ["mine", APP])
-    assert (result.exit_code, result.stdout) == (0, f"{APP} divide\n")
+    assert (result.exit_code, result.stdout) == (0, f"{APP} checkout\n")
 
 
 def test_only_what_needs_a_store_asks_for_one(app: Typer) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.cli.patient import Patient
 from tests.cli.terminal import NOBODY, Cli, Work, Worker, follow
 
 
@@ -50,6 +51,57 @@ def test_show_of_a_failed_run_has_the_traceback_of_the_task(cli: Cli, failed: st
     assert "return a / b" in shown
     document = msgspec.json.decode(cli.typed("run", "show", failed, "--json").stdout)
     assert "return a / b" in document["failure"]["detail"]
+
+
+def test_show_has_the_steps_with_times_results_and_errors(cli: Cli, work: Work) -> None:
+    id = cli.submit("checkout", "--arg", "order=7")
+    while work():
+        pass
+    typed = cli.typed("run", "show", id, "--json").stdout
+    price, charge, raised = msgspec.json.decode(typed)["steps"]
+    assert (price["name"], price["result"], price["error"]) == ("price_of", 70, None)
+    assert price["started_at"] <= price["ended_at"]
+    assert (charge["name"], charge["result"]) == ("charge", "paid 70")
+    assert (raised["name"], raised["error"], raised["attempt"]) == (
+        "charge",
+        "ConnectionError: no answer for 70",
+        1,
+    )
+    shown = cli.typed("run", "show", id).stdout.splitlines()
+    header = next(number for number, line in enumerate(shown) if line.startswith("step "))
+    assert shown[header].split() == [
+        "step",
+        "branch",
+        "started",
+        "ended",
+        "took",
+        "result",
+        "error",
+    ]
+    assert shown[header + 1].split()[-1] == "70"
+    assert shown[header + 3].rstrip().endswith("attempt 1: ConnectionError: no answer for 70")
+
+
+def test_show_says_which_step_failed_a_run(cli: Cli, work: Work) -> None:
+    id = cli.submit("checkout", "--arg", "order=70")
+    while work():
+        pass
+    shown = msgspec.json.decode(cli.typed("run", "show", id, "--json").stdout)
+    assert shown["failure"]["step"] == "charge"
+    assert [step["attempt"] for step in shown["steps"]] == [None, 1, 2]
+
+
+def test_show_has_the_waits_among_the_steps(cli: Cli, patient: Patient) -> None:
+    id = patient.start("order")
+    cli("signal", id, "paid", '{"amount": 5}')
+    assert patient.result(id) == {"amount": 5}
+    (wait,) = cli.json("run", "show", id)["steps"]
+    assert (wait["name"], wait["waited"], wait["result"]) == (
+        "signal:paid",
+        "signalled",
+        {"amount": 5},
+    )
+    assert wait["started_at"] <= wait["ended_at"]
 
 
 def test_show_tells_when_a_delayed_run_may_start(cli: Cli) -> None:
@@ -131,6 +183,75 @@ def test_list_goes_on_where_it_ended(cli: Cli) -> None:
 def test_a_wrong_filter_is_one_readable_line(cli: Cli, words: list[str], complaint: str) -> None:
     cli("migrate")
     assert cli.complaint("run", "list", *words, code=2).startswith(complaint)
+
+
+def test_list_shows_why_runs_failed(cli: Cli, failed: str) -> None:
+    header, row = cli("run", "list").stdout.splitlines()
+    assert header.split()[-1] == "failure"
+    assert row.rstrip().endswith("ZeroDivisionError: division by zero")
+    (run,) = cli.lines("run", "list")
+    assert run["failure"]["message"] == "ZeroDivisionError: division by zero"
+    assert run["waits_for"] is None
+
+
+def test_list_shows_what_runs_wait_for(cli: Cli, patient: Patient) -> None:
+    patient.start("pay")
+    patient.start("publish")
+    patient.start("order")
+    patient.start("ship")
+    cli.submit("greet", "--arg", "name=x", "--delay", "1h")
+    delayed, *others = cli.lines("run", "list")
+    assert [run["waits_for"] for run in others] == [
+        "callback carrier",
+        "signal paid",
+        "approval legal or approval style",
+        "approval budget",
+    ]
+    assert delayed["waits_for"] == "a delay"
+    assert datetime.fromisoformat(delayed["due_at"]).utcoffset() is not None
+    assert "a delay (59m" in cli("run", "list").stdout
+
+
+def test_failures_are_grouped_by_error(cli: Cli, failed: str, work: Work) -> None:
+    for number in (7, 8):
+        last = cli.submit("shout", "--arg", f'text="no order {number}"')
+    while work():
+        pass
+    header, first, second = cli("run", "failures").stdout.splitlines()
+    assert header.split() == ["runs", "task", "error", "first", "last", "example"]
+    assert first.startswith("2     shout   RuntimeError: no order …")
+    assert first.split()[-1] == last
+    assert second.split()[:2] == ["1", "divide"]
+    shout, divide = cli.lines("run", "failures")
+    assert (shout["count"], shout["kind"], shout["example"]) == (2, "shout", last)
+    assert (shout["error"], shout["message"]) == (
+        "RuntimeError: no order …",
+        "RuntimeError: no order 8",
+    )
+    assert divide["error"] == "ZeroDivisionError: division by zero"
+    assert datetime.fromisoformat(divide["first_at"]).utcoffset() is not None
+    assert [group["example"] for group in cli.lines("run", "failures", "--task", "divide")] == [
+        failed
+    ]
+    assert cli.lines("run", "failures", "--since", "0s") == []
+    cut = cli("run", "failures", "--limit", "1")
+    assert (len(cut.stdout.splitlines()), cut.stderr) == (
+        2,
+        "there are more errors (1): use --limit\n",
+    )
+
+
+def test_without_failures_there_is_a_note(cli: Cli, greeted: str) -> None:
+    assert cli("run", "failures").stderr == "no failed runs\n"
+    assert cli.lines("run", "failures") == []
+    assert cli.complaint("run", "failures", "--since", "noon", code=2).startswith("--since is a")
+
+
+def test_times_have_a_zone(cli: Cli, greeted: str) -> None:
+    shown = cli("run", "show", greeted).stdout
+    created = next(line for line in shown.splitlines() if line.startswith("created"))
+    moment = datetime.fromisoformat(created.removeprefix("created").strip())
+    assert moment.utcoffset() == moment.astimezone().utcoffset()
 
 
 def test_cancel_ends_a_run(cli: Cli) -> None:

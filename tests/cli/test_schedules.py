@@ -23,7 +23,7 @@ def declared(url: str) -> None:
     asyncio.run(put())
 
 
-MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
 
 
 @pytest.mark.usefixtures("declared")

@@ -17,7 +17,7 @@ def test_the_list_tells_who_waits_for_what(cli: Cli, patient: Patient) -> None:
     header, first, second = cli("waitpoints", "list").stdout.splitlines()
     assert fields(header)[:4] == ["run", "name", "state", "waits for"]
     assert fields(first)[:4] == [paying, "budget", "active", "approved, rejected"]
-    assert fields(first)[5:] == ["ada, bob", digest_of(PLAN)[:12]]
+    assert fields(first)[5:] == ["ada, bob", msgspec.json.encode(PLAN).decode()]
     assert fields(second)[:4] == [ordering, "paid", "active", "any signal"]
 
 
@@ -137,6 +137,7 @@ def test_show_tells_what_a_run_waits_for_and_how_to_answer(cli: Cli, patient: Pa
     assert f"answer with: flowfabric reject '{id}' budget --as APPROVER" in result.stderr
     (item,) = cli.json("run", "show", id)["waitpoints"]
     assert (item["key"], item["terms"]["about"]) == ("budget", digest_of(PLAN))
+    assert item["about"] == PLAN
 
 
 def test_show_tells_how_to_send_a_signal(cli: Cli, patient: Patient) -> None:
@@ -158,3 +159,15 @@ def test_show_of_a_run_that_does_not_wait_says_nothing_of_it(cli: Cli, patient: 
     cli("signal", id, "paid")
     assert cli("run", "show", id).stderr == ""
     assert msgspec.json.decode(cli("run", "show", id, "--json").stdout)["state"] == "waiting"
+
+
+def test_approvers_see_what_is_to_be_approved(cli: Cli, patient: Patient) -> None:
+    id = patient.start("pay")
+    assert '{"amount":250,"to":"ada"}' in cli("waitpoints", "list").stdout
+    assert '{"amount":250,"to":"ada"}' in cli("run", "show", id).stdout
+    shown = cli("waitpoints", "show", id)
+    assert '"amount": 250' in shown.stdout
+    assert digest_of(PLAN) in shown.stdout
+    assert "answer with: flowfabric approve" in shown.stderr
+    assert cli.json("waitpoints", "show", id, "budget")["about"] == PLAN
+    assert cli("waitpoints", "show", id, "other", code=3).stdout == ""

@@ -230,6 +230,17 @@ async def test_a_page_reads_the_index_in_its_order_and_stops(crowded: Bench, nam
     assert "using execution_created_at on execution" in steps
 
 
+async def test_a_page_of_failures_reads_its_index_in_order_and_stops(crowded: Bench) -> None:
+    raw = await crowded.raw()
+    await raw.execute("update flowfabric.done set outcome = 1 where ended_at % 8 = 3")
+    await raw.execute("analyze flowfabric.done")
+    for last in ((None, None), (crowded.now, crowded.fresh())):
+        steps = await plan(crowded, FREE, "failed_executions", 0, *last, 100)
+        assert "using done_failed on done" in steps
+        for table in ("execution", "done"):
+            assert f"Seq Scan on {table}" not in steps
+
+
 async def test_counts_and_trims_do_not_read_all_that_ended(crowded: Bench) -> None:
     steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4])
     assert "using done_outcome on done" in steps

@@ -408,6 +408,12 @@ async def test_lists_and_events_are_read_no_further_than_needed(bench: Bench) ->
         assert "TEMP B-TREE" not in text
 
 
+async def test_failures_are_found_by_index(bench: Bench) -> None:
+    text = plan(bench.store.path, "failed_executions")
+    assert "done_ended_at (outcome=? AND ended_at>? AND ended_at<?)" in text
+    assert "SCAN" not in text
+
+
 async def test_what_is_due_is_found_by_index(bench: Bench) -> None:
     text = plan(bench.store.path, "due_executions")
     assert "SEARCH deadline USING COVERING INDEX deadline_at (at<?)" in text

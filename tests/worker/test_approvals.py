@@ -26,6 +26,7 @@ from flowfabric.core.base.errors import (
     TokenRevoked,
     TokenUsed,
 )
+from flowfabric.core.wait.model import Terms
 from flowfabric.worker.api.approval import ApprovalEnd, about_digest
 from tests.worker.bench import AGAIN, Bench, Log
 
@@ -482,3 +483,44 @@ async def test_a_token_for_a_stranger_is_refused(bench: Bench) -> None:
     run = await deploy.submit()
     await bench.work()
     assert await run.result() == "refused"
+
+
+# -- the value that is approved
+
+
+@pytest.mark.parametrize(
+    ("about", "shown"),
+    [
+        ({"b": [1, 2.0], "a": "ä"}, {"b": [1, 2.0], "a": "ä"}),
+        ("just text", "just text"),
+        (0, 0),
+        (2**70, 2**70),
+        (b"raw", {"base64": "cmF3"}),
+        (None, None),
+        ("x" * 100_000, None),
+    ],
+)
+async def test_the_value_to_be_approved_is_shown_to_approvers(
+    bench: Bench, about: Any, shown: Any
+) -> None:
+    @bench.fabric.task()
+    async def ask(ctx: Context) -> bool:
+        return (await ctx.approval("it", about=about)).approved
+
+    run = await ask.submit()
+    await bench.work()
+    (item,) = await bench.fabric.waitpoints(run.id)
+    assert item.about == shown
+    assert item.terms is not None
+    assert item.terms.about == (None if about is None else about_digest(about))
+    token = await bench.fabric.waitpoint_token(f"{run.id}/{item.id}", approver="ada")
+    await bench.fabric.approve(f"{run.id}/{item.id}", approver="ada", token=token, about=about)
+    await bench.work()
+    assert await run.result() is True
+
+
+def test_a_waitpoint_of_an_earlier_release_has_no_value() -> None:
+    stored = b'{"about":"%s","decisions":["approved"]}' % about_digest(7).encode()
+    terms = msgspec.json.decode(stored, type=Terms)
+    assert terms.value is None
+    assert msgspec.json.encode(terms) == stored

@@ -1,5 +1,6 @@
 """Values as text for people: moments, spans, amounts, rates."""
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -10,6 +11,7 @@ from flowfabric.core.limit.quota import Rate
 from flowfabric.store.queries import Progress
 
 SHORT = 300
+LINE = 120
 
 _MILLIS = re.compile(r"\b1[0-9]{12}\b")
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
@@ -17,10 +19,10 @@ _ONE = re.compile(r"^1(?=[smhd]$)")
 
 
 def local(moment: Millis | None) -> str:
-    """A moment as the clock on this machine's wall shows it."""
+    """A moment as the clock on this machine's wall shows it, with its offset from UTC."""
     if moment is None:
         return ""
-    return to_datetime(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return to_datetime(moment).astimezone().isoformat(" ", "seconds")
 
 
 def span(millis: int | None) -> str:
@@ -75,9 +77,20 @@ def readable(detail: str | None) -> str:
     return _MILLIS.sub(lambda match: local(Millis(int(match[0]))), detail or "")
 
 
+def first_line(text: str, most: int = LINE) -> str:
+    """A message in one line of a table."""
+    line, *rest = text.strip().splitlines() or [""]
+    return f"{line[:most]}…" if rest or len(line) > most else line
+
+
 def shortened(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHORT else f"{text[:SHORT]}… ({len(text)} characters)"
+
+
+def pretty(value: object) -> str:
+    """A value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def progress_text(progress: Progress | None) -> str:

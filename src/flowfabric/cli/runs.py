@@ -14,7 +14,15 @@ from typer import Option, Typer
 from flowfabric.cli.bulk import for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
 from flowfabric.cli.errors import CommandError, ExitCode
-from flowfabric.cli.format import local, pairs_text, progress_text, readable, shortened, span
+from flowfabric.cli.format import (
+    first_line,
+    local,
+    pairs_text,
+    progress_text,
+    readable,
+    shortened,
+    span,
+)
 from flowfabric.cli.json import Document, body, document, iso
 from flowfabric.cli.output import Cells, Screen, printable
 from flowfabric.cli.parse import read_since, read_tag
@@ -24,7 +32,9 @@ from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis, parse_span
 from flowfabric.core.execution.event import StoredEvent
+from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.history import StepView
 from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.status import (
     ADMISSION_BLOCKS,
@@ -42,6 +52,13 @@ app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
 
 LOOK_EVERY = 0.25
 
+MOST_STEPS = 200
+"""How many steps people see; `--json` has all of them."""
+
+TaskName = Annotated[
+    str | None, Option("--task", "--kind", metavar="TASK", help="Only of this task.")
+]
+
 
 def _attempt_row(attempt: Attempt) -> Cells:
     took = None
@@ -57,6 +74,32 @@ def _attempt_row(attempt: Attempt) -> Cells:
     ]
 
 
+def _step_row(step: StepView) -> Cells:
+    took = None
+    if step.started_at is not None and step.ended_at is not None:
+        took = step.ended_at - step.started_at
+    call = f" (call {step.call})" if step.call > 1 else ""
+    return [
+        ("step", f"{step.name}{call}"),
+        ("branch", step.branch),
+        ("started", local(step.started_at)),
+        ("ended", local(step.ended_at)),
+        ("took", span(took)),
+        ("result", _step_result(step)),
+        ("error", _step_error(step)),
+    ]
+
+
+def _step_result(step: StepView) -> str:
+    waited = "" if step.waited is None else step.waited.replace("_", " ")
+    value = "" if step.result is None else first_line(shortened(body(step.result)))
+    return ": ".join(part for part in (waited, value) if part)
+
+
+def _step_error(step: StepView) -> str:
+    return "" if step.error is None else f"attempt {step.attempt}: {first_line(step.error)}"
+
+
 def _event_row(event: StoredEvent) -> Cells:
     detail = ", ".join(f"{name}: {value}" for name, value in (event.detail or {}).items())
     return [
@@ -70,6 +113,7 @@ def _event_row(event: StoredEvent) -> Cells:
 
 
 ATTEMPT = Table[Attempt](row=_attempt_row)
+STEP = Table[StepView](row=lambda step: _step_row(step))
 EVENT = Table[StoredEvent](
     row=_event_row, empty="no events: nothing has happened since it was submitted"
 )
@@ -80,6 +124,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     """Show everything about one run."""
     run = await fabric.run(id)
     facts, attempts = await run.describe(), await run.attempts()
+    steps = await engine.views.steps(id)
     payload, result = (await engine.views.context(id)).payload, await engine.views.result(id)
     waits = [] if facts.ended_at else await fabric.waitpoints(id, limit=MOST)
     bodies = {
@@ -89,6 +134,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     if screen.as_json:
         inner = {
             "attempts": [document(attempt) for attempt in attempts],
+            "steps": [document(step) for step in steps],
             "waitpoints": [document(item) for item in waits],
         }
         screen.document({**document(facts), **bodies, **inner})
@@ -96,6 +142,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     shown = [(name, shortened(value)) for name, value in bodies.items() if value is not None]
     screen.fields([*_fields(facts, engine.now()), *shown])
     ATTEMPT.below(screen, attempts)
+    STEP.below(screen, steps, MOST_STEPS)
     if facts.failure is not None and facts.failure.detail is not None:
         screen.line("")
         screen.text(facts.failure.detail.decode("utf-8", "replace").rstrip())
@@ -158,7 +205,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
         Option(metavar="STATE", help=f"Only in this state; repeatable: {', '.join(PublicState)}."),
     ] = None,
     lane: Annotated[str | None, Option(help="Only of this lane.")] = None,
-    kind: Annotated[str | None, Option(help="Only of this task.")] = None,
+    task: TaskName = None,
     tag: Annotated[str | None, Option(help="Only with this tag, as app.tenant=acme.")] = None,
     namespace: Annotated[str | None, Option(help="Only of this namespace.")] = None,
     since: Annotated[str | None, Option(help="Of the last 2h, or since 2025-03-01T08:00.")] = None,
@@ -174,7 +221,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
     query = Query(
         namespace=namespace,
         lane=lane,
-        kind=kind,
+        kind=task,
         states=tuple(state or ()),
         tag=read_tag(tag),
         created_from=read_since(since, now),
@@ -219,8 +266,57 @@ def _row(info: Info, now: Millis) -> Cells:
         ("tries", str(info.attempts_made)),
         ("age", span(now - info.created_at)),
         ("took", span(took)),
-        ("because", readable(info.blocking_detail)),
+        ("waits for", _wait_text(info, now)),
+        ("failure", _failure_text(info)),
     ]
+
+
+def _wait_text(info: Info, now: Millis) -> str:
+    left = f" ({span(info.due_at - now)} left)" if info.due_at else ""
+    return first_line(info.waits_for or "") + left
+
+
+def _failure_text(info: Info) -> str:
+    return first_line(info.failure.message if info.failure else info.cancel_reason or "")
+
+
+FAILURE = Table[FailureGroup](
+    row=lambda group: [
+        ("runs", str(group.count)),
+        ("task", group.kind),
+        ("error", first_line(group.error)),
+        ("first", local(group.first_at)),
+        ("last", local(group.last_at)),
+        ("example", group.example),
+    ],
+    empty="no failed runs",
+)
+
+
+@command(app)
+async def failures(
+    engine: Engine,
+    screen: Screen,
+    task: TaskName = None,
+    since: Annotated[
+        str | None, Option(help="Only what failed in the last 2h, or since 2025-03-01T08:00.")
+    ] = None,
+    namespace: Annotated[str | None, Option(help="Only of this namespace.")] = None,
+    limit: Annotated[int, Option(min=1, help="At most this many groups.")] = 50,
+) -> None:
+    """Group failed runs by error, the most frequent error first.
+
+    Messages that differ only in numbers and ids are one group. The example is the run that failed
+    last: `flowfabric run show` prints its traceback.
+    """
+    start = read_since(since, engine.now())
+    found = await engine.views.failures(kind=task, namespace=namespace, since=start)
+    FAILURE.lines(screen, found.groups[:limit])
+    if len(found.groups) > limit:
+        screen.note(f"there are more errors ({len(found.groups) - limit}): use --limit")
+    if not found.complete:
+        earliest = local(found.read_since)
+        screen.note(f"only the latest failures were counted, from {earliest}: use --since")
 
 
 @command(app)

@@ -8,7 +8,7 @@ from typer import Argument, Option, Typer
 
 from flowfabric.cli.command import command
 from flowfabric.cli.errors import CommandError, ExitCode
-from flowfabric.cli.format import local
+from flowfabric.cli.format import local, pretty, shortened
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.parse import STDIN, read_source
 from flowfabric.cli.table import Table
@@ -40,11 +40,31 @@ def _row(item: OpenWaitpoint) -> Cells:
         ("since", local(item.activated_at or item.created_at)),
         ("expires", local(item.expires_at)),
         ("approvers", "" if terms is None else ", ".join(terms.approvers) or "anybody"),
-        ("about", (terms.about or "")[:DIGEST] if terms else ""),
+        ("about", _about(item)),
     ]
 
 
-WAITPOINT = Table[OpenWaitpoint](row=_row, empty="nothing waits")
+def _about(item: OpenWaitpoint) -> str:
+    """What is to be approved; of a value that is not stored, its digest."""
+    digest = item.terms.about if item.terms else None
+    if item.terms is None or item.terms.value is None:
+        return "" if digest is None else f"digest {digest[:DIGEST]}"
+    return shortened(item.about)
+
+
+def _fields(item: OpenWaitpoint) -> Cells:
+    terms = item.terms
+    value = "" if terms is None or terms.value is None else pretty(item.about)
+    digest = "" if terms is None else terms.about or ""
+    return [
+        *(cell for cell in _row(item) if cell[0] != "about"),
+        ("id", str(item.id)),
+        ("about", value or ("not stored: it is too large, or old" if digest else "")),
+        ("digest", digest),
+    ]
+
+
+WAITPOINT = Table[OpenWaitpoint](row=_row, fields=_fields, empty="nothing waits")
 """There is no token in its document, only what tells tokens apart."""
 
 
@@ -58,6 +78,16 @@ async def list_waitpoints(
     """List what runs wait for, the longest waiting first. Tokens are never shown."""
     found = await fabric.waitpoints(run, limit=limit)
     WAITPOINT.lines(screen, found, run and f"{run} waits for nothing from outside")
+
+
+@command(app)
+async def show(fabric: Fabric, screen: Screen, run: Target, name: Name = None) -> None:
+    """Show one open waitpoint: of an approval, exactly what is to be approved."""
+    item = await find(fabric, run, name)
+    WAITPOINT.show(screen, item)
+    if not screen.as_json:
+        for answer in how_to_answer(item):
+            screen.note(f"answer with: {answer}")
 
 
 @command(app)

@@ -3,8 +3,9 @@
 Three methods repeat a core rule because they must be one round trip over many rows: `claim` (as
 `core.execution.lease.take`), `renew` (as `core.execution.lease.renew`) and, for limits, `release`.
 
-`Store` is cut by the five words: execution, wait, flow, limit, worker. Documents with a
-key and a version have no methods of their own: they are read and written through `Store.records`.
+`Store` is cut by the five words: execution (with its history), wait, flow, limit, worker.
+Documents with a key and a version have no methods of their own: they are read and written through
+`Store.records`.
 `store.queries` has what is asked and answered.
 
 Obligations that hold for every method:
@@ -114,7 +115,7 @@ class RecordStore(Protocol):
 
 
 class ExecutionStore(Protocol):
-    """Executions, their history, and what is due."""
+    """Executions, and what is due."""
 
     # -- the hot path, one durable round trip each, at most MAX_BATCH items
 
@@ -213,21 +214,11 @@ class ExecutionStore(Protocol):
     async def detail(self, uuid: UUID) -> Detail | None:
         """One execution with payload, tags, progress and the last moment anything happened."""
 
-    async def attempts(self, uuid: UUID) -> list[Attempt]:
-        """The attempts in history, by index."""
-
-    async def steps(self, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
-        """The recorded steps of each execution and generation, by position, in the order asked."""
-
-    async def events(self, query: EventQuery) -> EventPage:
-        """Events after a cursor. Skips none, also of transactions that commit late. After NEWEST
-        there are none, and the cursor of the page is that of the last event."""
-
     async def page(self, query: Query) -> Page:
         """Executions by (created_at, id). Examines a bounded number of rows per call."""
 
     async def snapshots(self, query: SnapshotQuery) -> list[Snapshot]:
-        """Members of a flow, claimable executions or suspended ones, as their query says."""
+        """Members of a flow, claimable, suspended or failed executions, as their query says."""
 
     async def counts(
         self, namespace: str | None = None, lane: str | None = None, *, flow: UUID | None = None
@@ -236,6 +227,24 @@ class ExecutionStore(Protocol):
 
     async def set_tags(self, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
         """Adds or replaces tags, all or none; False when there is no such execution."""
+
+
+class HistoryStore(Protocol):
+    """What has happened to executions: attempts, recorded steps, events."""
+
+    async def attempts(self, uuid: UUID) -> list[Attempt]:
+        """The attempts in history, by index."""
+
+    async def attempts_at(self, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:
+        """Of each execution the attempt in history with this index, if it is there and can be
+        read; one index per execution."""
+
+    async def steps(self, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
+        """The recorded steps of each execution and generation, by position, in the order asked."""
+
+    async def events(self, query: EventQuery) -> EventPage:
+        """Events after a cursor. Skips none, also of transactions that commit late. After NEWEST
+        there are none, and the cursor of the page is that of the last event."""
 
 
 class WaitStore(Protocol):
@@ -399,7 +408,7 @@ class WorkerStore(Protocol):
         revoked before that, by (expires_at, id)."""
 
 
-class Store(ExecutionStore, WaitStore, FlowStore, LimitStore, WorkerStore, Protocol):
+class Store(ExecutionStore, HistoryStore, WaitStore, FlowStore, LimitStore, WorkerStore, Protocol):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str

@@ -211,6 +211,14 @@ class SuspendedIn(Struct, frozen=True):
     limit: int
 
 
+class FailedSince(Struct, frozen=True):
+    """Executions that failed at or after a moment, the latest first by (ended_at, id)."""
+
+    since: Millis
+    before: tuple[Millis, UUID] | None
+    limit: int
+
+
 class MembersOf(Struct, frozen=True):
     """Executions of a flow (with the flag that makes them members) by id; `living`: those that have
     not ended."""
@@ -221,7 +229,7 @@ class MembersOf(Struct, frozen=True):
     living: bool = False
 
 
-SnapshotQuery = Claimable | SuspendedIn | MembersOf
+SnapshotQuery = Claimable | SuspendedIn | FailedSince | MembersOf
 
 
 class EdgeQuery(Struct, frozen=True, kw_only=True):

@@ -8,12 +8,13 @@ import msgspec
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.execution.history import plain_name
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Recorded
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description
 from flowfabric.testing.stuck import tell as tell_run
-from flowfabric.testing.watch import is_step, plain_name
+from flowfabric.testing.watch import is_step
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.run.branches import is_no_call
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds, check_seconds
+from flowfabric.core.execution.history import plain_name
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow.model import Flow
 from flowfabric.engine.context import EngineContext
@@ -141,12 +142,6 @@ def is_step(name: str, wanted: str) -> bool:
     """Whether a recorded name is the wanted one, with or without the path of its function."""
     plain = plain_name(name)
     return plain == wanted or plain.endswith(f".{wanted}")
-
-
-def plain_name(name: str) -> str:
-    """The name of a step without the branch it was made in."""
-    branch, slash, rest = name.partition("/")
-    return rest if slash and branch.strip("~.0123456789") == "" else name
 
 
 def seconds_of(timeout: Seconds | None) -> float | None:

@@ -11,8 +11,10 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
+from flowfabric.engine.execution import views as views_module
 from flowfabric.engine.execution.views import Info
 from flowfabric.store.queries import Query
 from tests.kit import situations
@@ -290,3 +292,117 @@ async def test_counts_are_those_of_the_states(lab: Lab) -> None:
             total.update(part)
     assert {word: count for word, count in total.items() if count} == expected
     assert sum((await views.counts(lane="nowhere")).by_state.values()) == 0
+
+
+# -- failures by error
+
+
+async def failing(lab: Lab, message: str, kind: str = "job", **members: Any) -> ExecutionId:
+    claim = await lab.running(kind=kind, **members)
+    await lab.fail(claim, message=message)
+    lab.clock.advance(1000)
+    return claim.id
+
+
+async def test_failures_are_grouped_by_task_and_error(lab: Lab) -> None:
+    start = lab.engine.now()
+    await failing(lab, "Timeout: no answer in 31 ms")
+    last = await failing(lab, "Timeout: no answer in 2718 ms")
+    other = await failing(lab, "Timeout: no answer in 31 ms", kind="other")
+    twice = [await failing(lab, "KeyError: 'x'") for _ in range(3)]
+    await lab.complete(await lab.running())
+    found = await lab.engine.views.failures()
+    assert found.complete
+    shown = [(g.kind, g.error, g.count, g.example) for g in found.groups]
+    assert shown == [
+        ("job", "KeyError: 'x'", 3, twice[-1]),
+        ("job", "Timeout: no answer in … ms", 2, last),
+        ("other", "Timeout: no answer in 31 ms", 1, other),
+    ]
+    assert found.groups[1].message == "Timeout: no answer in 2718 ms"
+    assert (found.groups[1].first_at, found.groups[1].last_at) == (start, start + 1000)
+
+
+async def test_failures_are_filtered_by_task_namespace_and_the_moment_they_failed(lab: Lab) -> None:
+    views = lab.engine.views
+    await failing(lab, "old", kind="a")
+    middle = lab.engine.now()
+    await failing(lab, "new", kind="a")
+    await failing(lab, "new", kind="b", namespace="there")
+    assert [g.error for g in (await views.failures(kind="a", since=middle)).groups] == ["new"]
+    assert [g.kind for g in (await views.failures(namespace="there")).groups] == ["b"]
+    assert (await views.failures(since=lab.engine.now())).groups == ()
+    with pytest.raises(Invalid):
+        await views.failures(kind=7)  # type: ignore[arg-type]
+    with pytest.raises(Invalid):
+        await views.failures(since="yesterday")  # type: ignore[arg-type]
+
+
+async def test_a_run_that_is_replayed_is_no_failure_until_it_fails_again(lab: Lab) -> None:
+    id = await failing(lab, "boom")
+    await lab.engine.executions.replay(id)
+    assert (await lab.engine.views.failures()).groups == ()
+    await lab.fail(await lab.claim_one(), message="boom")
+    assert [g.count for g in (await lab.engine.views.failures()).groups] == [1]
+
+
+async def test_failures_are_read_page_by_page_and_only_the_latest(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views_module, "MAX_PAGE", 2)
+    ids = [await failing(lab, "boom") for _ in range(5)]
+    (group,) = (await lab.engine.views.failures()).groups
+    assert (group.count, group.example) == (5, ids[-1])
+    monkeypatch.setattr(views_module, "FAILURES_READ", 4)
+    cut = await lab.engine.views.failures()
+    assert (cut.groups[0].count, cut.complete) == (4, False)
+    assert cut.read_since == group.first_at + 1000
+
+
+# -- what a run waits for, and how it failed
+
+
+@pytest.mark.parametrize(
+    ("situation", "text"),
+    [
+        (situations.waiting, "a worker"),
+        (situations.delayed, "a delay"),
+        (situations.backing_off, "a retry"),
+        (situations.worker_delayed, "a delay"),
+        (situations.blocked, "unblock: paused by operator"),
+        (situations.lost, "a worker"),
+        (situations.running, None),
+        (situations.completed, None),
+    ],
+)
+async def test_a_list_says_what_a_run_waits_for(
+    lab: Lab, situation: situations.Situation, text: str | None
+) -> None:
+    id = await situation(lab)
+    (info,) = (await lab.engine.views.list(Query())).items
+    assert (info.id, info.waits_for) == (id, text)
+    assert (info.due_at is None) == (text not in {"a delay", "a retry"})
+
+
+async def test_a_list_has_the_failure_of_a_run_without_its_traceback(lab: Lab) -> None:
+    claim = await lab.running()
+    failure = Failure("boom", detail=b"Traceback")
+    await lab.engine.attempts.fail(claim, failure)
+    (info,) = (await lab.engine.views.list(Query())).items
+    assert info.failure == Failure("boom")
+
+
+async def test_a_list_has_the_last_failure_of_runs_that_are_tried_again(lab: Lab) -> None:
+    await lab.complete(await lab.running())
+    id = await situations.backing_off(lab)
+    listed = {info.id: info for info in (await lab.engine.views.list(Query())).items}
+    assert [info.failure is not None for info in listed.values()] == [False, True]
+    attempts = await lab.engine.views.attempts(id)
+    failure = listed[id].failure
+    assert failure is not None
+    assert attempts[0].failure is not None
+    assert failure.message == attempts[0].failure.message
+    await lab.pass_time(situations.DELAY)
+    await situations.take(lab, id)
+    running = [info for info in (await lab.engine.views.list(Query())).items if info.id == id]
+    assert (running[0].state, running[0].failure) == (PublicState.ACTIVE, failure)

@@ -100,9 +100,12 @@ class WorkerIdentity(Struct, frozen=True, gc=False):
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
+    """`detail` is the traceback. `step` is the step that raised it, if one did."""
+
     message: str
     category: str = "transient"
     detail: bytes | None = None
+    step: str | None = None
 
 
 class Fence(Struct, frozen=True, gc=False):

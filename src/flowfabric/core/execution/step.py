@@ -27,7 +27,8 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     """The content of a step row: the value a step returned, the moment a sleep ends, or how a wait
     ended (`waited` is a word of `core.wait.model.Waited`, `value` is the reason, if one was given).
     The signals that a wait received are named by `signal` if it was one, otherwise by `suspension`,
-    and by `waitpoint` if it waited at one."""
+    and by `waitpoint` if it waited at one. `started_at` and `ended_at` are for people; steps that
+    an earlier release recorded have none."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     until: Millis | None = None
@@ -36,3 +37,5 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     suspension: UUID | None = None
     signal: Signal | None = None
     waitpoint: UUID | None = None
+    started_at: Millis | None = None
+    ended_at: Millis | None = None

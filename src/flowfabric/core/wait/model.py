@@ -21,6 +21,8 @@ from flowfabric.core.flow.join import EdgeState
 
 MAX_SIGNALS = 10_000
 """Signals one execution accepts, unless its policy or the caller says otherwise."""
+MAX_VALUE = 65_536
+"""Longest JSON text of a thing to be approved that is stored for approvers."""
 FEW_SIGNALS = 32
 """How many buffered signals of a waitpoint are read before all of them are."""
 
@@ -60,12 +62,15 @@ class Terms(Struct, frozen=True, omit_defaults=True):
     """What a waitpoint of an approval accepts; every token of it is bound to this.
 
     `about` is the digest of the exact thing to be approved, `decisions` are the signal names that
-    count as one, `approvers` may decide (if none is named, anybody may).
+    count as one, `approvers` may decide (if none is named, anybody may). `value` is the thing
+    itself as JSON, for approvers to read; None if it is too large (`MAX_VALUE`), or if an earlier
+    release asked.
     """
 
     about: str | None = None
     decisions: tuple[str, ...] = ()
     approvers: tuple[str, ...] = ()
+    value: str | None = None
 
 
 class Waitpoint(Struct, frozen=True, omit_defaults=True):

@@ -107,7 +107,7 @@ def end_suspension(
         waits=close_suspension(snapshot.life.waits or NO_WAITS, now, suspension, end),
     )
     after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
-    return after, steps_of(suspension, end)
+    return after, steps_of(suspension, now, end)
 
 
 def close_suspension(
@@ -129,11 +129,11 @@ def close_suspension(
     return replace(waits, suspension=None, pending=tuple(pending.values()), last=last)
 
 
-def steps_of(suspension: Suspension, end: SuspensionEnd) -> tuple[Step, ...]:
+def steps_of(suspension: Suspension, now: Millis, end: SuspensionEnd) -> tuple[Step, ...]:
     """The recorded steps of the waits that are over."""
     arms = [(suspension.arms[number], how) for number, how in end.done.items()]
     return tuple(
-        _step(arm.step, suspension.id, arm, how, end) for arm, how in arms if arm.step is not None
+        _step(arm.step, suspension, now, arm, how, end) for arm, how in arms if arm.step is not None
     )
 
 
@@ -290,12 +290,20 @@ def _left_open(ends: list[tuple[Pending, bool]]) -> Pending:
     return replace(ends[0][0], taken=taken, kept=kept, counted=0)
 
 
-def _step(ref: StepRef, suspension: UUID, arm: Arm, how: Waited, end: SuspensionEnd) -> Step:
+def _step(
+    ref: StepRef, suspension: Suspension, now: Millis, arm: Arm, how: Waited, end: SuspensionEnd
+) -> Step:
     """A signal that satisfied the arm alone is part of the step: its reader need not look it up."""
     signal = end.signal if sum(tally.count for tally in arm.tallies) == 1 else None
     alone = arm.bound[0].id if signal is None and len(arm.bound) == 1 else None
     recorded = Recorded(
-        branch=ref.branch, waited=how, suspension=suspension, signal=signal, waitpoint=alone
+        branch=ref.branch,
+        waited=how,
+        suspension=suspension.id,
+        signal=signal,
+        waitpoint=alone,
+        started_at=suspension.created_at,
+        ended_at=now,
     )
     if end.note:
         recorded = replace(recorded, value=msgspec.Raw(msgspec.json.encode(end.note)))

@@ -435,7 +435,7 @@ class _Suspending:
     ) -> "Change[NowSuspended | AlreadyMet]":
         """Something that was to be waited for is over: the lease is kept."""
         waits = close_suspension(self._waits(), self._now, suspension, end)
-        done = steps_of(suspension, end)
+        done = steps_of(suspension, self._now, end)
         outcome = AlreadyMet(suspension.id, tuple(self._binder.bound), done)
         steps = (*self._request.steps, *done)
         life = replace(self._snapshot.life, waits=waits)

@@ -4,6 +4,8 @@ Closing one leaves a dedup record, so that it stays closed: a handler that runs 
 same waitpoint again.
 """
 
+import json
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -53,7 +55,8 @@ class NewWaitpoint(Struct, frozen=True, kw_only=True):
 
 
 class OpenWaitpoint(Struct, frozen=True):
-    """A waitpoint that accepts signals, as people may see it: without its token."""
+    """A waitpoint that accepts signals, as people may see it: without its token. `about` is the
+    value to be approved; `terms.about` is its digest, which the approval is bound to."""
 
     id: UUID
     execution: ExecutionId
@@ -66,6 +69,7 @@ class OpenWaitpoint(Struct, frozen=True):
     token_kid: str
     token_fingerprint: str
     terms: Terms | None = None
+    about: Any = None
 
 
 class WaitpointsClosed(Struct, frozen=True):
@@ -226,7 +230,18 @@ def _described(
         token_kid=row.kid,
         token_fingerprint=mint(ring, row).fingerprint if row.kid in ring.keys else "",
         terms=row.terms,
+        about=_value(row.terms),
     )
+
+
+def _value(terms: Terms | None) -> Any:
+    """What is to be approved. Only the digest counts, so a text that cannot be read is no error."""
+    if terms is None or terms.value is None:
+        return None
+    try:
+        return json.loads(terms.value)
+    except (ValueError, RecursionError):
+        return terms.value
 
 
 def _bound(arm: Arm) -> set[UUID]:

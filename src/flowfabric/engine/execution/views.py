@@ -1,7 +1,7 @@
 """Reads: one execution in any depth, many by filter, and waiting for an end."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from uuid import UUID
 
 from msgspec import Struct
@@ -20,8 +20,10 @@ from flowfabric.core.base.numbers import (
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
 from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.history import StepView, describe_steps
 from flowfabric.core.execution.model import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
 from flowfabric.core.execution.status import (
     Blocking,
@@ -32,11 +34,15 @@ from flowfabric.core.execution.status import (
     vector,
 )
 from flowfabric.core.execution.versions import version_of, without_versions
+from flowfabric.core.explain.summary import summarise_wait
 from flowfabric.engine.context import Service
-from flowfabric.store.queries import Counts, Detail, Progress, Query
-from flowfabric.store.readable import readable
+from flowfabric.store.queries import Counts, Detail, FailedSince, Progress, Query
+from flowfabric.store.readable import named, readable
 
 MAX_PAGE = 1000
+
+FAILURES_READ = 20_000
+"""Most failed executions that are read to be grouped."""
 
 
 class LeaseView(Struct, frozen=True):
@@ -89,7 +95,8 @@ class Description(Struct, frozen=True, kw_only=True):
 
 
 class Info(Struct, frozen=True, kw_only=True):
-    """What a list shows of an execution."""
+    """What a list shows of an execution. `waits_for` says in a few words what it waits for, until
+    `due_at` if the wait ends by itself; `failure` has no traceback (`describe` has)."""
 
     id: ExecutionId
     kind: str
@@ -106,6 +113,10 @@ class Info(Struct, frozen=True, kw_only=True):
     flow: UUID | None
     blocking_detail: str | None
     version: str | None = None
+    waits_for: str | None = None
+    due_at: Millis | None = None
+    failure: Failure | None = None
+    cancel_reason: str | None = None
 
 
 class ExecutionContext(Struct, frozen=True):
@@ -135,6 +146,15 @@ class Infos(Struct, frozen=True):
     unreadable: tuple[UUID, ...] = ()
 
 
+class Failures(Struct, frozen=True):
+    """Failed executions by error. Unless `complete`, there are earlier ones that were not read:
+    only those that failed after `read_since` were."""
+
+    groups: tuple[FailureGroup, ...]
+    complete: bool
+    read_since: Millis | None = None
+
+
 class Views(Service):
     """`engine.views`"""
 
@@ -144,7 +164,10 @@ class Views(Service):
 
     async def info(self, id: str) -> Info | None:
         snapshot = await self._load(id)
-        return None if snapshot is None else _info(snapshot)
+        if snapshot is None:
+            return None
+        (info,) = await self._with_failures([snapshot], [_info(snapshot)])
+        return info
 
     async def state(self, id: str) -> PublicState | None:
         """Only the public state: the cheap poll."""
@@ -189,6 +212,14 @@ class Views(Service):
             for index in sorted(history)
         ]
 
+    async def steps(self, id: str) -> list[StepView]:
+        """What the handler has called and recorded since it was last started over, and which steps
+        raised."""
+        snapshot, attempts = await self._existing(id), await self.attempts(id)
+        asked = (snapshot.execution.uuid, snapshot.life.generation)
+        (steps,) = await self._context.store.steps([asked])
+        return named("the steps of", asked[0], lambda: describe_steps(steps, attempts))
+
     async def current_attempt(self, id: str) -> int:
         """The index of the last attempt; 0 before the first."""
         snapshot = await self._existing(id)
@@ -224,8 +255,38 @@ class Views(Service):
             lambda snapshot: snapshot.execution.uuid,
             lambda snapshot: damaged.append(snapshot.execution.uuid),
         )
+        shown = await self._with_failures(page.items, items)
         cursor = None if page.cursor is None else _write_cursor(page.cursor)
-        return Infos(tuple(items), cursor, tuple(damaged))
+        return Infos(tuple(shown), cursor, tuple(damaged))
+
+    async def _with_failures(
+        self, found: Sequence[Snapshot], infos: Sequence[Info]
+    ) -> Iterator[Info]:
+        """Adds the last failure to those that are tried again."""
+        asked = [(item.execution.uuid, index) for item in found if (index := _retried(item)) >= 0]
+        known = await self._context.store.attempts_at(asked) if asked else {}
+        failures = {uuid: _short(attempt.failure) for uuid, attempt in known.items()}
+        return (replace(info, failure=info.failure or failures.get(info.id.uuid)) for info in infos)
+
+    async def failures(
+        self,
+        *,
+        kind: str | None = None,
+        namespace: str | None = None,
+        since: Millis | None = None,
+    ) -> Failures:
+        """The executions that failed since then (and were not replayed), grouped by kind and
+        error. Reads the latest `FAILURES_READ`, a page at a time."""
+        kind, namespace = _text(kind, "kind"), _text(namespace, "namespace")
+        earliest = _moment(since) or Millis(0)
+        groups, last = FailureGroups(), None
+        for _ in range(FAILURES_READ // MAX_PAGE):
+            page = await self._context.store.snapshots(FailedSince(earliest, last, MAX_PAGE))
+            groups.add(item for item in page if _is_of(item, kind, namespace))
+            if not page:
+                return Failures(groups.groups(), complete=True)
+            last = (_ended_at(page[-1]) or earliest, page[-1].execution.uuid)
+        return Failures(groups.groups(), complete=False, read_since=last and last[0])
 
     async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
         """How many executions are in each public state, exact up to 100,000."""
@@ -300,12 +361,31 @@ def _read_cursor(text: str) -> tuple[Millis, UUID]:
         raise Invalid(f"not a cursor: {str(text)[:80]!r}") from None
 
 
+def _retried(snapshot: Snapshot) -> int:
+    """The index of the attempt before, if the execution is tried again; otherwise -1."""
+    if isinstance(snapshot.state, Ended) or not snapshot.life.retries:
+        return -1
+    current = snapshot.current_attempt
+    return (snapshot.attempts_made if current is None else current) - 1
+
+
+def _short(failure: Failure | None) -> Failure | None:
+    """The failure without its traceback."""
+    return None if failure is None else replace(failure, detail=None)
+
+
+def _is_of(snapshot: Snapshot, kind: str | None, namespace: str | None) -> bool:
+    route = snapshot.execution.route
+    return kind in (None, route.kind) and namespace in (None, route.namespace)
+
+
 def _ended_at(snapshot: Snapshot) -> Millis | None:
     return snapshot.state.ended_at if isinstance(snapshot.state, Ended) else None
 
 
 def _info(snapshot: Snapshot) -> Info:
-    execution, shape = snapshot.execution, vector(snapshot)
+    execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
+    wait = summarise_wait(snapshot)
     return Info(
         id=execution.id,
         kind=execution.kind,
@@ -322,6 +402,10 @@ def _info(snapshot: Snapshot) -> Info:
         flow=execution.flow,
         blocking_detail=blocking_detail(snapshot),
         version=version_of(execution.route),
+        waits_for=None if wait is None else wait.text,
+        due_at=None if wait is None else wait.due_at,
+        failure=_short(life.failure),
+        cancel_reason=life.cancel_reason,
     )
 
 

@@ -23,7 +23,15 @@ from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
 from flowfabric.core.wait.keyring import Keyring, verifies
-from flowfabric.core.wait.model import NO_WAITS, Loaded, Needs, Signal, Terms, Waitpoint
+from flowfabric.core.wait.model import (
+    MAX_VALUE,
+    NO_WAITS,
+    Loaded,
+    Needs,
+    Signal,
+    Terms,
+    Waitpoint,
+)
 from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
 from flowfabric.core.wait.signal import needs_of_tokens, revoked_at
 from flowfabric.core.wait.suspend import (
@@ -400,6 +408,8 @@ def check_terms(terms: object) -> Terms:
             raise Invalid(f"a {what} is named twice")
     if checked.about is not None:
         check_text(checked.about, "digest", limit=MAX_NAME)
+    if checked.value is not None:
+        check_text(checked.value, "the value of an approval", limit=MAX_VALUE)
     return replace(checked, decisions=tuple(checked.decisions), approvers=tuple(checked.approvers))
 
 

@@ -16,6 +16,7 @@ from flowfabric.store.queries import (
     Claimable,
     Counts,
     ExpiredLease,
+    FailedSince,
     MembersOf,
     Page,
     Query,
@@ -50,6 +51,8 @@ async def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
             values = (lane, namespace, now, limit, None if offered is None else list(offered))
         case SuspendedIn(namespace, after, limit):
             name, values = "suspended_executions", (*(after or (None, None)), namespace, limit)
+        case FailedSince(earliest, before, limit):
+            name, values = "failed_executions", (earliest, *(before or (None, None)), limit)
         case MembersOf(flow, cursor, limit, living):
             name = "living_members" if living else "members"
             values = (flow, cursor or FIRST_ID, limit)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
@@ -10,7 +11,7 @@ from flowfabric.core.execution.step import Step
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
 from flowfabric.store.queries import Detail, Progress
-from flowfabric.store.readable import named
+from flowfabric.store.readable import named, readable
 from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
 
 _WIDTH = len(SNAPSHOT)
@@ -32,6 +33,15 @@ async def detail(session: Session, uuid: UUID) -> Detail | None:
 async def attempts(session: Session, uuid: UUID) -> list[Attempt]:
     rows = await session.fetch(session.load, "attempts_of", uuid)
     return [named("an attempt of", uuid, partial(read_attempt, doc)) for (doc,) in rows]
+
+
+async def attempts_at(session: Session, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:
+    uuids, indexes = [uuid for uuid, _ in asked], [index for _, index in asked]
+    rows = await session.fetch(session.report, "attempts_at", uuids, indexes)
+    read = readable(
+        rows, lambda row: (row[0], read_attempt(row[1])), "an attempt of", itemgetter(0)
+    )
+    return dict(read)
 
 
 async def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:

@@ -20,6 +20,13 @@ join {schema}.execution e on e.id = s.id
 left join {schema}.progress p on p.id = s.id
 where s.id = $1
 
+-- name: attempts_at
+select a.id, t.doc
+from unnest($1::uuid[], $2::integer[]) as a (id, "index")
+cross join lateral (
+    select t.doc from {schema}.attempt t where t.id = a.id and t.index = a.index offset 0
+) t
+
 -- name: steps_of
 select a.at, s.generation, s.position, s.name, s.occurrence, s.doc
 from unnest($1::uuid[], $2::integer[]) with ordinality as a (id, generation, at)
@@ -102,6 +109,19 @@ from (
 -- include: wanted_executions
 order by e.created_at desc, e.id desc
 limit $16
+
+-- name: failed_executions
+select s.*
+from (
+    select d.ended_at, d.id from {schema}.done d
+    where d.outcome = 1 and d.ended_at >= $1
+        and ($2::bigint is null or (d.ended_at, d.id) < ($2, $3::uuid))
+    order by d.ended_at desc, d.id desc limit $4
+) best
+cross join lateral (
+    select * from {schema}.snapshot v where v.place = 'done' and v.id = best.id offset 0
+) s
+order by best.ended_at desc, best.id desc
 
 -- name: candidates
 select s.*

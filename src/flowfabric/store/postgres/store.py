@@ -130,6 +130,7 @@ class PostgresStore:
     ended = _method(reads.ended)
     detail = _method(reads.detail)
     attempts = _method(reads.attempts)
+    attempts_at = _method(reads.attempts_at)
     steps = _method(reads.steps)
     page = _method(lists.page)
     snapshots = _method(lists.snapshots)

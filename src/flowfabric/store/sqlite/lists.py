@@ -14,6 +14,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.store.queries import (
     Claimable,
     Counts,
+    FailedSince,
     MembersOf,
     Page,
     Query,
@@ -84,6 +85,10 @@ def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
             since, id = (-1, b"") if after is None else (after[0], after[1].bytes)
             values = {"since": since, "id": id, "namespace": namespace, "limit": limit}
             ids = [id for (id,) in session.rows("suspended_executions", values)]
+        case FailedSince(earliest, before, limit):
+            at, last = (MAX_MILLIS + 1, b"") if before is None else (before[0], before[1].bytes)
+            values = {"since": earliest, "at": at, "id": last, "limit": limit}
+            ids = [id for (id,) in session.rows("failed_executions", values)]
         case MembersOf(flow, cursor, limit, living):
             name = "living_members" if living else "members"
             first = b"" if cursor is None else cursor.bytes

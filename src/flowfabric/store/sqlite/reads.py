@@ -74,6 +74,18 @@ def attempts(session: Session, uuid: UUID) -> list[Attempt]:
     return [named("an attempt of", uuid, partial(rows.read_attempt, doc)) for (doc,) in found]
 
 
+def attempts_at(session: Session, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:
+    found = [
+        (uuid, doc)
+        for uuid, index in asked
+        for (doc,) in session.rows("attempts_at", {"id": uuid.bytes, "index": index})
+    ]
+    read = readable(
+        found, lambda row: (row[0], rows.read_attempt(row[1])), "an attempt of", itemgetter(0)
+    )
+    return dict(read)
+
+
 def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
     values = [{"id": uuid.bytes, "generation": generation} for uuid, generation in asked]
     return [[Step(*row) for row in session.rows("steps_of", each)] for each in values]

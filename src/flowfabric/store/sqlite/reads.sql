@@ -19,6 +19,9 @@ where e.id = :id
 -- name: tags_of
 select key, value from tag where id = :id order by key
 
+-- name: attempts_at
+select doc from attempt where id = :id and "index" = :index
+
 -- name: steps_of
 select generation, position, name, occurrence, doc
 from step where id = :id and generation = :generation
@@ -120,6 +123,13 @@ where (created_at, id) < (:after_at, :after_id)
     and created_at >= :created_from and created_at < :created_until
 order by created_at desc, id desc
 limit 1 offset :window - 1
+
+-- name: failed_executions
+select id from done
+where outcome = 1 and ended_at >= :since and ended_at <= :at
+    and (ended_at < :at or id < :id)
+order by ended_at desc, id desc
+limit :limit
 
 -- name: state_counts
 -- Spot (as in listed_executions), why it is blocked, how many. Of each place at most `:window`

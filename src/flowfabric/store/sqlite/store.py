@@ -174,6 +174,7 @@ class SqliteStore:
     ended = _reading(reads.ended)
     detail = _reading(reads.detail)
     attempts = _reading(reads.attempts)
+    attempts_at = _reading(reads.attempts_at)
     steps = _reading(reads.steps)
     page = _reading(lists.page)
     snapshots = _reading(lists.snapshots)

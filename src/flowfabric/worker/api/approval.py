@@ -1,5 +1,7 @@
 """How an approval ended, and the exact thing it was about."""
 
+import json
+from base64 import b64encode
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -9,7 +11,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import ApprovalOutdated
 from flowfabric.core.base.time import to_datetime
 from flowfabric.core.execution.step import Recorded
-from flowfabric.core.wait.model import Signal, Waited
+from flowfabric.core.wait.model import MAX_VALUE, Signal, Waited
 from flowfabric.core.wait.token import digest_of
 from flowfabric.worker.codec import decode, plain
 
@@ -64,6 +66,13 @@ def about_digest(value: object) -> str:
     """The digest of the exact thing to be approved: of its JSON, so that the run that asks and the
     approver, who may have it as another class, come to the same."""
     return digest_of(value if isinstance(value, bytes) else plain(value))
+
+
+def about_text(value: object) -> str | None:
+    """The thing to be approved as JSON, for approvers to read; None if it is too large."""
+    shown = {"base64": b64encode(value).decode()} if isinstance(value, bytes) else plain(value)
+    text = json.dumps(shown, ensure_ascii=False)
+    return text if len(text.encode()) <= MAX_VALUE else None
 
 
 def how_ended(record: Recorded, signals: list[Signal]) -> ApprovalEnd:

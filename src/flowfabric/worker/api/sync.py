@@ -23,6 +23,7 @@ from flowfabric.worker.api.context import Context, RunInfo
 from flowfabric.worker.api.spend import Reserve, SpendApi
 from flowfabric.worker.api.waits import Approval, Callback, WaitsApi
 from flowfabric.worker.errors import Unwind
+from flowfabric.worker.run.failure import raised_in
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import Work, attempt_here, keep, read
 
@@ -151,7 +152,8 @@ class SyncContext(BlockingProxy[Context]):
         if record is not None:
             return read(place, record, work.returns)
         scope.check_running()
-        result = attempt_here(work, scope.threads, self._confirm)
+        with raised_in(place.name):
+            result = attempt_here(work, scope.threads, self._confirm)
         return self._block(keep(scope.journal, place, result, work.returns))
 
     def _confirm(self) -> None:

@@ -41,6 +41,7 @@ from flowfabric.worker.api.approval import (
     REJECTED,
     Verdict,
     about_digest,
+    about_text,
     decisions_of,
     how_ended,
 )
@@ -428,7 +429,8 @@ def _terms(name: str, of: int, approvers: Sequence[str], about: object) -> Terms
     if named and of > len(named):
         raise Invalid(f"{of} of {len(named)} approvers can never approve")
     digest = None if about is None else about_digest(about)
-    return check_terms(Terms(about=digest, decisions=DECISIONS, approvers=named))
+    value = None if about is None else about_text(about)
+    return check_terms(Terms(about=digest, decisions=DECISIONS, approvers=named, value=value))
 
 
 def _outdated(asked: _AskedApproval) -> ApprovalOutdated:

@@ -1,6 +1,8 @@
 """What an exception of a handler means for its run, as data that can cross processes."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
@@ -12,6 +14,8 @@ from flowfabric.worker.errors import Fail, Retry
 MAX_TRACE = 16_384
 MAX_MESSAGE = 4_096
 
+_STEP = "_flowfabric_step"
+
 
 class Raised(Struct, frozen=True):
     """An exception of a handler. `after` is the delay of the retry, if the handler chose one."""
@@ -21,6 +25,7 @@ class Raised(Struct, frozen=True):
     trace: str = ""
     after: Millis | None = None
     type: str = ""
+    step: str | None = None
 
     @classmethod
     def by(cls, error: BaseException) -> "Raised":
@@ -33,6 +38,7 @@ class Raised(Struct, frozen=True):
             trace=storable("".join(traceback.format_exception(error))[-MAX_TRACE:]),
             after=error.after if isinstance(error, Retry) else None,
             type=type(error).__name__,
+            step=step_of(error),
         )
 
 
@@ -51,6 +57,29 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
+
+
+@contextmanager
+def raised_in(step: str) -> Iterator[None]:
+    """Marks an error with the name of the step that raised it."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(AttributeError, TypeError):  # an error without a dictionary
+            error.__dict__.setdefault(_STEP, step)
+        raise
+
+
+def step_of(error: BaseException) -> str | None:
+    """The step that raised an error, also if the handler raised another one from it."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        if (step := getattr(found, "__dict__", {}).get(_STEP)) is not None:
+            return str(step)
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def storable(text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import LeaseLost
 from flowfabric.core.base.time import Millis
@@ -49,6 +50,7 @@ class Journal:
         self.generation = self._claim.snapshot.life.generation
         self._steps: dict[tuple[str, int], tuple[Step, Recorded]] = {}
         self._positions: dict[tuple[str, int], int] = {}
+        self._began: dict[tuple[str, int], Millis] = {}
         self._loaded = self._claim.lease.start is Start.INITIAL and not again
         self._loading: asyncio.Lock | None = None
         self.patches = Patches()
@@ -70,6 +72,7 @@ class Journal:
                     asked=f"step {place.position}: {place}",
                 )
             await self.confirm()
+            self._began[place.branch, place.position] = self._engine.now()
             return None
         step, record = found
         if (step.name, step.occurrence) != (place.name, place.occurrence):
@@ -102,7 +105,9 @@ class Journal:
         """Writes under the fence, however long the store is away; raises LeaseLost when another
         worker owns the run."""
         patches = self.patches.take_unrecorded(self.generation)
-        steps = [*patches.steps, place.step(self.generation, value)]
+        began = self._began.pop((place.branch, place.position), None)
+        timed = replace(value, started_at=began, ended_at=self._engine.now())
+        steps = [*patches.steps, place.step(self.generation, timed)]
         try:
             await until_available(lambda: self._write(steps), give_up=self._halt.__bool__)
         except LeaseLost:

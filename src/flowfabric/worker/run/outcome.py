@@ -136,7 +136,7 @@ def failing(claim: Claim, message: str, category: Category = Category.PERMANENT)
 def failing_by(claim: Claim, error: BaseException) -> Report:
     """The exception decides whether and when the run is retried."""
     raised = Raised.by(error)
-    failure = Failure(raised.message, raised.category, raised.trace.encode() or None)
+    failure = Failure(raised.message, raised.category, raised.trace.encode() or None, raised.step)
     return _failing(claim, failure, raised.after)
 
 

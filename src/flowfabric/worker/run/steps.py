@@ -33,6 +33,7 @@ from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.errors import Fail, Retry, StepsChanged
 from flowfabric.worker.run.branches import StepPlace, inside_step
+from flowfabric.worker.run.failure import raised_in
 from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.threads import Threads
@@ -191,7 +192,9 @@ async def perform(
     with journal.branches.under_way():
         record = await journal.recorded(place)
         if record is None:
-            return await keep(journal, place, await work(), returns)
+            with raised_in(place.name):
+                result = await work()
+            return await keep(journal, place, result, returns)
         return read(place, record, returns)
 
 
