@@ -195,7 +195,7 @@ async def test_a_note_holds_off_the_end_of_its_lease_but_no_renewal(bench: Bench
     held = await bench.running()
     writer = await bench.raw()
     query = bench.store.session.queries["progress_writes"]
-    row = (held.execution.uuid, lease_of(held).id, held.head.epoch, 1, None, *[None] * 5)
+    row = (held.execution.uuid, lease_of(held).id, held.head.epoch, 1, None, *[None] * 6)
     async with writer.transaction():
         await writer.fetch(query, *([value] for value in row), bench.now)
         assert await bench.store.renew([renewal(held)], bench.now)

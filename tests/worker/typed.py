@@ -43,6 +43,7 @@ async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
     assert_type(await ctx.map(plain, [1.5]), list[int])
     assert_type(await ctx.wait_for_signal("go", int), int)
     assert_type(await ctx.request_approval("release"), Approval)
+    assert_type(await ctx.set_state({"a": [1]}), None)
     await own_step("one")  # type: ignore[call-overload]
     await ctx.step(plain_step, "one")  # type: ignore[call-overload]
     await ctx.submit(plain, "one")  # type: ignore[arg-type]
@@ -73,6 +74,7 @@ def plain_with_context(ctx: SyncContext, *, name: str) -> None:
     assert_type(ctx.request_approval("release", of=2).token("ann"), Token)
     assert_type(ctx.request_approval("release", of=2).verdict(), Verdict)
     assert_type(ctx.spend(tokens=5), Spent | SoftBreach)
+    assert_type(ctx.set_state([1]), None)
     with ctx.flow("parts") as flow, ctx.reserve(tokens=5) as reserve:
         assert_type(flow.add(plain, 1.5).output, int)
         reserve.settle(tokens=4)
@@ -145,6 +147,9 @@ async def submitted() -> None:
     assert_type(await (await plain.submit(1.5)).result(), int)
     assert_type((await plain_with_context.submit(name="x")).result_sync(), None)
     assert_type(await nothing.submit(), Run[None])
+    assert_type(await (await nothing.submit()).state_value(), Any)
+    assert_type(await (await nothing.submit()).state_value(list[int]), list[int] | None)
+    assert_type((await nothing.submit()).state_value_sync(), Any)
     assert_type(await plain.with_options(key="k", delay="1h").submit(2.0), Run[int])
     assert_type(await plain.submit_many([1.0, (2.0,), {"a": 3.0}]), list[Run[int]])
     assert_type(plain.submit_sync(1.0), Run[int])

@@ -126,10 +126,12 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     facts, attempts = await run.describe(), await run.attempts()
     steps = await engine.views.steps(id)
     payload, result = (await engine.views.context(id)).payload, await engine.views.result(id)
+    shown_state = await engine.views.state_value(id)
     waits = [] if facts.ended_at else await fabric.waitpoints(id, limit=MOST)
     bodies = {
         "payload": body(payload) if payload else None,
         "result": None if result is None else body(result),
+        "state_value": None if shown_state is None else body(shown_state),
     }
     if screen.as_json:
         inner = {

@@ -159,7 +159,8 @@ class ExecutionStore(Protocol):
     async def write_progress(self, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         """Writes each side write whose lease stands (the lease row is locked while it is
         written); returns the executions whose lease stood. Several may be for one
-        execution. A step that is recorded already stays as it is; progress overwrites."""
+        execution. A step that is recorded already stays as it is; progress and state
+        value overwrite."""
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         """The general way to write: locks every state row a change was decided on, keeps the

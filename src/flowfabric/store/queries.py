@@ -76,6 +76,11 @@ class Progress(Struct, frozen=True):
     message: str | None = None
 
 
+def reported(percent: int | None, message: str | None) -> Progress | None:
+    """None if the owner has said nothing."""
+    return None if percent is None and message is None else Progress(percent, message)
+
+
 class SideWrite(Struct, frozen=True, gc=False):
     """A side write under a fence: written only while that very lease stands and has not expired.
 
@@ -87,6 +92,7 @@ class SideWrite(Struct, frozen=True, gc=False):
     epoch: int
     progress: Progress | None = None
     step: Step | None = None
+    state_value: bytes | None = None
 
 
 class InboxEntry(Struct, frozen=True):
@@ -104,7 +110,8 @@ class InboxEntry(Struct, frozen=True):
 
 class Detail(Struct, frozen=True):
     """Everything a person may want to see of one execution. `progress_of` is the attempt that
-    reported its progress, which may be an earlier one."""
+    reported its progress, which may be an earlier one. `state_value` is the last one that any
+    attempt has set."""
 
     snapshot: Snapshot
     payload: bytes
@@ -112,6 +119,7 @@ class Detail(Struct, frozen=True):
     progress: Progress | None
     touched_at: Millis
     progress_of: int | None = None
+    state_value: bytes | None = None
 
 
 class Query(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from flowfabric.core.base.errors import Invalid, InvalidTag, PayloadTooLarge
 MAX_PAYLOAD = 1 << 20
 MAX_RESULT = 1 << 20
 MAX_PROGRESS_MESSAGE = 4096
+MAX_STATE_VALUE = 1 << 18
 MAX_REASON = 4096
 MAX_LANE = 64
 MAX_NAME = 256

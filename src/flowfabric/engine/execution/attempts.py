@@ -17,6 +17,7 @@ from flowfabric.core.base.text import (
     MAX_PROGRESS_MESSAGE,
     MAX_REASON,
     MAX_RESULT,
+    MAX_STATE_VALUE,
     MAX_STEP_NAME,
     check_bytes,
     check_text,
@@ -167,12 +168,18 @@ class Attempts(Service):
             check_whole(percent, "progress in percent", 0, 100)
         if message is not None:
             check_text(message, "progress message", limit=MAX_PROGRESS_MESSAGE)
-        await self._note(owned, Progress(percent, message), None)
+        await self._note(owned, progress=Progress(percent, message))
+
+    async def set_state(self, owned: Owned, value: bytes) -> None:
+        """Sets what the execution shows of itself, until an owner sets another value: the next
+        attempts keep it."""
+        data = check_bytes(value, "state value", MAX_STATE_VALUE)
+        await self._note(owned, state_value=data)
 
     async def record_step(self, owned: Owned, step: Step) -> None:
         """Records a step under the fence. An already recorded step stays as it is."""
         _check_step(step)
-        await self._note(owned, None, step)
+        await self._note(owned, step=step)
 
     async def steps(self, uuid: UUID, generation: int) -> list[Step]:
         """The recorded steps of an execution's generation, in order."""
@@ -235,14 +242,21 @@ class Attempts(Service):
             held, id, lambda snapshot, now: rule(snapshot, now, owner, *args, **kwargs)
         )
 
-    async def _note(self, owned: Owned, progress: Progress | None, step: Step | None) -> None:
+    async def _note(
+        self,
+        owned: Owned,
+        *,
+        progress: Progress | None = None,
+        step: Step | None = None,
+        state_value: bytes | None = None,
+    ) -> None:
         id, owner = self.unpack(owned)
         if isinstance(owned, Held):
             # The progress write compares neither the attempt nor the partition, and a bare fence is
             # not signed.
             await self._decide(id, _explain, owner)
         fence = _whole_fence(owner)
-        note = SideWrite(id.uuid, fence.lease_id, fence.epoch, progress, step)
+        note = SideWrite(id.uuid, fence.lease_id, fence.epoch, progress, step, state_value)
         while not await self._notes.put(note):
             # Refused: the rule says why. If it finds nothing wrong, the lease changed in between.
             await self._decide(id, _explain, owner)
@@ -277,7 +291,7 @@ def _explain(found: Snapshot | None, now: Millis, owner: Owner) -> Change[None]:
 def _whole_fence(owner: Owner) -> Fence:
     fence = owner.fence
     if fence is None:
-        raise FenceRequired("only the owner of a lease can record steps and progress")
+        raise FenceRequired("only the owner of a lease can record steps, progress and state")
     return fence
 
 
@@ -305,7 +319,7 @@ def _note_fence(note: SideWrite) -> tuple[UUID, UUID, int]:
 
 
 def _note_weight(note: SideWrite) -> int:
-    return len(note.step.doc) if note.step else 0
+    return (len(note.step.doc) if note.step else 0) + len(note.state_value or b"")
 
 
 def _check_step(step: Step) -> None:

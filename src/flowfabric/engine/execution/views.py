@@ -186,6 +186,13 @@ class Views(Service):
             return None
         return snapshot.state.result if snapshot.state.outcome is Outcome.SUCCESS else None
 
+    async def state_value(self, id: str) -> bytes | None:
+        """What the execution shows of itself: the last value an owner has set, None before."""
+        detail = await self._detail(id)
+        if detail is None:
+            raise NotFound("execution", id)
+        return detail.state_value
+
     async def context(self, id: str) -> ExecutionContext:
         detail = await self._detail(id)
         if detail is None:

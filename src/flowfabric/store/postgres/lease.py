@@ -23,7 +23,7 @@ from flowfabric.store.rows.flow import OUTBOX, outbox_rows
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _KIND = _END_WIDTH - 2
-_PROGRESS_WIDTH = 10
+_PROGRESS_WIDTH = 11
 _TTL = 3
 
 MIN_RENEW_SECONDS = 0.2
@@ -148,23 +148,26 @@ def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Lease, Ended]:
 
 
 def _folded(writes: Sequence[SideWrite]) -> list[SideWrite]:
-    """Progress of one owner as one write, the last word first of all: a statement writes a row
-    only once."""
-    last: dict[tuple[UUID, UUID, int], Progress] = {}
+    """Progress and state value of one owner as one write, the last word first of all: a statement
+    writes a row only once."""
+    last: dict[tuple[UUID, UUID, int], tuple[Progress | None, bytes | None]] = {}
     for write in writes:
-        if write.progress is not None:
-            fence = (write.uuid, write.lease_id, write.epoch)
-            last[fence] = _later(last.get(fence), write.progress)
+        fence = (write.uuid, write.lease_id, write.epoch)
+        said, value = last.get(fence, (None, None))
+        later = value if write.state_value is None else write.state_value
+        last[fence] = (_later(said, write.progress), later)
     folded = []
     for write in writes:
-        progress = last.pop((write.uuid, write.lease_id, write.epoch), None)
-        folded.append(write if progress is write.progress else replace(write, progress=progress))
+        fence = (write.uuid, write.lease_id, write.epoch)
+        progress, value = last.pop(fence, (None, None))
+        same = progress is write.progress and value is write.state_value
+        folded.append(write if same else replace(write, progress=progress, state_value=value))
     return folded
 
 
-def _later(earlier: Progress | None, progress: Progress) -> Progress:
-    if earlier is None:
-        return progress
+def _later(earlier: Progress | None, progress: Progress | None) -> Progress | None:
+    if earlier is None or progress is None:
+        return progress or earlier
     return Progress(
         percent=earlier.percent if progress.percent is None else progress.percent,
         message=earlier.message if progress.message is None else progress.message,
@@ -179,6 +182,7 @@ def _progress_row(write: SideWrite) -> Row:
         write.epoch,
         None if progress is None else progress.percent,
         None if progress is None else progress.message,
+        write.state_value,
         None if step is None else step.generation,
         None if step is None else step.name,
         None if step is None else step.occurrence,

@@ -67,13 +67,16 @@ select ended.id from ended
 -- The lease is locked against being ended or lost, not against being renewed.
 with held as (
     select
-        l.id, l.attempt, g.percent, g.message, g.generation, g.name, g.occurrence, g.position, g.doc
+        l.id, l.attempt, g.percent, g.message, g.state_value,
+        g.generation, g.name, g.occurrence, g.position, g.doc
     from unnest(
         $1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::text[],
-        $6::integer[], $7::text[], $8::integer[], $9::integer[], $10::bytea[]
-    ) as g (id, claim, epoch, percent, message, generation, name, occurrence, position, doc)
+        $6::bytea[], $7::integer[], $8::text[], $9::integer[], $10::integer[], $11::bytea[]
+    ) as g (
+        id, claim, epoch, percent, message, state_value, generation, name, occurrence, position, doc
+    )
     join {schema}.lease l
-        on l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $11
+        on l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $12
     for key share of l
 ),
 recorded as (
@@ -83,15 +86,17 @@ recorded as (
     on conflict (id, generation, name, occurrence) do nothing
 ),
 reported as (
-    insert into {schema}.progress (id, attempt, percent, message, at)
-    select h.id, h.attempt, h.percent, h.message, $11
-    from held h where h.percent is not null or h.message is not null
+    insert into {schema}.progress (id, attempt, percent, message, state_value, at)
+    select h.id, h.attempt, h.percent, h.message, h.state_value, $12
+    from held h
+    where h.percent is not null or h.message is not null or h.state_value is not null
     on conflict (id) do update set
         attempt = excluded.attempt,
         percent = case when progress.attempt = excluded.attempt
             then coalesce(excluded.percent, progress.percent) else excluded.percent end,
         message = case when progress.attempt = excluded.attempt
             then coalesce(excluded.message, progress.message) else excluded.message end,
+        state_value = coalesce(excluded.state_value, progress.state_value),
         at = excluded.at
 )
 select distinct held.id from held

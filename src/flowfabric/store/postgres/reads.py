@@ -10,7 +10,7 @@ from flowfabric.core.execution.model import Attempt, Snapshot
 from flowfabric.core.execution.step import Step
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Session
-from flowfabric.store.queries import Detail, Progress
+from flowfabric.store.queries import Detail, reported
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
 
@@ -75,12 +75,13 @@ async def _detail(
     if row is None:
         return None
     (snapshot,) = await session.read(connection, [row])
-    payload, keys, values, attempt, percent, message, touched_at = row[_WIDTH:]
+    payload, keys, values, attempt, percent, message, state_value, touched_at = row[_WIDTH:]
     return Detail(
         snapshot=snapshot,
         payload=payload,
         tags=dict(zip(keys, values, strict=True)),
-        progress=None if attempt is None else Progress(percent, message),
+        progress=reported(percent, message),
         progress_of=attempt,
+        state_value=state_value,
         touched_at=touched_at,
     )

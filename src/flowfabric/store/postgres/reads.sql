@@ -9,7 +9,7 @@ select
     s.*, e.payload,
     array(select t.key from {schema}.tag t where t.id = s.id order by t.key),
     array(select t.value from {schema}.tag t where t.id = s.id order by t.key),
-    p.attempt, p.percent, p.message,
+    p.attempt, p.percent, p.message, p.state_value,
     greatest(
         s.created_at, s.started_at, s.renewed_at, s.since, s.ended_at, p.at,
         (select max(t.at) from {schema}.tag t where t.id = s.id),

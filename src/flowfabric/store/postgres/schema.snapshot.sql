@@ -144,6 +144,7 @@ table progress.id uuid not null
 table progress.percent integer
 table progress.message text
 table progress.attempt integer not null
+table progress.state_value bytea
 table queue.id bigint not null
 table queue.turn bigint not null
 table queue.quota text not null

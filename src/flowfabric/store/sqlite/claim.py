@@ -14,7 +14,7 @@ from msgspec.json import encode
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Flags, Head, Lease, Route, Snapshot, Start
 from flowfabric.core.execution.routing import satisfies
-from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Suspects, Taken
+from flowfabric.store.queries import ClaimCall, Progress, Renewal, SideWrite, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.lanes import LaneGate, lane_gates
@@ -59,8 +59,9 @@ def write_progress(session: Session, writes: Sequence[SideWrite], now: Millis) -
         standing.add(write.uuid)
         if write.step is not None:
             steps.append(keyed(id, rows.step_row(write.uuid, write.step)))
-        if write.progress is not None:
-            progress.append((id, write.progress.percent, write.progress.message, now))
+        if write.progress is not None or write.state_value is not None:
+            said = write.progress or Progress()
+            progress.append((id, said.percent, said.message, write.state_value, now))
     session.insert("new_steps", steps)
     session.each("new_progress", progress)
     return standing

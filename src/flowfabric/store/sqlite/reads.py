@@ -14,7 +14,7 @@ from flowfabric.core.execution.model import Attempt, Route, Snapshot
 from flowfabric.core.execution.routing import satisfies
 from flowfabric.core.execution.step import Step
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import Claimable, Detail, ExpiredLease, Progress
+from flowfabric.store.queries import Claimable, Detail, ExpiredLease, reported
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
@@ -58,13 +58,14 @@ def detail(session: Session, uuid: UUID) -> Detail | None:
     row = session.row("details", {"id": uuid.bytes})
     if row is None or not found:
         return None
-    payload, percent, message, attempt, touched_at = row
+    payload, percent, message, attempt, state_value, touched_at = row
     return Detail(
         snapshot=found[uuid.bytes],
         payload=payload,
         tags=dict(session.rows("tags_of", {"id": uuid.bytes})),
-        progress=None if attempt is None else Progress(percent, message),
+        progress=reported(percent, message),
         progress_of=attempt,
+        state_value=state_value,
         touched_at=touched_at,
     )
 

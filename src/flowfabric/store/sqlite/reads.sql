@@ -4,7 +4,7 @@ select * from snapshot where id in (?)
 -- name: details
 -- What a person sees beside the snapshot; the last column is when anything last happened.
 select
-    e.payload, p.percent, p.message, p.attempt,
+    e.payload, p.percent, p.message, p.attempt, p.state_value,
     max(
         e.created_at,
         coalesce(p.at, 0),

@@ -125,7 +125,7 @@ CREATE TABLE progress (
     percent integer,
     message text,
     at integer not null
-, attempt integer not null default 0) strict, without rowid;
+, attempt integer not null default 0, state_value blob) strict, without rowid;
 
 CREATE TABLE event (
     seq integer primary key autoincrement,

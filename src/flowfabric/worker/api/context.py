@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, LeaseLost
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.text import MAX_STATE_VALUE, check_bytes
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.versions import version_of
@@ -21,8 +22,9 @@ from flowfabric.worker.api.spend import SpendApi
 from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import Completion
 from flowfabric.worker.api.waits import WaitsApi
+from flowfabric.worker.codec import encode
 from flowfabric.worker.errors import LOST
-from flowfabric.worker.run.branches import Branch, StepPlace, inside_step
+from flowfabric.worker.run.branches import Branch, BranchSpot, StepPlace, inside_step
 from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.patches import PatchAnswer
 from flowfabric.worker.run.scope import CallScope
@@ -185,6 +187,19 @@ class Context:
             lambda: self._scope.engine.attempts.progress(self._scope.claim, percent, message)
         )
 
+    def set_state(self, value: object) -> Coroutine[Any, Any, None]:
+        """Shows a value to people and programs that watch the run: `run.state_value()`. It is
+        encoded as results are, and the last value wins.
+
+        The value outlives the attempt, sleeps and the end of the run. A handler that runs again
+        does not set what it has set before: calls that have something recorded after them do
+        nothing, so the value never goes back.
+        """
+        data = _state_value(value)
+        if inside_step.get() is not None:  # which is never called again once it is recorded
+            return self._show(data)
+        return self._set_state(self._scope.branches.spot("set_state"), data)
+
     def heartbeat(self) -> None:
         """Call it regularly in a plain function that runs long: it stops the function if its lease
         was lost or its worker is stopping. Coroutines are cancelled without it."""
@@ -230,6 +245,17 @@ class Context:
                 return
         await self._scope.parking.sleep(place, until, known=record is not None)
 
+    async def _set_state(self, spot: BranchSpot, value: bytes) -> None:
+        scope = self._scope
+        with scope.branches.under_way():
+            if not await scope.journal.is_past(spot):
+                await self._show(value)
+
+    async def _show(self, value: bytes) -> None:
+        scope = self._scope
+        scope.check_running()
+        await scope.until_available(lambda: scope.engine.attempts.set_state(scope.claim, value))
+
     async def _now(self, place: StepPlace) -> datetime:
         async def clock() -> int:
             return self._scope.engine.now()
@@ -248,6 +274,14 @@ class Context:
 
         id = await perform(self._scope.journal, place, submit, str)
         return call.task.run_of(ExecutionId(id))
+
+
+def _state_value(value: object) -> bytes:
+    try:
+        data = encode(value)
+    except Invalid as error:
+        raise Invalid(f"ctx.set_state cannot show this value: {error.detail}") from None
+    return check_bytes(data, "state value", MAX_STATE_VALUE)
 
 
 async def _dice() -> float:

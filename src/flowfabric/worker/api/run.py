@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
@@ -19,6 +19,7 @@ from flowfabric.worker.codec import decode
 from flowfabric.worker.errors import RunCancelled, RunExpired, RunFailed, RunSkipped
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Run(Generic[R]):
@@ -53,6 +54,20 @@ class Run(Generic[R]):
         if state is None:
             raise NotFound("run", self.id)
         return state
+
+    @overload
+    async def state_value(self) -> Any: ...
+    @overload
+    async def state_value(self, as_type: type[T]) -> T | None: ...
+    async def state_value(self, as_type: Any = Any) -> Any:
+        """The last value that the handler has given to `ctx.set_state`; None if it has set none. It
+        stays after the end of the run. Raises NotFound once the run was deleted."""
+        engine = await self._client.engine()
+        try:
+            value = await engine.views.state_value(self.id)
+        except NotFound:
+            raise NotFound("run", self.id) from None
+        return None if value is None else decode(value, as_type)
 
     async def describe(self) -> Description:
         """Everything known about the run."""
@@ -107,6 +122,7 @@ class Run(Generic[R]):
 
     result_sync = blocking(result)
     state_sync = blocking(state)
+    state_value_sync = blocking(state_value)
     cancel_sync = blocking(cancel)
 
     def _blocking(self) -> tuple[Any, Block]:

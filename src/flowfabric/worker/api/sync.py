@@ -87,6 +87,7 @@ class SyncContext(BlockingProxy[Context]):
     random = blocking(Context.random)
     submit = blocking(Context.submit)
     progress = blocking(Context.progress)
+    set_state = blocking(Context.set_state)
     wait_for_signal = blocking(WaitsApi.wait_for_signal)
     wait_for_any = blocking(WaitsApi.wait_for_any)
     wait_for_all = blocking(WaitsApi.wait_for_all)

@@ -20,9 +20,9 @@ from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
-from flowfabric.worker.run.branches import Branches, Halt, StepPlace, title
+from flowfabric.worker.run.branches import Branches, BranchSpot, Halt, StepPlace, title
 from flowfabric.worker.run.lease import WorkerLease
-from flowfabric.worker.run.patches import Patches
+from flowfabric.worker.run.patches import Patches, is_beyond
 from flowfabric.worker.run.until_available import until_available
 
 
@@ -143,6 +143,13 @@ class Journal:
                 f"step {step.position}, {expected}, is recorded but the code no longer asks for it",
                 expected=f"step {step.position}: {expected}",
             )
+
+    async def is_past(self, spot: BranchSpot) -> bool:
+        """Whether an earlier call of the handler has recorded something beyond this spot."""
+        if not self._loaded:
+            await self.load()
+        await self.confirm()
+        return any(is_beyond(spot, *place) for place in self._steps)
 
     def went_on(self, place: StepPlace) -> bool:
         """Whether the handler had something recorded after this call when it was loaded."""

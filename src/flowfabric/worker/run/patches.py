@@ -50,7 +50,7 @@ class Patches:
         for path in _and_around(spot.path):
             if (path, name) in self._answers:
                 return self._answers[path, name]
-        taken = not any(_is_beyond(spot, path, position) for path, position in recorded)
+        taken = not any(is_beyond(spot, path, position) for path, position in recorded)
         self._answers[spot.path, name] = taken
         if taken:
             full = f"{_NAME}{spot.path}/{name}" if spot.path else f"{_NAME}{name}"
@@ -83,7 +83,7 @@ def _and_around(path: str) -> Iterable[str]:
         yield path
 
 
-def _is_beyond(spot: BranchSpot, path: str, position: int) -> bool:
+def is_beyond(spot: BranchSpot, path: str, position: int) -> bool:
     """Whether a recorded step comes after a spot: in its branch, or in one opened after it."""
     branch = _of_calls(path)
     if branch == spot.path:

@@ -1,0 +1,2 @@
+-- What a handler shows of itself: the last value of ctx.set_state, whichever attempt has set it.
+alter table progress add column state_value blob;
