@@ -306,8 +306,10 @@ async def test_all_of_some_beside_one_of_the_same_name_keep_what_they_heard(
 
     @fabric.task()
     async def trip(ctx: Context) -> list[Any]:
-        return await ctx.gather(
-            ctx.wait_for_all("a", "b"), ctx.wait_for_all("a", "c"), ctx.wait_for_signal("a")
+        return list(
+            await ctx.gather(
+                ctx.wait_for_all("a", "b"), ctx.wait_for_all("a", "c"), ctx.wait_for_signal("a")
+            )
         )
 
     run = await trip.submit()

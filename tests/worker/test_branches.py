@@ -44,7 +44,9 @@ async def test_when_one_of_many_fails_its_error_is_raised_at_once(bench: Bench, 
 
     @bench.fabric.task(**AGAIN)
     async def job(ctx: Context) -> list[Any]:
-        return await ctx.gather(*(ctx.step(maybe, ctx, word) for word in ("a", "bad", "slow")))
+        return list(
+            await ctx.gather(*(ctx.step(maybe, ctx, word) for word in ("a", "bad", "slow")))
+        )
 
     run = await job.submit()
     async with asyncio.timeout(10):
@@ -166,9 +168,9 @@ async def test_branches_within_branches(bench: Bench, log: Log) -> None:
             return str(await ctx.step(log.later, word))
 
         async def branch(word: str) -> list[Any]:
-            return await ctx.gather(leaf(word), leaf(2 * word))
+            return list(await ctx.gather(leaf(word), leaf(2 * word)))
 
-        found = await ctx.gather(branch("a"), branch("bb"))
+        found = list(await ctx.gather(branch("a"), branch("bb")))
         found.append(await ctx.step(log.later, "end"))
         if ctx.info.first:
             raise ValueError
@@ -244,7 +246,7 @@ async def test_of_several_sleeps_the_earliest_wakes_the_run(bench: Bench, log: L
             await ctx.sleep(f"{hours}h")
             return int(await ctx.step(log.later, hours))
 
-        return await ctx.gather(nap(3), nap(1), ctx.sleep("2h"))
+        return list(await ctx.gather(nap(3), nap(1), ctx.sleep("2h")))
 
     run = await job.submit()
     await bench.work()
@@ -269,7 +271,7 @@ async def test_what_runs_beside_a_sleep_outside_of_steps_is_not_cut_off(bench: B
                 raise
             return "whole"
 
-        return await ctx.gather(ctx.sleep("1h"), careful())
+        return list(await ctx.gather(ctx.sleep("1h"), careful()))
 
     run = await job.submit()
     await bench.work()

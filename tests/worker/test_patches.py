@@ -133,7 +133,7 @@ async def test_each_branch_of_a_gather_decides_for_itself(bench: Bench) -> None:
         return await ctx.step(new) if ctx.patched("x") else await ctx.step(then)
 
     async def after(ctx: Context) -> list[str]:
-        return await ctx.gather(changed(ctx, b), changed(ctx, b))
+        return list(await ctx.gather(changed(ctx, b), changed(ctx, b)))
 
     run = await deploys(bench, before, after, after).submit()
     await bench.work()

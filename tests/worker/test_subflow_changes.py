@@ -347,9 +347,11 @@ async def test_a_retry_beside_another_map_waits_for_both(bench: Bench, log: Log)
 
     @bench.fabric.task(**ONCE)
     async def job(ctx: Context) -> list[list[int]]:
-        return await ctx.gather(
-            ctx.map(part, [1, 2], name="one"),
-            ctx.map(part.with_options(delay="1h"), [3], name="two"),
+        return list(
+            await ctx.gather(
+                ctx.map(part, [1, 2], name="one"),
+                ctx.map(part.with_options(delay="1h"), [3], name="two"),
+            )
         )
 
     run = await job.submit()

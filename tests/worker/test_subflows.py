@@ -188,8 +188,10 @@ async def test_two_maps_side_by_side(bench: Bench, tasks: Tasks) -> None:
 async def test_a_map_beside_steps_and_waits(bench: Bench, tasks: Tasks, log: Log) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:
-        return await ctx.gather(
-            ctx.map(tasks.plain, [1, 2]), ctx.wait_for_signal("go"), ctx.step(log.later, "s")
+        return list(
+            await ctx.gather(
+                ctx.map(tasks.plain, [1, 2]), ctx.wait_for_signal("go"), ctx.step(log.later, "s")
+            )
         )
 
     run = await job.submit()

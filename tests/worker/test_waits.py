@@ -410,7 +410,7 @@ async def test_the_time_of_a_wait_goes_on_while_other_things_wake_the_run(bench:
             except WaitTimeout:
                 return str((await ctx.now()).timestamp())
 
-        return await ctx.gather(patient(), ctx.wait_for_signal("go"), ctx.sleep("40m"))
+        return list(await ctx.gather(patient(), ctx.wait_for_signal("go"), ctx.sleep("40m")))
 
     run = await job.submit()
     begun = bench.clock.now()
@@ -434,7 +434,7 @@ async def test_a_wait_whose_time_ran_out_while_no_worker_ran_is_over_at_once(ben
             except WaitTimeout:
                 return "over"
 
-        return await ctx.gather(patient(), ctx.wait_for_signal("go"))
+        return list(await ctx.gather(patient(), ctx.wait_for_signal("go")))
 
     run = await job.submit()
     await bench.work()

@@ -408,7 +408,7 @@ async def test_a_wait_that_is_not_over_may_become_another_one(bench: Bench) -> N
 
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:
-        return await ctx.gather(ctx.wait_for_signal("go"), ctx.wait_for_signal(names.pop(0)))
+        return list(await ctx.gather(ctx.wait_for_signal("go"), ctx.wait_for_signal(names.pop(0))))
 
     run = await job.submit()
     await bench.work()

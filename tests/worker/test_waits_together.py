@@ -98,7 +98,7 @@ async def test_a_signal_wakes_the_run_before_a_sleep_is_over_and_the_sleep_goes_
             await ctx.sleep("1h")
             return (await ctx.now()).timestamp()
 
-        return await ctx.gather(ctx.wait_for_signal("go"), nap())
+        return list(await ctx.gather(ctx.wait_for_signal("go"), nap()))
 
     run = await job.submit()
     end = (bench.clock.now() + HOUR) / 1000
@@ -116,7 +116,7 @@ async def test_a_signal_wakes_the_run_before_a_sleep_is_over_and_the_sleep_goes_
 async def test_two_waits_for_one_name_take_one_signal_each(bench: Bench, early: int) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:
-        return await ctx.gather(ctx.wait_for_signal("go"), ctx.wait_for_signal("go"))
+        return list(await ctx.gather(ctx.wait_for_signal("go"), ctx.wait_for_signal("go")))
 
     run = await job.submit()
     for number in range(early):
@@ -132,7 +132,7 @@ async def test_two_waits_for_one_name_take_one_signal_each(bench: Bench, early: 
 async def test_two_signals_before_a_worker_came_wake_two_waits(bench: Bench) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:
-        return await ctx.gather(ctx.wait_for_signal("a"), ctx.wait_for_signal("b"))
+        return list(await ctx.gather(ctx.wait_for_signal("a"), ctx.wait_for_signal("b")))
 
     run = await job.submit()
     await bench.work()
@@ -151,7 +151,7 @@ async def test_one_wait_times_out_while_another_goes_on(bench: Bench, log: Log) 
             except WaitTimeout:
                 return str(await ctx.step(log.later, "given up"))
 
-        return await ctx.gather(hasty(), ctx.wait_for_all("a", "b"))
+        return list(await ctx.gather(hasty(), ctx.wait_for_all("a", "b")))
 
     run = await job.submit()
     await bench.work()
@@ -174,7 +174,7 @@ async def test_an_approval_that_is_half_given_stays_so_while_others_end(bench: B
             assert verdict.approved
             return [decision.approver for decision in verdict.decisions]
 
-        return await ctx.gather(ctx.wait_for_signal("go"), approved(), ctx.sleep("1h"))
+        return list(await ctx.gather(ctx.wait_for_signal("go"), approved(), ctx.sleep("1h")))
 
     run = await job.submit()
     await bench.work()
@@ -203,7 +203,7 @@ async def test_approvals_of_one_name_about_different_things_are_apart(bench: Ben
             verdict.check(thing)
             return [decision.approver for decision in verdict.decisions]
 
-        return await ctx.gather(approved("tea"), approved("rum"))
+        return list(await ctx.gather(approved("tea"), approved("rum")))
 
     tokens: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -233,7 +233,7 @@ async def test_callbacks_side_by_side_are_apart(bench: Bench) -> None:
             doors[what] = callback.id, callback.token.reveal()
             return await callback.result()
 
-        return await ctx.gather(ask("left"), ask("right"))
+        return list(await ctx.gather(ask("left"), ask("right")))
 
     run = await job.submit()
     await bench.work()
@@ -253,9 +253,9 @@ async def test_waits_within_branches_within_branches(bench: Bench) -> None:
             return f"{first}{await ctx.wait_for_signal(name)}"
 
         async def branch(name: str) -> list[Any]:
-            return await ctx.gather(leaf(name), leaf(2 * name))
+            return list(await ctx.gather(leaf(name), leaf(2 * name)))
 
-        return await ctx.gather(branch("a"), branch("b"))
+        return list(await ctx.gather(branch("a"), branch("b")))
 
     run = await job.submit()
     for round in (1, 2):

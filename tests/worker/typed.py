@@ -44,6 +44,27 @@ async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
     assert_type(await ctx.wait_for_signal("go", int), int)
     assert_type(await ctx.request_approval("release"), Approval)
     assert_type(await ctx.set_state({"a": [1]}), None)
+    assert_type(await (await ctx.callback("paid")).result(int), int)
+    assert_type(await (await ctx.callback("paid")).result(list[int], timeout="1h"), list[int])
+    assert_type(await (await ctx.callback("paid")).result(), Any)
+    assert_type(await ctx.gather(ctx.step(plain_step, 1)), tuple[str])
+    assert_type(
+        await ctx.gather(ctx.step(plain_step, 1), own_step(1), ctx.random()),
+        tuple[str, bytes, float],
+    )
+    text, number, verdict, received, run, slept = await ctx.gather(
+        ctx.step(plain_step, 1),
+        ctx.wait_for_signal("go", int),
+        ctx.approval("release"),
+        ctx.wait_for_any("a", "b"),
+        ctx.submit(plain, 1.5),
+        ctx.sleep("1h"),
+    )
+    assert_type((text, number, verdict), tuple[str, int, Verdict])
+    assert_type((received, run, slept), tuple[Received, Run[int], None])
+    assert_type(await ctx.gather(*(ctx.step(plain_step, each) for each in range(3))), list[str])
+    assert_type(await ctx.gather(*[ctx.random()] * 7), list[float])
+    await ctx.gather(1, 2)  # type: ignore[call-overload]
     await own_step("one")  # type: ignore[call-overload]
     await ctx.step(plain_step, "one")  # type: ignore[call-overload]
     await ctx.submit(plain, "one")  # type: ignore[arg-type]
@@ -71,6 +92,8 @@ def plain_with_context(ctx: SyncContext, *, name: str) -> None:
     assert_type(ctx.wait_for_signal("go", int, timeout="1h"), int)
     assert_type(ctx.wait_for_any("go", "stop"), Received)
     assert_type(ctx.callback("paid").token, Token)
+    assert_type(ctx.callback("paid").result(int), int)
+    assert_type(ctx.callback("paid").result(), Any)
     assert_type(ctx.request_approval("release", of=2).token("ann"), Token)
     assert_type(ctx.request_approval("release", of=2).verdict(), Verdict)
     assert_type(ctx.spend(tokens=5), Spent | SoftBreach)

@@ -1,6 +1,5 @@
 """The context of a run: what a handler can ask the engine for."""
 
-import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
@@ -17,6 +16,7 @@ from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.versions import version_of
 from flowfabric.worker.api.children import FlowsApi
+from flowfabric.worker.api.concurrency import Concurrency
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import SpendApi
 from flowfabric.worker.api.task import Call, Task, check_task
@@ -24,12 +24,11 @@ from flowfabric.worker.api.transactions import Completion
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.codec import encode
 from flowfabric.worker.errors import LOST
-from flowfabric.worker.run.branches import Branch, BranchSpot, StepPlace, inside_step
+from flowfabric.worker.run.branches import BranchSpot, StepPlace, inside_step
 from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.patches import PatchAnswer
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import Work, attempt, check_name, perform
-from flowfabric.worker.run.together import together
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,13 +63,14 @@ class Context:
     calls may be awaited together. Wrap code that makes several such calls beside other such code
     in `gather`, which keeps their places apart.
 
-    The methods that wait (`wait_for_signal`, `wait_for_any`, `wait_for_all`, `approval`,
-    `request_approval`, `callback`) are those of `WaitsApi`, `flow` and `map` those of `FlowsApi`,
-    `spend` and `reserve` those of `SpendApi`.
+    `gather` is that of `Concurrency`. The methods that wait (`wait_for_signal`,
+    `wait_for_any`, `wait_for_all`, `approval`, `request_approval`, `callback`) are those of
+    `WaitsApi`, `flow` and `map` those of `FlowsApi`, `spend` and `reserve` those of `SpendApi`.
     """
 
     def __init__(self, scope: CallScope) -> None:
         self._scope = scope
+        self.gather = Concurrency(scope).gather
         waits = WaitsApi(scope)
         self.wait_for_signal = waits.wait_for_signal
         self.wait_for_any = waits.wait_for_any
@@ -122,20 +122,6 @@ class Context:
         return perform(
             journal, place, lambda: attempt(work, threads, journal.confirm), work.returns
         )
-
-    async def gather(self, *steps: Awaitable[Any]) -> list[Any]:
-        """Awaits several steps concurrently and returns their results in order. If one fails, the
-        others are cancelled and its error is raised."""
-        all_branches = self._scope.branches
-        branches = [all_branches.branch() for _ in steps]
-        pairs = zip(steps, branches, strict=True)
-        tasks = [asyncio.ensure_future(self._beside(*pair)) for pair in pairs]
-        try:
-            with all_branches.waiting():
-                await together(tasks, lambda: self._scope.parked)
-        finally:
-            all_branches.forget(branches)
-        return [task.result() for task in tasks]
 
     def sleep(self, span: Span) -> Coroutine[Any, Any, None]:
         """Sleeps without holding a worker, through crashes and deploys, for minutes or months."""
@@ -222,18 +208,6 @@ class Context:
             raise LeaseLost("the lease was lost")
         scope.check_running()
         return Completion(scope.engine, scope.claim, scope.complete)
-
-    async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
-        with self._scope.branches.strand(branch):
-            try:
-                return await step
-            except (SystemExit, KeyboardInterrupt) as error:
-                # Raised in a task of its own, it would end the event loop and every other run.
-                self._scope.branches.failed(branch)
-                raise RuntimeError(f"a step raised {error!r}") from error
-            except Exception:
-                self._scope.branches.failed(branch)
-                raise
 
     async def _sleep(self, place: StepPlace, span: Millis) -> None:
         record = await self._scope.journal.recorded(place)

@@ -53,6 +53,7 @@ from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _LASTING = ResumePolicy(close_waitpoint_on_resume=False)
 
@@ -82,11 +83,11 @@ class Callback(Generic[T]):
         return f"Callback({self.id}, {self.token})"
 
     @overload
-    def result(self, *, timeout: Span | None = None) -> Coroutine[Any, Any, Any]: ...
+    def result(self, *, timeout: Span | None = None) -> Coroutine[Any, Any, T]: ...
     @overload
     def result(
-        self, as_type: type[T], *, timeout: Span | None = None
-    ) -> Coroutine[Any, Any, T]: ...
+        self, as_type: type[U], *, timeout: Span | None = None
+    ) -> Coroutine[Any, Any, U]: ...
     def result(
         self, as_type: Any = Any, *, timeout: Span | None = None
     ) -> Coroutine[Any, Any, Any]:
