@@ -305,7 +305,7 @@ async def test_no_except_exception_in_a_thread_can_swallow_a_sleep(bench: Bench,
     assert (await run.result(), log) == ("awake", [])
 
 
-async def test_changed_code_in_a_thread_fails_the_run(bench: Bench, log: Log) -> None:
+async def test_changed_code_in_a_thread_blocks_the_run(bench: Bench, log: Log) -> None:
     @bench.fabric.task(**AGAIN)
     def job(ctx: SyncContext) -> None:
         if ctx.info.first:
@@ -315,8 +315,9 @@ async def test_changed_code_in_a_thread_fails_the_run(bench: Bench, log: Log) ->
 
     run = await job.submit()
     await bench.work()
-    with pytest.raises(RunFailed, match=r"recorded as 'Log.note' .* asks for 'monotonic'"):
-        await run.result()
+    info = await run.describe()
+    assert info.state == "waiting"
+    assert "'Log.note' (call 1) but the code now asks for 'monotonic'" in str(info.blocking_detail)
 
 
 # -- a lease that was lost

@@ -91,6 +91,8 @@ BY_ID: dict[str, Call] = {
     "views.result": lambda e, id: e.views.result(id),
     "views.context": lambda e, id: e.views.context(id),
     "views.attempts": lambda e, id: e.views.attempts(id),
+    "views.steps": lambda e, id: e.views.steps(id),
+    "views.state_value": lambda e, id: e.views.state_value(id),
     "views.current_attempt": lambda e, id: e.views.current_attempt(id),
     "views.attempts_made": lambda e, id: e.views.attempts_made(id),
     "views.namespace": lambda e, id: e.views.namespace(id),

@@ -335,5 +335,7 @@ def _check_failure(failure: Failure) -> None:
     check_text(failure.message, "failure message", limit=1 << 16)
     if failure.detail is not None:
         check_bytes(failure.detail, "failure detail", MAX_RESULT)
+    if failure.step is not None:
+        check_text(failure.step, "step of the failure", limit=MAX_STEP_NAME)
     if failure.category not in list(Category):
         raise Invalid(f"unknown failure category {failure.category!r:.80}")
