@@ -256,9 +256,10 @@ class Executor:
             return msgspec.Raw(await self._processes.call(handler, active.payload))
         if handler.mode is Mode.ASYNC:
             scope.adopt()
-            context = Context(scope)
-            current_context.set(context)
-            given = [context, *args] if handler.takes_context else args
+            # Not made before it is asked for: most handlers of short tasks take no context.
+            make_context = partial(Context, scope)
+            current_context.set(make_context)
+            given = [make_context(), *args] if handler.takes_context else args
             result = handler.function(*given, **kwargs)
         else:
             result = await self._in_thread(active, scope, handler, args, kwargs)
@@ -272,12 +273,14 @@ class Executor:
         args: list[Any],
         kwargs: dict[str, Any],
     ) -> Any:
-        context = SyncContext(Context(scope))
-        given = [context, *args] if handler.takes_context else args
+        def make_context() -> SyncContext:
+            return SyncContext(Context(scope))
+
+        given = [make_context(), *args] if handler.takes_context else args
 
         def call() -> Any:
             scope.adopt()
-            current_context.set(context)
+            current_context.set(make_context)
             return handler.function(*given, **kwargs)
 
         active.thread = self._handlers.start(call)
