@@ -5,7 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,9 +72,12 @@ def _network(proxy: ProxyThread) -> dict[str, Fault]:
 
 def _server(direct: str) -> dict[str, Fault]:
     def crash(dice: random.Random) -> None:
-        """Kills one backend, so that the server ends all others and recovers."""
-        with psycopg.connect(direct) as connection:
-            found = connection.execute(BACKENDS).fetchall()
-        os.kill(dice.choice(found)[0], signal.SIGKILL)
+        """Kills one backend, so that the server ends all others and recovers. Just after another
+        fault there may be no backend to kill, or the server may still be recovering."""
+        with suppress(psycopg.OperationalError, ProcessLookupError):
+            with psycopg.connect(direct) as connection:
+                found = connection.execute(BACKENDS).fetchall()
+            if found:
+                os.kill(dice.choice(found)[0], signal.SIGKILL)
 
     return {"the database server crashes": crash}

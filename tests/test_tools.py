@@ -36,8 +36,8 @@ class Writer:
     def check_sql(self, only: dict[str, set[str]] = NOTHING) -> list[str]:
         return check_sql.check(self.root, only)
 
-    def check_house(self, *two_meanings: str, uncalled: Collection[str] = ()) -> list[str]:
-        return check_house.check(self.root, set(two_meanings), uncalled)
+    def check_house(self, uncalled: Collection[str] = ()) -> list[str]:
+        return check_house.check(self.root, uncalled)
 
 
 def function(lines: int) -> str:
@@ -82,12 +82,10 @@ def test_a_class_name_has_one_meaning(write: Writer) -> None:
     write("src/flowfabric/a.py", "class Thing: ...\nclass _Own: ...")
     write("src/flowfabric/b.py", "class _Own: ...")
     assert write.check_house() == []
-    assert write.check_house("Thing") == ["class Thing has one meaning: take it off TWO_MEANINGS"]
     write("src/flowfabric/b.py", "class Thing: ...")
     assert write.check_house() == [
         "class Thing has several meanings: src/flowfabric/a.py, src/flowfabric/b.py"
     ]
-    assert write.check_house("Thing") == []
 
 
 def test_only_the_retry_loop_gives_up(write: Writer) -> None:

@@ -35,11 +35,6 @@ MOST_METHODS = 55
 RECORDS = "RecordStore"
 """The contract of `store.records` comes on top: the same few methods for every kind of document."""
 
-TWO_MEANINGS = {
-    "Held", "Session",
-}  # fmt: skip
-"""Class names that still have two meanings. The list only becomes shorter."""
-
 CALLERS = ("worker", "cli", "testing", "demo", "server", "dashboard", "fabric.py")
 """Who may be the reason that the engine offers an operation, beside another service of it."""
 
@@ -59,13 +54,13 @@ UNCALLED = {
 only becomes shorter: a new operation comes with its caller."""
 
 
-def check(root: Path, two_meanings: set[str], uncalled: Collection[str] = ()) -> list[str]:
+def check(root: Path, uncalled: Collection[str] = ()) -> list[str]:
     """The complaints about the tree under `root`, none if it is in order."""
     return [
         *_strange_folders(root),
         *_unequal_dialects(root),
         *_wide_contract(root),
-        *_ambiguous_classes(root, two_meanings),
+        *_ambiguous_classes(root),
         *_strange_retries(root),
         *_uncalled_operations(root, uncalled),
     ]
@@ -112,17 +107,14 @@ def _is_method(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
 
 
-def _ambiguous_classes(root: Path, two_meanings: set[str]) -> Iterator[str]:
+def _ambiguous_classes(root: Path) -> Iterator[str]:
     places: dict[str, list[str]] = defaultdict(list)
     for path, node in _nodes(root / "src"):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             places[node.name].append(path.relative_to(root).as_posix())
     for name, found in sorted(places.items()):
-        if len(found) > 1 and name not in two_meanings:
+        if len(found) > 1:
             yield f"class {name} has several meanings: {', '.join(found)}"
-    for name in sorted(two_meanings):
-        if len(places[name]) < 2:
-            yield f"class {name} has one meaning: take it off TWO_MEANINGS"
 
 
 def _strange_retries(root: Path) -> Iterator[str]:
@@ -192,7 +184,7 @@ def _nodes(place: Path) -> Iterator[tuple[Path, ast.AST]]:
 
 
 def main() -> int:
-    complaints = check(Path(__file__).resolve().parent.parent, TWO_MEANINGS, UNCALLED)
+    complaints = check(Path(__file__).resolve().parent.parent, UNCALLED)
     print("\n".join(complaints) or "house: in order")
     return 1 if complaints else 0
 

@@ -33,7 +33,7 @@ def test_the_list_tells_when_a_wait_is_over(cli: Cli, patient: Patient) -> None:
     for item in cli.lines("waitpoints", "list", id):
         assert item["activated_at"] < item["expires_at"]
         assert item["terms"]["approvers"] == []
-    assert "anybody" in cli("waitpoints", "list", id).stdout
+    assert "anyone" in cli("waitpoints", "list", id).stdout
 
 
 def test_an_empty_list_says_so(cli: Cli, patient: Patient) -> None:

@@ -13,7 +13,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
-from flowfabric.engine.execution.attempts import Held, Owned
+from flowfabric.engine.execution.attempts import FencedExecution, Owned
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import TTL, Lab
 
@@ -49,7 +49,7 @@ STATE_AFTER = {
 FORMS: dict[str, Callable[[Lab, Claim], Owned]] = {
     "claim": lambda lab, claim: claim,
     "handle": lambda lab, claim: lab.engine.attempts.seal(claim),
-    "fence": lambda lab, claim: Held(claim.id, claim.owner),
+    "fence": lambda lab, claim: FencedExecution(claim.id, claim.owner),
 }
 
 every_operation = pytest.mark.parametrize("name", OPERATIONS)

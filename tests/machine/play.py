@@ -23,7 +23,7 @@ from flowfabric.core.wait.model import Waitpoint
 from flowfabric.core.wait.suspend import AlreadyMet, NowSuspended
 from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.attempts import Held, Owned
+from flowfabric.engine.execution.attempts import FencedExecution, Owned
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
@@ -366,7 +366,7 @@ class Play:
             case "handle":
                 return self.engine.attempts.seal(holding.claim)
             case "fence":
-                return Held(holding.claim.id, holding.claim.owner)
+                return FencedExecution(holding.claim.id, holding.claim.owner)
             case _:
                 return holding.claim
 

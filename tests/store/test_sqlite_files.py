@@ -23,7 +23,7 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.sqlite import SqliteStore, connection, open_sqlite, runner, wal
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 from tests.store.sqlite_bench import Bench, uuids
 
 OBJECTS = "select sql from sqlite_schema where sql is not null and name not like 'sqlite_%'"
@@ -221,7 +221,7 @@ async def test_a_deleted_file_is_told_by_the_next_call(bench: Bench, path: str) 
 
 
 async def test_a_file_that_goes_while_it_is_written_is_told(bench: Bench, path: str) -> None:
-    def write(session: Session) -> None:
+    def write(session: SqliteSession) -> None:
         session.connection.execute("insert into meta (key, value) values ('k', x'00')")
         Path(path).unlink()
 
@@ -398,7 +398,7 @@ async def test_without_threads_the_next_one_who_waits_sees_other_commits(
 
 
 async def test_a_file_that_is_empty_again_gives_the_disk_back(bench: Bench, path: str) -> None:
-    def fill(session: Session) -> None:
+    def fill(session: SqliteSession) -> None:
         session.connection.execute(
             "with recursive n (i) as (select 1 union all select i + 1 from n where i < 3000)"
             " insert into meta (key, value) select 'k' || i, randomblob(8000) from n"

@@ -37,7 +37,7 @@ from flowfabric.store.queries import NEWEST, Claimable, EventQuery, Page, Progre
 from flowfabric.store.rows.record import LANES
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import lists, open_sqlite
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
 
 OPERATOR = Owner(source=Source.OPERATOR)
@@ -437,7 +437,7 @@ async def test_a_failed_read_does_not_keep_the_reader_in_the_past(tmp_path: Path
     await store.records.put(LANES, Lane(name="a"), 0)
     kept: list[object] = []
 
-    def stumble(session: Session) -> None:
+    def stumble(session: SqliteSession) -> None:
         for row in session.connection.execute("select name from lane order by name"):
             raise Corruption(str(row))
 

@@ -147,7 +147,9 @@ async def test_contexts_do_not_leak_from_one_run_to_another(bench: Bench, log: L
     def bare() -> None:
         from flowfabric.worker.run.steps import current_context
 
-        seen.append(current_context.get()._context.info.task)
+        make_context = current_context.get()
+        assert make_context is not None
+        seen.append(make_context()._context.info.task)
 
     runs = [await in_thread.submit(f"w{n}") for n in range(20)]
     other = await bare.submit()

@@ -54,14 +54,14 @@ class DurableModel(WrapperModel):
             found = await self.wrapped.request(messages, model_settings, model_request_parameters)
             return _RESPONSE.dump_python(found, mode="json")
 
-        ctx = current_context.get()
+        ctx = _current_context()
         if ctx is None:
             return _RESPONSE.validate_python(await ask())
         step: Callable[..., Any] = StepFunction(ask, StepOptions(name=f"model:{self.model_name}"))
         if self._reserve is None:
-            return _RESPONSE.validate_python(await _context(ctx).step(step))
-        async with _context(ctx).reserve(self._reserve, budget=self._budget) as reserved:
-            response = _RESPONSE.validate_python(await _context(ctx).step(step))
+            return _RESPONSE.validate_python(await ctx.step(step))
+        async with ctx.reserve(self._reserve, budget=self._budget) as reserved:
+            response = _RESPONSE.validate_python(await ctx.step(step))
             used = {"tokens": response.usage.total_tokens} if "tokens" in self._reserve else {}
             reserved.settle({**self._reserve, **used})
         return response
@@ -89,11 +89,11 @@ class DurableToolset(AbstractToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        run = current_context.get()
+        run = _current_context()
         if run is None:
             raise Invalid(f"tool {name!r} is called by an agent outside of a run; submit a task")
         try:
-            return await self._box.call(_context(run), name, tool_args)
+            return await self._box.call(run, name, tool_args)
         except Invalid as error:
             raise ModelRetry(error.detail) from error
         except (ToolRefused, BudgetExceeded) as error:
@@ -114,7 +114,11 @@ class DurableToolset(AbstractToolset[Any]):
         )
 
 
-def _context(found: object) -> Context:
+def _current_context() -> Context | None:
+    make_context = current_context.get()
+    if make_context is None:
+        return None
+    found = make_context()
     if not isinstance(found, Context):
         raise Invalid("an agent of Pydantic AI runs in a task that is a coroutine")
     return found

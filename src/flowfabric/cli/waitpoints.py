@@ -39,7 +39,7 @@ def _row(item: OpenWaitpoint) -> Cells:
         ("waits for", ", ".join(item.required_signal_names) or "any signal"),
         ("since", local(item.activated_at or item.created_at)),
         ("expires", local(item.expires_at)),
-        ("approvers", "" if terms is None else ", ".join(terms.approvers) or "anybody"),
+        ("approvers", "" if terms is None else ", ".join(terms.approvers) or "anyone"),
         ("about", _about(item)),
     ]
 

@@ -28,7 +28,7 @@ from flowfabric.core.explain.limits import key_of, queues_of
 from flowfabric.core.explain.reasons import Explanation, QueuePlace
 from flowfabric.core.explain.run import NOTHING, Around, Upstream, explain, is_limited
 from flowfabric.core.explain.state import flow_at
-from flowfabric.core.explain.workers import NOBODY, Running
+from flowfabric.core.explain.workers import NOTHING_RUNS, Running
 from flowfabric.core.flow.join import JoinState
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
@@ -327,7 +327,7 @@ async def _view_without_line(store: Store, uses: Uses, now: Millis) -> QuotaView
 async def running_of(store: Store, lane: Lane) -> Running:
     """Which executions run in a lane with a limit, counted up to that limit."""
     if lane.concurrency is None:
-        return NOBODY
+        return NOTHING_RUNS
     found = await store.executions_in(RunningIn(lane.name), lane.concurrency)
     return Running(len(found), await _ids(store, found[:MAX_HOLDERS]))
 

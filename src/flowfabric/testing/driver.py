@@ -182,13 +182,13 @@ class Driver:
             await engine.schedules.next_at(),
             engine._limits.opens_at,
         ]
-        if self._somebody_lacks_budget():
+        if self._any_lacks_budget():
             moments.append(await engine._limits.resets_at())
         if self._working().active:
             moments.append(Millis(now + MAX_TTL - 1))  # renewed in time
         return min((moment for moment in moments if moment and moment > now), default=None)
 
-    def _somebody_lacks_budget(self) -> bool:
+    def _any_lacks_budget(self) -> bool:
         """Whether a run waits for a budget: only then is its reset worth a jump."""
         return any(
             self.checks.describe(info.id).blocking is Blocking.BUDGET

@@ -71,7 +71,7 @@ class Harness:
             raise Invalid("give either a step, an unrecorded step, or what is waited for")
         async with self._driver.drive():
             if waits_for is not None:
-                waited = partial(self._somebody_waits, waits_for)
+                waited = partial(self._any_waits, waits_for)
                 await self._driver.settle_through(waited, f"no run waits for {waits_for!r}")
                 return
             hold = HeldHandler(step or unrecorded or "", recorded=step is not None)
@@ -80,7 +80,7 @@ class Harness:
                 lambda: hold.reached, f"no run comes to step {hold.step!r}"
             )
 
-    def _somebody_waits(self, name: str) -> bool:
+    def _any_waits(self, name: str) -> bool:
         return any(name in self.waits_for(info.id) for info in self._driver.unended())
 
     async def advance(self, span: str | float | timedelta) -> None:

@@ -5,25 +5,17 @@ from typing import Any
 import pytest
 
 from flowfabric.core.base.errors import NotFound
-from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Family, StoredEvent
 from flowfabric.core.execution.model import Attempt, AttemptOutcome, Failure, Start
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
+from tests.kit.leases import UNKNOWN, describe
 
-NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
 RETRYING: dict[str, Any] = {
     "retry_policy": {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 10}}
 }
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
 
 
 async def attempts_of(lab: Lab, id: str) -> list[Attempt]:
@@ -184,7 +176,7 @@ async def test_nothing_was_tried_before_the_first_claim(lab: Lab) -> None:
         lab.engine.views.current_attempt,
     ):
         with pytest.raises(NotFound):
-            await view(NOBODY)
+            await view(UNKNOWN)
 
 
 async def test_an_attempt_tells_who_when_and_how(lab: Lab) -> None:

@@ -36,7 +36,7 @@ from flowfabric.core.execution.model import Failure, Source
 from flowfabric.core.execution.step import Step
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.attempts import Held, Owned
+from flowfabric.engine.execution.attempts import FencedExecution, Owned
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.open import open_store
 from tests.kit.lab import TTL, W1, Lab
@@ -179,7 +179,7 @@ async def test_a_malformed_id_is_told_what_is_wrong_with_it(lab: Lab) -> None:
 async def test_an_owner_with_a_malformed_id_is_told_what_is_wrong_with_it(lab: Lab) -> None:
     claim = await lab.running()
     for reason, ids in MALFORMED.items():
-        held = [Held(id, claim.owner) for id in ids]
+        held = [FencedExecution(id, claim.owner) for id in ids]
         errors = await refuse_owners(lab, held, InvalidId)
         assert {getattr(error, "reason", "") for error in errors} == {reason}
 
@@ -217,7 +217,7 @@ async def test_a_partition_that_is_not_the_ids_own_names_nothing(lab: Lab) -> No
     for name, call in BY_ID.items():
         assert name in AUTHENTICATED or await missing(call(lab.engine, elsewhere)), name
     for name, use in BY_OWNER.items():
-        assert await missing(use(lab.engine, Held(elsewhere, claim.owner))), name
+        assert await missing(use(lab.engine, FencedExecution(elsewhere, claim.owner))), name
     assert (await lab.engine.events.read(execution=elsewhere)).events == ()
     assert await picture(lab) == before
 
@@ -271,7 +271,7 @@ async def test_a_missing_execution_is_not_found(lab: Lab) -> None:
 async def test_a_missing_execution_has_no_owner(lab: Lab) -> None:
     """G1 comes before every other check of the gate."""
     owners = [Owner(SOME, 1, SOME), Owner(), Owner(SOME), OPERATOR]
-    await refuse_owners(lab, [Held(MISSING, owner) for owner in owners], NotFound)
+    await refuse_owners(lab, [FencedExecution(MISSING, owner) for owner in owners], NotFound)
 
 
 # -- fences
@@ -296,7 +296,7 @@ async def test_a_part_of_a_fence_is_refused_and_never_taken_for_none(lab: Lab) -
     """§1.3"""
     claim = await lab.running()
     owners = partial_fences(claim)
-    await refuse_owners(lab, [Held(claim.id, owner) for owner in owners], PartialFence)
+    await refuse_owners(lab, [FencedExecution(claim.id, owner) for owner in owners], PartialFence)
     cancel = partial(lab.engine.executions.cancel, claim.id, reason="no")
     await refuses(lab, "cancel", lambda owner: cancel(owner=owner), owners, PartialFence)
     await lab.complete(claim)
@@ -306,7 +306,7 @@ async def test_without_a_fence_an_owner_can_do_nothing(lab: Lab) -> None:
     """§1.3"""
     claim = await lab.running()
     owners = [Owner(), Owner(source=Source.SYSTEM_TIMEOUT), Owner(source="somebody")]
-    await refuse_owners(lab, [Held(claim.id, owner) for owner in owners], FenceRequired)
+    await refuse_owners(lab, [FencedExecution(claim.id, owner) for owner in owners], FenceRequired)
     await lab.complete(claim)
 
 
@@ -316,7 +316,7 @@ async def test_not_even_an_operator_renews_or_writes_beside_a_lease_without_a_fe
     """§1.3"""
     claim = await lab.running()
     for name in sorted(set(BY_OWNER) - set(OVERRIDABLE)):
-        use, held = BY_OWNER[name], [Held(claim.id, OPERATOR)]
+        use, held = BY_OWNER[name], [FencedExecution(claim.id, OPERATOR)]
         await refuses(lab, name, partial(use, lab.engine), held, FenceRequired)
 
 
@@ -333,7 +333,7 @@ async def test_a_fence_with_one_wrong_member_is_stale(lab: Lab) -> None:
         Owner(lease_id, epoch, OTHER),
         Owner(attempt_id, epoch, lease_id),
     ]
-    await refuse_owners(lab, [Held(claim.id, owner) for owner in owners], StaleLease)
+    await refuse_owners(lab, [FencedExecution(claim.id, owner) for owner in owners], StaleLease)
     await lab.complete(claim)
 
 
@@ -349,7 +349,7 @@ async def test_a_fence_of_the_wrong_types_is_refused(lab: Lab) -> None:
         None,
         claim.fence,
     ]
-    await refuse_owners(lab, [Held(claim.id, owner) for owner in owners], Invalid)
+    await refuse_owners(lab, [FencedExecution(claim.id, owner) for owner in owners], Invalid)
     await lab.complete(claim)
 
 
@@ -359,9 +359,9 @@ async def test_the_fence_of_an_older_attempt_can_change_nothing(lab: Lab) -> Non
     await lab.fail(old)
     new = await lab.claim_one()
     handle = lab.engine.attempts.seal(old)
-    owned: list[Owned] = [old, handle, Held(old.id, old.owner)]
+    owned: list[Owned] = [old, handle, FencedExecution(old.id, old.owner)]
     mixed = Owner(new.lease.id, new.epoch, old.attempt_id)
-    await refuse_owners(lab, [*owned, Held(new.id, mixed)], StaleLease)
+    await refuse_owners(lab, [*owned, FencedExecution(new.id, mixed)], StaleLease)
     await lab.complete(new)
 
 

@@ -26,7 +26,7 @@ from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Submission
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import Query
 from tests.kit.lab import W1, Lab
@@ -80,7 +80,7 @@ NUMBERS: dict[str, tuple[Use, list[Any]]] = {
     ),
     "renew": (lambda lab, c, v: lab.engine.claims.renew(c, v), TTLS),
     "renew by fence": (
-        lambda lab, c, v: lab.engine.attempts.renew(Held(c.id, c.owner), v),
+        lambda lab, c, v: lab.engine.attempts.renew(FencedExecution(c.id, c.owner), v),
         [None, *TTLS],
     ),
     "renew by handle": (

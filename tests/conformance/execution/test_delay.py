@@ -23,10 +23,10 @@ from flowfabric.core.execution.status import (
     Vector,
 )
 from flowfabric.core.execution.step import Step
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description
 from tests.kit.lab import TTL, W1, W2, Lab
+from tests.kit.leases import describe
 from tests.kit.owners import FORMS, every_form, everything
 
 DELAYED = Vector(
@@ -50,12 +50,6 @@ STEP = Step(generation=0, position=0, name="sleep", occurrence=0, doc=b"until th
 
 def later(lab: Lab, millis: int = 1000) -> Millis:
     return Millis(lab.clock.now() + millis)
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
 
 
 # -- delaying
@@ -146,7 +140,7 @@ async def test_a_delay_ends_at_a_moment(lab: Lab, until: Any) -> None:
 async def test_an_operator_delays_without_a_fence(lab: Lab) -> None:
     """§3.16"""
     claim = await lab.running()
-    operator = Held(claim.id, Owner(source=Source.OPERATOR))
+    operator = FencedExecution(claim.id, Owner(source=Source.OPERATOR))
     await lab.engine.attempts.delay(operator, later(lab))
     assert await lab.vector(claim.id) == DELAYED
 
@@ -172,7 +166,7 @@ async def test_a_worker_that_gave_its_lease_up_has_none(lab: Lab) -> None:
     assert (refusal.value.epoch, refusal.value.attempt_id) == (1, claim.attempt_id)
     other = replace(claim.owner, lease_id=new_uuid7(1, 1))
     with pytest.raises(NotActive):
-        await lab.engine.attempts.delay(Held(claim.id, other), later(lab))
+        await lab.engine.attempts.delay(FencedExecution(claim.id, other), later(lab))
 
 
 async def test_a_delay_can_follow_a_delay(lab: Lab) -> None:

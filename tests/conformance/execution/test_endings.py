@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flowfabric.core.base.errors import Invalid, NotActive, PayloadTooLarge, StaleLease
-from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import Completed, TerminalFailed
 from flowfabric.core.execution.event import EventKind, Family
@@ -22,12 +22,10 @@ from flowfabric.core.execution.status import (
     PublicState,
     Vector,
 )
-from flowfabric.engine.execution.attempts import Held
-from flowfabric.engine.execution.views import Description
+from flowfabric.engine.execution.attempts import FencedExecution
 from tests.kit.lab import W1, W2, Lab
+from tests.kit.leases import UNKNOWN, describe
 from tests.kit.owners import FORMS, RETRYING, every_form, everything
-
-NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
 
 
 def terminal(outcome: str) -> Vector:
@@ -39,12 +37,6 @@ def terminal(outcome: str) -> Vector:
         outcome,
         AttemptState.TERMINAL,
     )
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
 
 
 # -- complete
@@ -88,7 +80,7 @@ async def test_an_operator_completes_without_a_fence(lab: Lab) -> None:
     """E-T132"""
     claim = await lab.running()
     answer = await lab.engine.attempts.complete(
-        Held(claim.id, Owner(source=Source.OPERATOR)), b"by hand"
+        FencedExecution(claim.id, Owner(source=Source.OPERATOR)), b"by hand"
     )
     assert answer == Completed(claim.id)
     assert await lab.vector(claim.id) == terminal("success")
@@ -130,7 +122,7 @@ async def test_another_fence_is_told_how_it_ended(lab: Lab) -> None:
     fence = claim.fence
     other = Owner(new_uuid7(1, 1), fence.epoch, fence.attempt_id)
     with pytest.raises(NotActive) as refusal:
-        await lab.engine.attempts.complete(Held(claim.id, other))
+        await lab.engine.attempts.complete(FencedExecution(claim.id, other))
     assert (refusal.value.phase, refusal.value.outcome) == ("terminal", "success")
     assert (refusal.value.epoch, refusal.value.attempt_id) == (1, claim.attempt_id)
 
@@ -138,7 +130,7 @@ async def test_another_fence_is_told_how_it_ended(lab: Lab) -> None:
 async def test_an_override_repeated_is_refused(lab: Lab) -> None:
     """There is no fence by which a repeat could be known."""
     claim = await lab.running()
-    operator = Held(claim.id, Owner(source=Source.OPERATOR))
+    operator = FencedExecution(claim.id, Owner(source=Source.OPERATOR))
     await lab.engine.attempts.complete(operator)
     with pytest.raises(NotActive):
         await lab.engine.attempts.complete(operator)
@@ -147,7 +139,9 @@ async def test_an_override_repeated_is_refused(lab: Lab) -> None:
 async def test_the_owner_recognises_what_an_operator_did_for_it(lab: Lab) -> None:
     """§3.0.3: same epoch, same attempt, same outcome"""
     claim = await lab.running()
-    await lab.engine.attempts.complete(Held(claim.id, Owner(source=Source.OPERATOR)), b"by hand")
+    await lab.engine.attempts.complete(
+        FencedExecution(claim.id, Owner(source=Source.OPERATOR)), b"by hand"
+    )
     assert await lab.engine.attempts.complete(claim, b"late") == Completed(claim.id)
     assert await lab.engine.views.result(claim.id) == b"by hand"
 
@@ -163,7 +157,7 @@ async def test_a_wrong_fence_completes_nothing(lab: Lab, member: str) -> None:
     }
     fence[member] = {"epoch": 2}.get(member, new_uuid7(1, 1))
     with pytest.raises(StaleLease):
-        await lab.engine.attempts.complete(Held(claim.id, Owner(**fence)))
+        await lab.engine.attempts.complete(FencedExecution(claim.id, Owner(**fence)))
     assert await lab.state(claim.id) is PublicState.ACTIVE
 
 
@@ -220,7 +214,7 @@ async def test_a_result_is_kept_byte_for_byte(lab: Lab, result: bytes) -> None:
 
 async def test_there_is_no_result_before_the_completion(lab: Lab) -> None:
     """E-T137, E-T140"""
-    assert await lab.engine.views.result(NOBODY) is None
+    assert await lab.engine.views.result(UNKNOWN) is None
     id = await lab.submit()
     assert await lab.engine.views.result(id) is None
     claim = await lab.claim_one()
@@ -295,7 +289,7 @@ async def test_the_first_failure_stays(lab: Lab) -> None:
 
 async def test_an_operator_fails_without_a_fence(lab: Lab) -> None:
     claim = await lab.running()
-    operator = Held(claim.id, Owner(source=Source.OPERATOR))
+    operator = FencedExecution(claim.id, Owner(source=Source.OPERATOR))
     answer = await lab.engine.attempts.fail(operator, Failure("by hand"))
     assert answer == TerminalFailed(claim.id)
 

@@ -15,7 +15,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family, StoredEvent
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Outcome, Source
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from tests.kit import situations
 from tests.kit.lab import W1, W2, Lab
@@ -215,7 +215,7 @@ async def _complete_by_handle(lab: Lab, claim: Claim) -> None:
 
 
 async def _complete_by_operator(lab: Lab, claim: Claim) -> None:
-    await lab.engine.attempts.complete(Held(claim.id, Owner(source=Source.OPERATOR)))
+    await lab.engine.attempts.complete(FencedExecution(claim.id, Owner(source=Source.OPERATOR)))
 
 
 async def _complete_repeated(lab: Lab, claim: Claim) -> None:
@@ -385,7 +385,7 @@ async def test_what_is_refused_is_not_told(lab: Lab) -> None:
     claim = await lab.running()
     await lab.complete(claim)
     events = await lab.events(claim.id)
-    stale = Held(claim.id, Owner(UUID(int=1), 9, UUID(int=2)))
+    stale = FencedExecution(claim.id, Owner(UUID(int=1), 9, UUID(int=2)))
     calls: list[Awaitable[Any]] = [
         lab.engine.attempts.complete(stale),
         lab.fail(claim),

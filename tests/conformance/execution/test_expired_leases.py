@@ -4,71 +4,18 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import WorkerIdentity
-from flowfabric.core.execution.status import (
-    AttemptState,
-    Blocking,
-    Eligibility,
-    Ownership,
-    Phase,
-    Vector,
-)
 from flowfabric.core.execution.submission import Submission
-from flowfabric.engine.execution.attempts import Held, Owned
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description, LeaseView
 from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.queries import ExpiredLease
 from tests.kit.flow_lab import settle
 from tests.kit.lab import TTL, W1, W2, Lab
-
-NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
-
-RUNNING = Vector(
-    Phase.ACTIVE,
-    Ownership.LEASED,
-    Eligibility.NOT_APPLICABLE,
-    Blocking.NONE,
-    "none",
-    AttemptState.RUNNING,
+from tests.kit.leases import (
+    RUNNING,
+    describe,
 )
-
-
-def lost(ownership: Ownership) -> Vector:
-    return Vector(
-        Phase.ACTIVE,
-        ownership,
-        Eligibility.NOT_APPLICABLE,
-        Blocking.WORKER,
-        "none",
-        AttemptState.INTERRUPTED,
-    )
-
-
-FORMS: dict[str, Callable[[Lab, Claim], Owned]] = {
-    "claim": lambda lab, claim: claim,
-    "handle": lambda lab, claim: lab.engine.attempts.seal(claim),
-    "fence": lambda lab, claim: Held(claim.id, claim.owner),
-}
-every_form = pytest.mark.parametrize("form", FORMS)
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
-
-
-async def lease_of(lab: Lab, id: str) -> LeaseView | None:
-    return (await describe(lab, id)).lease
-
-
-async def kinds(lab: Lab, id: str) -> list[EventKind]:
-    return [event.kind for event in await lab.events(id)]
-
 
 # -- every way to a lease, and the list of those that ran out
 

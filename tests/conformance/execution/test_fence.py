@@ -22,7 +22,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.handle import HandleKind, seal
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Fence, Snapshot, Source, WorkerIdentity
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.contract import Store
 from tests.kit.lab import TTL, W1, W2, Lab
@@ -78,7 +78,7 @@ async def test_another_process_can_act_with_the_handle(
 async def test_an_operator_needs_no_fence_for_the_endings(lab: Lab, name: str) -> None:
     """E-T132"""
     claim = await lab.running(policy=RETRYING)
-    await OPERATIONS[name](lab, Held(claim.id, Owner(source=Source.OPERATOR)))
+    await OPERATIONS[name](lab, FencedExecution(claim.id, Owner(source=Source.OPERATOR)))
     assert await lab.state(claim.id) is STATE_AFTER[name]
 
 
@@ -88,7 +88,7 @@ async def test_a_renewal_or_a_note_needs_the_fence_of_its_lease(lab: Lab, name: 
     claim = await lab.running()
     before = await everything(lab, claim.id)
     with pytest.raises(FenceRequired):
-        await OPERATIONS[name](lab, Held(claim.id, Owner(source=Source.OPERATOR)))
+        await OPERATIONS[name](lab, FencedExecution(claim.id, Owner(source=Source.OPERATOR)))
     assert await everything(lab, claim.id) == before
 
 
@@ -98,7 +98,7 @@ async def test_an_operator_that_presents_a_fence_is_held_to_it(lab: Lab) -> None
     fence = claim.fence
     stale = Owner(fence.lease_id, fence.epoch + 1, fence.attempt_id, Source.OPERATOR)
     before = await everything(lab, claim.id)
-    await refuse_all(lab, Held(claim.id, stale), StaleLease)
+    await refuse_all(lab, FencedExecution(claim.id, stale), StaleLease)
     assert await everything(lab, claim.id) == before
 
 
@@ -107,7 +107,7 @@ async def test_no_other_source_acts_without_a_fence(lab: Lab, source: str) -> No
     """E-T131, E-T145: only an operator's override may, whatever a caller calls itself."""
     claim = await lab.running()
     before = await everything(lab, claim.id)
-    await refuse_all(lab, Held(claim.id, Owner(source=source)), FenceRequired)
+    await refuse_all(lab, FencedExecution(claim.id, Owner(source=source)), FenceRequired)
     assert await everything(lab, claim.id) == before
 
 
@@ -233,7 +233,7 @@ async def test_the_new_owner_is_not_disturbed_by_the_old_one(lab: Lab, situation
     attempt_id = description.attempt_id
     assert attempt_id is not None
     fence = Fence(description.lease.lease_id, description.epoch, attempt_id)
-    await lab.engine.attempts.complete(Held(fresh, Owner.of(fence)), b"mine")
+    await lab.engine.attempts.complete(FencedExecution(fresh, Owner.of(fence)), b"mine")
     assert await lab.engine.views.result(fresh) == b"mine"
 
 
@@ -243,7 +243,9 @@ async def test_every_member_of_the_fence_is_compared(lab: Lab, member: str) -> N
     claim = await lab.running()
     wrong = {"epoch": claim.epoch + 1}.get(member, new_uuid7(1, 1))
     before = await everything(lab, claim.id)
-    await refuse_all(lab, Held(claim.id, replace(claim.owner, **{member: wrong})), StaleLease)
+    await refuse_all(
+        lab, FencedExecution(claim.id, replace(claim.owner, **{member: wrong})), StaleLease
+    )
     assert await everything(lab, claim.id) == before
 
 
@@ -251,7 +253,7 @@ async def test_an_id_in_another_partition_names_nothing(lab: Lab) -> None:
     claim = await lab.running()
     other = ExecutionId.of((claim.id.partition_index + 1) % 256, claim.uuid)
     before = await everything(lab, claim.id)
-    await refuse_all(lab, Held(other, claim.owner), NotFound)
+    await refuse_all(lab, FencedExecution(other, claim.owner), NotFound)
     assert await everything(lab, claim.id) == before
 
 

@@ -17,7 +17,7 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Source
 from flowfabric.core.execution.status import Ownership
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from tests.kit import situations
 from tests.kit.lab import TTL, Lab
@@ -63,7 +63,7 @@ async def test_existence_is_asked_first(lab: Lab) -> None:
     """G1 before everything"""
     id = ExecutionId.solo("default", new_uuid7(1, 1))
     for owner in (Owner(), STRANGER, *PARTS, OPERATOR):
-        await refuse_all(lab, Held(id, owner), NotFound)
+        await refuse_all(lab, FencedExecution(id, owner), NotFound)
 
 
 @every_situation
@@ -72,9 +72,9 @@ async def test_the_fence_is_asked_before_the_state(lab: Lab, situation: str) -> 
     of it."""
     id = await situations.ALL[situation](lab)
     before = await everything(lab, id)
-    await refuse_all(lab, Held(id, Owner()), FenceRequired)
+    await refuse_all(lab, FencedExecution(id, Owner()), FenceRequired)
     for part in PARTS:
-        await refuse_all(lab, Held(id, part), PartialFence)
+        await refuse_all(lab, FencedExecution(id, part), PartialFence)
     assert await everything(lab, id) == before
 
 
@@ -84,7 +84,7 @@ async def test_the_state_is_asked_before_the_fence_is_compared(lab: Lab, situati
     id = await situations.ALL[situation](lab)
     before = await everything(lab, id)
     error = ERRORS.get(situation, NotActive)
-    await refuse_all(lab, Held(id, STRANGER), error, besides=repeats(situation))
+    await refuse_all(lab, FencedExecution(id, STRANGER), error, besides=repeats(situation))
     assert await everything(lab, id) == before
 
 
@@ -96,7 +96,7 @@ async def test_an_override_passes_the_same_questions(lab: Lab, situation: str) -
     error = ERRORS.get(situation, NotActive)
     for name in FOR_OPERATORS - repeats(situation):
         with pytest.raises(error) as refusal:
-            await OPERATIONS[name](lab, Held(id, OPERATOR))
+            await OPERATIONS[name](lab, FencedExecution(id, OPERATOR))
         assert refusal.type is error
     assert await everything(lab, id) == before
 
@@ -110,7 +110,7 @@ async def test_an_expired_lease_is_not_marked_for_a_caller_without_a_fence(
     claim = await lab.running()
     lab.clock.advance(TTL)
     with pytest.raises((FenceRequired, PartialFence)):
-        await OPERATIONS[name](lab, Held(claim.id, owner))
+        await OPERATIONS[name](lab, FencedExecution(claim.id, owner))
     assert (await lab.vector(claim.id)).ownership is Ownership.LEASED
 
 
@@ -150,7 +150,7 @@ async def test_a_lease_found_expired_is_marked_by_every_operation(
     claim = await lab.running()
     lab.clock.advance(TTL)
     with pytest.raises(LeaseExpired):
-        await OPERATIONS[name](lab, Held(claim.id, owner))
+        await OPERATIONS[name](lab, FencedExecution(claim.id, owner))
     await assert_marked(lab, claim)
 
 

@@ -29,7 +29,7 @@ from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.policy import parse_policy
 from flowfabric.core.execution.status import PublicState
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import TTL, W1, W2, Lab
 
@@ -233,7 +233,7 @@ async def test_the_attempt_has_the_id_its_claim_gave_it(lab: Lab, second_lab: La
     assert described.attempt_id == MINE
     derived = Owner(claim.lease.id, claim.epoch, derive_attempt_id(claim.uuid, 0))
     with pytest.raises(StaleLease):
-        await lab.engine.attempts.complete(Held(claim.id, derived), b"no")
+        await lab.engine.attempts.complete(FencedExecution(claim.id, derived), b"no")
     await second_lab.engine.attempts.complete(lab.engine.attempts.seal(claim), b"yes")
     await second_lab.engine.attempts.complete(lab.engine.attempts.seal(claim), b"again")
     [attempt] = await lab.engine.views.attempts(claim.id)

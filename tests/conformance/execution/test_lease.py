@@ -1,7 +1,7 @@
 """Leases: renewed, and run out. Who may act under one is in test_fence."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,70 +16,28 @@ from flowfabric.core.base.errors import (
     PartialFence,
     StaleLease,
 )
-from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import AlreadySatisfied, MarkedExpired, Owner, Renewed
 from flowfabric.core.execution.model import Snapshot, Source
 from flowfabric.core.execution.status import (
-    AttemptState,
-    Blocking,
-    Eligibility,
     Ownership,
-    Phase,
     PublicState,
-    Vector,
 )
 from flowfabric.core.execution.submission import Submission
-from flowfabric.engine.execution.attempts import Held, Owned
-from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description, LeaseView
+from flowfabric.engine.execution.attempts import FencedExecution
+from flowfabric.engine.execution.views import LeaseView
 from tests.kit.lab import TTL, W1, W2, Lab
-
-NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
-
-RUNNING = Vector(
-    Phase.ACTIVE,
-    Ownership.LEASED,
-    Eligibility.NOT_APPLICABLE,
-    Blocking.NONE,
-    "none",
-    AttemptState.RUNNING,
+from tests.kit.leases import (
+    FORMS,
+    RUNNING,
+    UNKNOWN,
+    describe,
+    every_form,
+    kinds,
+    lease_of,
+    lost_vector,
 )
-
-
-def lost(ownership: Ownership) -> Vector:
-    return Vector(
-        Phase.ACTIVE,
-        ownership,
-        Eligibility.NOT_APPLICABLE,
-        Blocking.WORKER,
-        "none",
-        AttemptState.INTERRUPTED,
-    )
-
-
-FORMS: dict[str, Callable[[Lab, Claim], Owned]] = {
-    "claim": lambda lab, claim: claim,
-    "handle": lambda lab, claim: lab.engine.attempts.seal(claim),
-    "fence": lambda lab, claim: Held(claim.id, claim.owner),
-}
-every_form = pytest.mark.parametrize("form", FORMS)
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
-
-
-async def lease_of(lab: Lab, id: str) -> LeaseView | None:
-    return (await describe(lab, id)).lease
-
-
-async def kinds(lab: Lab, id: str) -> list[EventKind]:
-    return [event.kind for event in await lab.events(id)]
-
 
 # -- renewing
 
@@ -115,7 +73,7 @@ async def test_a_lease_lives_as_long_as_it_is_renewed(lab: Lab, form: str) -> No
     await lab.pass_time(TTL - 1)
     assert await lab.vector(claim.id) == RUNNING
     await lab.pass_time(1)
-    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+    assert await lab.vector(claim.id) == lost_vector(Ownership.EXPIRED)
 
 
 @every_form
@@ -154,7 +112,7 @@ async def test_the_ttl_is_the_one_the_lease_was_taken_with(lab: Lab, form: str) 
 async def test_a_renewal_by_fence_says_for_how_long(lab: Lab) -> None:
     claim = await lab.running()
     with pytest.raises(Invalid):
-        await lab.engine.attempts.renew(Held(claim.id, claim.owner))
+        await lab.engine.attempts.renew(FencedExecution(claim.id, claim.owner))
 
 
 @pytest.mark.rules
@@ -204,7 +162,7 @@ async def test_a_lease_that_ran_out_is_not_renewed(lab: Lab, form: str) -> None:
     lab.clock.advance(TTL)
     with pytest.raises(LeaseExpired):
         await lab.engine.attempts.renew(FORMS[form](lab, claim), TTL)
-    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+    assert await lab.vector(claim.id) == lost_vector(Ownership.EXPIRED)
     assert await kinds(lab, claim.id) == [EventKind.CLAIMED, EventKind.LEASE_EXPIRED]
 
 
@@ -300,7 +258,7 @@ async def test_the_sweep_marks_a_lease_that_ran_out(lab: Lab) -> None:
     await lab.pass_time(TTL - 1)
     assert await lab.vector(claim.id) == RUNNING
     await lab.pass_time(1)
-    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+    assert await lab.vector(claim.id) == lost_vector(Ownership.EXPIRED)
     assert await lab.state(claim.id) is PublicState.ACTIVE
     description = await describe(lab, claim.id)
     assert description.blocking_detail == "lease expired, awaiting reclaim"
@@ -331,7 +289,7 @@ async def test_two_sweeps_at_once_mark_a_lease_once(lab: Lab, second_lab: Lab) -
 async def test_marking_tells_every_case_apart(lab: Lab) -> None:
     """§3.29, INV-24"""
     mark = lab.engine.claims.mark_expired
-    assert await mark(NOBODY) == AlreadySatisfied("execution_not_found")
+    assert await mark(UNKNOWN) == AlreadySatisfied("execution_not_found")
     id = await lab.submit()
     assert await mark(id) == AlreadySatisfied("not_active")
     claim = await lab.claim_one()

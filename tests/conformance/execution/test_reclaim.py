@@ -13,7 +13,7 @@ from flowfabric.core.base.errors import (
     LeaseExpired,
     NotFound,
 )
-from flowfabric.core.base.ids import ExecutionId, derive_attempt_id, new_uuid7
+from flowfabric.core.base.ids import derive_attempt_id, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family
 from flowfabric.core.execution.grant import (
@@ -27,48 +27,13 @@ from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.core.execution.model import Outcome, Start, WorkerIdentity
 from flowfabric.core.execution.status import AttemptState, Ownership, Phase, PublicState
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
+from tests.kit.leases import UNKNOWN, describe, kinds, lost, lost_after, reclaim
 
-NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
 GRANT = Millis(10_000)
-
-
-async def lost(lab: Lab, **members: Any) -> Claim:
-    """An execution whose lease ran out; the claim is the one that was lost."""
-    claim = await lab.running(**members)
-    await lab.lose(claim)
-    return claim
-
-
-async def lost_after(lab: Lab, reclaims: int, **members: Any) -> Claim:
-    """An execution that was reclaimed so often already, and is lost again."""
-    claim = await lost(lab, **members)
-    for _ in range(reclaims):
-        claim = await lab.claim_one()
-        await lab.lose(claim)
-    return claim
-
-
-async def reclaim(lab: Lab, id: str, worker: WorkerIdentity = W2, **options: Any) -> Claim:
-    """Granted and redeemed."""
-    assert isinstance(await lab.engine.grants.issue_reclaim(id, worker.id), Granted)
-    claim = await lab.engine.grants.reclaim(id, worker, ttl=TTL, **options)
-    assert isinstance(claim, Claim)
-    return claim
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
-
-
-async def kinds(lab: Lab, id: str) -> list[EventKind]:
-    return [event.kind for event in await lab.events(id)]
 
 
 # -- granting
@@ -113,7 +78,7 @@ async def test_only_what_was_lost_can_be_reclaimed(lab: Lab, situation: str) -> 
 
 async def test_a_missing_execution_cannot_be_granted(lab: Lab) -> None:
     with pytest.raises(NotFound):
-        await lab.engine.grants.issue_reclaim(NOBODY, W2.id)
+        await lab.engine.grants.issue_reclaim(UNKNOWN, W2.id)
 
 
 @pytest.mark.parametrize("reclaims", [0, 1, 3])
@@ -283,7 +248,7 @@ async def test_without_a_grant_there_is_nothing_to_redeem(lab: Lab) -> None:
     """E-X17: also where there is no execution, for the grant is asked first"""
     old = await lost(lab)
     assert await lab.engine.grants.reclaim(old.id, W2) == GrantNotFound()
-    assert await lab.engine.grants.reclaim(NOBODY, W2) == GrantNotFound()
+    assert await lab.engine.grants.reclaim(UNKNOWN, W2) == GrantNotFound()
     assert (await lab.vector(old.id)).ownership is Ownership.EXPIRED
 
 

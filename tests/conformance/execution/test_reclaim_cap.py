@@ -9,54 +9,19 @@ from flowfabric.core.base.errors import (
     LeaseExpired,
     NotActive,
 )
-from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family
 from flowfabric.core.execution.grant import Granted, GrantNotFound, ReclaimCapExceeded
 from flowfabric.core.execution.lease import MarkedExpired, Revoked
-from flowfabric.core.execution.model import Failure, Outcome, Start, WorkerIdentity
+from flowfabric.core.execution.model import Failure, Outcome, Start
 from flowfabric.core.execution.status import Ownership, PublicState
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description
 from flowfabric.store.queries import ClaimCall
 from tests.kit.lab import TTL, W2, Lab
+from tests.kit.leases import describe, kinds, lost, lost_after, reclaim
 
-NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
 GRANT = Millis(10_000)
-
-
-async def lost(lab: Lab, **members: Any) -> Claim:
-    """An execution whose lease ran out; the claim is the one that was lost."""
-    claim = await lab.running(**members)
-    await lab.lose(claim)
-    return claim
-
-
-async def lost_after(lab: Lab, reclaims: int, **members: Any) -> Claim:
-    """An execution that was reclaimed so often already, and is lost again."""
-    claim = await lost(lab, **members)
-    for _ in range(reclaims):
-        claim = await lab.claim_one()
-        await lab.lose(claim)
-    return claim
-
-
-async def reclaim(lab: Lab, id: str, worker: WorkerIdentity = W2, **options: Any) -> Claim:
-    """Granted and redeemed."""
-    assert isinstance(await lab.engine.grants.issue_reclaim(id, worker.id), Granted)
-    claim = await lab.engine.grants.reclaim(id, worker, ttl=TTL, **options)
-    assert isinstance(claim, Claim)
-    return claim
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
-
-
-async def kinds(lab: Lab, id: str) -> list[EventKind]:
-    return [event.kind for event in await lab.events(id)]
 
 
 # -- too often

@@ -22,10 +22,10 @@ from flowfabric.core.execution.status import (
 )
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from tests.kit.lab import TTL, W1, W2, Lab
+from tests.kit.leases import describe
 from tests.kit.owners import FORMS, every_form, everything
 
 BACKING_OFF = Vector(
@@ -49,12 +49,6 @@ RETRY_READY = Vector(
 def retrying(times: int = 1, delay: int = 10, **members: Any) -> dict[str, Any]:
     backoff = {"type": "fixed", "delay_ms": delay}
     return {"retry_policy": {"max_retries": times, "backoff": backoff, **members}}
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
 
 
 async def delays(lab: Lab, policy: dict[str, Any], failures: int) -> list[int]:

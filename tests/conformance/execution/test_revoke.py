@@ -1,6 +1,5 @@
 """Revoking: an operator takes a lease away."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,67 +10,21 @@ from flowfabric.core.base.errors import (
     NotFound,
     StaleLease,
 )
-from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import AlreadySatisfied, Revoked
 from flowfabric.core.execution.status import (
-    AttemptState,
-    Blocking,
-    Eligibility,
     Ownership,
-    Phase,
-    Vector,
 )
-from flowfabric.engine.execution.attempts import Held, Owned
-from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description, LeaseView
 from tests.kit.lab import W1, W2, Lab
-
-NOBODY = ExecutionId.solo("default", new_uuid7(1, 1))
-
-RUNNING = Vector(
-    Phase.ACTIVE,
-    Ownership.LEASED,
-    Eligibility.NOT_APPLICABLE,
-    Blocking.NONE,
-    "none",
-    AttemptState.RUNNING,
+from tests.kit.leases import (
+    RUNNING,
+    UNKNOWN,
+    describe,
+    kinds,
+    lost_vector,
 )
-
-
-def lost(ownership: Ownership) -> Vector:
-    return Vector(
-        Phase.ACTIVE,
-        ownership,
-        Eligibility.NOT_APPLICABLE,
-        Blocking.WORKER,
-        "none",
-        AttemptState.INTERRUPTED,
-    )
-
-
-FORMS: dict[str, Callable[[Lab, Claim], Owned]] = {
-    "claim": lambda lab, claim: claim,
-    "handle": lambda lab, claim: lab.engine.attempts.seal(claim),
-    "fence": lambda lab, claim: Held(claim.id, claim.owner),
-}
-every_form = pytest.mark.parametrize("form", FORMS)
-
-
-async def describe(lab: Lab, id: str) -> Description:
-    description = await lab.engine.views.describe(id)
-    assert description is not None
-    return description
-
-
-async def lease_of(lab: Lab, id: str) -> LeaseView | None:
-    return (await describe(lab, id)).lease
-
-
-async def kinds(lab: Lab, id: str) -> list[EventKind]:
-    return [event.kind for event in await lab.events(id)]
-
 
 # -- revoking
 
@@ -82,7 +35,7 @@ async def test_a_revoked_lease_is_gone_at_once(lab: Lab) -> None:
     lab.clock.advance(100)
     answer = await lab.engine.claims.revoke(claim.id, reason="runaway")
     assert answer == Revoked(claim.lease.id, 1)
-    assert await lab.vector(claim.id) == lost(Ownership.REVOKED)
+    assert await lab.vector(claim.id) == lost_vector(Ownership.REVOKED)
     description = await describe(lab, claim.id)
     assert description.blocking_detail == "lease revoked: runaway"
     assert (description.lease, description.epoch) == (None, 1)
@@ -184,12 +137,12 @@ async def test_a_lease_that_ran_out_needs_no_revoking(lab: Lab) -> None:
     await lab.lose(claim)
     answer = await lab.engine.claims.revoke(claim.id, reason="")
     assert answer == AlreadySatisfied("already_expired")
-    assert await lab.vector(claim.id) == lost(Ownership.EXPIRED)
+    assert await lab.vector(claim.id) == lost_vector(Ownership.EXPIRED)
 
 
 async def test_a_missing_execution_cannot_be_revoked(lab: Lab) -> None:
     with pytest.raises(NotFound):
-        await lab.engine.claims.revoke(NOBODY, reason="")
+        await lab.engine.claims.revoke(UNKNOWN, reason="")
 
 
 @pytest.mark.rules

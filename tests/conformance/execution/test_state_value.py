@@ -15,7 +15,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.text import MAX_STATE_VALUE
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import Progress
 from tests.conformance.execution.test_progress import (
@@ -88,7 +88,7 @@ async def test_only_the_owner_sets_it(lab: Lab) -> None:
     with pytest.raises(StaleLease):
         await lab.engine.attempts.set_state(claim, b"1")
     with pytest.raises(FenceRequired):
-        await lab.engine.attempts.set_state(Held(claim.id), b"1")
+        await lab.engine.attempts.set_state(FencedExecution(claim.id), b"1")
     assert await lab.engine.views.state_value(claim.id) is None
 
 

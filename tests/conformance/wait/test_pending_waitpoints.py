@@ -33,7 +33,7 @@ from flowfabric.core.wait.model import Effect, Terms
 from flowfabric.core.wait.signal import Accepted
 from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.waitpoint import WaitpointsClosed
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.wait.suspensions import Ticket
 from flowfabric.store.clock import ManualClock
@@ -158,12 +158,12 @@ async def test_only_the_current_owner_makes_one(lab: Lab) -> None:
     claim = await lab.running()
     create = lab.engine.suspensions.create_waitpoint
     with pytest.raises(FenceRequired):
-        await create(Held(claim.id, Owner(source=Source.OPERATOR)), GO)
+        await create(FencedExecution(claim.id, Owner(source=Source.OPERATOR)), GO)
     with pytest.raises(StaleLease):
-        await create(Held(claim.id, replace(claim.owner, epoch=9)), GO)
+        await create(FencedExecution(claim.id, replace(claim.owner, epoch=9)), GO)
     for id in await missing_ids(lab):
         with pytest.raises(NotFound):
-            await create(Held(id, claim.owner), GO)
+            await create(FencedExecution(id, claim.owner), GO)
     lab.clock.advance(claim.ttl)
     with pytest.raises(LeaseExpired):
         await create(claim, GO)

@@ -30,7 +30,7 @@ from flowfabric.core.wait.condition.model import AllTrue, ByName, Single, all_wa
 from flowfabric.core.wait.model import Effect, ResumePolicy, StepRef, Waited
 from flowfabric.core.wait.signal import Accepted
 from flowfabric.core.wait.suspend import Binding
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.owners import FORMS, every_form, everything
 from tests.kit.situations import described, missing_ids, take, timeouts
@@ -312,12 +312,12 @@ async def test_only_the_current_fence_suspends(lab: Lab) -> None:
     before = await everything(lab, claim.id)
     for owner in wrong:
         with pytest.raises(StaleLease):
-            await suspend(lab, Held(claim.id, owner))
+            await suspend(lab, FencedExecution(claim.id, owner))
     with pytest.raises(PartialFence):
-        await suspend(lab, Held(claim.id, Owner(lease_id=claim.lease.id)))
+        await suspend(lab, FencedExecution(claim.id, Owner(lease_id=claim.lease.id)))
     for source in (Source.LEASE_HOLDER, Source.OPERATOR):
         with pytest.raises(FenceRequired):
-            await suspend(lab, Held(claim.id, Owner(source=source)))
+            await suspend(lab, FencedExecution(claim.id, Owner(source=source)))
     assert await everything(lab, claim.id) == before
 
 
@@ -346,7 +346,7 @@ async def test_an_execution_that_does_not_exist_cannot_be_suspended(lab: Lab) ->
     claim = await lab.running()
     for id in await missing_ids(lab):
         with pytest.raises(NotFound):
-            await suspend(lab, Held(id, claim.owner))
+            await suspend(lab, FencedExecution(id, claim.owner))
 
 
 async def test_the_id_of_a_waitpoint_is_used_once(lab: Lab) -> None:

@@ -27,7 +27,7 @@ from flowfabric.core.wait.condition.model import (
     all_waitpoints,
 )
 from flowfabric.core.wait.model import Terms
-from flowfabric.engine.execution.attempts import Held
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.owners import FORMS, every_form
@@ -263,7 +263,7 @@ async def test_only_the_last_suspension_of_this_attempt_is_observed(lab: Lab) ->
     await lab.lose(claim)
     assert await lab.engine.suspensions.observe(await lab.claim_one(W2)) == []
     for id in await missing_ids(lab):
-        assert await lab.engine.suspensions.observe(Held(id, claim.owner)) == []
+        assert await lab.engine.suspensions.observe(FencedExecution(id, claim.owner)) == []
 
 
 # -- taking it up again

@@ -10,7 +10,7 @@ from flowfabric.core.execution.model import Gate, Next, Route, Start
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.explain.reasons import GATES, Reason, ReasonCode
 from flowfabric.core.explain.sentences import MANY, shared
-from flowfabric.core.explain.workers import NOBODY, Running, lane_reasons, worker_reason
+from flowfabric.core.explain.workers import NOTHING_RUNS, Running, lane_reasons, worker_reason
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import Room
@@ -68,7 +68,7 @@ class AroundLane(Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     active: int = 0
     suspended: int = 0
-    running: Running = NOBODY
+    running: Running = NOTHING_RUNS
     ready: Mapping[Route, int] = field(default_factory=dict)
     workers: Sequence[Presence] = ()
     queues: Mapping[int, Uses] = field(default_factory=dict)

@@ -43,7 +43,7 @@ from flowfabric.core.explain.state import (
     suspect_reasons,
     suspended_reasons,
 )
-from flowfabric.core.explain.workers import NOBODY, Running, lane_reasons, worker_reason
+from flowfabric.core.explain.workers import NOTHING_RUNS, Running, lane_reasons, worker_reason
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.core.limit.lane import Lane, LaneState, begins
@@ -70,7 +70,7 @@ class Around(Struct, frozen=True, kw_only=True):
 
     now: Millis
     lane: Lane = Lane()
-    running: Running = NOBODY
+    running: Running = NOTHING_RUNS
     workers: Sequence[Presence] = ()
     budgets: dict[str, Budget] = field(default_factory=dict)
     budget_names: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ def _later(snapshot: Snapshot, next: Next, around: Around) -> list[Reason]:
     by then."""
     return [
         reason
-        for reason in _claim_reasons(snapshot, next, around, NOBODY)
+        for reason in _claim_reasons(snapshot, next, around, NOTHING_RUNS)
         if reason.code not in _PASSING
     ]
 

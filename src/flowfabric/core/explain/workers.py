@@ -26,7 +26,7 @@ class Running(Struct, frozen=True):
     few: Sequence[ExecutionId] = ()
 
 
-NOBODY = Running()
+NOTHING_RUNS = Running()
 
 
 def lane_reasons(lane: Lane, running: Running, next: Next) -> Iterator[Reason]:

@@ -78,7 +78,7 @@ def check_home(flow: UUID, id: ExecutionId) -> None:
 def join(
     flow: Flow, now: Millis, snapshot: Snapshot | None, id: ExecutionId
 ) -> tuple[FlowChange | None, Added | AlreadyMember]:
-    """Makes an execution a member, whatever it is doing; one that has ended is counted at once."""
+    """Makes an execution a member, in any state; one that has ended is counted at once."""
     if snapshot is None:
         raise NotFound("execution", id)
     home = snapshot.execution.flow
@@ -119,7 +119,7 @@ def stage(
     if isinstance(upstream.state, Ended):
         join = count(join, edge.on, upstream.state.outcome)
         settled = ((edge.id, upstream.state.outcome),)
-    # Only sealed joins are judged: whatever waits for an upstream also waits for the seal.
+    # Only sealed joins are judged: what waits for an upstream also waits for the seal.
     unsealed = downstream.life.unsealed or flow.state is FlowState.OPEN
     gated = rejoined(downstream, now, replace(downstream.life, join=join, unsealed=unsealed))
     grown = changed(flow, now, edges=flow.edges + 1, revision=flow.revision + 1)

@@ -177,7 +177,7 @@ def secret_of(ring: Keyring, kid: str) -> bytes:
     stored is no secret."""
     if kid not in ring.keys:
         raise InvalidToken(NOT_VALID)
-    # An empty secret is none: anybody could sign with it.
+    # An empty secret is none: anyone could sign with it.
     if _HEX.fullmatch(ring.keys[kid].secret) is None:
         raise InvalidSecret("the stored key cannot be used: rotate to a new one")
     return bytes.fromhex(ring.keys[kid].secret)

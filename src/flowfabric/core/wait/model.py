@@ -62,7 +62,7 @@ class Terms(Struct, frozen=True, omit_defaults=True):
     """What a waitpoint of an approval accepts; every token of it is bound to this.
 
     `about` is the digest of the exact thing to be approved, `decisions` are the signal names that
-    count as one, `approvers` may decide (if none is named, anybody may). `value` is the thing
+    count as one, `approvers` may decide (if none is named, anyone may). `value` is the thing
     itself as JSON, for approvers to read; None if it is too large (`MAX_VALUE`), or if an earlier
     release asked.
     """

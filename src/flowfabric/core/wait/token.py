@@ -43,7 +43,9 @@ _KID = re.compile(rf"{KID}:")
 _FINGERPRINT = 16
 
 # Verified against when there is no waitpoint, so that both cases do the same work.
-_NOBODY = Waitpoint(id=UUID(int=0), execution=UUID(int=0), key="", created_at=Millis(0), kid="")
+_NO_WAITPOINT = Waitpoint(
+    id=UUID(int=0), execution=UUID(int=0), key="", created_at=Millis(0), kid=""
+)
 
 
 @final
@@ -115,7 +117,7 @@ class Token:
 class TokenClaims(Struct, frozen=True, omit_defaults=True):
     """What a bound token is limited to.
 
-    `approver` is who alone may use it (None: anybody), `decisions` are the signal names it may
+    `approver` is who alone may use it (None: anyone), `decisions` are the signal names it may
     send (none named: any), `expires_at` the first moment at which it is refused. `id` is what
     a dedup record knows it by once it is used or revoked.
     """
@@ -168,7 +170,7 @@ def verify(
 
 
 def peek(token: Token | str | None) -> TokenClaims | None:
-    """What a token says it is limited to, before anybody has verified it: good for finding what
+    """What a token says it is limited to, before it is verified: good for finding what
     verification needs, and for nothing else."""
     presented = _presented(token)
     parts = None if presented is None else _parts(presented.reveal())
@@ -252,7 +254,7 @@ def _check_key(ring: Keyring, kid: str, now: Millis) -> _Refusal | None:
 
 
 def _is_genuine(ring: Keyring, waitpoint: Waitpoint | None, parts: _Parts) -> bool:
-    expected = _mac(secret_of(ring, parts.kid), parts.kid, waitpoint or _NOBODY, parts.claims)
+    expected = _mac(secret_of(ring, parts.kid), parts.kid, waitpoint or _NO_WAITPOINT, parts.claims)
     return hmac.compare_digest(expected, parts.digest) and waitpoint is not None
 
 

@@ -50,14 +50,14 @@ from flowfabric.store.queries import Progress, SideWrite
 MAX_STEP = 1 << 20
 
 
-class Held(Struct, frozen=True):
+class FencedExecution(Struct, frozen=True):
     """An execution and the owner that its caller presents; for callers without a claim."""
 
     id: ExecutionId
     owner: Owner = Owner()
 
 
-Owned = Claim | Held | str
+Owned = Claim | FencedExecution | str
 """A claim, a handle's text, or an id with a fence."""
 
 # Deciding on the held value needs no second comparison: the statement that ends the lease compares
@@ -220,7 +220,7 @@ class Attempts(Service):
         match owned:
             case Claim():
                 return owned.id, owned.owner
-            case Held():
+            case FencedExecution():
                 return ExecutionId(owned.id), check_owner(owned.owner)
             case _:
                 body = self.open(owned)
@@ -251,7 +251,7 @@ class Attempts(Service):
         state_value: bytes | None = None,
     ) -> None:
         id, owner = self.unpack(owned)
-        if isinstance(owned, Held):
+        if isinstance(owned, FencedExecution):
             # The progress write compares neither the attempt nor the partition, and a bare fence is
             # not signed.
             await self._decide(id, _explain, owner)

@@ -203,7 +203,7 @@ class Flows(Service):
             raise
 
     async def join(self, flow: UUID, id: str) -> Added | AlreadyMember:
-        """An execution that was made for this flow becomes a member, whatever it is doing."""
+        """An execution that was made for this flow becomes a member, in any state."""
         key, execution = parse_uuid(flow, "flow"), ExecutionId(id)
         grow.check_home(key, execution)
 

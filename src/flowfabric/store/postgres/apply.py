@@ -13,7 +13,7 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.direct import statement_for, values_of
 from flowfabric.store.postgres.faults import divide, each_of
 from flowfabric.store.postgres.moves import RowMove, moves_of
-from flowfabric.store.postgres.session import Session, columns
+from flowfabric.store.postgres.session import PostgresSession, columns
 from flowfabric.store.postgres.waits import unproven
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
@@ -48,7 +48,7 @@ _ROWS = {
 }
 
 
-async def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
+async def apply(session: PostgresSession, changes: Sequence[Change[object]]) -> set[UUID]:
     kinds: dict[str | None, list[RowMove]] = {}
     for move in await prepare(session, changes):
         kinds.setdefault(statement_for(move), []).append(move)
@@ -58,7 +58,7 @@ async def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID
 
 
 async def _send(
-    session: Session, statement: str | None, moves: Sequence[RowMove], patience: float
+    session: PostgresSession, statement: str | None, moves: Sequence[RowMove], patience: float
 ) -> set[UUID]:
     if statement is None:
         work = partial(_apply, session, moves)
@@ -68,7 +68,7 @@ async def _send(
 
 
 async def _write_directly(
-    session: Session,
+    session: PostgresSession,
     statement: str,
     moves: Sequence[RowMove],
     connection: Connection,
@@ -80,7 +80,7 @@ async def _write_directly(
 
 
 async def _apply(
-    session: Session, moves: Sequence[RowMove], connection: Connection, repeated: bool
+    session: PostgresSession, moves: Sequence[RowMove], connection: Connection, repeated: bool
 ) -> set[UUID]:
     async with connection.transaction():
         stand = await standing(session, connection, [move.before for move in moves])
@@ -91,7 +91,7 @@ async def _apply(
 
 
 async def _seen(
-    session: Session,
+    session: PostgresSession,
     moves: Sequence[RowMove],
     applied: set[UUID],
     connection: Connection,
@@ -104,7 +104,7 @@ async def _seen(
     return applied
 
 
-async def prepare(session: Session, changes: Sequence[Change[object]]) -> list[RowMove]:
+async def prepare(session: PostgresSession, changes: Sequence[Change[object]]) -> list[RowMove]:
     """What the changes move, in the order of ids; every name they need has a number."""
     moves = sorted(moves_of(changes), key=lambda move: move.uuid.int)
     await session.book.need_workers({worker for change in changes for worker in workers_in(change)})
@@ -119,7 +119,7 @@ async def prepare(session: Session, changes: Sequence[Change[object]]) -> list[R
 
 
 async def standing(
-    session: Session, connection: Connection, snapshots: Sequence[Snapshot]
+    session: PostgresSession, connection: Connection, snapshots: Sequence[Snapshot]
 ) -> list[bool]:
     """Locks the rows and tells for each whether its version (and a lease's expiry, the only thing
     a renewal moves) stands in the same place."""
@@ -134,7 +134,7 @@ async def standing(
 class Writer:
     """Writes moves whose rows are locked; only tables with something to write are asked."""
 
-    def __init__(self, session: Session, connection: Connection) -> None:
+    def __init__(self, session: PostgresSession, connection: Connection) -> None:
         self._queries = session.queries
         self._names = session.book.names
         self._connection = connection
@@ -208,7 +208,7 @@ class Writer:
 
 
 async def recognise(
-    session: Session,
+    session: PostgresSession,
     connection: Connection,
     changes: Sequence[Change[object]],
     applied: Collection[UUID],

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Columns, Session, columns
+from flowfabric.store.postgres.session import Columns, PostgresSession, columns
 from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.readable import readable
 from flowfabric.store.rows import limit as limit_rows
@@ -39,7 +39,7 @@ class _Moved(Exception):
     """Something is not what it was when the change was decided."""
 
 
-async def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
+async def ledger(session: PostgresSession, ask: LedgerNeeds) -> BudgetLedger:
     if ask.stale:
         return await _stale(session, ask.stale)
     values = (
@@ -51,23 +51,25 @@ async def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
     return _read(await session.fetch(session.limit, "ledger", *values))
 
 
-async def post(session: Session, ledger: BudgetLedger) -> bool:
+async def post(session: PostgresSession, ledger: BudgetLedger) -> bool:
     post = _Post(_new_budgets(ledger), _values(ledger))
     return await session.limit.run(partial(_post, session, post))
 
 
-async def attached(session: Session) -> list[tuple[str, str, str]]:
+async def attached(session: PostgresSession) -> list[tuple[str, str, str]]:
     rows = await session.fetch(session.load, "attached_budgets")
     return [(scope, id, name) for scope, id, name in rows]
 
 
-async def _stale(session: Session, limit: int) -> BudgetLedger:
+async def _stale(session: PostgresSession, limit: int) -> BudgetLedger:
     rows = await session.fetch(session.sweep, "stale_reservations", limit)
     found = readable(rows, lambda row: read_reservation(*row), "reservation", itemgetter(0))
     return BudgetLedger(reservations={each.id: each for each in found})
 
 
-async def _post(session: Session, post: _Post, connection: Connection, repeated: bool) -> bool:
+async def _post(
+    session: PostgresSession, post: _Post, connection: Connection, repeated: bool
+) -> bool:
     queries = session.queries
     try:
         async with connection.transaction():
@@ -79,7 +81,7 @@ async def _post(session: Session, post: _Post, connection: Connection, repeated:
     return True
 
 
-async def _write(session: Session, post: _Post, connection: Connection) -> None:
+async def _write(session: PostgresSession, post: _Post, connection: Connection) -> None:
     queries = session.queries
     if post.new:
         made = await connection.fetch(queries["new_budgets"], *columns(post.new, BUDGETS.width))

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from flowfabric.core.base.time import Millis
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import ClaimCall, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE
 from flowfabric.store.rows.execution import SNAPSHOT
@@ -42,13 +42,13 @@ def _marked(query: str, suspects: Suspects) -> str:
     return query.replace(_MARK, _MARKED[suspects])
 
 
-async def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
+async def claim(session: PostgresSession, call: ClaimCall, now: Millis) -> list[Taken]:
     await session.book.need_workers([call.worker])
     return await session.claim.run(partial(_claim, session, call, now))
 
 
 async def _claim(
-    session: Session, call: ClaimCall, now: Millis, connection: Connection, repeated: bool
+    session: PostgresSession, call: ClaimCall, now: Millis, connection: Connection, repeated: bool
 ) -> list[Taken]:
     book = session.book
     taken: list[Taken] = []
@@ -76,7 +76,12 @@ async def _claim(
 
 
 async def _take(
-    session: Session, connection: Connection, call: ClaimCall, now: Millis, room: int, known: int
+    session: PostgresSession,
+    connection: Connection,
+    call: ClaimCall,
+    now: Millis,
+    room: int,
+    known: int,
 ) -> tuple[list[Any], int, bool]:
     """The rows taken, the newest route, and whether there were more candidates than looked
     at (others may have locked those in front), or a lane others were taking from."""
@@ -108,7 +113,7 @@ async def _take(
 
 
 async def _take_by_lane(
-    session: Session, connection: Connection, call: ClaimCall, values: tuple[Any, ...]
+    session: PostgresSession, connection: Connection, call: ClaimCall, values: tuple[Any, ...]
 ) -> list[Any]:
     """Where lanes drain or have a concurrency. From one with a concurrency only one process
     takes at a time; the others try again."""
@@ -129,7 +134,7 @@ async def _take_by_lane(
 
 
 async def _routes(
-    session: Session, connection: Connection, call: ClaimCall, now: Millis, candidates: int
+    session: PostgresSession, connection: Connection, call: ClaimCall, now: Millis, candidates: int
 ) -> list[int]:
     """The routes the first `candidates` rows are in, and perhaps others."""
     routes = session.book.suiting(call)
@@ -142,7 +147,7 @@ async def _routes(
 
 
 async def _read(
-    session: Session, connection: Connection, call: ClaimCall, now: Millis, rows: list[Any]
+    session: PostgresSession, connection: Connection, call: ClaimCall, now: Millis, rows: list[Any]
 ) -> tuple[list[Taken], bool]:
     """What was taken, and whether some of it cannot be read: that goes back, set aside."""
     damaged: list[UUID] = []

@@ -9,7 +9,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
 from flowfabric.store.clock import OffsetClock
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import Glance
 
 GLANCE_SECONDS = 3.0
@@ -43,21 +43,23 @@ LARGE = 8 << 20
 """Bytes from which an empty table is given back to the disk."""
 
 
-async def due(session: Session, now: Millis, limit: int) -> list[UUID]:
+async def due(session: PostgresSession, now: Millis, limit: int) -> list[UUID]:
     rows = await session.fetch(session.sweep, "due_executions", now, limit)
     return [uuid for (uuid,) in rows]
 
 
-async def set_aside(session: Session, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+async def set_aside(
+    session: PostgresSession, uuids: Sequence[UUID], now: Millis, until: Millis
+) -> None:
     await session.fetch(session.sweep, "set_aside", list(uuids), now, until)
 
 
-async def next_due(session: Session, now: Millis) -> Millis | None:
+async def next_due(session: PostgresSession, now: Millis) -> Millis | None:
     ((moment,),) = await session.fetch(session.sweep, "next_due_moment", now)
     return None if moment is None else Millis(moment)
 
 
-async def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int:
+async def trim(session: PostgresSession, ended_before: Millis, now: Millis, limit: int) -> int:
     work = partial(_trim, session, ended_before, now, limit)
     trimmed = await session.sweep.run(work)
     if trimmed < limit:
@@ -66,18 +68,20 @@ async def trim(session: Session, ended_before: Millis, now: Millis, limit: int) 
     return trimmed
 
 
-async def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+async def glance(
+    session: PostgresSession, duty: str, holder: str, now: Millis, until: Millis
+) -> Glance:
     values = (duty, holder, now, until, FOREVER)
     work = partial(_glance, session, values)
     return await session.sweep.run(work, limit=GLANCE_SECONDS)
 
 
-async def drop_duty(session: Session, duty: str, holder: str) -> None:
+async def drop_duty(session: PostgresSession, duty: str, holder: str) -> None:
     await session.fetch(session.sweep, "dropped_duty", duty, holder)
 
 
 async def _glance(
-    session: Session, values: tuple[Any, ...], connection: Connection, repeated: bool
+    session: PostgresSession, values: tuple[Any, ...], connection: Connection, repeated: bool
 ) -> Glance:
     clock = session.clock.source
     sent = OffsetClock.steady()
@@ -91,7 +95,7 @@ async def _glance(
 
 
 async def _trim(
-    session: Session,
+    session: PostgresSession,
     ended_before: Millis,
     now: Millis,
     limit: int,
@@ -118,7 +122,7 @@ async def _trim(
 
 
 async def _trim_edges(
-    session: Session, connection: Connection, ended_before: Millis, now: Millis, limit: int
+    session: PostgresSession, connection: Connection, ended_before: Millis, now: Millis, limit: int
 ) -> list[Any]:
     """The members that may go now; the edges into them are gone."""
     queries = session.queries

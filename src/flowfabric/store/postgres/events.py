@@ -11,7 +11,7 @@ from typing import Any
 
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session, same
+from flowfabric.store.postgres.session import PostgresSession, same
 from flowfabric.store.queries import NEWEST, EventPage, EventQuery
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.execution import read_event
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 1.0
 _ROUTE, _WORKER = 8, 6
 
 
-async def events(session: Session, query: EventQuery) -> EventPage:
+async def events(session: PostgresSession, query: EventQuery) -> EventPage:
     if query.after == NEWEST:
         return EventPage((), await _newest(session))
     last = await _settle(session, query.after)
@@ -35,7 +35,7 @@ async def events(session: Session, query: EventQuery) -> EventPage:
     return await session.load.run(work)
 
 
-async def _newest(session: Session) -> int:
+async def _newest(session: PostgresSession) -> int:
     for _ in range(10):
         last = await _settle(session, -1)
         if last is not None:
@@ -43,7 +43,7 @@ async def _newest(session: Session) -> int:
     raise Unavailable("a transaction that writes events does not come to an end")
 
 
-async def _settle(session: Session, after: int) -> int | None:
+async def _settle(session: PostgresSession, after: int) -> int | None:
     """The number up to which every event is there to be read; None when that takes long."""
     ((last, writers),) = await session.fetch(session.load, "event_writers", session.learned.settled)
     if last <= after:
@@ -65,7 +65,7 @@ async def _settle(session: Session, after: int) -> int | None:
 
 
 async def _read(
-    session: Session, connection: Connection, query: EventQuery, last: int
+    session: PostgresSession, connection: Connection, query: EventQuery, last: int
 ) -> EventPage:
     tag, value = query.tag or (None, None)
     kinds = None if query.kinds is None else [int(kind) for kind in query.kinds]

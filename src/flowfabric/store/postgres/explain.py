@@ -5,7 +5,7 @@ from uuid import UUID
 
 from flowfabric.core.execution.model import Gate, Route
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import (
     HoldingSlots,
     InQueue,
@@ -20,7 +20,7 @@ MOST = 100_000
 """Where counting stops."""
 
 
-async def executions_in(session: Session, place: Place, limit: int) -> list[UUID]:
+async def executions_in(session: PostgresSession, place: Place, limit: int) -> list[UUID]:
     value: str | int | list[int]
     match place:
         case InQueue(queue):
@@ -36,12 +36,12 @@ async def executions_in(session: Session, place: Place, limit: int) -> list[UUID
     return [uuid for (uuid,) in await session.fetch(link, name, value, limit)]
 
 
-async def routes(session: Session) -> list[Route]:
+async def routes(session: PostgresSession) -> list[Route]:
     await session.report.run(partial(_learn, session))
     return list(session.book.names.routes.values())
 
 
-async def lane_counts(session: Session, lane: str, namespace: str | None) -> LaneCounts:
+async def lane_counts(session: PostgresSession, lane: str, namespace: str | None) -> LaneCounts:
     waiting = await session.fetch(session.report, "wait_counts", lane, namespace, MOST)
     ready = await session.fetch(session.report, "ready_routes", lane, namespace, MOST)
     return LaneCounts(
@@ -57,6 +57,6 @@ async def lane_counts(session: Session, lane: str, namespace: str | None) -> Lan
     )
 
 
-async def _learn(session: Session, connection: Connection, repeated: bool) -> None:
+async def _learn(session: PostgresSession, connection: Connection, repeated: bool) -> None:
     newest = await connection.fetchval(session.queries["newest_route"])
     await session.book.know(connection, newest or 0)

@@ -15,7 +15,7 @@ from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
-from flowfabric.store.postgres.session import Session, columns, same
+from flowfabric.store.postgres.session import PostgresSession, columns, same
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
 from flowfabric.store.readable import tell
 from flowfabric.store.rows import flow as flow_rows
@@ -26,7 +26,7 @@ from flowfabric.store.rows.record import FLOWS
 _WIDTH = len(SNAPSHOT)
 
 
-async def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
+async def flow_page(session: PostgresSession, query: FlowQuery) -> list[Flow]:
     name = "listed_flows_newest_first" if query.newest_first else "listed_flows"
     values = (
         *(query.after or (None, None)),
@@ -40,7 +40,7 @@ async def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
     return FLOWS.readable(rows)
 
 
-async def apply_flow(session: Session, change: FlowChange) -> bool:
+async def apply_flow(session: PostgresSession, change: FlowChange) -> bool:
     stamp = UUID(bytes=secrets.token_bytes(16))
     if _is_only_laid(change):
         return await session.apply.run(partial(_lay, session, change, stamp))
@@ -48,7 +48,7 @@ async def apply_flow(session: Session, change: FlowChange) -> bool:
     return await session.apply.run(partial(_apply, session, change, moves, stamp))
 
 
-async def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
+async def edges(session: PostgresSession, query: EdgeQuery) -> list[EdgeState]:
     search = EdgeSearch(query)
     while not search.over:
         asked = (query.flow, search.after or FIRST_ID, query.unsettled, query.limit)
@@ -57,26 +57,26 @@ async def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
     return search.found
 
 
-async def count_flows(session: Session, changes: Sequence[FlowChange]) -> set[UUID]:
+async def count_flows(session: PostgresSession, changes: Sequence[FlowChange]) -> set[UUID]:
     counts = sorted(changes, key=lambda change: change.after.id)
     return await session.apply.run(partial(_count, session, counts))
 
 
 async def unsettled(
-    session: Session, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+    session: PostgresSession, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
 ) -> list[Unsettled]:
     flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
     values = (flows, upstreams, after or FIRST_ID, limit)
     return await session.load.run(partial(_unsettled, session, values))
 
 
-async def outbox(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+async def outbox(session: PostgresSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
     rows = await session.fetch(session.load, "outbox", list(flows), limit)
     return read_outbox(rows, same)
 
 
 async def _unsettled(
-    session: Session, values: tuple[Any, ...], connection: Connection, repeated: bool
+    session: PostgresSession, values: tuple[Any, ...], connection: Connection, repeated: bool
 ) -> list[Unsettled]:
     rows = await connection.fetch(session.queries["unsettled_edges"], *values)
     await session.learn(connection, rows)
@@ -91,7 +91,7 @@ async def _unsettled(
 
 
 async def _count(
-    session: Session, changes: Sequence[FlowChange], connection: Connection, repeated: bool
+    session: PostgresSession, changes: Sequence[FlowChange], connection: Connection, repeated: bool
 ) -> set[UUID]:
     """A process that changes a flow owns its outbox entries, which are deleted with the version. A
     repeat after a lost reply finds every version changed, and the entries gone."""
@@ -107,18 +107,18 @@ async def _count(
     return {id for (id,) in found}
 
 
-async def owed_flows(session: Session, limit: int) -> list[UUID]:
+async def owed_flows(session: PostgresSession, limit: int) -> list[UUID]:
     return await session.learned.turn.take(partial(_owing, session), limit)
 
 
-async def _owing(session: Session, after: UUID | None, limit: int) -> list[UUID]:
+async def _owing(session: PostgresSession, after: UUID | None, limit: int) -> list[UUID]:
     values = (after or FIRST_ID, limit)
     rows = await session.fetch(session.load, "owed_flows", *values)
     return [flow for (flow,) in rows]
 
 
 async def _apply(
-    session: Session,
+    session: PostgresSession,
     change: FlowChange,
     moves: list[RowMove],
     stamp: UUID,
@@ -134,7 +134,11 @@ async def _apply(
 
 
 async def _lay(
-    session: Session, change: FlowChange, stamp: UUID, connection: Connection, repeated: bool
+    session: PostgresSession,
+    change: FlowChange,
+    stamp: UUID,
+    connection: Connection,
+    repeated: bool,
 ) -> bool:
     """A new flow and its edges: one statement."""
     flow = change.after
@@ -149,7 +153,7 @@ async def _lay(
 
 
 async def _is_mine(
-    session: Session, change: FlowChange, stamp: UUID, connection: Connection
+    session: PostgresSession, change: FlowChange, stamp: UUID, connection: Connection
 ) -> bool:
     """Whether a change that looks refused was written before its reply was lost."""
     found = await connection.fetchval(session.queries["flow_stamp"], change.after.id)
@@ -166,7 +170,7 @@ class Flush:
 
     def __init__(
         self,
-        session: Session,
+        session: PostgresSession,
         connection: Connection,
         change: FlowChange,
         moves: list[RowMove],
@@ -216,7 +220,7 @@ def _is_only_laid(change: FlowChange) -> bool:
     return change.before is None and not more
 
 
-def _readable(row: Any, session: Session) -> Snapshot | None:
+def _readable(row: Any, session: PostgresSession) -> Snapshot | None:
     """None for one that is not there, or cannot be read: it must not hide the others."""
     if row[0] is None:
         return None

@@ -15,7 +15,7 @@ from flowfabric.core.execution.model import Active, Ended, Lease, Snapshot
 from flowfabric.store.postgres.apply import recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
-from flowfabric.store.postgres.session import Session, columns
+from flowfabric.store.postgres.session import PostgresSession, columns
 from flowfabric.store.queries import Progress, Renewal, SideWrite
 from flowfabric.store.rows.execution import EVENT, Row, event_row, workers_in, write_life
 from flowfabric.store.rows.flow import OUTBOX, outbox_rows
@@ -32,7 +32,9 @@ MAX_RENEW_SECONDS = 2.0
 there is time for more than one."""
 
 
-async def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+async def renew(
+    session: PostgresSession, renewals: Sequence[Renewal], now: Millis
+) -> dict[UUID, Millis]:
     rows = [(r.uuid, r.lease_id, r.epoch, r.ttl) for r in renewals]
     rows.sort(key=_number)
     extended: dict[UUID, Millis] = {}
@@ -41,20 +43,24 @@ async def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> d
     return extended
 
 
-async def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+async def end(
+    session: PostgresSession, changes: Sequence[Change[object]], now: Millis
+) -> set[UUID]:
     workers = {worker for change in changes for worker in workers_in(change)}
     await session.book.need_workers(workers)
     ordered = sorted(changes, key=_change_number)
     return set[UUID]().union(*await divide(ordered, partial(_send_ends, session, now)))
 
 
-async def write_progress(session: Session, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+async def write_progress(
+    session: PostgresSession, writes: Sequence[SideWrite], now: Millis
+) -> set[UUID]:
     rows = sorted(map(_progress_row, _folded(writes)), key=_number)
     return set[UUID]().union(*await divide(rows, partial(_write_progress, session, now)))
 
 
 async def _renew(
-    session: Session, now: Millis, rows: Sequence[Row], patience: float
+    session: PostgresSession, now: Millis, rows: Sequence[Row], patience: float
 ) -> dict[UUID, Millis]:
     work = partial(_fetch, session, "renewed_leases", (*columns(rows, 4), now))
     limit = min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, min(r[_TTL] for r in rows) / 8000))
@@ -63,26 +69,30 @@ async def _renew(
 
 
 async def _write_progress(
-    session: Session, now: Millis, rows: Sequence[Row], patience: float
+    session: PostgresSession, now: Millis, rows: Sequence[Row], patience: float
 ) -> set[UUID]:
     work = partial(_fetch, session, "progress_writes", (*columns(rows, _PROGRESS_WIDTH), now))
     return {uuid for (uuid,) in await session.end.run(work, patience=patience)}
 
 
 async def _fetch(
-    session: Session, name: str, values: Sequence[Any], connection: Connection, repeated: bool
+    session: PostgresSession,
+    name: str,
+    values: Sequence[Any],
+    connection: Connection,
+    repeated: bool,
 ) -> list[Any]:
     return await connection.fetch(session.queries[name], *values)
 
 
 async def _send_ends(
-    session: Session, now: Millis, changes: Sequence[Change[object]], patience: float
+    session: PostgresSession, now: Millis, changes: Sequence[Change[object]], patience: float
 ) -> set[UUID]:
     return await session.end.run(partial(_end, session, changes, now), patience=patience)
 
 
 async def _end(
-    session: Session,
+    session: PostgresSession,
     changes: Sequence[Change[object]],
     now: Millis,
     connection: Connection,

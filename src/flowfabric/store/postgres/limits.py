@@ -12,7 +12,7 @@ from flowfabric.core.limit.quota import Quota, Uses
 from flowfabric.core.limit.release import Candidate, Key, Line, QuotaView, Release, StartsBack
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Columns, Session, columns
+from flowfabric.store.postgres.session import Columns, PostgresSession, columns
 from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows.limit import QUEUE, queue_rows, read_uses, servable
@@ -22,7 +22,7 @@ FEW_SLOTS = 2000
 """So many slots of all quotas are faster counted together than queue by queue."""
 
 
-async def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
+async def put_queues(session: PostgresSession, queues: Sequence[tuple[int, Uses]]) -> None:
     keys = {(use.quota, id): use.key for id, uses in queues for use in uses}
     rows = {row[:2]: row for id, uses in queues for row in queue_rows(id, uses)}
     values = [(*rows[place], keys[place]) for place in sorted(rows)]
@@ -31,7 +31,7 @@ async def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> No
         await session.fetch(session.limit, "new_queues", *values_of)
 
 
-async def quota_view(session: Session, ask: QuotaViewRequest) -> QuotaView:
+async def quota_view(session: PostgresSession, ask: QuotaViewRequest) -> QuotaView:
     queues = None if ask.queues is None else list(ask.queues)
     shut = (_numbers(session, ask.closed), _numbers(session, ask.draining))
     values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS, *shut)
@@ -39,23 +39,23 @@ async def quota_view(session: Session, ask: QuotaViewRequest) -> QuotaView:
     return _standing(ask.quota, rows)
 
 
-async def release(session: Session, release: Release) -> set[UUID] | None:
+async def release(session: PostgresSession, release: Release) -> set[UUID] | None:
     if len(release.moves) > MAX_BATCH:
         raise AssertionError(f"a release moves at most {MAX_BATCH}")
     return await session.limit.run(partial(_release, session, release))
 
 
-async def take_starts_back(session: Session, starts: Sequence[StartsBack]) -> None:
+async def take_starts_back(session: PostgresSession, starts: Sequence[StartsBack]) -> None:
     rows = sorted((b.quota, b.key, b.since, b.until, b.count) for b in starts)
     await session.limit.run(partial(_take_starts_back, session, columns(rows, 5)))
 
 
-async def crowds(session: Session, after: int, limit: int) -> list[Crowd]:
+async def crowds(session: PostgresSession, after: int, limit: int) -> list[Crowd]:
     rows = await session.fetch(session.limit, "crowds", after, limit)
     return [Crowd(queue, Gate(gate), first, known) for queue, gate, first, known in rows]
 
 
-async def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
+async def queue_counts(session: PostgresSession, quota: str, limit: int) -> list[QueueCount]:
     rows = await session.fetch(session.report, "queue_counts", quota, limit)
     return readable(
         rows,
@@ -65,13 +65,13 @@ async def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCo
     )
 
 
-async def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: int) -> int:
+async def ahead_of(session: PostgresSession, queue: int, rank: int, uuid: UUID, limit: int) -> int:
     values = (queue, rank, uuid, limit)
     ((count,),) = await session.fetch(session.report, "ahead_of", *values)
     return int(count)
 
 
-async def trim_limits(session: Session, now: Millis, forgotten: Millis, limit: int) -> int:
+async def trim_limits(session: PostgresSession, now: Millis, forgotten: Millis, limit: int) -> int:
     trimmed = len(await session.fetch(session.sweep, "trimmed_queues", limit))
     for name, moment in (("trimmed_admissions", forgotten), ("trimmed_charges", now)):
         left = max(0, limit - trimmed)
@@ -79,14 +79,14 @@ async def trim_limits(session: Session, now: Millis, forgotten: Millis, limit: i
     return trimmed
 
 
-def _numbers(session: Session, routes: Sequence[Route]) -> list[int]:
+def _numbers(session: PostgresSession, routes: Sequence[Route]) -> list[int]:
     """Of the routes this process has seen: the asking one has read all there are."""
     known = session.book.names.route_numbers
     return [known[route] for route in routes if route in known]
 
 
 async def _take_starts_back(
-    session: Session, values: Columns, connection: Connection, repeated: bool
+    session: PostgresSession, values: Columns, connection: Connection, repeated: bool
 ) -> None:
     if repeated:
         return  # it may have been written before the reply was lost, and once is enough
@@ -97,7 +97,7 @@ async def _take_starts_back(
 
 
 async def _release(
-    session: Session, release: Release, connection: Connection, repeated: bool
+    session: PostgresSession, release: Release, connection: Connection, repeated: bool
 ) -> set[UUID] | None:
     versions = columns(sorted(release.versions.items()), 2)
     moves = columns(sorted((move.uuid, move.version, move.at) for move in release.moves), 3)

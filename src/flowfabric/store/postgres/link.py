@@ -32,7 +32,7 @@ _BOUNDED = "; ".join(f"set local {name} = '{value}'" for name, value in BOUNDS.i
 class Link:
     """One kind of work.
 
-    `seam` is for tests: it runs after the work is done and before anybody is told.
+    `seam` is for tests: it runs after the work is done and before the caller hears of it.
     """
 
     def __init__(self, wires: Wires, settings: Mapping[str, str], *, urgent: bool = False) -> None:

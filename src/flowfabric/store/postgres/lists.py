@@ -11,7 +11,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.status import PublicState
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import (
     Claimable,
     Counts,
@@ -39,11 +39,11 @@ COUNTED = 100_000
 """Counting stops here."""
 
 
-async def page(session: Session, query: Query) -> Page:
+async def page(session: PostgresSession, query: Query) -> Page:
     return await session.report.run(partial(_page, session, query))
 
 
-async def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
+async def snapshots(session: PostgresSession, query: SnapshotQuery) -> list[Snapshot]:
     values: tuple[object, ...]
     match query:
         case Claimable(lane, namespace, now, limit, offered):
@@ -61,7 +61,7 @@ async def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
 
 
 async def expired_leases(
-    session: Session,
+    session: PostgresSession,
     as_of: Millis,
     after: tuple[Millis, UUID] | None,
     limit: int,
@@ -73,7 +73,7 @@ async def expired_leases(
 
 
 async def counts(
-    session: Session,
+    session: PostgresSession,
     namespace: str | None = None,
     lane: str | None = None,
     *,
@@ -94,7 +94,9 @@ async def counts(
     )
 
 
-async def _page(session: Session, query: Query, connection: Connection, repeated: bool) -> Page:
+async def _page(
+    session: PostgresSession, query: Query, connection: Connection, repeated: bool
+) -> Page:
     queries = session.queries
     way = "window_end_newest_first" if query.newest_first else "window_end"
     moment, uuid = query.after or (None, None)
@@ -123,7 +125,7 @@ async def _page(session: Session, query: Query, connection: Connection, repeated
 
 
 async def _expired(
-    session: Session, values: tuple[Any, ...], connection: Connection, repeated: bool
+    session: PostgresSession, values: tuple[Any, ...], connection: Connection, repeated: bool
 ) -> list[ExpiredLease]:
     rows = await connection.fetch(session.queries["expired_leases"], *values)
     newest = max((row[0] for row in rows), default=0)

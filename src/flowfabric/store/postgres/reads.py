@@ -9,7 +9,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Attempt, Snapshot
 from flowfabric.core.execution.step import Step
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import Detail, reported
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
@@ -17,25 +17,27 @@ from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
 _WIDTH = len(SNAPSHOT)
 
 
-async def load(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+async def load(session: PostgresSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     return await session.load.run(partial(_load, session, uuids))
 
 
-async def ended(session: Session, uuids: Sequence[UUID]) -> set[UUID]:
+async def ended(session: PostgresSession, uuids: Sequence[UUID]) -> set[UUID]:
     rows = await session.fetch(session.load, "ended_executions", list(uuids))
     return {uuid for (uuid,) in rows}
 
 
-async def detail(session: Session, uuid: UUID) -> Detail | None:
+async def detail(session: PostgresSession, uuid: UUID) -> Detail | None:
     return await session.load.run(partial(_detail, session, uuid))
 
 
-async def attempts(session: Session, uuid: UUID) -> list[Attempt]:
+async def attempts(session: PostgresSession, uuid: UUID) -> list[Attempt]:
     rows = await session.fetch(session.load, "attempts_of", uuid)
     return [named("an attempt of", uuid, partial(read_attempt, doc)) for (doc,) in rows]
 
 
-async def attempts_at(session: Session, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:
+async def attempts_at(
+    session: PostgresSession, asked: Sequence[tuple[UUID, int]]
+) -> dict[UUID, Attempt]:
     uuids, indexes = [uuid for uuid, _ in asked], [index for _, index in asked]
     rows = await session.fetch(session.report, "attempts_at", uuids, indexes)
     read = readable(
@@ -44,7 +46,7 @@ async def attempts_at(session: Session, asked: Sequence[tuple[UUID, int]]) -> di
     return dict(read)
 
 
-async def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
+async def steps(session: PostgresSession, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
     found: list[list[Step]] = [[] for _ in asked]
     uuids = [uuid for uuid, _ in asked]
     generations = [generation for _, generation in asked]
@@ -54,14 +56,16 @@ async def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[lis
     return found
 
 
-async def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
+async def set_tags(
+    session: PostgresSession, uuid: UUID, tags: Mapping[str, str], now: Millis
+) -> bool:
     keys = sorted(tags)
     values = [tags[key] for key in keys]
     return bool(await session.fetch(session.apply, "tagged_execution", uuid, keys, values, now))
 
 
 async def _load(
-    session: Session, uuids: Sequence[UUID], connection: Connection, repeated: bool
+    session: PostgresSession, uuids: Sequence[UUID], connection: Connection, repeated: bool
 ) -> dict[UUID, Snapshot]:
     rows = await connection.fetch(session.queries["snapshots"], uuids)
     found = await session.read(connection, rows)
@@ -69,7 +73,7 @@ async def _load(
 
 
 async def _detail(
-    session: Session, uuid: UUID, connection: Connection, repeated: bool
+    session: PostgresSession, uuid: UUID, connection: Connection, repeated: bool
 ) -> Detail | None:
     row = await connection.fetchrow(session.queries["details"], uuid)
     if row is None:

@@ -7,11 +7,11 @@ from typing import Any
 from flowfabric.core.base.time import Millis
 from flowfabric.store.contract import NO_FILTER
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session, columns
+from flowfabric.store.postgres.session import PostgresSession, columns
 from flowfabric.store.rows.record import K, RecordKind, Row, V
 
 
-async def get(session: Session, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, V]:
+async def get(session: PostgresSession, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, V]:
     if not keys:
         return {}
     wanted = columns([kind.parts(key) for key in dict.fromkeys(keys)], len(kind.key))
@@ -20,7 +20,7 @@ async def get(session: Session, kind: RecordKind[K, V], keys: Sequence[K]) -> di
 
 
 async def page(
-    session: Session,
+    session: PostgresSession,
     kind: RecordKind[K, V],
     after: K | None = None,
     limit: int | None = None,
@@ -32,36 +32,36 @@ async def page(
     return kind.readable(await session.ask(session.record, query, *values))
 
 
-async def put(session: Session, kind: RecordKind[K, V], value: V, expected: int) -> bool:
+async def put(session: PostgresSession, kind: RecordKind[K, V], value: V, expected: int) -> bool:
     row = kind.row(kind.numbered(value, expected))
     return await session.record.run(partial(_put, session, kind, row, expected))
 
 
 async def drop(
-    session: Session, kind: RecordKind[K, V], key: K, expected: int | None = None
+    session: PostgresSession, kind: RecordKind[K, V], key: K, expected: int | None = None
 ) -> bool:
     parts = kind.parts(key)
     return await session.record.run(partial(_drop, session, kind, parts, expected))
 
 
-async def due(session: Session, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
+async def due(session: PostgresSession, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
     query = session.records.fill("due_records", kind)
     return kind.readable(await session.ask(session.sweep, query, now, limit))
 
 
-async def next_due(session: Session, kind: RecordKind[K, V]) -> Millis | None:
+async def next_due(session: PostgresSession, kind: RecordKind[K, V]) -> Millis | None:
     query = session.records.fill("next_due_record", kind)
     ((moment,),) = await session.ask(session.sweep, query)
     return None if moment is None else Millis(moment)
 
 
-async def expire(session: Session, kind: RecordKind[K, V], now: Millis) -> list[K]:
+async def expire(session: PostgresSession, kind: RecordKind[K, V], now: Millis) -> list[K]:
     query = session.records.fill("expired_records", kind)
     return [kind.key_in(row) for row in await session.ask(session.sweep, query, now)]
 
 
 async def _put(
-    session: Session,
+    session: PostgresSession,
     kind: RecordKind[Any, Any],
     row: Row,
     expected: int,
@@ -83,7 +83,7 @@ async def _put(
 
 
 async def _drop(
-    session: Session,
+    session: PostgresSession,
     kind: RecordKind[Any, Any],
     parts: Row,
     expected: int | None,

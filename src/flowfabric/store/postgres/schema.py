@@ -8,7 +8,7 @@ from flowfabric.core.base.errors import Corruption, Invalid, SchemaTooNew
 from flowfabric.store import clock as clocks
 from flowfabric.store.foreign import postgres_identity
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import Identity
 from flowfabric.store.sql import load_migrations
 
@@ -23,7 +23,7 @@ def check_schema(schema: str) -> str:
     return schema
 
 
-async def migrate(session: Session) -> int:
+async def migrate(session: PostgresSession) -> int:
     version = 0
     migrations = load_migrations("postgres", session.schema)
     while version < len(migrations):
@@ -32,12 +32,12 @@ async def migrate(session: Session) -> int:
     return version
 
 
-async def identity(session: Session) -> Identity:
+async def identity(session: PostgresSession) -> Identity:
     name = postgres_identity(await session.fetch(session.sweep, "database_identity"))
     return Identity(name, await _secret(session))
 
 
-async def _secret(session: Session) -> bytes:
+async def _secret(session: PostgresSession) -> bytes:
     fresh = secrets.token_bytes(32)
     await session.fetch(session.sweep, "new_secret", fresh)
     rows = await session.fetch(session.sweep, "secret")
@@ -46,7 +46,7 @@ async def _secret(session: Session) -> bytes:
     return bytes(rows[0][0])
 
 
-async def keep_time(session: Session) -> None:
+async def keep_time(session: PostgresSession) -> None:
     clock = session.clock
     if clock.wants_keeping:
         await clocks.keep_time(
@@ -54,23 +54,23 @@ async def keep_time(session: Session) -> None:
         )
 
 
-async def _correction(session: Session) -> bytes | None:
+async def _correction(session: PostgresSession) -> bytes | None:
     rows = await session.fetch(session.sweep, "clock_correction")
     return bytes(rows[0][0]) if rows else None
 
 
-async def _put_correction(session: Session, value: bytes, expected: bytes | None) -> bool:
+async def _put_correction(session: PostgresSession, value: bytes, expected: bytes | None) -> bool:
     return bool(await session.fetch(session.sweep, "new_clock_correction", value, expected))
 
 
-async def schema_text(session: Session) -> str:
+async def schema_text(session: PostgresSession) -> str:
     """Every table, constraint, index and view, one line each."""
     rows = await session.fetch(session.report, "schema_lines")
     return "".join(f"{line}\n" for (line,) in rows)
 
 
 async def _step(
-    session: Session, migrations: tuple[str, ...], connection: Connection, repeated: bool
+    session: PostgresSession, migrations: tuple[str, ...], connection: Connection, repeated: bool
 ) -> int:
     """Applies the next migration, if any; returns the version after it."""
     queries = session.queries
@@ -91,7 +91,7 @@ async def _step(
     return version + 1
 
 
-async def _version(session: Session, connection: Connection) -> int:
+async def _version(session: PostgresSession, connection: Connection) -> int:
     queries = session.queries
     if not await connection.fetchval(queries["has_version"]):
         return 0

@@ -37,7 +37,7 @@ class Learned:
         """The flow whose outbox is worked on next."""
 
 
-class Session:
+class PostgresSession:
     """One link per kind of work; all of them share the few connections of the process."""
 
     def __init__(

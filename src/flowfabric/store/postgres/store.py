@@ -21,21 +21,21 @@ from flowfabric.store.postgres.clock import SAMPLES, ClockKeeper
 from flowfabric.store.postgres.dialer import Dialer
 from flowfabric.store.postgres.faults import translate
 from flowfabric.store.postgres.schema import check_schema
-from flowfabric.store.postgres.session import Session
+from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.sql import load_queries
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_Operation = Callable[Concatenate[Session, P], Coroutine[Any, Any, T]]
+_Operation = Callable[Concatenate[PostgresSession, P], Coroutine[Any, Any, T]]
 _Method = Callable[Concatenate["_Working", P], Coroutine[Any, Any, T]]
 
 
 class _Working(Protocol):
     """What has operations: it has a session for them."""
 
-    session: Session
+    session: PostgresSession
 
 
 def _method(operation: "_Operation[P, T]") -> "_Method[P, T]":
@@ -50,7 +50,7 @@ def _method(operation: "_Operation[P, T]") -> "_Method[P, T]":
 class PostgresRecords:
     """Implements `store.contract.RecordStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PostgresSession) -> None:
         self.session = session
 
     get = _method(record_rows.get)
@@ -67,7 +67,7 @@ class PostgresStore:
 
     name = "postgres"
 
-    def __init__(self, session: Session, keeper: ClockKeeper | None) -> None:
+    def __init__(self, session: PostgresSession, keeper: ClockKeeper | None) -> None:
         self.session = session
         self.clock = session.clock
         self.hints = session.hints
@@ -175,7 +175,7 @@ async def open_postgres(
         raise
     except Exception as error:
         raise translate(error, address) from None
-    session = Session(wires, queries, StoreClock(clock), schema)
+    session = PostgresSession(wires, queries, StoreClock(clock), schema)
     if keeper is not None:
         keeper.start(session.load)
     return PostgresStore(session, keeper)

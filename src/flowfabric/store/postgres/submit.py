@@ -12,7 +12,7 @@ from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
 from flowfabric.core.execution.submission import Creation
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
-from flowfabric.store.postgres.session import Session, columns
+from flowfabric.store.postgres.session import PostgresSession, columns
 from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows.execution import (
     COLUMNS,
@@ -34,7 +34,7 @@ _READY_WIDTH = 6
 
 
 async def submit(
-    session: Session, creations: Sequence[Creation], now: Millis
+    session: PostgresSession, creations: Sequence[Creation], now: Millis
 ) -> list[ExecutionId | None]:
     book = session.book
     await book.need_routes({creation.snapshot.execution.route for creation in creations})
@@ -46,14 +46,14 @@ async def submit(
 
 
 async def _send(
-    session: Session, now: Millis, creations: Sequence[Creation], patience: float
+    session: PostgresSession, now: Millis, creations: Sequence[Creation], patience: float
 ) -> Answers:
     work = partial(_create, session, creations, now)
     return await session.submit.run(work, patience=patience)
 
 
 async def _create(
-    session: Session,
+    session: PostgresSession,
     creations: Sequence[Creation],
     now: Millis,
     connection: Connection,
@@ -77,7 +77,7 @@ async def _create(
 
 
 async def _known(
-    session: Session,
+    session: PostgresSession,
     connection: Connection,
     creations: Sequence[Creation],
     now: Millis,
@@ -98,7 +98,9 @@ async def _known(
     }
 
 
-async def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+async def inbox(
+    session: PostgresSession, uuids: Sequence[UUID] | None, limit: int
+) -> list[InboxEntry]:
     if uuids is None:
         rows = await session.fetch(session.load, "inbox", limit)
     else:
@@ -106,7 +108,7 @@ async def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> l
     return [InboxEntry(*row) for row in rows]
 
 
-async def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
+async def admit(session: PostgresSession, creations: Sequence[Creation], now: Millis) -> int:
     await session.book.need_routes({c.snapshot.execution.route for c in creations})
     ordered = sorted(creations, key=_number)
     done = await divide(ordered, partial(_send_admission, session, now))
@@ -114,14 +116,14 @@ async def admit(session: Session, creations: Sequence[Creation], now: Millis) ->
 
 
 async def _send_admission(
-    session: Session, now: Millis, creations: Sequence[Creation], patience: float
+    session: PostgresSession, now: Millis, creations: Sequence[Creation], patience: float
 ) -> int:
     work = partial(_admit, session, creations, now)
     return await session.apply.run(work, patience=patience)
 
 
 async def _admit(
-    session: Session,
+    session: PostgresSession,
     creations: Sequence[Creation],
     now: Millis,
     connection: Connection,

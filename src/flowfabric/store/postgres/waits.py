@@ -7,12 +7,12 @@ from uuid import UUID
 from flowfabric.core.execution.change import Change
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import Session, columns, same
+from flowfabric.store.postgres.session import PostgresSession, columns, same
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.wait import NeedsLoader, leaves_proof, proof_of, proves, read_signal
 
 
-async def load_needs(session: Session, needs: Sequence[Needs]) -> list[Loaded]:
+async def load_needs(session: PostgresSession, needs: Sequence[Needs]) -> list[Loaded]:
     loader = NeedsLoader(needs)
     if not loader.wants_nothing:
         await session.load.run(partial(_load_needs, session, loader))
@@ -20,7 +20,7 @@ async def load_needs(session: Session, needs: Sequence[Needs]) -> list[Loaded]:
 
 
 async def signals(
-    session: Session,
+    session: PostgresSession,
     uuid: UUID,
     *,
     suspension: UUID | None = None,
@@ -36,12 +36,12 @@ async def signals(
 
 
 async def _load_needs(
-    session: Session, loader: NeedsLoader, connection: Connection, repeated: bool
+    session: PostgresSession, loader: NeedsLoader, connection: Connection, repeated: bool
 ) -> None:
     await fill(loader, session, connection)
 
 
-async def fill(loader: NeedsLoader, session: Session, connection: Connection) -> None:
+async def fill(loader: NeedsLoader, session: PostgresSession, connection: Connection) -> None:
     """Reads everything that is looked for, in one round trip."""
     values = (
         *columns(loader.waitpoints, 2),
@@ -55,7 +55,7 @@ async def fill(loader: NeedsLoader, session: Session, connection: Connection) ->
 
 
 async def unproven(
-    session: Session, connection: Connection, changes: Iterable[tuple[UUID, Change[object]]]
+    session: PostgresSession, connection: Connection, changes: Iterable[tuple[UUID, Change[object]]]
 ) -> set[UUID]:
     """Of changes whose state row is there, those whose other rows are not: a rival wrote an equal
     state row, but another signal, or settled another edge."""

@@ -260,7 +260,7 @@ class Wires:
             timer.cancel()
 
     async def _bury(self, connection: Connection) -> None:
-        """What a broken connection left running must have an end before anybody looks what became
+        """What a broken connection left running must have an end before a caller looks what became
         of it."""
         left, self._left = self._left, []
         try:

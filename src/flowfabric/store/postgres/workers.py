@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from flowfabric.core.execution.registry import HeldLease
-from flowfabric.store.postgres.session import Session, same
+from flowfabric.store.postgres.session import PostgresSession, same
 from flowfabric.store.queries import Holding
 from flowfabric.store.rows.worker import read_held, read_holding
 
 
 async def held_leases(
-    session: Session,
+    session: PostgresSession,
     instance: str,
     limit: int,
     *,
@@ -23,6 +23,6 @@ async def held_leases(
     return [read_held(row, same) for row in rows]
 
 
-async def held_counts(session: Session, instances: Sequence[str]) -> list[Holding]:
+async def held_counts(session: PostgresSession, instances: Sequence[str]) -> list[Holding]:
     rows = await session.fetch(session.report, "held_counts", list(instances))
     return [read_holding(row) for row in rows]

@@ -26,8 +26,8 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, PublicState, vector_of
 from flowfabric.store.rows.execution import SUSPENDED, StateTable
 
-_NOBODY = UUID(int=0)
-_LEASE = Lease(_NOBODY, 0, Start.INITIAL, WorkerIdentity("", ""), NO_TIME, NO_TIME)
+_ANY_ID = UUID(int=0)
+_LEASE = Lease(_ANY_ID, 0, Start.INITIAL, WorkerIdentity("", ""), NO_TIME, NO_TIME)
 
 
 def _public(state: Callable[[Start], State], life: Life = EMPTY_LIFE) -> PublicState:
@@ -53,7 +53,7 @@ WAITING = _public(lambda start: Ready(Next(start, 0)))
 LOST = _public(lambda start: Lost(False, Next(start, 0)))
 LEASED = _public(lambda start: Active(_LEASE))
 GATES = {int(gate): _public(_gate(gate)) for gate in Gate if gate is not Gate.BLOCKED}
-GATES[SUSPENDED] = _public(lambda start: Suspended(Next(start, 0), _NOBODY, "", NO_TIME))
+GATES[SUSPENDED] = _public(lambda start: Suspended(Next(start, 0), _ANY_ID, "", NO_TIME))
 BLOCKS = {
     str(reason): _public(_gate(Gate.BLOCKED), Life(blocked=str(reason)))
     for reason in ADMISSION_BLOCKS

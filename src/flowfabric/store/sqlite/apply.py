@@ -11,7 +11,7 @@ from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import StateTable
 from flowfabric.store.rows.wait import writes_waits
 from flowfabric.store.sqlite.claim import refused_fences
-from flowfabric.store.sqlite.session import Session, keyed, plain, state_row
+from flowfabric.store.sqlite.session import SqliteSession, keyed, plain, state_row
 from flowfabric.store.sqlite.waits import write as write_waits
 
 _MOVED = {
@@ -47,7 +47,7 @@ class Decided:
         self.id = self.uuid.bytes
 
 
-def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+def end(session: SqliteSession, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
     decided = decided_of(changes)
     fences = [_fence(item) for item in decided]
     refused = {id for id, _, _ in refused_fences(session, fences, now)}
@@ -59,13 +59,13 @@ def end(session: Session, changes: Sequence[Change[object]], now: Millis) -> set
     return {item.uuid for item in ended}
 
 
-def apply(session: Session, changes: Sequence[Change[object]]) -> set[UUID]:
+def apply(session: SqliteSession, changes: Sequence[Change[object]]) -> set[UUID]:
     standing = standing_among(session, decided_of(changes))
     write(session, standing)
     return {item.uuid for item in standing}
 
 
-def write(session: Session, standing: list[Decided]) -> None:
+def write(session: SqliteSession, standing: list[Decided]) -> None:
     """Writes changes whose versions stand."""
     for place, items in _by(standing, _place_before).items():
         session.among(_GONE[place], [item.id for item in items])
@@ -100,7 +100,7 @@ def _version(item: Decided) -> tuple[object, ...]:
     return item.id, head.version
 
 
-def standing_among(session: Session, decided: Sequence[Decided]) -> list[Decided]:
+def standing_among(session: SqliteSession, decided: Sequence[Decided]) -> list[Decided]:
     """The changes whose version is still in the place it was decided on."""
     standing = []
     for place, items in _by(decided, _place_before).items():
@@ -109,7 +109,9 @@ def standing_among(session: Session, decided: Sequence[Decided]) -> list[Decided
     return standing
 
 
-def _write(session: Session, items: list[Decided], places: dict[StateTable, list[Decided]]) -> None:
+def _write(
+    session: SqliteSession, items: list[Decided], places: dict[StateTable, list[Decided]]
+) -> None:
     """New state rows and events."""
     try:
         states, events = _rows(session, items, places)
@@ -124,7 +126,7 @@ def _write(session: Session, items: list[Decided], places: dict[StateTable, list
 
 
 def _rows(
-    session: Session, items: list[Decided], places: dict[StateTable, list[Decided]]
+    session: SqliteSession, items: list[Decided], places: dict[StateTable, list[Decided]]
 ) -> tuple[dict[StateTable, list[rows.Row]], list[rows.Row]]:
     states = {
         place: [state_row(session, item.id, item.after) for item in moved]
@@ -138,7 +140,7 @@ def _rows(
     return states, events
 
 
-def _write_attempts(session: Session, items: Iterable[Decided]) -> None:
+def _write_attempts(session: SqliteSession, items: Iterable[Decided]) -> None:
     attempts: list[rows.Row] = []
     steps: list[rows.Row] = []
     for item in items:
@@ -149,7 +151,7 @@ def _write_attempts(session: Session, items: Iterable[Decided]) -> None:
     session.insert("new_steps", steps)
 
 
-def _write_deadlines(session: Session, items: Iterable[Decided]) -> None:
+def _write_deadlines(session: SqliteSession, items: Iterable[Decided]) -> None:
     """Only those that differ from what stands."""
     gone: list[bytes] = []
     new: list[tuple[bytes, Millis]] = []
@@ -164,7 +166,7 @@ def _write_deadlines(session: Session, items: Iterable[Decided]) -> None:
     session.insert("new_deadlines", new)
 
 
-def _write_flows(session: Session, items: Iterable[Decided]) -> None:
+def _write_flows(session: SqliteSession, items: Iterable[Decided]) -> None:
     """How edges were settled, and what is owed to flows."""
     found = flow_rows.written_by(item.change for item in items)
     settled = plain(found.settled)

@@ -17,10 +17,10 @@ from flowfabric.store.rows.limit import (
     reservation_row,
 )
 from flowfabric.store.rows.record import BUDGETS
-from flowfabric.store.sqlite.session import Session, plain, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, plain, read_uuid
 
 
-def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
+def ledger(session: SqliteSession, ask: LedgerNeeds) -> BudgetLedger:
     found = BudgetLedger()
     if ask.stale:
         rows = session.rows("stale_reservations", (ask.stale,))
@@ -43,7 +43,7 @@ def ledger(session: Session, ask: LedgerNeeds) -> BudgetLedger:
     return found
 
 
-def post(session: Session, ledger: BudgetLedger) -> bool:
+def post(session: SqliteSession, ledger: BudgetLedger) -> bool:
     """Everything is compared before anything is written."""
     if not _stand(session, ledger):
         return False
@@ -56,17 +56,19 @@ def post(session: Session, ledger: BudgetLedger) -> bool:
     return True
 
 
-def attached(session: Session) -> list[tuple[str, str, str]]:
+def attached(session: SqliteSession) -> list[tuple[str, str, str]]:
     return [(scope, id, name) for scope, id, name in session.rows("attached_budgets")]
 
 
-def _add_reservations(found: BudgetLedger, session: Session, name: str, ids: list[bytes]) -> None:
+def _add_reservations(
+    found: BudgetLedger, session: SqliteSession, name: str, ids: list[bytes]
+) -> None:
     for id, doc in session.among(name, ids):
         reservation = read_reservation(read_uuid(id), doc)
         found.reservations[reservation.id] = reservation
 
 
-def _stand(session: Session, ledger: BudgetLedger) -> bool:
+def _stand(session: SqliteSession, ledger: BudgetLedger) -> bool:
     """Whether nothing that was decided on has moved."""
     if ledger.changed:
         names = [(name,) for name in ledger.changed]
@@ -77,7 +79,7 @@ def _stand(session: Session, ledger: BudgetLedger) -> bool:
     return not gone or len(session.among("reservation_ids", gone).fetchall()) == len(gone)
 
 
-def _write_budgets(session: Session, ledger: BudgetLedger) -> None:
+def _write_budgets(session: SqliteSession, ledger: BudgetLedger) -> None:
     if removed := list(ledger.removed):
         for name in ("gone_budgets", "gone_budget_ledgers", "gone_budget_charges"):
             session.among(name, removed)
@@ -89,7 +91,7 @@ def _write_budgets(session: Session, ledger: BudgetLedger) -> None:
     session.insert("new_budgets", rows)
 
 
-def _write_ledgers(session: Session, ledger: BudgetLedger) -> None:
+def _write_ledgers(session: SqliteSession, ledger: BudgetLedger) -> None:
     gone = {name for name in ledger.removed if name not in ledger.budgets}
     new: list[Ledger] = []
     for (budget, execution), spent in ledger.new_ledgers.items():
@@ -100,7 +102,7 @@ def _write_ledgers(session: Session, ledger: BudgetLedger) -> None:
     session.insert("new_ledgers", plain(ledger_row(ledger) for ledger in new))
 
 
-def _write_reservations(session: Session, ledger: BudgetLedger) -> None:
+def _write_reservations(session: SqliteSession, ledger: BudgetLedger) -> None:
     new, gone = [], []
     for id, reservation in ledger.new_reservations.items():
         if reservation is None:

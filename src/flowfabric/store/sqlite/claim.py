@@ -18,7 +18,7 @@ from flowfabric.store.queries import ClaimCall, Progress, Renewal, SideWrite, Su
 from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.lanes import LaneGate, lane_gates
-from flowfabric.store.sqlite.session import Session, keyed, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, keyed, read_uuid
 
 _STARTS = tuple(Start)
 _SPENT = int(Flags.SPENT)
@@ -27,7 +27,7 @@ Row = tuple[Any, ...]
 Fenced = TypeVar("Fenced", Renewal, SideWrite)
 
 
-def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
+def claim(session: SqliteSession, call: ClaimCall, now: Millis) -> list[Taken]:
     session.learn_routes()
     session.registry.suspects_seen = session.row("any_suspect") is not None
     taken = _taken_before(session, call, now) if call.repeated else []
@@ -40,7 +40,7 @@ def claim(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
     return [*taken, *fresh.values()]
 
 
-def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
+def renew(session: SqliteSession, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
     by_ttl: dict[Millis, dict[bytes, UUID]] = {}
     for renewal, id in _standing(session, renewals, now):
         by_ttl.setdefault(renewal.ttl, {})[id] = renewal.uuid
@@ -53,7 +53,7 @@ def renew(session: Session, renewals: Sequence[Renewal], now: Millis) -> dict[UU
     return renewed
 
 
-def write_progress(session: Session, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
+def write_progress(session: SqliteSession, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
     steps, progress, standing = [], [], set()
     for write, id in _standing(session, writes, now):
         standing.add(write.uuid)
@@ -68,13 +68,15 @@ def write_progress(session: Session, writes: Sequence[SideWrite], now: Millis) -
 
 
 def refused_fences(
-    session: Session, fences: Sequence[tuple[bytes, int | None, int, bytes]], now: Millis
+    session: SqliteSession, fences: Sequence[tuple[bytes, int | None, int, bytes]], now: Millis
 ) -> set[Row]:
     """Of (id, version or None, epoch, claim) those that do not stand, without the version."""
     return set(session.given("refused_fences", fences, now)) if fences else set()
 
 
-def _standing(session: Session, items: Sequence[Fenced], now: Millis) -> list[tuple[Fenced, bytes]]:
+def _standing(
+    session: SqliteSession, items: Sequence[Fenced], now: Millis
+) -> list[tuple[Fenced, bytes]]:
     """The items whose lease stands, with the id of their execution."""
     fences = [(item.uuid.bytes, None, item.epoch, item.lease_id.bytes) for item in items]
     refused = refused_fences(session, fences, now)
@@ -86,7 +88,7 @@ def _standing(session: Session, items: Sequence[Fenced], now: Millis) -> list[tu
 
 
 def routes_for(
-    session: Session, lanes: Sequence[str], namespace: str | None
+    session: SqliteSession, lanes: Sequence[str], namespace: str | None
 ) -> Iterator[tuple[int, Route]]:
     """The routes in these lanes (empty: all) and this namespace, with their numbers."""
     # A copy: the other thread may learn a route meanwhile.
@@ -97,7 +99,9 @@ def routes_for(
             yield number, route
 
 
-def _readable(session: Session, call: ClaimCall, now: Millis, limit: int) -> dict[bytes, Taken]:
+def _readable(
+    session: SqliteSession, call: ClaimCall, now: Millis, limit: int
+) -> dict[bytes, Taken]:
     """What the call takes, by id. Rows that cannot be read are set aside, and others are chosen."""
     search = _Search(call, now, limit, lane_gates(session, call.lanes))
     while True:
@@ -107,7 +111,7 @@ def _readable(session: Session, call: ClaimCall, now: Millis, limit: int) -> dic
         session.among("set_aside_ready", spoiled, now + SET_ASIDE)
 
 
-def _read(session: Session, search: "_Search") -> tuple[dict[bytes, Taken], list[bytes]]:
+def _read(session: SqliteSession, search: "_Search") -> tuple[dict[bytes, Taken], list[bytes]]:
     """What can be taken of the chosen rows, and which of them cannot be read."""
     found: dict[bytes, Taken] = {}
     spoiled: list[bytes] = []
@@ -146,7 +150,7 @@ class _Search(Struct, frozen=True):
         return self.limit if door is None or door.room is None else min(self.limit, door.room)
 
 
-def _choose(session: Session, search: _Search) -> list[Row]:
+def _choose(session: SqliteSession, search: _Search) -> list[Row]:
     """The best rows over all routes. Each route is read no further than it is needed."""
     call, names = search.call, session.names.routes
     suspects = call.suspects is not Suspects.NONE
@@ -168,7 +172,7 @@ def _choose(session: Session, search: _Search) -> list[Row]:
 
 
 def _wanted_routes(
-    session: Session, search: _Search, values: Mapping[str, object]
+    session: SqliteSession, search: _Search, values: Mapping[str, object]
 ) -> dict[int, str]:
     """The routes the best rows are in, each with the query to read it by."""
     free, draining = _open_routes(session, search)
@@ -185,7 +189,7 @@ def _wanted_routes(
     }
 
 
-def _open_routes(session: Session, search: _Search) -> tuple[list[int], list[int]]:
+def _open_routes(session: SqliteSession, search: _Search) -> tuple[list[int], list[int]]:
     """The routes the worker satisfies: those of open lanes, and those of lanes that drain."""
     call = search.call
     free: list[int] = []
@@ -201,7 +205,7 @@ def _open_routes(session: Session, search: _Search) -> tuple[list[int], list[int
     return free, draining
 
 
-def _within(rows: Iterable[Row], session: Session, search: _Search) -> Iterator[Row]:
+def _within(rows: Iterable[Row], session: SqliteSession, search: _Search) -> Iterator[Row]:
     """The rows their lanes have room for."""
     seen: Counter[str] = Counter()
     for row in rows:
@@ -215,7 +219,7 @@ def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
     return merge(*cursors, key=lambda row: (row[7], row[0]))
 
 
-def _move(session: Session, call: ClaimCall, now: Millis, ids: list[bytes]) -> None:
+def _move(session: SqliteSession, call: ClaimCall, now: Millis, ids: list[bytes]) -> None:
     session.intern_workers([call.worker])
     number = session.names.worker_numbers[call.worker]
     session.among("taken_leases", ids, call.id.bytes, number, now, now + call.ttl, now)
@@ -223,7 +227,7 @@ def _move(session: Session, call: ClaimCall, now: Millis, ids: list[bytes]) -> N
     session.among("gone_ready", ids)
 
 
-def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
+def _take(session: SqliteSession, call: ClaimCall, now: Millis, row: Row) -> Taken:
     """As `core.execution.lease.take`, from a row of claimable_executions."""
     payload, rank, version, epoch, flags, attempt, start, life, timeout = row[6:]
     lease = Lease(
@@ -241,13 +245,13 @@ def _take(session: Session, call: ClaimCall, now: Millis, row: Row) -> Taken:
     return Taken(Snapshot(execution, head, Active(lease)), payload)
 
 
-def _taken_before(session: Session, call: ClaimCall, now: Millis) -> list[Taken]:
+def _taken_before(session: SqliteSession, call: ClaimCall, now: Millis) -> list[Taken]:
     values = {"claim": call.id.bytes, "now": now}
     rows = session.rows("leases_by_claim", values)
     return readable(rows, lambda row: _taken(session, call, row), "execution", itemgetter(0))
 
 
-def _taken(session: Session, call: ClaimCall, row: Row) -> Taken:
+def _taken(session: SqliteSession, call: ClaimCall, row: Row) -> Taken:
     payload, rank, version, epoch, flags, attempt, start, life, *times = row[6:]
     lease = Lease(call.id, attempt, _STARTS[start], call.worker, *times)
     head = Head(version, epoch, rank, _read_flags(flags), rows.read_life(life))

@@ -7,7 +7,7 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
 from flowfabric.store.queries import Glance
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 
 FREE_PAGES = 1000
 """So many empty pages are kept for what comes next."""
@@ -33,23 +33,23 @@ _BELONGINGS = (
 _FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_outbox", "gone_flow_tags", "trimmed_flows")
 
 
-def due(session: Session, now: Millis, limit: int) -> list[UUID]:
+def due(session: SqliteSession, now: Millis, limit: int) -> list[UUID]:
     return [read_uuid(id) for (id,) in session.rows("due_executions", {"now": now, "limit": limit})]
 
 
-def set_aside(session: Session, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
+def set_aside(session: SqliteSession, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
     ids = [uuid.bytes for uuid in uuids]
     for name in ("set_aside_ready", "set_aside_parked", "set_aside_deadlines"):
         session.among(name, ids, until)
     session.among("set_aside_leases", ids, now, until)
 
 
-def next_due(session: Session, now: Millis) -> Millis | None:
+def next_due(session: SqliteSession, now: Millis) -> Millis | None:
     row = session.row("next_due_moment", (now,))
     return None if row is None or row[0] is None else Millis(row[0])
 
 
-def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int:
+def trim(session: SqliteSession, ended_before: Millis, now: Millis, limit: int) -> int:
     values = {"ended_before": ended_before, "now": now, "limit": limit}
     ids = [id for (id,) in session.rows("trimmable_executions", values)]
     if len(ids) < limit:
@@ -65,7 +65,7 @@ def trim(session: Session, ended_before: Millis, now: Millis, limit: int) -> int
     return len(ids)
 
 
-def shrink(session: Session) -> None:
+def shrink(session: SqliteSession) -> None:
     """Gives some of the disk back when much of the file is empty; a little each time, because
     writing waits for it. Outside any transaction: the driver runs this pragma to its end only as a
     script, which commits first."""
@@ -77,7 +77,7 @@ def shrink(session: Session) -> None:
         session.connection.executescript(f"pragma incremental_vacuum({CUT_PAGES})")
 
 
-def _trim_edges(session: Session, values: dict[str, int]) -> list[bytes]:
+def _trim_edges(session: SqliteSession, values: dict[str, int]) -> list[bytes]:
     """The members that may go now; the edges into them are gone."""
     ids = [id for (id,) in session.rows("trimmable_members", values)]
     if ids:
@@ -85,7 +85,7 @@ def _trim_edges(session: Session, values: dict[str, int]) -> list[bytes]:
     return ids
 
 
-def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+def glance(session: SqliteSession, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
     values = {"name": duty, "holder": holder, "now": now, "until": until}
     has_duty = bool(session.rows("duty_holder", values))
     row = session.row("glance", {"now": now, "has_duty": has_duty, "forever": FOREVER})
@@ -94,21 +94,21 @@ def glance(session: Session, duty: str, holder: str, now: Millis, until: Millis)
     return Glance(has_duty, bool(arrivals), bool(ready), bool(blocked), bool(busy), next_at)
 
 
-def drop_duty(session: Session, duty: str, holder: str) -> None:
+def drop_duty(session: SqliteSession, duty: str, holder: str) -> None:
     session.execute("dropped_duty", (duty, holder))
 
 
-def correction(session: Session) -> bytes | None:
+def correction(session: SqliteSession) -> bytes | None:
     row = session.row("clock_correction")
     return None if row is None else bytes(row[0])
 
 
-def put_correction(session: Session, value: bytes, expected: bytes | None) -> bool:
+def put_correction(session: SqliteSession, value: bytes, expected: bytes | None) -> bool:
     values = {"value": value, "expected": expected}
     return session.row("new_clock_correction", values) is not None
 
 
-def secret(session: Session) -> bytes:
+def secret(session: SqliteSession) -> bytes:
     if (row := session.row("secret")) is None:
         session.execute("new_secret", (secrets.token_bytes(32),))
         row = session.row("secret")

@@ -10,13 +10,13 @@ from flowfabric.store.readable import readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 
 WINDOW = 10_000
 """Most events one call looks at."""
 
 
-def events(session: Session, query: EventQuery) -> EventPage:
+def events(session: SqliteSession, query: EventQuery) -> EventPage:
     if query.after == NEWEST:
         newest = session.row("last_event")
         return EventPage((), 0 if newest is None else int(newest[0]))
@@ -34,7 +34,7 @@ _EVENTS = {False: "events_after", True: "events_of"}
 _LAST = {False: "last_window_event", True: "last_window_event_of"}
 
 
-def _filter(session: Session, query: EventQuery) -> dict[str, object]:
+def _filter(session: SqliteSession, query: EventQuery) -> dict[str, object]:
     routes = None
     if query.namespace is not None:
         session.learn_routes()
@@ -52,7 +52,7 @@ def _filter(session: Session, query: EventQuery) -> dict[str, object]:
     }
 
 
-def _read(session: Session, row: Sequence[Any]) -> StoredEvent:
+def _read(session: SqliteSession, row: Sequence[Any]) -> StoredEvent:
     try:
         return rows.read_event(row, session.names, read_uuid)
     except KeyError:

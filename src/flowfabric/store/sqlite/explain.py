@@ -14,13 +14,13 @@ from flowfabric.store.queries import (
 )
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers, route_numbers
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 
 MOST = 100_000
 """Where counting stops."""
 
 
-def executions_in(session: Session, place: Place, limit: int) -> list[UUID]:
+def executions_in(session: SqliteSession, place: Place, limit: int) -> list[UUID]:
     values: dict[str, object]
     match place:
         case InQueue(queue):
@@ -37,12 +37,12 @@ def executions_in(session: Session, place: Place, limit: int) -> list[UUID]:
     return [read_uuid(id) for (id,) in session.rows(name, {**values, "limit": limit})]
 
 
-def routes(session: Session) -> list[Route]:
+def routes(session: SqliteSession) -> list[Route]:
     session.learn_routes()
     return list(session.names.routes.values())
 
 
-def lane_counts(session: Session, lane: str, namespace: str | None) -> LaneCounts:
+def lane_counts(session: SqliteSession, lane: str, namespace: str | None) -> LaneCounts:
     session.learn_routes()
     routes = dict(routes_for(session, [lane], namespace))
     values = {"routes": numbers(routes), "most": MOST}

@@ -16,12 +16,12 @@ from flowfabric.store.rows.record import FLOWS
 from flowfabric.store.sqlite import apply
 from flowfabric.store.sqlite.apply import Decided
 from flowfabric.store.sqlite.reads import readable_snapshots
-from flowfabric.store.sqlite.session import Session, plain, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, plain, read_uuid
 
 _LISTED = {False: "listed_flows", True: "listed_flows_newest_first"}
 
 
-def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
+def flow_page(session: SqliteSession, query: FlowQuery) -> list[Flow]:
     first = (MAX_MILLIS + 1, b"") if query.newest_first else (-1, b"")
     at, id = first if query.after is None else (query.after[0], query.after[1].bytes)
     key, value = query.tag or (None, None)
@@ -39,7 +39,7 @@ def flow_page(session: Session, query: FlowQuery) -> list[Flow]:
     return FLOWS.readable(rows)
 
 
-def apply_flow(session: Session, change: FlowChange) -> bool:
+def apply_flow(session: SqliteSession, change: FlowChange) -> bool:
     """Everything is compared before anything is written."""
     decided = apply.decided_of(change.changes)
     compared = [*decided, *(_looked_at(guard) for guard in change.guards)]
@@ -58,7 +58,7 @@ def apply_flow(session: Session, change: FlowChange) -> bool:
     return True
 
 
-def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
+def edges(session: SqliteSession, query: EdgeQuery) -> list[EdgeState]:
     search = EdgeSearch(query)
     while not search.over:
         after = b"" if search.after is None else search.after.bytes
@@ -71,12 +71,12 @@ def edges(session: Session, query: EdgeQuery) -> list[EdgeState]:
     return search.found
 
 
-def count_flows(session: Session, counts: Sequence[FlowChange]) -> set[UUID]:
+def count_flows(session: SqliteSession, counts: Sequence[FlowChange]) -> set[UUID]:
     return {change.after.id for change in counts if apply_flow(session, change)}
 
 
 def unsettled(
-    session: Session, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+    session: SqliteSession, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
 ) -> list[Unsettled]:
     """By id over all of them, as many as are wanted."""
     found: list[EdgeState] = []
@@ -91,7 +91,7 @@ def unsettled(
     return [Unsettled(state, downstreams.get(state.edge.downstream)) for state in found]
 
 
-def outbox(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+def outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
     found: list[OutboxEntry] = []
     for flow in flows:
         rows = session.rows("outbox", {"flow": flow.bytes, "limit": limit})
@@ -99,13 +99,13 @@ def outbox(session: Session, flows: Sequence[UUID], limit: int) -> list[OutboxEn
     return found
 
 
-def owed_flows(session: Session, after: UUID | None, limit: int) -> list[UUID]:
+def owed_flows(session: SqliteSession, after: UUID | None, limit: int) -> list[UUID]:
     """Those after a flow, by id."""
     values = {"after": b"" if after is None else after.bytes, "limit": limit}
     return [read_uuid(id) for (id,) in session.rows("owed_flows", values)]
 
 
-def _readable(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+def _readable(session: SqliteSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     """Executions as they stand; one that cannot be read does not hide the others."""
     found = readable_snapshots(session, [uuid.bytes for uuid in uuids])
     return {snapshot.execution.uuid: snapshot for snapshot in found}
@@ -115,7 +115,7 @@ def _looked_at(guard: Snapshot) -> Decided:
     return Decided(Change(None, guard, guard), guard, guard)
 
 
-def _write_flow(session: Session, change: FlowChange) -> bool:
+def _write_flow(session: SqliteSession, change: FlowChange) -> bool:
     """The flow if its version stands; False when it does not."""
     before, after = change.before, change.after
     (row,) = plain([FLOWS.row(after)])

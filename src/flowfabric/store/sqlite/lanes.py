@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.json import encode
 
 from flowfabric.core.limit.lane import LaneState
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 
 
 class LaneGate(Struct, frozen=True):
@@ -25,7 +25,7 @@ class LaneGate(Struct, frozen=True):
         return self.state is LaneState.DRAINING
 
 
-def lane_gates(session: Session, lanes: Sequence[str] = ()) -> dict[str, LaneGate]:
+def lane_gates(session: SqliteSession, lanes: Sequence[str] = ()) -> dict[str, LaneGate]:
     """Those of these lanes (empty: of all) that are not simply open."""
     found = {
         name: (LaneState(state), concurrency)
@@ -40,7 +40,7 @@ def lane_gates(session: Session, lanes: Sequence[str] = ()) -> dict[str, LaneGat
     }
 
 
-def _running(session: Session, lanes: Mapping[str, int]) -> dict[str, int]:
+def _running(session: SqliteSession, lanes: Mapping[str, int]) -> dict[str, int]:
     """How many leases these lanes have. The routes are known."""
     routes = {
         number: route.lane

@@ -31,17 +31,17 @@ from flowfabric.store.rows.limit import (
 )
 from flowfabric.store.rows.record import QUOTAS
 from flowfabric.store.sqlite.reads import numbers, route_numbers
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 
 MOST = 100_000
 """Where counting stops."""
 
 
-def put_queues(session: Session, queues: Sequence[tuple[int, Uses]]) -> None:
+def put_queues(session: SqliteSession, queues: Sequence[tuple[int, Uses]]) -> None:
     session.insert("new_queues", [row for id, uses in queues for row in queue_rows(id, uses)])
 
 
-def quota_view(session: Session, ask: QuotaViewRequest) -> QuotaView:
+def quota_view(session: SqliteSession, ask: QuotaViewRequest) -> QuotaView:
     """One read transaction, so everything is of one moment."""
     lines = _lines(session, ask)
     used = {(use.quota, use.key) for line in lines for use in line.uses}
@@ -60,7 +60,7 @@ def quota_view(session: Session, ask: QuotaViewRequest) -> QuotaView:
     )
 
 
-def release(session: Session, release: Release) -> set[UUID] | None:
+def release(session: SqliteSession, release: Release) -> set[UUID] | None:
     """The writer is alone, so comparing the versions is enough."""
     versions = list(release.versions.items())
     if versions and session.given("quota_versions", versions).fetchall():
@@ -77,7 +77,7 @@ def release(session: Session, release: Release) -> set[UUID] | None:
     return {read_uuid(id) for id in moved}
 
 
-def take_starts_back(session: Session, starts: Sequence[StartsBack]) -> None:
+def take_starts_back(session: SqliteSession, starts: Sequence[StartsBack]) -> None:
     for back in starts:
         values = {"quota": back.quota, "key": back.key, "since": back.since - 1}
         left = back.count
@@ -92,14 +92,14 @@ def take_starts_back(session: Session, starts: Sequence[StartsBack]) -> None:
             left -= count
 
 
-def crowds(session: Session, after: int, limit: int) -> list[Crowd]:
+def crowds(session: SqliteSession, after: int, limit: int) -> list[Crowd]:
     if limit <= 0:
         return []
     rows = session.rows("crowds", {"after": after, "limit": limit})
     return [Crowd(queue, Gate(gate), read_uuid(id), bool(known)) for queue, gate, id, known in rows]
 
 
-def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
+def queue_counts(session: SqliteSession, quota: str, limit: int) -> list[QueueCount]:
     rows = session.rows("queue_counts", {"quota": quota, "limit": limit, "most": MOST})
     return readable(
         rows,
@@ -109,20 +109,20 @@ def queue_counts(session: Session, quota: str, limit: int) -> list[QueueCount]:
     )
 
 
-def ahead_of(session: Session, queue: int, rank: int, uuid: UUID, limit: int) -> int:
+def ahead_of(session: SqliteSession, queue: int, rank: int, uuid: UUID, limit: int) -> int:
     values = {"queue": queue, "rank": rank, "id": uuid.bytes, "limit": limit}
     row = session.row("ahead_of", values)
     return 0 if row is None else int(row[0])
 
 
-def idle_queues(session: Session, limit: int) -> list[int]:
+def idle_queues(session: SqliteSession, limit: int) -> list[int]:
     """Queues without executions. Finding them may take long, so it is not done in a write
     transaction."""
     return [id for (id,) in session.rows("idle_queues", {"limit": limit})]
 
 
 def trim_limits(
-    session: Session, idle: Sequence[int], now: Millis, forgotten: Millis, limit: int
+    session: SqliteSession, idle: Sequence[int], now: Millis, forgotten: Millis, limit: int
 ) -> int:
     """Deletes those of the idle queues that still are, and admissions and charges of the past."""
     gone = 0
@@ -136,7 +136,7 @@ def trim_limits(
     return gone + session.execute("trimmed_charges", charges).rowcount
 
 
-def _lines(session: Session, ask: QuotaViewRequest) -> list[Line]:
+def _lines(session: SqliteSession, ask: QuotaViewRequest) -> list[Line]:
     if ask.closed or ask.draining:
         session.learn_routes()
     shut: dict[str, str | None] = {
@@ -169,7 +169,7 @@ def _windows(rows: Iterable[tuple[str, int, bytes | None]]) -> list[tuple[str, i
 
 
 def _candidates(
-    session: Session, queue: int, limit: int, shut: dict[str, str | None]
+    session: SqliteSession, queue: int, limit: int, shut: dict[str, str | None]
 ) -> list[Candidate]:
     values = {"queue": queue, "limit": limit, **shut}
     rows = session.rows("line_candidates", values)
@@ -186,7 +186,7 @@ def _place_in_line(row: tuple[bytes, int, int, int]) -> tuple[int, bytes]:
 
 
 def _held(
-    session: Session, known: dict[str, Quota], used: Collection[tuple[str, str]]
+    session: SqliteSession, known: dict[str, Quota], used: Collection[tuple[str, str]]
 ) -> list[tuple[Uses, int]]:
     """How many slots each queue has that counts for a limit of concurrency."""
     whole = {name for name, quota in known.items() if quota.concurrency is not None}
@@ -208,7 +208,7 @@ def _held(
 
 
 def _admitted(
-    session: Session, known: dict[str, Quota], used: Collection[tuple[str, str]], now: Millis
+    session: SqliteSession, known: dict[str, Quota], used: Collection[tuple[str, str]], now: Millis
 ) -> dict[Key, Window]:
     """What the rates have let through within their longest windows."""
     found: dict[Key, Window] = {}
@@ -222,7 +222,7 @@ def _admitted(
     return found
 
 
-def _move(session: Session, moves: Sequence[Move]) -> list[bytes]:
+def _move(session: SqliteSession, moves: Sequence[Move]) -> list[bytes]:
     """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open."""
     moved: list[bytes] = []
     for start in range(0, len(moves), MAX_BATCH):

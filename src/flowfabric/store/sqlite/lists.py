@@ -26,7 +26,7 @@ from flowfabric.store.rows import state as states
 from flowfabric.store.rows.execution import SUSPENDED
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import candidates, numbers, readable_snapshots
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 
 WINDOW = 10_000
 """Most executions one page looks at."""
@@ -61,7 +61,7 @@ _LISTED = {False: "listed_executions", True: "listed_executions_newest_first"}
 _WINDOW_END = {False: "window_end", True: "window_end_newest_first"}
 
 
-def page(session: Session, query: Query) -> Page:
+def page(session: SqliteSession, query: Query) -> Page:
     values = _filter(session, query)
     found = session.rows(_LISTED[query.newest_first], values)
     keys = found[: query.limit]
@@ -77,7 +77,7 @@ def page(session: Session, query: Query) -> Page:
     )
 
 
-def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
+def snapshots(session: SqliteSession, query: SnapshotQuery) -> list[Snapshot]:
     match query:
         case Claimable():
             ids = candidates(session, query)
@@ -98,7 +98,7 @@ def snapshots(session: Session, query: SnapshotQuery) -> list[Snapshot]:
 
 
 def counts(
-    session: Session,
+    session: SqliteSession,
     namespace: str | None = None,
     lane: str | None = None,
     *,
@@ -123,7 +123,7 @@ def counts(
     )
 
 
-def _filter(session: Session, query: Query) -> dict[str, object]:
+def _filter(session: SqliteSession, query: Query) -> dict[str, object]:
     first = (MAX_MILLIS + 1, b"") if query.newest_first else (-1, b"")
     at, id = first if query.after is None else (query.after[0], query.after[1].bytes)
     key, value = query.tag or (None, None)
@@ -143,7 +143,7 @@ def _filter(session: Session, query: Query) -> dict[str, object]:
 
 
 def _routes(
-    session: Session, namespace: str | None, lane: str | None, kind: str | None = None
+    session: SqliteSession, namespace: str | None, lane: str | None, kind: str | None = None
 ) -> list[int] | None:
     """The routes a filter lets through, None when there is no filter."""
     if namespace is None and lane is None and kind is None:

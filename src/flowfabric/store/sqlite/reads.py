@@ -19,28 +19,28 @@ from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.lanes import lane_gates
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 from flowfabric.store.sqlite.submit import read_id
 
 
-def load(session: Session, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+def load(session: SqliteSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     found = snapshots(session, [uuid.bytes for uuid in uuids])
     return {snapshot.execution.uuid: snapshot for snapshot in found.values()}
 
 
-def ended(session: Session, uuids: Sequence[UUID]) -> set[UUID]:
+def ended(session: SqliteSession, uuids: Sequence[UUID]) -> set[UUID]:
     found = session.among("ended_executions", [uuid.bytes for uuid in uuids]) if uuids else ()
     return {read_uuid(id) for (id,) in found}
 
 
-def snapshots(session: Session, ids: Sequence[bytes]) -> dict[bytes, Snapshot]:
+def snapshots(session: SqliteSession, ids: Sequence[bytes]) -> dict[bytes, Snapshot]:
     """By id, in the order of `ids`. Raises Corruption for one that cannot be read."""
     values = {row[0]: _read(session, row) for row in _rows(session, ids)}
     return {id: values[id] for id in ids if id in values}
 
 
 def readable_snapshots(
-    session: Session, ids: Sequence[bytes], left_out: Callable[[Any], None] = lambda row: None
+    session: SqliteSession, ids: Sequence[bytes], left_out: Callable[[Any], None] = lambda row: None
 ) -> list[Snapshot]:
     """In the order of `ids`, without those that cannot be read."""
     found = {row[0]: row for row in _rows(session, ids)}
@@ -53,7 +53,7 @@ def readable_snapshots(
     )
 
 
-def detail(session: Session, uuid: UUID) -> Detail | None:
+def detail(session: SqliteSession, uuid: UUID) -> Detail | None:
     found = snapshots(session, [uuid.bytes])
     row = session.row("details", {"id": uuid.bytes})
     if row is None or not found:
@@ -70,12 +70,12 @@ def detail(session: Session, uuid: UUID) -> Detail | None:
     )
 
 
-def attempts(session: Session, uuid: UUID) -> list[Attempt]:
+def attempts(session: SqliteSession, uuid: UUID) -> list[Attempt]:
     found = session.rows("attempts_of", (uuid.bytes,))
     return [named("an attempt of", uuid, partial(rows.read_attempt, doc)) for (doc,) in found]
 
 
-def attempts_at(session: Session, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:
+def attempts_at(session: SqliteSession, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:
     found = [
         (uuid, doc)
         for uuid, index in asked
@@ -87,12 +87,12 @@ def attempts_at(session: Session, asked: Sequence[tuple[UUID, int]]) -> dict[UUI
     return dict(read)
 
 
-def steps(session: Session, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
+def steps(session: SqliteSession, asked: Sequence[tuple[UUID, int]]) -> list[list[Step]]:
     values = [{"id": uuid.bytes, "generation": generation} for uuid, generation in asked]
     return [[Step(*row) for row in session.rows("steps_of", each)] for each in values]
 
 
-def candidates(session: Session, query: Claimable) -> list[bytes]:
+def candidates(session: SqliteSession, query: Claimable) -> list[bytes]:
     lane, capabilities, limit = query.lane, query.capabilities, query.limit
     session.learn_routes()
     gate = lane_gates(session, [lane]).get(lane) if capabilities is not None else None
@@ -108,7 +108,7 @@ def candidates(session: Session, query: Claimable) -> list[bytes]:
 
 
 def expired_leases(
-    session: Session,
+    session: SqliteSession,
     as_of: Millis,
     after: tuple[Millis, UUID] | None,
     limit: int,
@@ -126,7 +126,7 @@ def expired_leases(
     return readable(found, lambda row: _read_expired(session, row), "the lease of", itemgetter(0))
 
 
-def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
+def set_tags(session: SqliteSession, uuid: UUID, tags: Mapping[str, str], now: Millis) -> bool:
     """Writes, so it is run by the writer."""
     if not session.among("known_executions", [uuid.bytes]).fetchall():
         return False
@@ -134,14 +134,14 @@ def set_tags(session: Session, uuid: UUID, tags: Mapping[str, str], now: Millis)
     return True
 
 
-def _rows(session: Session, ids: Sequence[bytes]) -> list[Any]:
+def _rows(session: SqliteSession, ids: Sequence[bytes]) -> list[Any]:
     found: list[Any] = []
     for start in range(0, len(ids), MAX_BATCH):
         found += session.among("snapshots", ids[start : start + MAX_BATCH])
     return found
 
 
-def _read(session: Session, row: Sequence[Any]) -> Snapshot:
+def _read(session: SqliteSession, row: Sequence[Any]) -> Snapshot:
     try:
         return rows.read_snapshot(row, session.names, read_uuid)
     except Corruption:
@@ -150,7 +150,7 @@ def _read(session: Session, row: Sequence[Any]) -> Snapshot:
         return rows.read_snapshot(row, session.names, read_uuid)
 
 
-def _read_expired(session: Session, row: Sequence[Any]) -> ExpiredLease:
+def _read_expired(session: SqliteSession, row: Sequence[Any]) -> ExpiredLease:
     lease_id, epoch, instance, expires_at, attempt = row[3:]
     return ExpiredLease(
         id=read_id(session, row),
@@ -167,7 +167,7 @@ def numbers(values: Iterable[int] | None) -> str | None:
     return None if values is None else f"[{','.join(map(str, map(int, values)))}]"
 
 
-def route_numbers(session: Session, routes: Iterable[Route]) -> list[int]:
+def route_numbers(session: SqliteSession, routes: Iterable[Route]) -> list[int]:
     """The numbers of those that have one."""
     known = session.names.route_numbers
     return [known[route] for route in routes if route in known]

@@ -6,12 +6,12 @@ from typing import Any
 from flowfabric.core.base.time import Millis
 from flowfabric.store.contract import NO_FILTER
 from flowfabric.store.rows.record import K, RecordKind, V
-from flowfabric.store.sqlite.session import Session, plain
+from flowfabric.store.sqlite.session import SqliteSession, plain
 
 _ALL = -1
 
 
-def get(session: Session, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, V]:
+def get(session: SqliteSession, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, V]:
     if not keys:
         return {}
     wanted = plain(kind.parts(key) for key in keys)
@@ -19,7 +19,7 @@ def get(session: Session, kind: RecordKind[K, V], keys: Sequence[K]) -> dict[K, 
 
 
 def page(
-    session: Session,
+    session: SqliteSession,
     kind: RecordKind[K, V],
     after: K | None = None,
     limit: int | None = None,
@@ -31,14 +31,16 @@ def page(
     return kind.readable(session.connection.execute(query, (most, *first, *where.values())))
 
 
-def put(session: Session, kind: RecordKind[K, V], value: V, expected: int) -> bool:
+def put(session: SqliteSession, kind: RecordKind[K, V], value: V, expected: int) -> bool:
     (row,) = plain([kind.row(kind.numbered(value, expected))])
     if expected:
         return _one(session, "changed_record", kind, *row, expected)
     return _one(session, "new_record", kind, *row)
 
 
-def drop(session: Session, kind: RecordKind[K, V], key: K, expected: int | None = None) -> bool:
+def drop(
+    session: SqliteSession, kind: RecordKind[K, V], key: K, expected: int | None = None
+) -> bool:
     parts = kind.parts(key)
     if not _one(session, "dropped_record", kind, *parts, expected):
         return False
@@ -47,23 +49,23 @@ def drop(session: Session, kind: RecordKind[K, V], key: K, expected: int | None 
     return True
 
 
-def due(session: Session, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
+def due(session: SqliteSession, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
     query = session.records.fill("due_records", kind)
     return kind.readable(session.connection.execute(query, (now, limit)))
 
 
-def next_due(session: Session, kind: RecordKind[K, V]) -> Millis | None:
+def next_due(session: SqliteSession, kind: RecordKind[K, V]) -> Millis | None:
     query = session.records.fill("next_due_record", kind)
     (moment,) = session.connection.execute(query).fetchone()
     return None if moment is None else Millis(moment)
 
 
-def expire(session: Session, kind: RecordKind[K, V], now: Millis) -> list[K]:
+def expire(session: SqliteSession, kind: RecordKind[K, V], now: Millis) -> list[K]:
     query = session.records.fill("expired_records", kind)
     return [kind.key_in(row) for row in session.connection.execute(query, (now,))]
 
 
-def _one(session: Session, name: str, kind: RecordKind[Any, Any], *values: object) -> bool:
+def _one(session: SqliteSession, name: str, kind: RecordKind[Any, Any], *values: object) -> bool:
     """Whether the statement has changed its row."""
     cursor = session.connection.execute(session.records.fill(name, kind), values)
     return cursor.fetchone() is not None

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.sqlite.connection import OpenFile, busy, translate
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Job:
 
     __slots__ = ("error", "future", "loop", "result", "urgent", "work")
 
-    def __init__(self, work: Callable[[Session], Any], urgent: bool) -> None:
+    def __init__(self, work: Callable[[SqliteSession], Any], urgent: bool) -> None:
         self.work = work
         self.urgent = urgent
         self.loop = asyncio.get_running_loop()
@@ -51,9 +51,9 @@ class Watch(Protocol):
     """What happens around the transactions of a runner."""
 
     def before(self) -> None: ...
-    def begun(self, session: Session) -> None: ...
-    def ended(self, session: Session) -> None: ...
-    def idle(self, session: Session) -> None: ...
+    def begun(self, session: SqliteSession) -> None: ...
+    def ended(self, session: SqliteSession) -> None: ...
+    def idle(self, session: SqliteSession) -> None: ...
     def pulse(self) -> float | None: ...
 
 
@@ -61,9 +61,9 @@ class NoWatch:
     """Nothing around the transactions of a runner that only reads."""
 
     def before(self) -> None: ...
-    def begun(self, session: Session) -> None: ...
-    def ended(self, session: Session) -> None: ...
-    def idle(self, session: Session) -> None: ...
+    def begun(self, session: SqliteSession) -> None: ...
+    def ended(self, session: SqliteSession) -> None: ...
+    def idle(self, session: SqliteSession) -> None: ...
     def pulse(self) -> float | None:
         return None
 
@@ -72,7 +72,7 @@ class Runner:
     """Runs operations on one session: in a thread of its own, or inline in the caller."""
 
     def __init__(
-        self, session: Session, path: str, begin: str, watch: Watch, file: OpenFile
+        self, session: SqliteSession, path: str, begin: str, watch: Watch, file: OpenFile
     ) -> None:
         self.session = session
         self._path = path
@@ -80,7 +80,7 @@ class Runner:
         self._begin = begin
         self._watch = watch
         self._pid = os.getpid()
-        self._queue: SimpleQueue[Job | Callable[[Session], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Job | Callable[[SqliteSession], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -89,7 +89,7 @@ class Runner:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[Session], T], *, urgent: bool = False) -> T:
+    async def run(self, work: Callable[[SqliteSession], T], *, urgent: bool = False) -> T:
         """The answer of `work`, once everything it wrote is durable."""
         self._check_open()
         job = Job(work, urgent)
@@ -101,7 +101,7 @@ class Runner:
         result: T = await job.future
         return result
 
-    def post(self, task: Callable[[Session], None]) -> None:
+    def post(self, task: Callable[[SqliteSession], None]) -> None:
         """Runs `task` soon, outside any transaction; no caller waits for it."""
         if self._thread is None:
             self._attempt(task)
@@ -142,7 +142,7 @@ class Runner:
                 if not isinstance(item, Job):
                     self._attempt(item)
 
-    def _next_batch(self) -> "list[Job | Callable[[Session], None]] | None":
+    def _next_batch(self) -> "list[Job | Callable[[SqliteSession], None]] | None":
         """Everything queued, at least one item; None when the runner is to stop."""
         first = self._wait()
         if first is None:
@@ -157,7 +157,7 @@ class Runner:
                 batch.append(item)
         return batch
 
-    def _wait(self) -> "Job | Callable[[Session], None] | None":
+    def _wait(self) -> "Job | Callable[[SqliteSession], None] | None":
         while True:
             with suppress(Empty):
                 return self._queue.get(timeout=self._watch.pulse())
@@ -193,10 +193,10 @@ class Runner:
                 session.connection.execute("rollback")
             raise
         session.registry.keep()
-        self._file.check()  # before anybody is told that it is durable
+        self._file.check()  # before a caller hears that it is durable
         self._watch.ended(session)
 
-    def _attempt(self, task: Callable[[Session], None]) -> None:
+    def _attempt(self, task: Callable[[SqliteSession], None]) -> None:
         """Runs a task that no caller waits for; if it fails, it is tried again later."""
         with suppress(Exception):
             task(self.session)
@@ -231,7 +231,7 @@ def _close_cursors(error: BaseException) -> None:
             left += [each.__cause__, each.__context__]
 
 
-def _wake(_: Session) -> None:
+def _wake(_: SqliteSession) -> None:
     """Does nothing: its arrival ends the wait."""
 
 

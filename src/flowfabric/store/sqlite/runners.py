@@ -6,7 +6,7 @@ from flowfabric.store.hints import Hints
 from flowfabric.store.sqlite.connection import MEMORY, OpenFile, connect, translate
 from flowfabric.store.sqlite.runner import NoWatch, Runner, patiently
 from flowfabric.store.sqlite.schema import check_version
-from flowfabric.store.sqlite.session import NameRegistry, Session
+from flowfabric.store.sqlite.session import NameRegistry, SqliteSession
 from flowfabric.store.sqlite.wake import Commits
 from flowfabric.store.sqlite.wal import Checkpoints
 
@@ -16,7 +16,7 @@ class Runners:
 
     def __init__(self, path: str, connections: list[sqlite3.Connection]) -> None:
         registry, quiet, file = NameRegistry(), NoWatch(), OpenFile(path)
-        write, *others = (Session(connection, registry) for connection in connections)
+        write, *others = (SqliteSession(connection, registry) for connection in connections)
         beside = [Runner(session, path, "begin", quiet, file) for session in others]
         checkpoints = Checkpoints(beside[-1]) if beside else None
         self.hints = Hints(self._listen)

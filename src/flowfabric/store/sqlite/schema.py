@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from flowfabric.core.base.errors import SchemaTooNew
 from flowfabric.store.sql import load_migrations
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 
 _STRICT_SINCE = (3, 37, 0)
 
 
-def migrate(session: Session) -> int:
+def migrate(session: SqliteSession) -> int:
     """Runs in one transaction, which no other process can enter meanwhile."""
     migrations = load_migrations("sqlite")
     for number in range(check_version(session.connection), len(migrations)):

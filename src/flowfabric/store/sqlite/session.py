@@ -68,7 +68,7 @@ class NameRegistry:
         self.keep()
 
 
-class Session:
+class SqliteSession:
     """One connection, used by one thread at a time."""
 
     def __init__(self, connection: sqlite3.Connection, registry: NameRegistry) -> None:
@@ -190,7 +190,7 @@ def keyed(id: bytes, row: rows.Row) -> rows.Row:
     return (id, *row[1:])
 
 
-def state_row(session: Session, id: bytes, snapshot: Snapshot) -> rows.Row:
+def state_row(session: SqliteSession, id: bytes, snapshot: Snapshot) -> rows.Row:
     """As `rows.state_row`, with ids as SQLite keeps them."""
     match snapshot.state:
         case Ready() | Lost():

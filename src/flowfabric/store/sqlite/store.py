@@ -25,12 +25,12 @@ from flowfabric.store.sqlite import workers as worker_rows
 from flowfabric.store.sqlite.connection import MEMORY, check_library, check_path
 from flowfabric.store.sqlite.runner import Runner
 from flowfabric.store.sqlite.runners import Runners, open_runners
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_Operation = Callable[Concatenate[Session, P], T]
+_Operation = Callable[Concatenate[SqliteSession, P], T]
 _Method = Callable[Concatenate["_Working", P], Coroutine[Any, Any, T]]
 
 
@@ -83,7 +83,7 @@ def _reading(operation: "_Operation[P, T]") -> "_Method[P, T]":
 
 def _bound(
     operation: "_Operation[P, T]", *args: P.args, **kwargs: P.kwargs
-) -> Callable[[Session], T]:
+) -> Callable[[SqliteSession], T]:
     return lambda session: operation(session, *args, **kwargs)
 
 

@@ -10,11 +10,11 @@ from flowfabric.core.execution.model import Ready
 from flowfabric.core.execution.submission import Creation
 from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows import execution as rows
-from flowfabric.store.sqlite.session import Session, read_uuid, state_row
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid, state_row
 
 
 def submit(
-    session: Session, creations: Sequence[Creation], now: Millis
+    session: SqliteSession, creations: Sequence[Creation], now: Millis
 ) -> list[ExecutionId | None]:
     keyed = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
     known = _known(session, keyed, now)
@@ -25,7 +25,7 @@ def submit(
     return [known.get(id) for id in keyed]
 
 
-def read_id(session: Session, row: Sequence[Any]) -> ExecutionId:
+def read_id(session: SqliteSession, row: Sequence[Any]) -> ExecutionId:
     """The id of an execution from (id, route, flow)."""
     id, route, flow = row[:3]
     if flow is not None:
@@ -36,7 +36,7 @@ def read_id(session: Session, row: Sequence[Any]) -> ExecutionId:
 
 
 def _known(
-    session: Session, creations: Mapping[bytes, Creation], now: Millis
+    session: SqliteSession, creations: Mapping[bytes, Creation], now: Millis
 ) -> dict[bytes, ExecutionId]:
     """What each creation is a duplicate of, by the id it would have had: key first, then id."""
     found = session.among("known_executions", list(creations)) if creations else ()
@@ -51,12 +51,12 @@ def _known(
     return known
 
 
-def _holder(session: Session, row: Sequence[Any]) -> ExecutionId:
+def _holder(session: SqliteSession, row: Sequence[Any]) -> ExecutionId:
     id, route, _, lane = row
     return ExecutionId.solo(lane, read_uuid(id)) if route is None else read_id(session, row)
 
 
-def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+def inbox(session: SqliteSession, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
     if uuids is None:
         found: Iterable[Any] = session.rows("inbox", (limit,))
     else:
@@ -64,7 +64,7 @@ def inbox(session: Session, uuids: Sequence[UUID] | None, limit: int) -> list[In
     return [InboxEntry(read_uuid(id), *rest) for id, *rest in found]
 
 
-def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
+def admit(session: SqliteSession, creations: Sequence[Creation], now: Millis) -> int:
     """The second caller finds the inbox entry gone. An id that was submitted in the meantime exists
     already and is not admitted again."""
     by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
@@ -76,7 +76,7 @@ def admit(session: Session, creations: Sequence[Creation], now: Millis) -> int:
     return len(here)
 
 
-def _insert(session: Session, creations: Mapping[bytes, Creation]) -> None:
+def _insert(session: SqliteSession, creations: Mapping[bytes, Creation]) -> None:
     executions: list[rows.Row] = []
     ready: list[rows.Row] = []
     parked: list[rows.Row] = []
@@ -91,7 +91,7 @@ def _insert(session: Session, creations: Mapping[bytes, Creation]) -> None:
     _insert_rest(session, creations)
 
 
-def _execution_row(session: Session, id: bytes, creation: Creation) -> rows.Row:
+def _execution_row(session: SqliteSession, id: bytes, creation: Creation) -> rows.Row:
     execution = creation.snapshot.execution
     session.intern_route(execution.route)
     _, created_at, number, policy, facts, flow, payload = rows.execution_row(
@@ -101,7 +101,7 @@ def _execution_row(session: Session, id: bytes, creation: Creation) -> rows.Row:
     return (id, created_at, number, policy, facts, flow, payload)
 
 
-def _insert_rest(session: Session, creations: Mapping[bytes, Creation]) -> None:
+def _insert_rest(session: SqliteSession, creations: Mapping[bytes, Creation]) -> None:
     """What few executions have: keys, tags, deadlines."""
     keys, tags, deadlines = [], [], []
     for id, creation in creations.items():

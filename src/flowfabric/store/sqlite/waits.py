@@ -18,10 +18,10 @@ from flowfabric.store.rows.wait import (
     read_signal,
     written_by,
 )
-from flowfabric.store.sqlite.session import Session, plain, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, plain, read_uuid
 
 
-def write(session: Session, changes: Iterable[tuple[UUID, Change[object]]]) -> None:
+def write(session: SqliteSession, changes: Iterable[tuple[UUID, Change[object]]]) -> None:
     """Inside the transaction that writes the changes themselves."""
     rows = written_by(changes)
     session.insert("new_waitpoints", plain(rows.waitpoints))
@@ -31,7 +31,7 @@ def write(session: Session, changes: Iterable[tuple[UUID, Change[object]]]) -> N
     session.insert("new_marks", plain(rows.dedup))
 
 
-def load_needs(session: Session, needs: Sequence[Needs]) -> list[Loaded]:
+def load_needs(session: SqliteSession, needs: Sequence[Needs]) -> list[Loaded]:
     loader = NeedsLoader(needs)
     wanted = plain(
         [
@@ -49,7 +49,7 @@ def load_needs(session: Session, needs: Sequence[Needs]) -> list[Loaded]:
 
 
 def signals(
-    session: Session,
+    session: SqliteSession,
     uuid: UUID,
     *,
     suspension: UUID | None = None,

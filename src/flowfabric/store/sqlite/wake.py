@@ -4,7 +4,7 @@ version of its data, which its own commits do not change."""
 import time
 
 from flowfabric.store.hints import Hints
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 from flowfabric.store.sqlite.wal import Checkpoints
 
 SHORTEST, LONGEST = 0.002, 0.05
@@ -33,15 +33,15 @@ class Commits:
         if now < self._rivals_until and now - self._committed < _GAP:
             time.sleep(_GAP)
 
-    def begun(self, session: Session) -> None:
+    def begun(self, session: SqliteSession) -> None:
         self.idle(session)
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: SqliteSession) -> None:
         self._committed = time.monotonic()
         if self._checkpoints is not None:
             self._checkpoints.count(session.connection.total_changes)
 
-    def idle(self, session: Session) -> None:
+    def idle(self, session: SqliteSession) -> None:
         if self._checkpoints is None:
             return
         version = session.connection.execute("pragma data_version").fetchone()[0]

@@ -5,7 +5,7 @@ checkpoints is therefore learned from the length of the log each of them finds.
 """
 
 from flowfabric.store.sqlite.runner import Runner
-from flowfabric.store.sqlite.session import Session
+from flowfabric.store.sqlite.session import SqliteSession
 
 PAGES = 1000
 """Length of the log at which it is copied."""
@@ -34,7 +34,7 @@ class Checkpoints:
             self._seen = total
             self._beside.post(self._copy)
 
-    def _copy(self, session: Session) -> None:
+    def _copy(self, session: SqliteSession) -> None:
         try:
             _, length, _ = session.connection.execute("pragma wal_checkpoint(passive)").fetchone()
         finally:
@@ -47,6 +47,6 @@ class Checkpoints:
             self.writer.post(_start_over)
 
 
-def _start_over(session: Session) -> None:
+def _start_over(session: SqliteSession) -> None:
     """Copies the rest while there is no writer, so that the next commit starts the log over."""
     session.connection.execute("pragma wal_checkpoint(restart)").fetchone()

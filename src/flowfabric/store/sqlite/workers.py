@@ -8,11 +8,11 @@ from msgspec.json import encode
 from flowfabric.core.execution.registry import HeldLease
 from flowfabric.store.queries import Holding
 from flowfabric.store.rows.worker import read_held, read_holding
-from flowfabric.store.sqlite.session import Session, read_uuid
+from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 
 
 def held_leases(
-    session: Session,
+    session: SqliteSession,
     instance: str,
     limit: int,
     *,
@@ -30,6 +30,6 @@ def held_leases(
     return [read_held(row, read_uuid) for row in session.rows("held_leases", values)]
 
 
-def held_counts(session: Session, instances: Sequence[str]) -> list[Holding]:
+def held_counts(session: SqliteSession, instances: Sequence[str]) -> list[Holding]:
     values = {"instances": encode(list(instances)).decode()}
     return [read_holding(row) for row in session.rows("held_counts", values)]

@@ -112,7 +112,7 @@ class Approval:
         return f"Approval({self._asked.name!r}, {self.id})"
 
     async def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
-        """A token for one approver and one use; where no approvers are named also one for anybody,
+        """A token for one approver and one use; where no approvers are named also one for anyone,
         whose holders all count as one. The same whenever the handler runs again: `expires` is
         counted from the first time this very call was made, which is recorded as a step."""
         waits, named = self._waits, self._asked.terms.approvers

@@ -369,13 +369,13 @@ class Executor:
         scope = active.scope
         if scope is None:
             return partial(self._in_process, active, handler)
-        context = Context(scope)
-        given: Any = context if handler.mode is Mode.ASYNC else SyncContext(context)
-        before = (given,) if handler.takes_context else ()
+        # Not made before it is asked for: most handlers of short tasks take no context.
+        make_context = partial(Context if handler.mode is Mode.ASYNC else _sync_context, scope)
+        before = (make_context(),) if handler.takes_context else ()
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             scope.adopt()
-            current_context.set(given)
+            current_context.set(make_context)
             return handler.function(*before, *args, **kwargs)
 
         return call
@@ -455,6 +455,10 @@ class Executor:
 
 class AttemptTimedOut(TimeoutError):
     """The attempt took longer than the timeout of its task."""
+
+
+def _sync_context(scope: CallScope) -> SyncContext:
+    return SyncContext(Context(scope))
 
 
 def _innermost(function: HandlerFunction, *, plain: bool) -> Callable[[Invocation], Any]:

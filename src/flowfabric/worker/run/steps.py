@@ -42,10 +42,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-current_context: contextvars.ContextVar[Any] = contextvars.ContextVar(
+current_context: contextvars.ContextVar[Callable[[], Any] | None] = contextvars.ContextVar(
     "flowfabric_context", default=None
 )
-"""The context of the run this code belongs to, None inside a step."""
+"""Makes the context of the run this code belongs to; None inside a step."""
 
 skip_pauses: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "flowfabric_skip_pauses", default=False
@@ -91,10 +91,10 @@ class StepFunction(Generic[P, R]):
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        context = current_context.get()
-        if context is None:
+        make_context = current_context.get()
+        if make_context is None:
             return self.function(*args, **kwargs)
-        return context.step(self, *args, **kwargs)
+        return make_context().step(self, *args, **kwargs)
 
 
 class StepFacts(Struct, frozen=True):
