@@ -217,7 +217,17 @@ def lose_reply(link: Link) -> None:
 
 async def until_waiting(watcher: Connection, count: int = 1) -> None:
     """Returns when so many sessions of the database wait for a lock."""
+    while await _waiting(watcher) < count:
+        pass
+
+
+async def until_none_waits(watcher: Connection) -> None:
+    """Returns when the server has given up what it was told to cancel."""
+    while await _waiting(watcher):
+        pass
+
+
+async def _waiting(watcher: Connection) -> int:
     query = """select count(*) from pg_stat_activity
         where datname = current_database() and wait_event_type = 'Lock'"""
-    while await watcher.fetchval(query) < count:
-        pass
+    return int(await watcher.fetchval(query))

@@ -28,6 +28,7 @@ from tests.store.postgres_bench import (
     opened,
     progress,
     renewal,
+    until_none_waits,
     until_waiting,
     uuids,
 )
@@ -130,6 +131,7 @@ async def test_a_caller_that_goes_away_spoils_nothing_for_the_next(bench: Bench)
             task.cancel()
         await asyncio.wait(leaving)
         assert all(task.cancelled() for task in leaving)
+        await until_none_waits(watcher)
     assert await bench.store.apply(changes) == {held.execution.uuid}
     assert await bench.store.end([bench.completion(held)], bench.now) == set()
 
