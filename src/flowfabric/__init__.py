@@ -2,6 +2,7 @@
 and whose end is recorded exactly once."""
 
 from flowfabric.core.base.errors import (
+    AlreadyEnded,
     ApprovalOutdated,
     BudgetExceeded,
     Contention,
@@ -39,6 +40,7 @@ from flowfabric.worker.api.waits import Approval, Callback, Received
 from flowfabric.worker.errors import (
     Fail,
     FlowFailed,
+    ResultTimeout,
     Retry,
     RunCancelled,
     RunError,
@@ -54,6 +56,7 @@ from flowfabric.worker.run.options import WorkerOptions
 
 __all__ = [
     "AllOf",
+    "AlreadyEnded",
     "AnyOf",
     "Approval",
     "ApprovalOutdated",
@@ -86,6 +89,7 @@ __all__ = [
     "Quota",
     "Received",
     "Rest",
+    "ResultTimeout",
     "Retry",
     "Run",
     "RunCancelled",

@@ -23,13 +23,13 @@ from flowfabric.store.open import open_store
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
-from flowfabric.worker.api.limits import KeyOf, Limits, LimitsApi, Names
+from flowfabric.worker.api.limits import LIMIT_NAMES, KeyOf, Limits, LimitsApi, Names
 from flowfabric.worker.api.options import TaskOptions
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.schedules import SchedulesApi, schedule_of
 from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.sync import SyncContext
-from flowfabric.worker.api.task import Task
+from flowfabric.worker.api.task import Task, check_function
 from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerOptions
@@ -109,7 +109,16 @@ class Fabric:
 
     # -- tasks
 
-    def task(  # noqa: PLR0913 - the options are the interface
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
         self,
         *,
         name: str | None = None,
@@ -136,8 +145,11 @@ class Fabric:
         every: Span | None = None,
         timezone: str = "UTC",
         catch_up: str = "latest",
-    ) -> TaskDecorator:
-        """Registers a function as a task.
+    ) -> TaskDecorator: ...
+    def task(  # type: ignore[misc]  # mypy does not see that `given` takes every option
+        self, function: Callable[..., Any] | None = None, /, **given: Any
+    ) -> Any:
+        """Registers a function as a task: `@fabric.task`, or `@fabric.task(retries=3, …)`.
 
         Coroutines run in the event loop, plain functions in threads, and with `process=True` in a
         process of their own. A first parameter named `ctx` receives the context of the run.
@@ -148,35 +160,11 @@ class Fabric:
         rate evenly. `worker_concurrency` limits one worker. With a `schedule` (a cron expression)
         or `every` (an interval), the task is run periodically once a worker has started.
         """
-        options = TaskOptions(
-            name=name,
-            lane=lane,
-            namespace=namespace,
-            retries=retries,
-            backoff=backoff,
-            timeout=timeout,
-            deadline=deadline,
-            priority=priority,
-            capabilities=capabilities,
-            tags={} if tags is None else tags,
-            process=process,
-            worker_concurrency=worker_concurrency,
-            limits=Limits(
-                rate=rate,
-                rate_key=rate_key,
-                smooth=smooth,
-                concurrency=concurrency,
-                concurrency_key=concurrency_key,
-                quotas=quotas,
-                budgets=budgets,
-            ),
-            retention=retention,
-            schedule=schedule,
-            every=every,
-            timezone=timezone,
-            catch_up=catch_up,
-        )
-        return TaskDecorator(self, options)
+        tags = given.pop("tags", None)
+        limits = {name: given.pop(name) for name in LIMIT_NAMES & given.keys()}
+        options = TaskOptions(tags={} if tags is None else tags, limits=Limits(**limits), **given)
+        decorator = TaskDecorator(self, options)
+        return decorator if function is None else decorator(check_function(function))
 
     def step(
         self,

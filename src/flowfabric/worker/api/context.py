@@ -78,6 +78,9 @@ class Context:
         self.spend = spending.spend
         self.reserve = spending.reserve
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
     @cached_property
     def info(self) -> RunInfo:
         return _info(self._scope.claim.snapshot)

@@ -78,6 +78,10 @@ class Limits(Struct, frozen=True, kw_only=True):
         force_setattr(self, "budgets", check_budget_names(self.budgets))
 
 
+LIMIT_NAMES = frozenset(Limits.__struct_fields__)
+"""The options of a task that are limits."""
+
+
 def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple[Quota, ...]:
     """The quotas that a task declares; Invalid if its limits contradict each other."""
     for key, limit, what in (
