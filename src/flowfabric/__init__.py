@@ -33,6 +33,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
 from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.listing import RunSummary
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
@@ -97,6 +98,7 @@ __all__ = [
     "RunExpired",
     "RunFailed",
     "RunSkipped",
+    "RunSummary",
     "Schedule",
     "SoftBreach",
     "Spent",

@@ -24,7 +24,15 @@ from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
 from flowfabric.worker.api.limits import LIMIT_NAMES, KeyOf, Limits, LimitsApi, Names
+from flowfabric.worker.api.listing import RunsApi
 from flowfabric.worker.api.options import TaskOptions
+from flowfabric.worker.api.registries import (
+    BudgetsApi,
+    LanesApi,
+    QuotasApi,
+    StoredFlowsApi,
+    WorkersApi,
+)
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.schedules import SchedulesApi, schedule_of
 from flowfabric.worker.api.signals import SignalsApi
@@ -68,21 +76,16 @@ class Fabric:
     The URL names the store: `sqlite:///work.db`, `sqlite://:memory:` or `postgresql://…`. Without
     one, the environment variable FLOWFABRIC_URL is used. Nothing else depends on the store.
 
-    `schedules` is a `SchedulesApi`. The methods about signals, approvals and waitpoints are those
-    of `SignalsApi`, those about quotas and budgets of `LimitsApi`. A method with `_sync` does the
-    same for code without an event loop.
+    `schedules`, `lanes`, `workers`, `quotas`, `budgets` and `flows` list, get and change what there
+    is; `runs` lists runs. The methods about signals, approvals and waitpoints are those of
+    `SignalsApi`, those about quotas and budgets of `LimitsApi`. A method with `_sync` does the same
+    for code without an event loop.
     """
 
     def __init__(
         self, url: str | None = None, *, options: Options | None = None, clock: Clock | None = None
     ) -> None:
-        if url is not None:
-            check_text(url, "the URL of a store")
-        if options is not None:
-            check_kind_of(options, Options, "options of a fabric")
-        self.url = url or os.environ.get(URL_VARIABLE) or ""
-        if not self.url:
-            raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
+        self.url = _url(url)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._options = _with_secret(options)
         self._clock = clock
@@ -100,12 +103,21 @@ class Fabric:
         self.approve, self.approve_sync = signals.approve, signals.approve_sync
         self.reject, self.reject_sync = signals.reject, signals.reject_sync
         self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
-        self.waitpoint_token = signals.waitpoint_token
-        self.revoke_tokens = signals.revoke_tokens
+        self.waitpoint_token, self.revoke_tokens = signals.waitpoint_token, signals.revoke_tokens
         limits = LimitsApi(self._client)
-        self.quota, self.quota_status = limits.quota, limits.quota_status
-        self.budget, self.budget_status = limits.budget, limits.budget_status
-        self.spend, self.reset_budget = limits.spend, limits.reset_budget
+        self.quota, self.quota_sync = limits.quota, limits.quota_sync
+        self.budget, self.budget_sync = limits.budget, limits.budget_sync
+        self.quota_status, self.budget_status = limits.quota_status, limits.budget_status
+        self.spend, self.spend_sync = limits.spend, limits.spend_sync
+        self.reset_budget = limits.reset_budget
+        listing = RunsApi(self._client, self.tasks)
+        self.runs, self.runs_sync = listing.runs, listing.runs_sync
+        self.lanes, self.workers = LanesApi(self._client), WorkersApi(self._client)
+        self.quotas, self.budgets = (
+            QuotasApi(self._client, limits),
+            BudgetsApi(self._client, limits),
+        )
+        self.flows = StoredFlowsApi(self._client)
 
     # -- tasks
 
@@ -237,6 +249,7 @@ class Fabric:
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
         """A worker of this process for the tasks registered here: `await worker.run()`."""
         engine = await self.engine()
+        await self._client.declarations.make(engine)
         await self.schedules.declare()
         for task in list(self.tasks.values()):
             await task.declare(engine)
@@ -333,9 +346,21 @@ class Fabric:
         return await open_store(self.url, clock=clock, connections=1)
 
 
+def _url(given: str | None) -> str:
+    """The URL of the store, given or from the environment."""
+    if given is not None:
+        check_text(given, "the URL of a store")
+    url = given or os.environ.get(URL_VARIABLE) or ""
+    if not url:
+        raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
+    return url
+
+
 def _with_secret(options: Options | None) -> Options:
     """The options, with the secret from the environment unless they have one."""
-    chosen = options or Options()
+    chosen = (
+        Options() if options is None else check_kind_of(options, Options, "options of a fabric")
+    )
     secret = os.environ.get(SECRET_VARIABLE)
     if not secret or chosen.waitpoint_secret is not None:
         return chosen

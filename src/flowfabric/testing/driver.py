@@ -53,10 +53,11 @@ class Driver:
     async def drive(self, *, release: bool = True) -> AsyncIterator[None]:
         """One call drives at a time. A held handler continues."""
         async with self._driving:
-            await self.fabric.engine()
+            engine = await self.fabric.engine()
             if release:
                 self.release()
             if self._worker is None:
+                await self.fabric._client.declarations.make(engine)
                 self._worker = ManualWorker(self.open_engine(), self.fabric.tasks)
             yield
 

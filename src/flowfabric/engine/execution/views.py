@@ -103,6 +103,7 @@ class Info(Struct, frozen=True, kw_only=True):
     attempts_made: int
     flow: UUID | None
     blocking_detail: str | None
+    failure: Failure | None = None
 
 
 class ExecutionContext(Struct, frozen=True):
@@ -318,7 +319,13 @@ def _info(snapshot: Snapshot) -> Info:
         attempts_made=snapshot.attempts_made,
         flow=execution.flow,
         blocking_detail=blocking_detail(snapshot),
+        failure=_without_detail(snapshot.life.failure),
     )
+
+
+def _without_detail(failure: Failure | None) -> Failure | None:
+    """A list does not carry tracebacks."""
+    return None if failure is None else replace(failure, detail=None)
 
 
 def _description(detail: Detail, now: Millis) -> Description:
