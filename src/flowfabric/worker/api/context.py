@@ -32,7 +32,7 @@ Span = str | float | timedelta
 
 
 class RunInfo(Struct, frozen=True):
-    """Facts about the run. `attempt` counts from 0; `first` is False after a retry."""
+    """Facts about the run. `attempt` counts from 1; `first` is False after a retry."""
 
     id: ExecutionId
     task: str
@@ -46,7 +46,7 @@ class RunInfo(Struct, frozen=True):
 
     @property
     def first(self) -> bool:
-        return self.attempt == 0
+        return self.attempt == 1
 
 
 class Context:
@@ -89,7 +89,7 @@ class Context:
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger whose records carry the run: `execution`, `task` and `attempt`."""
         claim = self._scope.claim
-        fields = {"execution": str(claim.id), "task": claim.kind, "attempt": claim.attempt}
+        fields = {"execution": str(claim.id), "task": claim.kind, "attempt": self.info.attempt}
         return logging.LoggerAdapter(logging.getLogger(f"flowfabric.task.{claim.kind}"), fields)
 
     # -- what is recorded
@@ -240,7 +240,7 @@ def _info(snapshot: Snapshot) -> RunInfo:
         task=execution.kind,
         lane=execution.route.lane,
         namespace=execution.route.namespace,
-        attempt=snapshot.current_attempt or 0,
+        attempt=(snapshot.current_attempt or 0) + 1,
         retries=snapshot.life.retries,
         priority=snapshot.priority,
         created_at=to_datetime(execution.created_at),
