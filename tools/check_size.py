@@ -61,7 +61,7 @@ def measure_nodes(parent: ast.AST, prefix: str) -> Iterator[Measure]:
                 yield Measure(f"{prefix}{name}", body_lines(node), FUNCTION_LINES, "lines")
                 yield from measure_nodes(node, f"{prefix}{name}.")
             case ast.ClassDef(name=name, body=body):
-                methods = sum(isinstance(member, Function) for member in body)
+                methods = len({member.name for member in body if isinstance(member, Function)})
                 yield Measure(f"{prefix}{name}", methods, CLASS_METHODS, "methods")
                 yield from measure_nodes(node, f"{prefix}{name}.")
             case _:

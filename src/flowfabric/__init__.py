@@ -2,6 +2,7 @@
 and whose end is recorded exactly once."""
 
 from flowfabric.core.base.errors import (
+    AlreadyEnded,
     ApprovalOutdated,
     BudgetExceeded,
     Contention,
@@ -33,6 +34,7 @@ from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
+from flowfabric.worker.api.listing import RunSummary
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
@@ -40,6 +42,7 @@ from flowfabric.worker.api.waits import Approval, Callback, Received
 from flowfabric.worker.errors import (
     Fail,
     FlowFailed,
+    ResultTimeout,
     Retry,
     RunCancelled,
     RunError,
@@ -56,6 +59,7 @@ from flowfabric.worker.run.options import WorkerOptions
 
 __all__ = [
     "AllOf",
+    "AlreadyEnded",
     "AnyOf",
     "Approval",
     "ApprovalOutdated",
@@ -91,6 +95,7 @@ __all__ = [
     "Quota",
     "Received",
     "Rest",
+    "ResultTimeout",
     "Retry",
     "Run",
     "RunCancelled",
@@ -98,6 +103,7 @@ __all__ = [
     "RunExpired",
     "RunFailed",
     "RunSkipped",
+    "RunSummary",
     "Schedule",
     "SoftBreach",
     "Spent",

@@ -34,13 +34,21 @@ from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
 from flowfabric.worker.api.hooks import AsyncMiddleware, EndHook, SyncMiddleware
-from flowfabric.worker.api.limits import KeyOf, Limits, LimitsApi, Names
+from flowfabric.worker.api.limits import LIMIT_NAMES, KeyOf, Limits, LimitsApi, Names
+from flowfabric.worker.api.listing import RunsApi
 from flowfabric.worker.api.options import TaskOptions
+from flowfabric.worker.api.registries import (
+    BudgetsApi,
+    LanesApi,
+    QuotasApi,
+    StoredFlowsApi,
+    WorkersApi,
+)
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.schedules import SchedulesApi, schedule_of
 from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.sync import SyncContext
-from flowfabric.worker.api.task import Task, beside, handler_at, oldest_first
+from flowfabric.worker.api.task import Task, beside, check_function, handler_at, oldest_first
 from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.run.hooks import Hooks
 from flowfabric.worker.run.lifespan import check_lifespan
@@ -85,9 +93,10 @@ class Fabric:
     The URL names the store: `sqlite:///work.db`, `sqlite://:memory:` or `postgresql://…`. Without
     one, the environment variable FLOWFABRIC_URL is used. Nothing else depends on the store.
 
-    `schedules` is a `SchedulesApi`. The methods about signals, approvals and waitpoints are those
-    of `SignalsApi`, those about quotas and budgets of `LimitsApi`. A method with `_sync` does the
-    same for code without an event loop.
+    `schedules`, `lanes`, `workers`, `quotas`, `budgets` and `flows` list, get and change what there
+    is; `runs` lists runs. The methods about signals, approvals and waitpoints are those of
+    `SignalsApi`, those about quotas and budgets of `LimitsApi`. A method with `_sync` does the same
+    for code without an event loop.
     """
 
     def __init__(
@@ -98,13 +107,7 @@ class Fabric:
         clock: Clock | None = None,
         lifespan: LifespanFunction | None = None,
     ) -> None:
-        if url is not None:
-            check_text(url, "the URL of a store")
-        if options is not None:
-            check_kind_of(options, Options, "options of a fabric")
-        self.url = url or os.environ.get(URL_VARIABLE) or ""
-        if not self.url:
-            raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
+        self.url = _url(url)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._hooks = Hooks(None if lifespan is None else partial(check_lifespan(lifespan), self))
         self._options = _with_secret(options)
@@ -123,16 +126,34 @@ class Fabric:
         self.approve, self.approve_sync = signals.approve, signals.approve_sync
         self.reject, self.reject_sync = signals.reject, signals.reject_sync
         self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
-        self.waitpoint_token = signals.waitpoint_token
-        self.revoke_tokens = signals.revoke_tokens
+        self.waitpoint_token, self.revoke_tokens = signals.waitpoint_token, signals.revoke_tokens
         limits = LimitsApi(self._client)
-        self.quota, self.quota_status = limits.quota, limits.quota_status
-        self.budget, self.budget_status = limits.budget, limits.budget_status
-        self.spend, self.reset_budget = limits.spend, limits.reset_budget
+        self.quota, self.quota_sync = limits.quota, limits.quota_sync
+        self.budget, self.budget_sync = limits.budget, limits.budget_sync
+        self.quota_status, self.budget_status = limits.quota_status, limits.budget_status
+        self.spend, self.spend_sync = limits.spend, limits.spend_sync
+        self.reset_budget = limits.reset_budget
+        listing = RunsApi(self._client, self.tasks)
+        self.runs, self.runs_sync = listing.runs, listing.runs_sync
+        self.lanes, self.workers = LanesApi(self._client), WorkersApi(self._client)
+        self.quotas, self.budgets = (
+            QuotasApi(self._client, limits),
+            BudgetsApi(self._client, limits),
+        )
+        self.flows = StoredFlowsApi(self._client)
 
     # -- tasks
 
-    def task(  # noqa: PLR0913 - the options are the interface
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[SyncContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
         self,
         *,
         name: str | None = None,
@@ -163,8 +184,11 @@ class Fabric:
         catch_up: str = "latest",
         on_success: EndHook | None = None,
         on_failure: EndHook | None = None,
-    ) -> TaskDecorator:
-        """Registers a function as a task.
+    ) -> TaskDecorator: ...
+    def task(  # type: ignore[misc]  # mypy does not see that `given` takes every option
+        self, function: Callable[..., Any] | None = None, /, **given: Any
+    ) -> Any:
+        """Registers a function as a task: `@fabric.task`, or `@fabric.task(retries=3, …)`.
 
         Coroutines run in the event loop, plain functions in threads, and with `process=True` in a
         process of their own. A first parameter named `ctx` receives the context of the run.
@@ -180,39 +204,11 @@ class Fabric:
         Runs of a task with a `version` are run only by workers that have this version, unless `pin`
         is False. Several versions of one `name` may be registered.
         """
-        options = TaskOptions(
-            name=name,
-            version=version,
-            pin=pin,
-            lane=lane,
-            namespace=namespace,
-            retries=retries,
-            backoff=backoff,
-            timeout=timeout,
-            deadline=deadline,
-            priority=priority,
-            capabilities=capabilities,
-            tags={} if tags is None else tags,
-            process=process,
-            worker_concurrency=worker_concurrency,
-            limits=Limits(
-                rate=rate,
-                rate_key=rate_key,
-                smooth=smooth,
-                concurrency=concurrency,
-                concurrency_key=concurrency_key,
-                quotas=quotas,
-                budgets=budgets,
-            ),
-            retention=retention,
-            schedule=schedule,
-            every=every,
-            timezone=timezone,
-            catch_up=catch_up,
-            on_success=on_success,
-            on_failure=on_failure,
-        )
-        return TaskDecorator(self, options)
+        tags = given.pop("tags", None)
+        limits = {name: given.pop(name) for name in LIMIT_NAMES & given.keys()}
+        options = TaskOptions(tags={} if tags is None else tags, limits=Limits(**limits), **given)
+        decorator = TaskDecorator(self, options)
+        return decorator if function is None else decorator(check_function(function))
 
     def step(
         self,
@@ -317,6 +313,7 @@ class Fabric:
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
         """A worker of this process for the tasks registered here: `await worker.run()`."""
         engine = await self.engine()
+        await self._client.declarations.make(engine)
         await self.schedules.declare()
         for newest in list(self.tasks.values()):
             for task in oldest_first(newest):  # the newest decides about the limits they share
@@ -414,9 +411,21 @@ class Fabric:
         return await open_store(self.url, clock=clock, connections=1)
 
 
+def _url(given: str | None) -> str:
+    """The URL of the store, given or from the environment."""
+    if given is not None:
+        check_text(given, "the URL of a store")
+    url = given or os.environ.get(URL_VARIABLE) or ""
+    if not url:
+        raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
+    return url
+
+
 def _with_secret(options: Options | None) -> Options:
     """The options, with the secret from the environment unless they have one."""
-    chosen = options or Options()
+    chosen = (
+        Options() if options is None else check_kind_of(options, Options, "options of a fabric")
+    )
     secret = os.environ.get(SECRET_VARIABLE)
     if not secret or chosen.waitpoint_secret is not None:
         return chosen

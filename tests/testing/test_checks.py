@@ -26,7 +26,7 @@ async def good(fabric: Fabric, harness: Harness) -> Run[str]:
 async def bad(fabric: Fabric, harness: Harness) -> Run[None]:
     @fabric.task(retries=1)
     async def bad(ctx: Context) -> None:
-        raise Fail("out of stock") if ctx.info.attempt else ValueError("at first")
+        raise Fail("out of stock") if not ctx.info.first else ValueError("at first")
 
     return await harness.run_until_done(await bad.submit())
 

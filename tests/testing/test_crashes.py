@@ -144,5 +144,5 @@ async def test_a_crash_takes_everything_along_that_runs(fabric: Fabric, harness:
     run = await parent.submit()
     await harness.run_until(unrecorded="note")
     await harness.crash()
-    assert await run.result() == 2
-    assert attempts == [0, 1]
+    assert await run.result() == 4
+    assert attempts == [1, 2]

@@ -14,7 +14,7 @@ fabric = Fabric("postgresql://nobody@nowhere.invalid/production")
 @fabric.task(retries=3)
 async def greet(ctx: Context, name: str) -> str:
     await ctx.sleep("1d")
-    if ctx.info.attempt == 0:
+    if ctx.info.attempt == 1:
         raise ConnectionError
     return f"Hello, {name}!"
 """

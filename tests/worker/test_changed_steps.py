@@ -28,7 +28,7 @@ def versions(bench: Bench, *bodies: Callable[[Context], Awaitable[Any]]) -> Any:
 
     @bench.fabric.task(name="job", retries=1, backoff=Fixed(delay=0))
     async def job(ctx: Context) -> Any:
-        found = await bodies[ctx.info.attempt](ctx)
+        found = await bodies[ctx.info.attempt - 1](ctx)
         if ctx.info.first:
             raise ValueError("deploy")
         return found

@@ -89,7 +89,7 @@ async def test_an_exception_is_retried_as_the_task_says(bench: Bench) -> None:
     for _ in range(3):
         assert await bench.work() == 1
         await bench.pass_time(70)
-    assert tries == [0, 1, 2]
+    assert tries == [1, 2, 3]
     error = await failure(bench, run)
     assert (error.message, error.category) == ("ValueError: no luck", "transient")
 
@@ -205,14 +205,14 @@ async def test_an_error_about_another_run_is_not_taken_for_a_lost_lease(bench: B
 
     run = await job.submit()
     await bench.work()
-    assert "NotActive" in (await failure(bench, run)).message
+    assert "AlreadyEnded" in (await failure(bench, run)).message
 
 
 @pytest.mark.parametrize("how", ["raise", "cancel"])
 async def test_a_handler_that_cancels_itself_has_failed(bench: Bench, how: str) -> None:
     @bench.fabric.task(**SOON)
     async def job(ctx: Context) -> str:
-        if ctx.info.attempt:
+        if not ctx.info.first:
             return "second"
         if how == "raise":
             raise asyncio.CancelledError
@@ -304,7 +304,7 @@ async def test_a_coroutine_that_takes_too_long_is_stopped(fabric: Fabric, retrie
 
     @fabric.task(timeout="100ms", retries=retries, backoff=Fixed(delay=0))
     async def job(ctx: Context) -> str:
-        if ctx.info.attempt:
+        if not ctx.info.first:
             return "second"
         try:
             await asyncio.sleep(60)

@@ -42,7 +42,7 @@ async def test_a_handler_whose_lease_was_revoked_is_stopped_and_counts_no_more(
     @fabric.task()
     async def job(ctx: Context) -> str:
         log.note(f"begun {ctx.info.attempt}")
-        if ctx.info.attempt:
+        if not ctx.info.first:
             return "second"
         begun.set()
         try:
@@ -113,7 +113,7 @@ async def test_a_worker_that_claims_again_what_it_lost_runs_both_apart(
 
     @fabric.task()
     def job(ctx: SyncContext) -> str:
-        if ctx.info.attempt:
+        if not ctx.info.first:
             return f"attempt {ctx.info.attempt}"
         stopping.set()
         go_on.wait(20)
@@ -124,7 +124,7 @@ async def test_a_worker_that_claims_again_what_it_lost_runs_both_apart(
         run = await job.submit()
         await until(stopping.is_set)
         await engine.claims.revoke(run.id, reason="by hand")
-        assert await run.result(10) == "attempt 1"
+        assert await run.result(10) == "attempt 2"
         go_on.set()
     assert [event.kind.name for event in await run.events()] == [
         "CLAIMED",
@@ -157,10 +157,10 @@ async def test_a_worker_that_claims_again_what_it_lost_stops_the_old_handler(
         run = await job.submit()
         await begun.wait()
         await engine.claims.revoke(run.id, reason="by hand")
-        await until(lambda: {"stopped 0", "begun 1"} <= set(log), 5)
+        await until(lambda: {"stopped 1", "begun 2"} <= set(log), 5)
         go_on.set()
-        assert await run.result(10) == "attempt 1"
-    assert "stopped 1" not in log
+        assert await run.result(10) == "attempt 2"
+    assert "stopped 2" not in log
 
 
 async def test_without_a_store_a_worker_stops_its_handlers_before_the_lease_ends(

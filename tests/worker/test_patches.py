@@ -19,8 +19,8 @@ def deploys(bench: Bench, *bodies: Body) -> Any:
 
     @bench.fabric.task(name="job", retries=len(bodies), backoff=Fixed(delay=0))
     async def job(ctx: Context) -> Any:
-        found = await bodies[ctx.info.attempt](ctx)
-        if ctx.info.attempt < len(bodies) - 1:
+        found = await bodies[ctx.info.attempt - 1](ctx)
+        if ctx.info.attempt < len(bodies):
             raise ValueError("deploy")
         return found
 
@@ -228,12 +228,12 @@ async def test_a_plain_function_has_it_too(bench: Bench) -> None:
     @bench.fabric.task(**AGAIN)
     def job(ctx: SyncContext) -> list[Any]:
         ctx.step(len, "abc")
-        if ctx.info.attempt > 1:
+        if ctx.info.attempt > 2:
             late = ctx.patched("late")
-        if ctx.info.attempt > 0:
+        if ctx.info.attempt > 1:
             early = ctx.patched("early")
         ctx.step(len, "abcd")
-        if ctx.info.attempt < 2:
+        if ctx.info.attempt < 3:
             raise ValueError("again")
         return [late, early, type(late).__name__]
 

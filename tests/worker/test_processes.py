@@ -204,7 +204,7 @@ async def test_the_work_of_a_killed_worker_is_taken_over_when_it_is_marked_dead(
 async def test_a_worker_that_wakes_after_its_lease_changes_nothing(street: Street) -> None:
     sleeper = await street.worker()
     run = await street.submit("stale")
-    await street.told("begun 0")
+    await street.told("begun 1")
     sleeper.send_signal(signal.SIGSTOP)
     other = await street.worker()
     await street.reclaimed(run)

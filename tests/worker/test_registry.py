@@ -65,7 +65,7 @@ async def test_a_live_worker_that_is_marked_dead_stops_what_it_lost_and_comes_ba
         worker = await fabric.worker(options)
         working = asyncio.create_task(worker.run())
         run = await stay.submit()
-        await until(lambda: attempts == ["0"])
+        await until(lambda: attempts == ["1"])
         engine = await fabric.engine()
         old = await entry(engine, "ada-1")
         assert await engine.workers.mark_dead("ada-1", reason="", revoke=True) == Marked(1)

@@ -54,6 +54,7 @@ async def test_what_a_run_tells(bench: Bench) -> None:
     about = await run.describe()
     assert about.progress is not None
     assert (about.progress.percent, about.progress.message) == (40, "so far")
+    assert [attempt.number for attempt in await run.attempts()] == [1, 2]
     assert [attempt.outcome.value for attempt in await run.attempts()] == [
         "ended_failure",
         "ended_success",

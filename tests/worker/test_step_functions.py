@@ -232,7 +232,7 @@ async def test_the_same_words_in_a_thread(bench: Bench, log: Log) -> None:
     assert await run.state() is PublicState.DELAYED
     await bench.pass_time(3_600_000)
     await bench.work()
-    assert await run.result() == ["coroutine", 1]
+    assert await run.result() == ["coroutine", 2]
     assert log == ["coroutine"]
     assert seen[0] == seen[2]
     progress = (await run.describe()).progress

@@ -29,7 +29,7 @@ async def test_a_rerun_declares_nothing_twice(bench: Bench, tasks: Tasks, log: L
     @bench.fabric.task(**AGAIN)
     async def job(ctx: Context) -> list[Any]:
         found = await ctx.map(tasks.one, ["a", "b"])
-        if ctx.info.attempt < 2:
+        if ctx.info.attempt < 3:
             raise ConnectionError
         return found
 

@@ -313,7 +313,7 @@ async def test_log_records_carry_the_run(bench: Bench, caplog: pytest.LogCapture
         fields = vars(record)
         assert record.name == f"flowfabric.task.{fields['task']}"
         assert fields["run"] == fields["execution"] == str(runs[fields["task"]].id)
-        assert fields["attempt"] == 0
+        assert fields["attempt"] == 1
 
 
 async def test_what_a_handler_is_told_about_its_run(bench: Bench) -> None:
@@ -332,7 +332,7 @@ async def test_what_a_handler_is_told_about_its_run(bench: Bench) -> None:
     await bench.work()
     first, second = seen
     assert (first.id, first.task, first.lane, first.namespace) == (run.id, "job", "x", "n")
-    assert (first.attempt, first.retries, second.attempt, second.retries) == (0, 0, 1, 1)
+    assert (first.attempt, first.retries, second.attempt, second.retries) == (1, 0, 2, 1)
     assert (first.priority, second.first) == (4, False)
     assert (first.deadline_at - first.created_at).total_seconds() == 3600
 

@@ -111,6 +111,22 @@ def plain_with_context(ctx: SyncContext, *, name: str) -> None:
 async def nothing() -> None: ...
 
 
+@fabric.task
+async def bare_with_context(ctx: Context, a: int) -> str:
+    return str(a)
+
+
+@fabric.task
+def bare_plain(a: float) -> int:
+    return int(a)
+
+
+async def of_bare_tasks() -> None:
+    assert_type(await bare_with_context.submit(1), Run[str])
+    assert_type(await (await bare_plain.submit(1.5)).result(), int)
+    await bare_with_context.submit("one")  # type: ignore[arg-type]
+
+
 def plain_step(a: int) -> str:
     return str(a)
 
@@ -193,6 +209,6 @@ async def refused() -> None:
     await nothing.submit(1)  # type: ignore[call-arg]
     plain.submit_sync("x")  # type: ignore[arg-type]
     plain.with_options(colour="red")  # type: ignore[call-arg]
-    fabric.task(retrys=1)  # type: ignore[call-arg]
+    fabric.task(retrys=1)  # type: ignore[call-overload]
     fabric.signal_sync("id", "go", kee="once")  # type: ignore[call-arg]
     plain.submit_sync(1.0).result_sync(timeout=[])  # type: ignore[arg-type]

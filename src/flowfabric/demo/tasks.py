@@ -28,9 +28,9 @@ async def greet(name: str) -> str:
 @fabric.task(retries=3, backoff=Fixed(delay=300))
 async def fetch_rates(ctx: Context) -> str:
     """Succeeds at the third attempt."""
-    if ctx.info.attempt < 2:
+    if ctx.info.attempt < 3:
         raise ConnectionError("the bank does not answer")
-    return f"1.08 at attempt {ctx.info.attempt + 1}"
+    return f"1.08 at attempt {ctx.info.attempt}"
 
 
 @fabric.task()

@@ -13,7 +13,7 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.lease import MAX_TTL
-from flowfabric.core.execution.status import Blocking, PublicState
+from flowfabric.core.execution.status import ENDED, Blocking, PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Info
 from flowfabric.fabric import Fabric
@@ -22,7 +22,7 @@ from flowfabric.store.queries import Query
 from flowfabric.store.sqlite.store import open_sqlite
 from flowfabric.testing.checks import Checks, at_once
 from flowfabric.testing.manual_worker import ManualWorker
-from flowfabric.testing.stuck import ENDED, Hanging, Stuck
+from flowfabric.testing.stuck import Hanging, Stuck
 from flowfabric.testing.watch import HandlerWatch, WatchedAttempts, WatchedFlowViews, WatchedViews
 from flowfabric.worker.run.hooks import WorkerHooks
 
@@ -55,13 +55,14 @@ class Driver:
     async def drive(self, *, release: bool = True) -> AsyncIterator[None]:
         """One call drives at a time. A held handler continues."""
         async with self._driving:
-            await self.fabric.engine()
+            engine = await self.fabric.engine()
             if release:
                 self.release()
             if self._hooks is None:
                 self._hooks = WorkerHooks(self.fabric._hooks)
             await self._hooks.lifespan.start()  # once, however often the worker crashes
             if self._worker is None:
+                await self.fabric._client.declarations.make(engine)
                 self._worker = ManualWorker(self.open_engine(), self.fabric.tasks, self._hooks)
             yield
 

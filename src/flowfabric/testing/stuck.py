@@ -2,18 +2,8 @@
 
 from collections.abc import Sequence
 
-from flowfabric.core.execution.status import Blocking, PublicState
+from flowfabric.core.execution.status import ENDED, Blocking, PublicState
 from flowfabric.engine.execution.views import Description
-
-ENDED = frozenset(
-    {
-        PublicState.COMPLETED,
-        PublicState.FAILED,
-        PublicState.CANCELLED,
-        PublicState.EXPIRED,
-        PublicState.SKIPPED,
-    }
-)
 
 
 class Stuck(AssertionError):

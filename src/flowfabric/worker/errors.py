@@ -68,6 +68,21 @@ class WaitClosed(FlowFabricError):
     code = "wait_closed"
 
 
+class ResultTimeout(FlowFabricError, TimeoutError):
+    """A run or flow has not ended in time; it goes on. `id` names it, `state` is its state, and
+    `why` says what it waits for."""
+
+    code = "result_timeout"
+
+    def __init__(self, what: str, id: object, *, state: str, why: str, report: str = "") -> None:
+        because = f": {why}" if why else ""
+        detail = f"{what} {id} has not ended in time, it is {state}{because}"
+        super().__init__(f"{detail}\n{report}" if report else detail)
+        self.id = str(id)
+        self.state = state
+        self.why = why
+
+
 class RunError(FlowFabricError):
     """A run ended without success."""
 

@@ -52,6 +52,7 @@
     │   │   ├── LeaseExpired        the lease expired
     │   │   ├── LeaseRevoked        an operator took the lease away
     │   │   └── NotActive           no worker runs it (carries how it ended, if it did)
+    │   ├── AlreadyEnded            the run has ended: there is nothing to cancel
     │   ├── NotTerminal             only an ended run can do this
     │   ├── NotSuspended            only a suspended run can do this
     │   ├── AlreadySuspended        the run has already given up its lease to wait
@@ -103,6 +104,15 @@ class Invalid(FlowFabricError):
     code = "invalid_input"
 
 
+_RUN_ID_FORM = "the id of a run looks like {fp:86}:01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71"
+_ID_FORMS = {
+    "missing_braces": "a partition looks like {fp:86}",
+    "malformed_body": "a partition looks like {fp:86}",
+    "unknown_family": "a partition looks like {fp:86}, {b:7} or {q:7}",
+    "invalid_uuid": "a UUID looks like 01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71",
+}
+
+
 class InvalidId(Invalid):
     """`reason` is one of missing_tag, invalid_partition_index, partition_out_of_range,
     wrong_partition, invalid_uuid. `text` is the given text, with possible tokens removed."""
@@ -111,7 +121,7 @@ class InvalidId(Invalid):
 
     def __init__(self, reason: str, text: str) -> None:
         shown = without_secrets(text)
-        super().__init__(f"{reason}: {shown[:80]!r}")
+        super().__init__(f"{reason}: {shown[:80]!r} ({_ID_FORMS.get(reason, _RUN_ID_FORM)})")
         self.reason = reason
         self.text = shown
 
@@ -357,6 +367,17 @@ class NotActive(LeaseLost):
         self.outcome = outcome
         self.epoch = epoch
         self.attempt_id = attempt_id
+
+
+class AlreadyEnded(WrongState):
+    """The run has ended, so there is nothing to cancel. `id` is the run, `outcome` how it ended."""
+
+    code = "already_ended"
+
+    def __init__(self, id: str, outcome: str) -> None:
+        super().__init__(f"run {id} has already ended ({outcome}): there is nothing to cancel")
+        self.id = id
+        self.outcome = outcome
 
 
 class NotTerminal(WrongState):

@@ -83,6 +83,19 @@ def to_datetime(moment: Millis) -> datetime:
     return _EPOCH + moment * _MILLISECOND
 
 
+def optional_datetime(moment: Millis | None) -> datetime | None:
+    return None if moment is None else to_datetime(moment)
+
+
+def to_timedelta(span: Millis) -> timedelta:
+    """The same duration as a `timedelta`."""
+    return span * _MILLISECOND
+
+
+def optional_timedelta(span: Millis | None) -> timedelta | None:
+    return None if span is None else to_timedelta(span)
+
+
 def _milliseconds(value: object) -> int | None:
     """The range is not checked yet; None if `value` is not a duration."""
     match value:

@@ -534,3 +534,8 @@ class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     detail: dict[str, Any] = field(default_factory=dict)
     id: UUID | None = None
     policy: Policy | None = None
+
+    @property
+    def number(self) -> int:
+        """As people count: the first attempt is number 1."""
+        return self.index + 1

@@ -99,6 +99,18 @@ class PublicState(StrEnum):
     SKIPPED = "skipped"
 
 
+ENDED = frozenset(
+    {
+        PublicState.COMPLETED,
+        PublicState.FAILED,
+        PublicState.CANCELLED,
+        PublicState.EXPIRED,
+        PublicState.SKIPPED,
+    }
+)
+"""The states of runs that have ended."""
+
+
 class Vector(Struct, frozen=True):
     """The seven dimensions. `outcome` is `none` or the word of the ending."""
 

@@ -9,7 +9,7 @@ Parameters, overloads and results keep their types, so there is one signature to
 """
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -39,10 +39,15 @@ def blocking(
     @wraps(method)
     def call(self: CanBlock, /, *args: P.args, **kwargs: P.kwargs) -> R:
         awaited, block = self._blocking()
-        result: R = block(getattr(awaited, method.__name__)(*args, **kwargs))
+        made = getattr(awaited, method.__name__)(*args, **kwargs)
+        result: R = block(made if inspect.iscoroutine(made) else _awaited(made))
         return result
 
     return call
+
+
+async def _awaited(made: Awaitable[R]) -> R:
+    return await made
 
 
 def blocking_as(

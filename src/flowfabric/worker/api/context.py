@@ -36,7 +36,7 @@ Span = str | float | timedelta
 
 
 class RunInfo(Struct, frozen=True):
-    """Facts about the run. `attempt` counts from 0; `first` is False after a retry. `version` is
+    """Facts about the run. `attempt` counts from 1; `first` is False after a retry. `version` is
     that of the task, if the run is pinned to it."""
 
     id: ExecutionId
@@ -52,7 +52,7 @@ class RunInfo(Struct, frozen=True):
 
     @property
     def first(self) -> bool:
-        return self.attempt == 0
+        return self.attempt == 1
 
 
 class Context:
@@ -85,6 +85,9 @@ class Context:
         self.spend = spending.spend
         self.reserve = spending.reserve
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
     @cached_property
     def info(self) -> RunInfo:
         return run_info(self._scope.claim.snapshot)
@@ -98,7 +101,12 @@ class Context:
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
         """A logger whose records carry the run: `run`, `task` and `attempt`."""
         claim, run = self._scope.claim, str(self.info.id)
-        fields = {"run": run, "execution": run, "task": claim.kind, "attempt": claim.attempt}
+        fields = {
+            "run": run,
+            "execution": run,
+            "task": claim.kind,
+            "attempt": self.info.attempt,
+        }
         return logging.LoggerAdapter(logging.getLogger(f"flowfabric.task.{claim.kind}"), fields)
 
     # -- what is recorded
@@ -270,7 +278,7 @@ def run_info(snapshot: Snapshot) -> RunInfo:
         task=execution.kind,
         lane=execution.route.lane,
         namespace=execution.route.namespace,
-        attempt=snapshot.current_attempt or 0,
+        attempt=(snapshot.current_attempt or 0) + 1,
         retries=snapshot.life.retries,
         priority=snapshot.priority,
         created_at=to_datetime(execution.created_at),

@@ -18,7 +18,7 @@ from flowfabric.core.base.errors import Invalid, InvalidGraph, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds, check_kind_of
 from flowfabric.core.base.text import MAX_NAME, check_kind, check_namespace, check_tags, check_text
-from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.status import ENDED, PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode, member_id
 from flowfabric.core.flow.join import AllOf, JoinPolicy, On
@@ -32,13 +32,16 @@ from flowfabric.worker.api.limits import budgets_of
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Call, Task
 from flowfabric.worker.codec import Signature, decode, plain
-from flowfabric.worker.errors import FlowFailed
+from flowfabric.worker.errors import FlowFailed, ResultTimeout
 from flowfabric.worker.run.arguments import escaped
 
 R = TypeVar("R")
 
 NAMES = UUID("6d3f3b1e-5b0c-5c57-9d4e-6f0a5e3c9b10")
 """The namespace of the ids of flows with a key."""
+
+MAX_NAMED = 5
+"""How many nodes a timeout names."""
 
 _ON = {"success": On.SUCCESS, "failure": On.FAILURE, "any": On.ANY_END}
 
@@ -186,9 +189,13 @@ class FlowBuilder:
     async def result(self, timeout: Seconds | None = None) -> Any:
         """Waits for the flow and returns the result of its last node, or a dict by name if several
         nodes have no successor. Skipped nodes, such as a cleanup that was not needed, are left out.
-        Raises FlowFailed if the flow failed or was cancelled."""
+        Raises FlowFailed if the flow failed or was cancelled, and ResultTimeout, which is a
+        TimeoutError and names the nodes that have not ended, after `timeout`."""
         engine = await self._client.engine()
-        flow = await engine.flow_views.wait(self.id, timeout)
+        try:
+            flow = await engine.flow_views.wait(self.id, timeout)
+        except TimeoutError as error:
+            raise await self._timeout(engine, str(error)) from None
         return await self._value(engine, flow)
 
     async def state(self) -> FlowState:
@@ -220,6 +227,15 @@ class FlowBuilder:
 
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on
+
+    async def _timeout(self, engine: Engine, report: str) -> ResultTimeout:
+        graph = await engine.flow_views.graph(self.id)
+        state = graph.flow.state.name.lower()
+        unended = [each for each in graph.members if each.state not in ENDED]
+        waits = sorted(f"{each.name} ({each.state})" for each in unended)
+        more = f" and {len(waits) - MAX_NAMED} more" if len(waits) > MAX_NAMED else ""
+        why = f"it waits for {', '.join(waits[:MAX_NAMED])}{more}" if waits else ""
+        return ResultTimeout("flow", self.id, state=state, why=why, report=report)
 
     def _parent(self) -> Parent | None:
         return None

@@ -1,6 +1,6 @@
 """Limits: the quotas and budgets of a task, and how an application defines and uses them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from inspect import Parameter, signature
 from typing import Any
@@ -28,6 +28,7 @@ from flowfabric.core.limit.budget import (
     OnSoft,
     Scope,
     check_amounts,
+    check_budget,
     check_budget_names,
 )
 from flowfabric.core.limit.quota import (
@@ -44,7 +45,9 @@ from flowfabric.core.limit.quota import (
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, Overrun, SoftBreach, Spent
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.limit.quotas import QuotaStatus
+from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.declared import D, DeclaredLimit, made_now
 
 Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
@@ -76,6 +79,10 @@ class Limits(Struct, frozen=True, kw_only=True):
                 raise Invalid(f"{what} is the name of a parameter or a function")
         force_setattr(self, "quotas", name_uses(self.quotas))
         force_setattr(self, "budgets", check_budget_names(self.budgets))
+
+
+LIMIT_NAMES = frozenset(Limits.__struct_fields__)
+"""The options of a task that are limits."""
 
 
 def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple[Quota, ...]:
@@ -147,8 +154,9 @@ class LimitsApi:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._declarations = client.declarations
 
-    async def quota(
+    def quota(
         self,
         name: str,
         *,
@@ -157,11 +165,11 @@ class LimitsApi:
         concurrency_per_key: int | None = None,
         rate_per_key: str | tuple[int, Span] | None = None,
         smooth: bool = False,
-    ) -> Quota:
-        """Creates a quota, or changes it to these limits. Tasks use it by name
+    ) -> DeclaredLimit[Quota]:
+        """Declares a quota: every worker of this application creates it when it starts, or changes
+        it to these limits; `await` does so at once. Tasks use it by name
         (`quotas=["openai"]`) or with a key (`quotas={"openai": customer}`); limits per key apply to
         each key separately. `smooth` spreads the starts of a rate evenly."""
-        engine = await self._client.engine()
         quota = Quota(
             name=name,
             concurrency=concurrency,
@@ -169,14 +177,13 @@ class LimitsApi:
             concurrency_per_key=concurrency_per_key,
             rate_per_key=None if rate_per_key is None else spread(parse_rate(rate_per_key), smooth),
         )
-        await engine.quotas.define(quota)
-        return await engine.quotas.get(name)
+        return self._declared(check_quota(quota), self._make_quota)
 
     async def quota_status(self, name: str) -> QuotaStatus:
         """How full a quota is, in total and by key."""
         return await (await self._client.engine()).quotas.status(name)
 
-    async def budget(  # noqa: PLR0913 - the options are the interface
+    def budget(  # noqa: PLR0913 - the options are the interface
         self,
         name: str,
         hard: Mapping[str, int] | None = None,
@@ -193,12 +200,12 @@ class LimitsApi:
         on_hard: str = "refuse",
         on_soft: str = "warn",
         **dimensions: int,
-    ) -> Budget:
-        """Creates a budget, or changes its definition; what was spent stays spent. Hard limits are
-        given by dimension: `await fabric.budget("team", tokens=100_000, every="1d")`. Runs spend
+    ) -> DeclaredLimit[Budget]:
+        """Declares a budget: every worker of this application creates it when it starts, or changes
+        its definition; `await` does so at once. What was spent stays spent. Hard limits are given
+        by dimension: `fabric.budget("team", tokens=100_000, every="1d")`. Runs spend
         from it if they name it (`budgets=["team"]`); with a scope (`namespace`, `flow` or `run` and
         its id), all runs in that scope do."""
-        engine = await self._client.engine()
         budget = Budget(
             name=name,
             parent=parent,
@@ -211,8 +218,7 @@ class LimitsApi:
             cron=cron,
             timezone=timezone,
         )
-        await engine.budgets.define(budget)
-        return await engine.budgets.get(name)
+        return self._declared(check_budget(budget), self._make_budget)
 
     async def budget_status(self, name: str) -> Budget:
         """A budget with its limits and what was spent of it."""
@@ -235,6 +241,29 @@ class LimitsApi:
     async def reset_budget(self, name: str) -> Millis | None:
         """Begins a new period now; returns when the next one begins."""
         return (await (await self._client.engine()).budgets.reset(name)).next_reset_at
+
+    quota_sync = blocking(made_now(quota))
+    budget_sync = blocking(made_now(budget))
+    spend_sync = blocking(spend)
+
+    def _blocking(self) -> tuple[Any, Block]:
+        return self, self._client.block_on
+
+    def _declared(self, definition: D, make: Callable[[D], Awaitable[D]]) -> DeclaredLimit[D]:
+        self._declarations.add(definition)
+        return DeclaredLimit(definition, lambda: make(definition))
+
+    async def _make_quota(self, quota: Quota) -> Quota:
+        self._declarations.forget(quota)
+        engine = await self._client.engine()
+        await engine.quotas.define(quota)
+        return await engine.quotas.get(quota.name)
+
+    async def _make_budget(self, budget: Budget) -> Budget:
+        self._declarations.forget(budget)
+        engine = await self._client.engine()
+        await engine.budgets.define(budget)
+        return await engine.budgets.get(budget.name)
 
 
 def amounts_of(amounts: Mapping[str, int] | None, more: Mapping[str, int]) -> Amounts:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar, overload
 
-from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.errors import AlreadyEnded, FlowFabricError, NotActive, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds
 from flowfabric.core.execution.event import StoredEvent
@@ -12,14 +12,24 @@ from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.operator import Cancelled, Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.explain.reasons import Explanation
+from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.codec import decode
-from flowfabric.worker.errors import RunCancelled, RunExpired, RunFailed, RunSkipped
+from flowfabric.worker.errors import (
+    ResultTimeout,
+    RunCancelled,
+    RunExpired,
+    RunFailed,
+    RunSkipped,
+)
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+EXPLAIN_WITHIN = 5.0
+"""Seconds that the reason of a timeout may take to find out."""
 
 
 class Run(Generic[R]):
@@ -41,10 +51,13 @@ class Run(Generic[R]):
 
     async def result(self, timeout: Seconds | None = None) -> R:
         """Waits for the end of the run and returns the result of the task. Raises RunFailed,
-        RunCancelled, RunExpired or RunSkipped if it ended otherwise, and TimeoutError after
-        `timeout` seconds."""
+        RunCancelled, RunExpired or RunSkipped if it ended otherwise, and ResultTimeout, which is a
+        TimeoutError and says what the run waits for, after `timeout`."""
         engine = await self._client.engine()
-        ending = await engine.views.wait(self.id, timeout)
+        try:
+            ending = await engine.views.wait(self.id, timeout)
+        except TimeoutError as error:
+            raise await _timeout(engine, self.id, str(error)) from None
         return self._value(ending)
 
     async def state(self) -> PublicState:
@@ -84,9 +97,13 @@ class Run(Generic[R]):
         return await engine.explain(self.id)
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> Cancelled:
-        """Ends the run and stops its handler. Cancelling again changes nothing."""
+        """Ends the run and stops its handler. Cancelling again changes nothing. Raises AlreadyEnded
+        if the run ended otherwise before."""
         engine = await self._client.engine()
-        return await engine.executions.cancel(self.id, reason=reason)
+        try:
+            return await engine.executions.cancel(self.id, reason=reason)
+        except NotActive as error:
+            raise AlreadyEnded(self.id, error.outcome) from None
 
     async def replay(self) -> Replayed:
         """Runs an ended run again. Recorded steps are kept, unless it had succeeded."""
@@ -146,6 +163,16 @@ class Run(Generic[R]):
 async def gather_results(runs: "list[Run[R]]", timeout: Seconds | None = None) -> list[R]:
     """The results of many runs, in order. One query serves all of them."""
     return await asyncio.gather(*(run.result(timeout) for run in runs))
+
+
+async def _timeout(engine: Engine, id: ExecutionId, report: str) -> ResultTimeout:
+    """The error that says what the run waits for, as far as that can be found out."""
+    try:
+        async with asyncio.timeout(EXPLAIN_WITHIN):
+            found = await engine.explain(id)
+    except (FlowFabricError, TimeoutError):
+        return ResultTimeout("run", id, state="in an unknown state", why="", report=report)
+    return ResultTimeout("run", id, state=found.state, why=found.main.text, report=report)
 
 
 def _failed(ending: Ending) -> RunFailed:

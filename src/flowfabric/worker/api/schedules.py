@@ -13,6 +13,7 @@ from flowfabric.core.base.text import check_tags
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.policy import Policy, write_policy
 from flowfabric.core.execution.schedule import CatchUp, Schedule, check_schedule
+from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.options import CallOptions, TaskOptions
 from flowfabric.worker.api.run import Run
@@ -98,6 +99,8 @@ class SchedulesApi:
         again: pause it instead."""
         await (await self._client.engine()).schedules.remove(name)
 
+    set, delete = put, remove
+
     async def trigger(self, name: str) -> Run[Any]:
         """Submits a run now, in addition to the scheduled ones; also if the schedule is paused."""
         engine = await self._client.engine()
@@ -105,6 +108,14 @@ class SchedulesApi:
         submitted = await engine.schedules.trigger(name)
         task = self._tasks.get(kind)
         return Run(self._client, submitted.id, task.signature.returns if task else Any)
+
+    put_sync, get_sync, list_sync = blocking(put), blocking(get), blocking(list)
+    set_sync, delete_sync, remove_sync = put_sync, blocking(delete), blocking(remove)
+    pause_sync, resume_sync = blocking(pause), blocking(resume)
+    trigger_sync = blocking(trigger)
+
+    def _blocking(self) -> tuple[Any, Block]:
+        return self, self._client.block_on
 
 
 def schedule_of(task: Task[Any, Any]) -> Schedule | None:

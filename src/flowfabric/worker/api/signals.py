@@ -96,7 +96,8 @@ class SignalsApi:
         token: Token | str | None = None,
     ) -> Sent:
         """Approves what a run waits for. With `about` only if that is exactly the thing that is
-        to be approved. With a token, the target is the id that goes with it (`approval.id`)."""
+        to be approved. The name may be left out if the run waits for one approval. With a token,
+        the target is the id that goes with it (`approval.id`)."""
         return await self._decide(target, name, APPROVED, approver, about, comment, token)
 
     async def reject(
@@ -196,9 +197,8 @@ class SignalsApi:
             return _sent(await engine.signals.deliver(id, delivery, token))
         if waitpoint is not None:
             return _sent(await engine.signals.decide_at(id, delivery))
-        if name is None:
-            raise Invalid("which approval? give its name")
-        return _sent(await engine.signals.decide(id, name, delivery))
+        wanted = await _only_approval(engine, id) if name is None else name
+        return _sent(await engine.signals.decide(id, wanted, delivery))
 
 
 def _address(target: object) -> tuple[ExecutionId, UUID | None]:
@@ -224,6 +224,19 @@ async def _named(engine: Engine, id: ExecutionId, name: str | None) -> UUID:
         raise Invalid(f"{len(matching)} waitpoints are open: say which by name")
     matching.sort(key=lambda item: item.state != "active")  # one that is waited at first
     return matching[0].id
+
+
+async def _only_approval(engine: Engine, id: ExecutionId) -> str:
+    """The name of the one approval that the run waits for, or has asked for."""
+    found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
+    approvals = [item for item in found if item.terms is not None and item.terms.decisions]
+    active = [item for item in approvals if item.state == "active"]
+    names = sorted({item.key for item in active or approvals})
+    if not names:
+        raise NotFound("approval", f"that run {id} waits for")
+    if len(names) > 1:
+        raise Invalid(f"which approval? run {id} waits for {', '.join(names)}: give one name")
+    return names[0]
 
 
 async def _all_waitpoints(engine: Engine, wanted: int) -> list[OpenWaitpoint]:

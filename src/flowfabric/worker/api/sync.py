@@ -104,6 +104,9 @@ class SyncContext(BlockingProxy[Context]):
         self._context = context
         self.heartbeat = context.heartbeat
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
     @property
     def info(self) -> RunInfo:
         """Which run this is."""

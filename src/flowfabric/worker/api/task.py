@@ -169,7 +169,8 @@ class Task(Generic[P, R]):
         return Call(self, options)
 
     async def declare(self, engine: Engine) -> None:
-        """Defines the quotas of this task in the store."""
+        """Defines the quotas of this task in the store, and what the application declares."""
+        await self._client.declarations.ensure(engine)
         if self._declared_on is not engine:
             await declare(engine, self.quotas)
             self._declared_on = engine
