@@ -171,17 +171,30 @@ class Book:
         for name in books.removed:
             self._remove(name)
         known = {name: books.budgets[name] for name in books.changed if name in books.budgets}
-        for budget in known.values():
-            account = self.accounts.get(budget.name)
-            if account is None or account.period != budget.period:
-                self.accounts[budget.name] = Account(budget.period)
+        begun = [budget for budget in known.values() if self._begin(budget)]
         for key in dict.fromkeys(key for _, key in books.new_charges):
             if key in self.wanted:
                 self._charge(key, books)
+        for budget in begun:
+            self._leave_behind(budget)
         self._set_aside(books)
         if self.releasing:
             for budget in known.values():
                 self._give_back(budget)
+
+    def _begin(self, budget: Budget) -> bool:
+        """Whether a new period began with this write."""
+        account = self.accounts.get(budget.name)
+        if account is not None and account.period == budget.period:
+            return False
+        self.accounts[budget.name] = Account(budget.period)
+        return True
+
+    def _leave_behind(self, now: Budget) -> None:
+        """A charge and a reset in one write: what was charged first is of the old period."""
+        charged, total = self.accounts[now.name].charged, _total(now)
+        assert total <= charged, f"{now.name} counts {dict(total)}, at most {dict(charged)}"
+        self.accounts[now.name].charged = total
 
     def _set_aside(self, books: BudgetLedger) -> None:
         for id, reservation in books.new_reservations.items():
@@ -195,7 +208,7 @@ class Book:
         """The account is what is left, which must not be more than before."""
         charged = self.accounts[now.name].charged
         left = _total(now)
-        assert all(left[word] <= charged[word] for word in left), f"a release adds to {now.name}"
+        assert left <= charged, f"a release adds to {now.name}"
         self.accounts[now.name].charged = left
 
     def check_budget(self, budget: Budget) -> None:
