@@ -63,8 +63,8 @@ class Engine:
         self.grants = Grants(context, self._budget_gate)
         self.views = Views(context)
         self.events = Events(context)
-        self._code_gate = CodeGate(context)
-        self.workers = Workers(context, self._code_gate)
+        self.code_gate = CodeGate(context)
+        self.workers = Workers(context, self.code_gate)
         self.schedules = Schedules(context, self.executions)
         self._dispatcher = FlowDispatcher(context, self._resolver)
         self.flows = Flows(context, self.executions, self._dispatcher, self._resolver)
@@ -79,7 +79,7 @@ class Engine:
             self._dispatcher,
             self._limits,
             self.workers,
-            self._code_gate,
+            self.code_gate,
             holder=secrets.token_hex(8),
         )
         self._subscribe()

@@ -40,7 +40,7 @@ class ManualWorker(Worker):
         offered = {word for task in every for word in task.options.capabilities}
         self._offered = (*sorted(offered), *pins_of(self._tasks))
         self._claimer.options = replace(self.options, capabilities=self._offered)
-        await self.engine._code_gate.release_to(self.presence)
+        await self.engine.code_gate.release_to(self.presence)
         return await self._claim(self._runtime.executor)
 
     async def renew(self, ttl: Millis | None = None) -> None:

@@ -114,7 +114,7 @@ class Worker:
             return
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
-        self.engine._code_gate.join(
+        self.engine.code_gate.join(
             self.identity, lambda: replace(self.presence, running=len(self.active))
         )
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
@@ -124,7 +124,7 @@ class Worker:
             await self._claimer.run(partial(self._claim, runtime.executor))
             await self._drain()
         finally:
-            self.engine._code_gate.leave(self.identity)
+            self.engine.code_gate.leave(self.identity)
             await self._hand_back()
             with suppress(TimeoutError):
                 await asyncio.wait_for(registry.stop(), SIGN_OFF)
@@ -188,7 +188,7 @@ class Worker:
 
     async def _settle(self) -> None:
         """Waits until everything that this worker can run now is ready."""
-        await self.engine._code_gate.release_to(self.presence)
+        await self.engine.code_gate.release_to(self.presence)
         await _settled(self.engine)
 
     @property
