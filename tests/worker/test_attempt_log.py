@@ -65,6 +65,8 @@ async def test_a_failed_attempt_says_when_it_is_retried(
     )
     assert (record.attempt, record.outcome, record.retry_at) == (2, "failed", None)
     assert (record.levelname, record.exc_info[0]) == ("ERROR", ValueError)
+    first = record.exc_info[2].tb_frame.f_code
+    assert first.co_name == "charge", "the traceback begins in the code of the user"
 
 
 @pytest.mark.parametrize("error", [Fail("no"), Retry("later", after="1h")])

@@ -23,7 +23,7 @@ from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, decode, encode
 from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT, StepsChanged
 from flowfabric.worker.run.arguments import fill_in
-from flowfabric.worker.run.failure import MAX_MESSAGE, storable, type_of
+from flowfabric.worker.run.failure import MAX_MESSAGE, begin_in_user_code, storable, type_of
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.lease import Key, WorkerLease
 from flowfabric.worker.run.outcome import (
@@ -428,6 +428,7 @@ class Executor:
     def _raised(self, active: ActiveRun, error: BaseException) -> Report:
         """The handler raised. One that is parked or was stopped may have raised because of that."""
         claim, active.raised = active.claim, error
+        begin_in_user_code(error)
         if active.stopped or active.parked or self._cancelled():
             return self._stopped(active)
         if isinstance(error, AttemptTimedOut):

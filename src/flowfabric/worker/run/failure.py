@@ -3,9 +3,11 @@
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from msgspec import Struct
 
+import flowfabric
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.retry import Category
@@ -15,6 +17,7 @@ MAX_TRACE = 16_384
 MAX_MESSAGE = 4_096
 
 _STEP = "_flowfabric_step"
+_OWN_CODE = str(Path(flowfabric.__file__).parent)
 
 
 class Raised(Struct, frozen=True):
@@ -80,6 +83,17 @@ def step_of(error: BaseException) -> str | None:
             return str(step)
         found = found.__cause__ or found.__context__
     return None
+
+
+def begin_in_user_code(error: BaseException) -> None:
+    """Cuts the calls of the engine off the beginning of a traceback: people look for their own
+    code in it. The traceback of an error of the engine itself stays whole."""
+    frame = error.__traceback__
+    while frame is not None:
+        if not frame.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+            error.__traceback__ = frame
+            return
+        frame = frame.tb_next
 
 
 def storable(text: str) -> str:
