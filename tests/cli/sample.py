@@ -54,3 +54,14 @@ def charge(price: int, *, first: bool) -> str:
     if price > 100 or first:
         raise ConnectionError(f"no answer for {price}")
     return f"paid {price}"
+
+
+@fabric.task()
+async def persistent(ctx: Context) -> str:
+    """Its step fails once and is tried again an hour later."""
+    return await ctx.step(knock)
+
+
+@fabric.step(retries=4, backoff=Fixed(delay=3_600_000))
+async def knock() -> str:
+    raise ConnectionError("no answer")

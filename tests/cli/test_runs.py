@@ -1,6 +1,6 @@
 """`flowfabric run …`"""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -89,6 +89,22 @@ def test_show_says_which_step_failed_a_run(cli: Cli, work: Work) -> None:
     shown = msgspec.json.decode(cli.typed("run", "show", id, "--json").stdout)
     assert shown["failure"]["step"] == "charge"
     assert [step["attempt"] for step in shown["steps"]] == [None, 1, 2]
+
+
+def test_show_has_the_tries_of_a_step(cli: Cli, work: Work) -> None:
+    id = cli.submit("persistent")
+    work()
+    (step,) = msgspec.json.decode(cli.typed("run", "show", id, "--json").stdout)["steps"]
+    assert (step["name"], step["tries"], step["of"]) == ("knock", 1, 5)
+    assert (step["error"], step["result"]) == ("ConnectionError: no answer", None)
+    started, due = (datetime.fromisoformat(step[name]) for name in ("started_at", "next_try_at"))
+    assert timedelta(0) <= due - started - timedelta(hours=1) < timedelta(minutes=1)
+    shown = cli.typed("run", "show", id).stdout.splitlines()
+    header = next(number for number, line in enumerate(shown) if line.startswith("step "))
+    assert shown[header].split()[-1] == "tries"
+    assert "attempt 1: ConnectionError: no answer" in shown[header + 1]
+    assert " 1 of 5, next at " in shown[header + 1]
+    assert "tries a step again" in cli.typed("why", id).stdout
 
 
 def test_show_has_the_waits_among_the_steps(cli: Cli, patient: Patient) -> None:

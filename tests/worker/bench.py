@@ -16,6 +16,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.worker.api.run import Run
+from flowfabric.worker.run.branches import is_no_call
 from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerOptions
@@ -64,8 +65,12 @@ class Bench:
     async def steps(self, run: Run[Any], generation: int = 0) -> list[Step]:
         return await self.engine.attempts.steps(run.id.uuid, generation)
 
-    async def step_names(self, run: Run[Any], generation: int = 0) -> list[str]:
-        return [step.name for step in await self.steps(run, generation)]
+    async def step_names(
+        self, run: Run[Any], generation: int = 0, *, calls: bool = False
+    ) -> list[str]:
+        """With `calls` only those of calls, not of what is recorded beside them."""
+        names = [step.name for step in await self.steps(run, generation)]
+        return [name for name in names if not (calls and is_no_call(name))]
 
 
 class Log(list[Any]):

@@ -96,6 +96,22 @@ def _step_result(step: StepView) -> str:
     return ": ".join(part for part in (waited, value) if part)
 
 
+def _was_tried_again(step: StepView) -> bool:
+    return step.tries > 1 or step.of is not None
+
+
+def _tried_step_row(step: StepView) -> Cells:
+    return [*_step_row(step), ("tries", _step_tries(step))]
+
+
+def _step_tries(step: StepView) -> str:
+    """Empty for a step that was tried once."""
+    if step.of is None:
+        return str(step.tries) if step.tries > 1 else ""
+    due = "" if step.next_try_at is None else f", next at {local(step.next_try_at)}"
+    return f"{step.tries} of {step.of}{due}"
+
+
 def _step_error(step: StepView) -> str:
     return "" if step.error is None else f"attempt {step.attempt}: {first_line(step.error)}"
 
@@ -113,7 +129,8 @@ def _event_row(event: StoredEvent) -> Cells:
 
 
 ATTEMPT = Table[Attempt](row=_attempt_row)
-STEP = Table[StepView](row=lambda step: _step_row(step))
+STEP = Table[StepView](row=_step_row)
+TRIED_STEP = Table[StepView](row=_tried_step_row)
 EVENT = Table[StoredEvent](
     row=_event_row, empty="no events: nothing has happened since it was submitted"
 )
@@ -144,7 +161,8 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     shown = [(name, shortened(value)) for name, value in bodies.items() if value is not None]
     screen.fields([*_fields(facts, engine.now()), *shown])
     ATTEMPT.below(screen, attempts)
-    STEP.below(screen, steps, MOST_STEPS)
+    tried = any(_was_tried_again(step) for step in steps)
+    (TRIED_STEP if tried else STEP).below(screen, steps, MOST_STEPS)
     if facts.failure is not None and facts.failure.detail is not None:
         screen.line("")
         screen.text(facts.failure.detail.decode("utf-8", "replace").rstrip())

@@ -17,8 +17,8 @@ from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.loop import HandlerRuntime, Worker
 from flowfabric.worker.run.options import WorkerOptions
 from flowfabric.worker.run.processes import Answer, Processes, answer_of, call
-from flowfabric.worker.run.steps import skip_pauses
 from flowfabric.worker.run.threads import Threads
+from flowfabric.worker.run.tries import skip_pauses
 
 Tasks = dict[str, Task[Any, Any]]
 

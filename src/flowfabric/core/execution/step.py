@@ -8,6 +8,9 @@ from msgspec import Struct
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.model import Signal
 
+TRY = "~/try/"
+"""Begins the name of a row for a try of a step that failed and is followed by another."""
+
 
 class Step(Struct, frozen=True):
     """One recorded step. Steps belong to the execution, not to the attempt.
@@ -28,7 +31,7 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     ended (`waited` is a word of `core.wait.model.Waited`, `value` is the reason, if one was given).
     The signals that a wait received are named by `signal` if it was one, otherwise by `suspension`,
     and by `waitpoint` if it waited at one. `started_at` and `ended_at` are for people; steps that
-    an earlier release recorded have none."""
+    an earlier release recorded have none. `tries` is how many it took, if more than one."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     until: Millis | None = None
@@ -39,3 +42,35 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     waitpoint: UUID | None = None
     started_at: Millis | None = None
     ended_at: Millis | None = None
+    tries: int = 1
+
+
+class FailedTry(Struct, frozen=True):
+    """The value of a row for a failed try: its number, how many tries the step had (`of`), the
+    index of the attempt it was made in, and its error. The row's `until` is when the next try is
+    due."""
+
+    number: int
+    of: int
+    attempt: int
+    error: str
+
+
+class TryName(Struct, frozen=True):
+    """The name of a row for a failed try of a call. A `turn` ends when the run itself is retried
+    or replayed: the next one starts counting from zero."""
+
+    turn: str
+    number: int
+    call: str
+
+    def __str__(self) -> str:
+        return f"{TRY}{self.turn}/{self.number}/{self.call}"
+
+    @classmethod
+    def parse(cls, name: str) -> "TryName | None":
+        """None for the name of any other row."""
+        if not name.startswith(TRY):
+            return None
+        turn, number, call = name.removeprefix(TRY).split("/", 2)
+        return cls(turn, int(number), call)

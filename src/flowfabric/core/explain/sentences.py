@@ -355,7 +355,7 @@ ONE: dict[ReasonCode, Sentence] = {
         {
             "delay": f"it is not to start before its time{_OVER}",
             "resume_delay": f"it was resumed and goes on later{_OVER}",
-            "worker_delay": f"it sleeps: its worker asked to go on later{_OVER}",
+            "worker_delay": f"it sleeps: its handler asked to, or tries a step again{_OVER}",
         },
     ),
     ReasonCode.RETRY_BACKOFF: (

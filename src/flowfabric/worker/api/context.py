@@ -123,12 +123,13 @@ class Context:
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Coroutine[Any, Any, Any]:
         """Calls a function and records its result. When the handler runs again, the recorded result
-        is returned and the function is not called. Plain functions run in a thread."""
-        work = Work.of(function, args, kwargs, self._step_hooks)
-        place = self._scope.branches.place(work.name)
-        journal, threads = self._scope.journal, self._scope.threads
+        is returned and the function is not called. Plain functions run in a thread. Tries that
+        failed are recorded too, and a long pause before the next one needs no worker."""
+        work, scope = Work.of(function, args, kwargs, self._step_hooks), self._scope
+        place = scope.branches.place(work.name)
+        tries = work.tries(scope, place, under_way=True)
         return perform(
-            journal, place, lambda: attempt(work, threads, journal.confirm), work.returns
+            scope.journal, place, lambda: attempt(work, scope.threads, tries), work.returns
         )
 
     def sleep(self, span: Span) -> Coroutine[Any, Any, None]:

@@ -17,7 +17,8 @@ class Invocation:
 
     `kind` is "attempt" or "step", `name` that of the task or of the step. `run` has the facts about
     the run, `args` and `kwargs` are the arguments without the context. `lifespan` is what the
-    lifespan of the worker has yielded. A middleware may pass on a copy with other arguments.
+    lifespan of the worker has yielded. `try_number` counts the tries of a step with `retries`, from
+    1. A middleware may pass on a copy with other arguments.
     """
 
     kind: Literal["attempt", "step"]
@@ -26,6 +27,7 @@ class Invocation:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     lifespan: Any = None
+    try_number: int = 1
 
 
 class NextCall(Protocol):

@@ -157,14 +157,9 @@ class SyncContext(BlockingProxy[Context]):
             return read(place, record, work.returns)
         scope.check_running()
         with raised_in(place.name):
-            result = attempt_here(work, scope.threads, self._confirm)
+            tries = work.tries(scope, place, under_way=False)
+            result = attempt_here(work, scope.threads, tries, self._block)
         return self._block(keep(scope.journal, place, result, work.returns))
-
-    def _confirm(self) -> None:
-        """Called between two tries of a step."""
-        scope = self._context._scope
-        scope.check_running()
-        self._block(scope.journal.confirm())
 
 
 def _block_in(scope: CallScope) -> Block:

@@ -83,7 +83,7 @@ def _text(end: AttemptEnd) -> str:
         case "handed_back":
             return f"{what} was handed back in attempt {end.attempt}; another worker continues it"
         case "cancelled":
-            reason = f": {_first_line(end.message)}" if end.message else ""
+            reason = f": {first_line(end.message)}" if end.message else ""
             return f"{what} was cancelled in attempt {end.attempt}; its handler was stopped{reason}"
         case _:
             return f"{what} {_failure(end)}; {_next(end)}"
@@ -91,21 +91,21 @@ def _text(end: AttemptEnd) -> str:
 
 def _failure(end: AttemptEnd) -> str:
     if end.category == Category.TIMEOUT:
-        why = _TIMEOUTS.get(end.message, _first_line(end.message))
+        why = _TIMEOUTS.get(end.message, first_line(end.message))
         return f"ran out of time in attempt {end.attempt}: {why}"
-    return f"failed in attempt {end.attempt}: {_first_line(end.message)}"
+    return f"failed in attempt {end.attempt}: {first_line(end.message)}"
 
 
 def _next(end: AttemptEnd) -> str:
     if end.outcome == "retrying" and end.retry_at is not None:
-        return f"attempt {end.attempt + 1} starts at {_moment(end.retry_at)}"
+        return f"attempt {end.attempt + 1} starts at {moment(end.retry_at)}"
     return "it has expired" if end.outcome == "expired" else "it has failed and is not retried"
 
 
-def _moment(at: datetime) -> str:
+def moment(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
     """The rest is in the traceback, and in the fields of the record."""
     return text.partition("\n")[0]

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.execution.step import Recorded, Step
+from flowfabric.core.execution.step import Recorded, Step, TryName
 from flowfabric.worker.errors import StepsChanged, Unwind
 
 LOOSE = "~"
@@ -56,9 +56,15 @@ class StepPlace(Struct, frozen=True):
         branch, name = f"{self.branch}{LOOSE}{what}/{number}", f"{LOOSE}/{what}{number}/{self.name}"
         return StepPlace(branch, self.position, name, self.occurrence)
 
+    def tried(self, turn: str, number: int) -> "StepPlace":
+        """Where it is recorded that a try failed: not in the order of calls either."""
+        branch, name = f"{self.branch}{LOOSE}try/{turn}/{number}", TryName(turn, number, self.name)
+        return StepPlace(branch, self.position, str(name), self.occurrence)
+
 
 def is_no_call(name: str) -> bool:
-    """Whether a recorded name is that of no call: the end of a wait's time, or a repetition."""
+    """Whether a recorded name is that of no call: the end of a wait's time, a repetition, or a try
+    that failed."""
     return name.startswith(f"{LOOSE}/")
 
 
@@ -226,6 +232,15 @@ class Branches:
             yield
         finally:
             self.end()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """What is under way around the block only waits, so it does not count meanwhile."""
+        self.end()
+        try:
+            yield
+        finally:
+            self.begin()
 
     @contextmanager
     def strand(self, branch: Branch) -> Iterator[None]:

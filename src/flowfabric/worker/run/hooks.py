@@ -89,10 +89,17 @@ class StepHooks:
         self._run = run
         self._loop = loop
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
-        value = self._hooks.lifespan.value
+    def call(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], try_number: int = 1
+    ) -> Invocation:
         return Invocation(
-            kind="step", name=name, run=self._run, args=args, kwargs=kwargs, lifespan=value
+            kind="step",
+            name=name,
+            run=self._run,
+            args=args,
+            kwargs=kwargs,
+            lifespan=self._hooks.lifespan.value,
+            try_number=try_number,
         )
 
     def around(

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import LeaseLost
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Start
-from flowfabric.core.execution.step import Recorded, Step
+from flowfabric.core.execution.step import Recorded, Step, TryName
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, BranchSpot, Halt, StepPlace, title
@@ -47,10 +47,13 @@ class Journal:
         self._halt = halt
         self._on_step = on_step
         self.branches = branches
-        self.generation = self._claim.snapshot.life.generation
+        life = self._claim.snapshot.life
+        self.generation = life.generation
+        self._turn = f"{life.replays}.{life.retries}"
         self._steps: dict[tuple[str, int], tuple[Step, Recorded]] = {}
         self._positions: dict[tuple[str, int], int] = {}
         self._began: dict[tuple[str, int], Millis] = {}
+        self._tries: dict[tuple[str, int], dict[int, Recorded]] = {}
         self._loaded = self._claim.lease.start is Start.INITIAL and not again
         self._loading: asyncio.Lock | None = None
         self.patches = Patches()
@@ -104,10 +107,32 @@ class Journal:
     async def record(self, place: StepPlace, value: Recorded) -> None:
         """Writes under the fence, however long the store is away; raises LeaseLost when another
         worker owns the run."""
-        patches = self.patches.take_unrecorded(self.generation)
         began = self._began.pop((place.branch, place.position), None)
         timed = replace(value, started_at=began, ended_at=self._engine.now())
-        steps = [*patches.steps, place.step(self.generation, timed)]
+        if self._tries and (failed := self._tries.get((place.name, place.occurrence))):
+            timed = replace(timed, tries=len(failed) + 1)
+        await self._append(place, timed)
+
+    async def record_try(self, place: StepPlace, number: int, failed: Recorded) -> None:
+        """As `record`, for a try that failed and is followed by another."""
+        await self._append(self.place_of_try(place, number), failed)
+        self._tries.setdefault((place.name, place.occurrence), {})[number] = failed
+
+    def place_of_try(self, place: StepPlace, number: int) -> StepPlace:
+        """Where a failed try of a step is recorded."""
+        return place.tried(self._turn, number)
+
+    def last_try(self, place: StepPlace) -> tuple[int, Recorded] | None:
+        """The last recorded try of a step that has not succeeded, with its number."""
+        tries = self._tries.get((place.name, place.occurrence))
+        if not tries:
+            return None
+        number = max(tries)
+        return number, tries[number]
+
+    async def _append(self, place: StepPlace, record: Recorded) -> None:
+        patches = self.patches.take_unrecorded(self.generation)
+        steps = [*patches.steps, place.step(self.generation, record)]
         try:
             await until_available(lambda: self._write(steps), give_up=self._halt.__bool__)
         except LeaseLost:
@@ -172,7 +197,15 @@ class Journal:
             )
             for step in steps:
                 record = msgspec.json.decode(step.doc, type=Recorded)
+                if (tried := TryName.parse(step.name)) is not None:
+                    self._learn_try(tried, step, record)
+                    continue
                 self._steps[record.branch, step.position] = (step, record)
                 self._positions[step.name, step.occurrence] = step.position
                 self.patches.learn(record.branch)
             self._loaded = True
+
+    def _learn_try(self, tried: TryName, step: Step, record: Recorded) -> None:
+        """Tries of an earlier turn do not count, but stay for people to see."""
+        if tried.turn == self._turn:
+            self._tries.setdefault((tried.call, step.occurrence), {})[tried.number] = record

@@ -63,17 +63,19 @@ class Parking:
     async def sleep(self, place: StepPlace, until: Millis, *, known: bool) -> None:
         """Takes the handler off its slot until the earliest of all sleeps: then it never returns.
         While something else is under way it waits for that, and returns if its own time is over
-        before."""
+        before. `known` says that its end is recorded already."""
         with self._branches.waiting():
-            await asyncio.sleep(0)  # what was started together with this sleep begins
-            if self._branches.busy and not known:
-                await self._journal.record(place, Recorded(until=until))
-                known = True
-            self._sleepers[place] = Sleeper(until, known)
+            if known:  # counts at once: a sleep beside it may take the handler off its slot
+                self._sleepers[place] = Sleeper(until, known)
             try:
+                await asyncio.sleep(0)  # what was started together with this sleep begins
+                if self._branches.busy and not known:
+                    await self._journal.record(place, Recorded(until=until))
+                    known = True
+                self._sleepers[place] = Sleeper(until, known)
                 await self._quiet(place, until)
             except BaseException:
-                del self._sleepers[place]
+                self._sleepers.pop(place, None)
                 raise
             if not self._branches.busy:
                 self._branches.parked = True

@@ -11,7 +11,6 @@ import contextvars
 import functools
 import inspect
 import re
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -25,7 +24,7 @@ from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.policy import check_retries
-from flowfabric.core.execution.retry import Backoff, Exponential, RetryPolicy, backoff_delay
+from flowfabric.core.execution.retry import Backoff, Exponential, RetryPolicy
 from flowfabric.core.execution.step import Recorded
 from flowfabric.worker.api.hooks import Invocation
 from flowfabric.worker.api.options import Span
@@ -36,7 +35,9 @@ from flowfabric.worker.run.branches import StepPlace, inside_step
 from flowfabric.worker.run.failure import raised_in
 from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.journal import Journal
+from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.threads import Threads
+from flowfabric.worker.run.tries import Tries
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,16 +48,11 @@ current_context: contextvars.ContextVar[Callable[[], Any] | None] = contextvars.
 )
 """Makes the context of the run this code belongs to; None inside a step."""
 
-skip_pauses: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "flowfabric_skip_pauses", default=False
-)
-"""Whether the next try of a step follows at once, for tests, which wait for nothing."""
-
 _BRANCH_NAME = re.compile(r"(~|~?[0-9]+(\.~?[0-9]+)*)/")
 
 
 class StepOptions(Struct, frozen=True, kw_only=True):
-    """`retries` and `timeout` of the step itself, within one attempt of the run."""
+    """`retries`, `backoff` and `timeout` of the step itself, within one attempt of the run."""
 
     name: str | None = None
     retries: int = 0
@@ -135,6 +131,7 @@ class Work(Struct, frozen=True):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     hooks: StepHooks | None = None
+    try_number: int = 1
 
     @classmethod
     def of(
@@ -160,11 +157,19 @@ class Work(Struct, frozen=True):
     def is_async(self) -> bool:
         return self.facts.is_async
 
-    def pause_before(self, retry: int) -> float:
-        if skip_pauses.get():
-            return 0.0
+    def tries(self, scope: CallScope, place: StepPlace, *, under_way: bool) -> Tries | None:
+        """Its tries, None if it has only one; `under_way` as in `Tries`."""
+        if not self.options.retries:
+            return None
         policy = RetryPolicy(max_retries=self.options.retries, backoff=self.options.backoff)
-        return backoff_delay(policy, retry, 0.0) / 1000
+        return Tries(scope, place, policy, under_way=under_way)
+
+    def as_try(self, number: int) -> "Work":
+        return msgspec.structs.replace(self, try_number=number)
+
+    def invocation(self, hooks: StepHooks) -> Invocation:
+        """This call as a middleware sees it."""
+        return hooks.call(self.name, self.args, self.kwargs, self.try_number)
 
     def given(self, call: Invocation) -> "Work":
         """The same work with the arguments that a middleware has passed on."""
@@ -221,31 +226,36 @@ async def keep(journal: Journal, place: StepPlace, result: Any, returns: Any) ->
     return value
 
 
-async def attempt(work: Work, threads: Threads, check: Callable[[], Awaitable[None]]) -> Any:
-    """Calls a step's function with its own timeout and retries; a plain one in a thread. `check`
-    stops it between two tries."""
-    for retry in range(work.options.retries):
+async def attempt(work: Work, threads: Threads, tries: Tries | None) -> Any:
+    """Calls a step's function with its own timeout and retries; a plain one in a thread."""
+    if tries is None:
+        return await _once(work, threads)
+    await tries.resume()
+    while not tries.is_last:
         try:
-            return await _once(work, threads)
+            return await _once(work.as_try(tries.number), threads)
         except (Fail, Retry):
             raise
-        except Exception:
-            await asyncio.sleep(work.pause_before(retry))
-            await check()
-    return await _once(work, threads)
+        except Exception as error:
+            await tries.failed(error)
+    return await _once(work.as_try(tries.number), threads)
 
 
-def attempt_here(work: Work, threads: Threads, check: Callable[[], None]) -> Any:
-    """The same in a thread that has no event loop. `check` stops it between two tries."""
-    for retry in range(work.options.retries):
+def attempt_here(
+    work: Work, threads: Threads, tries: Tries | None, block: Callable[..., Any]
+) -> Any:
+    """The same in a thread that has no event loop; `block` runs a coroutine there."""
+    if tries is None:
+        return _once_here(work, threads)
+    block(tries.resume())
+    while not tries.is_last:
         try:
-            return _once_here(work, threads)
+            return _once_here(work.as_try(tries.number), threads)
         except (Fail, Retry):
             raise
-        except Exception:
-            time.sleep(work.pause_before(retry))
-            check()
-    return _once_here(work, threads)
+        except Exception as error:
+            block(tries.failed(error))
+    return _once_here(work.as_try(tries.number), threads)
 
 
 async def _once(work: Work, threads: Threads) -> Any:
@@ -262,7 +272,7 @@ async def _once(work: Work, threads: Threads) -> Any:
         )
     inside = _Inside(work.name)  # a middleware cannot record anything either
     try:
-        return await chain.run(work.hooks.call(work.name, work.args, work.kwargs))
+        return await chain.run(work.invocation(work.hooks))
     finally:
         inside.leave()
 
@@ -289,7 +299,7 @@ def _once_here(work: Work, threads: Threads) -> Any:
     )
     inside = _Inside(work.name)
     try:
-        return chain.run_here(work.hooks.call(work.name, work.args, work.kwargs))
+        return chain.run_here(work.invocation(work.hooks))
     finally:
         inside.leave()
 
