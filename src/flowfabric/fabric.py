@@ -12,6 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -117,6 +118,7 @@ class Fabric:
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
+        self._starting = threading.Lock()
         self._client = Client(
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
@@ -277,7 +279,7 @@ class Fabric:
     async def run(self, id: str) -> Run[Any]:
         """The run with this id. Raises NotFound if there is none. Its result has the type that the
         task declares, if the task is registered here."""
-        engine = await self.engine()
+        engine = await self._client.engine()
         info = await engine.views.info(id)
         if info is None:
             raise NotFound("run", id)
@@ -390,16 +392,21 @@ class Fabric:
         if _has_loop():
             work.close()
             raise Invalid("an event loop is running here: await the method without _sync instead")
+        return self._start(work).result()
+
+    def _start(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
+        """Starts a coroutine in the event loop of the engine, or of a thread made for it."""
         if self._engine is not None and self._loop is not None and self._loop.is_running():
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        if self._portal is None:
-            self._portal = _Portal()
-        return self._portal.run(work)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._starting:  # threads of a web server may come at once
+            if self._portal is None:
+                self._portal = _Portal()
+        return self._portal.start(work)
 
     def close_sync(self) -> None:
         """As `close`, for code without an event loop."""
         if self._portal is not None:
-            self._portal.run(self.close())
+            self._portal.start(self.close()).result()
             self._portal.stop()
             self._portal = None
 
@@ -442,8 +449,8 @@ class _Portal:
         )
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, R]) -> R:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def start(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

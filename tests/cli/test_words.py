@@ -4,8 +4,9 @@ import pytest
 
 from flowfabric.cli.format import readable, shortened, span
 from flowfabric.cli.json import body, document, plain
-from flowfabric.cli.output import printable, redact
+from flowfabric.cli.output import printable
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.redact import redact
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.core.execution.model import WorkerIdentity

@@ -1,18 +1,15 @@
 """The order service of the examples: a web process, a payment provider, and workers that die."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
+
+from tests.kit.service import Service
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORKER = """
@@ -61,47 +58,6 @@ class Provider:
         self.server.server_close()
 
 
-class Service:
-    """The processes of the service."""
-
-    def __init__(self, url: str, payments: str, place: Path) -> None:
-        self._env = {
-            **os.environ,
-            "FLOWFABRIC_URL": url,
-            "PAYMENTS_URL": payments,
-            "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path]),
-        }
-        self._place = place
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *command: str, files: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
-        with (self._place / f"log-{len(self._processes)}").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=self._place,
-                env=self._env,
-                stderr=log,
-                stdout=log,
-                pass_fds=files,
-            )
-        self._processes.append(process)
-        return process
-
-    def serve(self) -> httpx.Client:
-        """The web process, on a socket that accepts connections before it has started."""
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            number = listening.fileno()
-            os.set_inheritable(number, True)
-            self.start("-m", "uvicorn", "order_service.app:app", f"--fd={number}", files=(number,))
-            port = listening.getsockname()[1]
-        return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(
     request: pytest.FixtureRequest, tmp_path: Path, fresh_database: Callable[..., str]
@@ -119,7 +75,8 @@ def provider() -> Iterator[Provider]:
 
 @pytest.fixture
 def service(database_url: str, provider: Provider, tmp_path: Path) -> Iterator[Service]:
-    service = Service(database_url, provider.url, tmp_path)
+    given = {"FLOWFABRIC_URL": database_url, "PAYMENTS_URL": provider.url}
+    service = Service(EXAMPLES, given, tmp_path)
     yield service
     service.close()
 
@@ -128,7 +85,7 @@ def service(database_url: str, provider: Provider, tmp_path: Path) -> Iterator[S
 def test_an_order_is_charged_once_and_shipped_though_its_worker_is_killed(
     service: Service, provider: Provider
 ) -> None:
-    with service.serve() as shop:
+    with service.serve("order_service.app:app") as shop:
         placed = shop.post("/orders", json={"customer": "ada", "cents": 1999})
         order = {"id": 1, "customer": "ada", "cents": 1999, "state": "new"}
         assert (placed.status_code, placed.json()) == (201, order)
@@ -148,7 +105,7 @@ def test_an_order_is_charged_once_and_shipped_though_its_worker_is_killed(
 
 
 def test_a_wrong_order_leaves_nothing(service: Service) -> None:
-    with service.serve() as shop:
+    with service.serve("order_service.app:app") as shop:
         assert shop.post("/orders", json={"customer": "", "cents": -1}).status_code == 422
         assert shop.get("/orders/1").status_code == 404
         assert shop.get("/orders/1/receipt").status_code == 404

@@ -22,7 +22,8 @@ from flowfabric.cli.errors import EPILOG, Root
 from flowfabric.cli.store import ShowVersion, migrate, version
 from flowfabric.cli.submit import submit
 from flowfabric.cli.why import why
-from flowfabric.cli.worker import new_event_loop, worker
+from flowfabric.cli.worker import worker
+from flowfabric.cli.working import new_event_loop
 
 app = typer.Typer(
     cls=Root,

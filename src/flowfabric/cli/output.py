@@ -1,6 +1,5 @@
 """Where output goes: results to stdout, all else to stderr, as JSON or for people."""
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -8,14 +7,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from flowfabric.core.base.redact import redact
+
 Cells = Sequence[tuple[str, str]]
 """Headings and texts."""
 
 PIPE_WIDTH = 1000
 """A pipe has no width of its own; nothing may be cut off for a program."""
-
-_USER = re.compile(r"(://[^/@\s:]*):\S*@")
-_PARAMETER = re.compile(r"([?&](?:password|passfile|sslpassword)=)[^&\s]*", re.IGNORECASE)
 
 
 class Screen:
@@ -90,11 +88,6 @@ class Screen:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
-
-
-def redact(text: str) -> str:
-    """The text without the passwords of URLs."""
-    return _PARAMETER.sub(r"\1***", _USER.sub(r"\1:***@", text))
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:

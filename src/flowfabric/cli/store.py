@@ -10,7 +10,8 @@ from typer import Context, Exit, Option
 
 from flowfabric.cli.command import AsJson, Debug, Url, check_url
 from flowfabric.cli.errors import AS_JSON
-from flowfabric.cli.output import Screen, redact
+from flowfabric.cli.output import Screen
+from flowfabric.core.base.redact import redact
 from flowfabric.store.open import open_store
 
 

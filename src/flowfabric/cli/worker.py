@@ -1,21 +1,16 @@
 """`flowfabric worker`"""
 
-import asyncio
-import logging
 from enum import StrEnum
 from typing import Annotated
 
 from typer import Option
 
 from flowfabric.cli.application import Application
-from flowfabric.cli.errors import usage
-from flowfabric.cli.log import JsonFormatter, TextFormatter
-from flowfabric.cli.output import Screen, redact
+from flowfabric.cli.output import Screen
 from flowfabric.cli.store import ShowVersion
+from flowfabric.cli.working import parse_lanes, start_log, work
 from flowfabric.core.base.time import parse_span
 from flowfabric.worker.run.options import WorkerOptions
-
-log = logging.getLogger("flowfabric.worker")
 
 
 class Level(StrEnum):
@@ -63,53 +58,12 @@ async def worker(  # noqa: PLR0913 - the options are the interface
     options = WorkerOptions(
         name=name,
         concurrency=concurrency,
-        lanes=_lanes(lanes),
+        lanes=parse_lanes(lanes),
         capabilities=capability or (),
         namespace=namespace,
         processes=processes,
         ttl=ttl,
         drain=drain,
     )
-    _start_log(log_level, as_json=log_json or screen.as_json)
-    async with application.fabric as fabric:
-        found = await fabric.worker(options)
-        found.handle_signals()
-        log.info(
-            "%s works on %s: %s; lanes: %s; %d at once",
-            found.identity.instance,
-            redact(fabric.url),
-            ", ".join(sorted(fabric.tasks)) or "no tasks",
-            ", ".join(options.lanes) or "all",
-            options.concurrency,
-        )
-        await found.run()
-        log.info("%s stopped after %d claims", found.identity.instance, found.completed)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop is faster, and used where it is installed."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def _lanes(text: str | None) -> list[str] | dict[str, int]:
-    """`fast,slow` or `fast=3,slow=1`; a lane without a weight among weights has 1."""
-    pairs = [part.strip().partition("=") for part in (text or "").split(",") if part.strip()]
-    if not any(equals for _, equals, _ in pairs):
-        return [name for name, _, _ in pairs]
-    return {name: _weight(name, weight) if equals else 1 for name, equals, weight in pairs}
-
-
-def _weight(lane: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise usage(f"--lanes: the weight of {lane!r} is a whole number above 0, not {text!r}")
-    return int(text)
-
-
-def _start_log(level: Level, *, as_json: bool) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    start_log(log_level, as_json=log_json or screen.as_json)
+    await work(application.fabric, options)

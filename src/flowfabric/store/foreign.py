@@ -1,14 +1,15 @@
 """Writing on a connection that belongs to the application, inside its own transaction.
 
-Supports asyncpg, psycopg 3 (sync and async), SQLAlchemy 2 (connection or session, sync and async)
-and sqlite3. Nothing is committed here: the rows exist if and only if the application commits. A
-connection in autocommit mode is refused.
+Supports asyncpg, psycopg 3 (sync and async), SQLAlchemy 2 (connection or session, sync and async),
+sqlite3, and the connections of Django (psycopg 3 or sqlite3 inside). Nothing is committed here: the
+rows exist if and only if the application commits. A connection in autocommit mode is refused.
 """
 
 import inspect
 import os
 import re
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -57,6 +58,9 @@ class Foreign:
     """One connection of the application, from any supported library."""
 
     def __init__(self, connection: Any) -> None:
+        self._errors: AbstractContextManager[Any] = nullcontext()
+        if _library(connection) == "django":
+            connection, self._errors = _inside_django(connection), connection.wrap_database_errors
         self._connection = _one_connection(connection)
         self._library = _library(connection)
         self.dialect = _dialect(connection, self._library)
@@ -83,6 +87,10 @@ class Foreign:
 
     async def run(self, name: str, values: Mapping[str, Any]) -> list[Any]:
         """The rows of a named query. On Postgres the values are p1, p2, …"""
+        with self._errors:
+            return await self._run(name, values)
+
+    async def _run(self, name: str, values: Mapping[str, Any]) -> list[Any]:
         query = self._queries[name]
         match self._library:
             case "asyncpg":
@@ -249,12 +257,34 @@ async def _rows(result: Any) -> list[Any]:
 def _library(connection: Any) -> str:
     for base in type(connection).__mro__:
         root = base.__module__.partition(".")[0]
-        if root in ("asyncpg", "psycopg", "sqlalchemy", "sqlite3"):
+        if root in ("asyncpg", "django", "psycopg", "sqlalchemy", "sqlite3"):
             return root
     raise Invalid(
-        f"{type(connection).__name__} is not a connection of asyncpg, psycopg, SQLAlchemy or"
-        " sqlite3"
+        f"{type(connection).__name__} is not a connection of asyncpg, psycopg, SQLAlchemy, Django"
+        " or sqlite3"
     )
+
+
+def _inside_django(wrapper: Any) -> Any:
+    """The driver's connection in `django.db.connection`, with Django's own checks of its thread and
+    of its transaction."""
+    vendor = getattr(wrapper, "vendor", None)
+    if vendor is None:
+        given = type(wrapper).__name__
+        raise Invalid(f"connection= got a {given}; give it one of django.db.connections")
+    if vendor not in ("postgresql", "sqlite"):
+        raise Invalid(f"runs are kept in SQLite or Postgres, not in {vendor}")
+    wrapper.ensure_connection()
+    wrapper.validate_thread_sharing()
+    wrapper.validate_no_broken_transaction()
+    if not wrapper.in_atomic_block and wrapper.get_autocommit():
+        raise Invalid(
+            f"Django's connection {wrapper.alias!r} has no open transaction; begin one first with"
+            " transaction.atomic()"
+        )
+    if type(wrapper.connection).__module__.partition(".")[0] == "psycopg2":
+        raise Invalid("Django uses psycopg2 here; FlowFabric needs psycopg 3: pip install psycopg")
+    return wrapper.connection
 
 
 def _one_connection(connection: Any) -> Any:

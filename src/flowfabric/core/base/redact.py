@@ -3,6 +3,8 @@
 import re
 
 _SECRET = re.compile(r"[0-9a-fA-F]{33,}[\w.-]*")
+_USER = re.compile(r"(://[^/@\s:]*):\S*@")
+_PARAMETER = re.compile(r"([?&](?:password|passfile|sslpassword)=)[^&\s]*", re.IGNORECASE)
 HIDDEN = "<hidden>"
 
 
@@ -10,3 +12,8 @@ def without_secrets(text: str) -> str:
     """The text without possible tokens and keys, which people sometimes pass where an id belongs.
     Both have more hex digits in a row than any id."""
     return _SECRET.sub(HIDDEN, text)
+
+
+def redact(text: str) -> str:
+    """The text without the passwords of URLs."""
+    return _PARAMETER.sub(r"\1***", _USER.sub(r"\1:***@", text))

@@ -149,9 +149,9 @@ class Task(Generic[P, R]):
         `charge.with_options(key="order-7").submit(7)`. Submitting a known `key` again returns the
         earlier run.
 
-        With a `connection` of the application (asyncpg, psycopg, SQLAlchemy, sqlite3) to the
-        database of the store, the run is submitted in its open transaction: it exists if and only
-        if that commits."""
+        With a `connection` of the application (asyncpg, psycopg, SQLAlchemy, Django, sqlite3) to
+        the database of the store, the run is submitted in its open transaction: it exists if and
+        only if that commits."""
         options = CallOptions(
             key=key,
             delay=delay,
@@ -359,6 +359,11 @@ class Call(Generic[P, R]):
     def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
         """As `submit`, for code without an event loop."""
         return self.task._submit_sync(self.options, args, kwargs)
+
+    def check(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Raises Invalid if these arguments do not fit the task; submits nothing."""
+        options, rest = self.task._split(self.options, kwargs)
+        self.task.submission(options, args, rest, self.task._client.transactions.now())
 
 
 def check_task(task: object) -> "Task[Any, Any] | Call[Any, Any]":

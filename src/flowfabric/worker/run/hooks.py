@@ -6,11 +6,18 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from flowfabric.worker.api.hooks import AttemptEnd, EndHook, Invocation
+from flowfabric.worker.api.hooks import (
+    AsyncMiddleware,
+    AttemptEnd,
+    EndHook,
+    Invocation,
+    SyncMiddleware,
+)
 from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.run.attempt_log import is_logged, log_attempt
 from flowfabric.worker.run.lifespan import Lifespan, LifespanFactory
 from flowfabric.worker.run.middleware import Chain, Layer, Start
+from flowfabric.worker.run.processes import InProcessHook
 from flowfabric.worker.run.threads import Threads
 
 if TYPE_CHECKING:
@@ -26,9 +33,15 @@ class Hooks:
         self.middleware: list[Layer] = []
         self.listeners: list[EndHook] = []
         self.lifespan = lifespan
+        self.in_process: InProcessHook | None = None
 
     def add_middleware(self, function: Callable[..., Any]) -> None:
         self.middleware.append(Layer(check_function(function), is_async(function)))
+
+    def put_outermost(self, function: AsyncMiddleware, plain: SyncMiddleware) -> None:
+        """A middleware with two forms, around coroutines and around plain functions, neither of
+        which has to change between the event loop and a thread."""
+        self.middleware.insert(0, Layer(function, True, Layer(plain, False)))
 
     def add_listener(self, function: EndHook) -> None:
         self.listeners.append(check_function(function))
@@ -40,6 +53,11 @@ class WorkerHooks:
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self.lifespan = Lifespan(hooks.lifespan)
+
+    @property
+    def in_process(self) -> InProcessHook | None:
+        """What is called around a handler in its process."""
+        return self._hooks.in_process
 
     @property
     def has_middleware(self) -> bool:
@@ -55,7 +73,8 @@ class WorkerHooks:
     ) -> Chain:
         """A chain that ends in this function."""
         last = Layer(lambda call, _: function(call), is_async)
-        return Chain([*self._hooks.middleware, last], loop, start)
+        layers = [_fitting(layer, is_async) for layer in self._hooks.middleware]
+        return Chain([*layers, last], loop, start)
 
     def listens_to(self, task: Task[Any, Any] | None, outcome: str) -> bool:
         """Whether anything wants to know about such an end."""
@@ -107,6 +126,10 @@ class StepHooks:
     ) -> Chain:
         """A chain that ends in the function of a step."""
         return self._hooks.around(function, is_async=is_async, loop=self._loop, start=start)
+
+
+def _fitting(layer: Layer, is_async: bool) -> Layer:
+    return layer if is_async or layer.plain is None else layer.plain
 
 
 def _hook_of(task: Task[Any, Any] | None, outcome: str) -> EndHook | None:

@@ -397,7 +397,7 @@ class HandlerRuntime:
         size = worker.options.concurrency
         self._handlers = Threads(size, "flowfabric-task")
         self._steps = Threads(size + 32, "flowfabric-step")
-        self._processes = Processes(worker._processes)
+        self._processes = Processes(worker._processes, worker.hooks.in_process)
         self.executor = Executor(
             worker.engine,
             handlers=self._handlers,

@@ -27,10 +27,11 @@ Start = Callable[[Callable[[], Any]], "Future[Any]"]
 
 class Layer(Struct, frozen=True):
     """A middleware, called with the call and what comes next; or, as the last one, the function
-    itself, which ignores what comes next."""
+    itself, which ignores what comes next. `plain` takes its place around a plain function."""
 
     function: Callable[..., Any]
     is_async: bool
+    plain: "Layer | None" = None
 
 
 class Chain:

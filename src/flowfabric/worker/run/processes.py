@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import connection
 from typing import Any
 
@@ -21,6 +21,9 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.codec import Signature, encode
 from flowfabric.worker.run.failure import InProcess, Raised
+
+InProcessHook = Callable[[Callable[[], bytes]], bytes]
+"""Calls what it is given, in the process of a handler: a module's function."""
 
 
 class ProcessDied(Exception):
@@ -36,9 +39,11 @@ class Answer(Struct, frozen=True):
 
 class Processes:
     """Up to `size` spawned processes, started when first needed. Spawned and never forked: a
-    forked copy of a database connection corrupts it."""
+    forked copy of a database connection corrupts it. `around` is called in the process, around
+    each import and call of a handler."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, around: InProcessHook | None = None) -> None:
+        self._around = around
         self._idle: list[ProcessPoolExecutor] = []
         self._busy: set[ProcessPoolExecutor] = set()
         self._room = asyncio.Semaphore(size)
@@ -75,11 +80,11 @@ class Processes:
         while self._idle:
             pool = self._idle.pop()
             try:
-                return pool, pool.submit(_run, target, payload, name)
+                return pool, pool.submit(_run, target, payload, name, self._around)
             except BrokenProcessPool:  # it died while it was idle
                 _kill(pool)
         pool = _start()
-        return pool, pool.submit(_run, target, payload, name)
+        return pool, pool.submit(_run, target, payload, name, self._around)
 
     def close(self) -> None:
         """Kills every process."""
@@ -117,9 +122,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run(target: tuple[str, str], payload: bytes, name: str) -> bytes:
+def _run(target: tuple[str, str], payload: bytes, name: str, around: InProcessHook | None) -> bytes:
     """Finds the function by module and name, and calls it."""
-    answer = answer_of(lambda: call(*_find(target), payload, name))
+
+    def work() -> bytes:
+        return call(*_find(target), payload, name)
+
+    answer = answer_of(work if around is None else partial(around, work))
     return msgspec.msgpack.encode(answer)
 
 

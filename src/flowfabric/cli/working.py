@@ -1,0 +1,59 @@
+"""What `flowfabric worker` does, for every command that starts a worker. It needs no extra."""
+
+import asyncio
+import logging
+
+from flowfabric.cli.log import JsonFormatter, TextFormatter
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.redact import redact
+from flowfabric.fabric import Fabric
+from flowfabric.worker.run.options import WorkerOptions
+
+log = logging.getLogger("flowfabric.worker")
+
+
+async def work(fabric: Fabric, options: WorkerOptions) -> None:
+    """Runs a worker until SIGTERM or SIGINT."""
+    async with fabric:
+        worker = await fabric.worker(options)
+        worker.handle_signals()
+        log.info(
+            "%s works on %s: %s; lanes: %s; %d at once",
+            worker.identity.instance,
+            redact(fabric.url),
+            ", ".join(sorted(fabric.tasks)) or "no tasks",
+            ", ".join(options.lanes) or "all",
+            options.concurrency,
+        )
+        await worker.run()
+        log.info("%s stopped after %d claims", worker.identity.instance, worker.completed)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop is faster, and used where it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def parse_lanes(text: str | None) -> list[str] | dict[str, int]:
+    """`fast,slow` or `fast=3,slow=1`; a lane without a weight among weights has 1."""
+    pairs = [part.strip().partition("=") for part in (text or "").split(",") if part.strip()]
+    if not any(equals for _, equals, _ in pairs):
+        return [name for name, _, _ in pairs]
+    return {name: _weight(name, weight) if equals else 1 for name, equals, weight in pairs}
+
+
+def _weight(lane: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise Invalid(f"--lanes: the weight of {lane!r} is a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def start_log(level: str, *, as_json: bool) -> None:
+    """Logs this level, and what is more severe, to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
