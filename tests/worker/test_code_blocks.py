@@ -92,7 +92,7 @@ async def test_a_fixed_deploy_continues_it(bench: Bench) -> None:
 async def test_a_worker_that_has_tried_it_gives_it_back_without_a_call(bench: Bench) -> None:
     run = await asleep(bench)
     await work(bench, new)
-    await bench.engine._code_gate.release_to(await presence(bench, old))
+    await bench.engine.code_gate.release_to(await presence(bench, old))
     assert await work(bench, new) == 1
     reason = (await bench.engine.explain(run.id)).main
     assert reason.code == "blocked_by_code"

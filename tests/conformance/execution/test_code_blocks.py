@@ -55,7 +55,7 @@ async def alive(lab: Lab, fingerprint: str = NEW, instance: str = "w2-a", **more
 def there(lab: Lab, fingerprint: str = NEW) -> None:
     """A worker with this code runs in the process of the lab."""
     presence = Presence(worker="w2", instance="w2-a", code={"job": fingerprint})
-    lab.engine._code_gate.join(W2, lambda: presence)
+    lab.engine.code_gate.join(W2, lambda: presence)
 
 
 async def blocked(lab: Lab) -> Claim:
@@ -132,7 +132,7 @@ async def test_a_worker_that_is_there_already_gets_it_with_the_next_sweep(lab: L
 
 async def test_a_worker_that_has_left_gets_nothing(lab: Lab) -> None:
     there(lab)
-    lab.engine._code_gate.leave(W2)
+    lab.engine.code_gate.leave(W2)
     await blocked(lab)
     await lab.engine.sweep.once()
     assert await lab.claim(W2) == []
@@ -254,7 +254,7 @@ async def test_many_fingerprints_do_not_grow_without_end(lab: Lab) -> None:
     claim = await lab.running()
     for number in range(MAX_TRIED + 3):
         await block(lab, claim, f"code-{number}")
-        await lab.engine._code_gate.release_to(
+        await lab.engine.code_gate.release_to(
             Presence(worker="w", instance="i", code={"job": f"code-{number + 1}"})
         )
         claim = await lab.claim_one()
@@ -340,7 +340,7 @@ async def test_two_engines_release_it_once(lab: Lab, second_lab: Lab) -> None:
     claim = await blocked(lab)
     worker = Presence(worker="w", instance="i", code={"job": NEW})
     counts = await asyncio.gather(
-        *(each.engine._code_gate.release_to(worker) for each in (lab, second_lab, lab, second_lab))
+        *(each.engine.code_gate.release_to(worker) for each in (lab, second_lab, lab, second_lab))
     )
     assert sum(counts) == 1
     claims = await asyncio.gather(lab.claim(W1), second_lab.claim(W2))
@@ -353,7 +353,7 @@ async def test_an_unblock_and_a_release_at_once_make_one_run_ready(
     claim = await blocked(lab)
     worker = Presence(worker="w", instance="i", code={"job": NEW})
     await asyncio.gather(
-        lab.engine._code_gate.release_to(worker),
+        lab.engine.code_gate.release_to(worker),
         second_lab.engine.executions.unblock(claim.id),
         return_exceptions=True,
     )
@@ -366,7 +366,7 @@ async def test_an_unblock_just_before_a_release_stays(
     claim = await blocked(lab)
     race.after_load(lambda: second_lab.engine.executions.unblock(claim.id))
     worker = Presence(worker="w", instance="i", code={"job": NEW})
-    assert await lab.engine._code_gate.release_to(worker) == 0
+    assert await lab.engine.code_gate.release_to(worker) == 0
     assert (await lab.claim_one()).snapshot.life.code is None
 
 
