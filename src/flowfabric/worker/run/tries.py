@@ -25,7 +25,13 @@ from flowfabric.core.execution.retry import RetryPolicy
 from flowfabric.core.execution.step import FailedTry, Recorded
 from flowfabric.worker.run.attempt_log import first_line, moment
 from flowfabric.worker.run.branches import StepPlace
-from flowfabric.worker.run.failure import MAX_MESSAGE, storable, text_of, type_of
+from flowfabric.worker.run.failure import (
+    MAX_MESSAGE,
+    begin_in_user_code,
+    storable,
+    text_of,
+    type_of,
+)
 from flowfabric.worker.run.scope import CallScope
 
 log = logging.getLogger("flowfabric.worker")
@@ -114,6 +120,7 @@ class Tries:
         claim, step = self._scope.claim, plain_name(self._place.name)
         run, at = str(claim.snapshot.execution.id), to_datetime(next_at)
         text = storable(text_of(error))
+        begin_in_user_code(error)
         log.warning(
             "step %s of run %s of task %s failed, try %d of %d, next at %s: %s",
             step,
