@@ -135,6 +135,10 @@ class Engine:
         """The store's clock: the only time that decides anything."""
         return self.store.clock.now()
 
+    def jitter(self) -> float:
+        """A random number in [0, 1), from the source that spreads retries."""
+        return self._context.jitter.random()
+
     async def close(self) -> None:
         """Stops the sweep, finishes what was asked for, closes the store."""
         await self.sweep.stop()

@@ -39,7 +39,7 @@ from flowfabric.core.execution.lease import Owner, Renewed, check_owner, enter, 
 from flowfabric.core.execution.mismatch import Mismatch, check_fingerprint, check_mismatch
 from flowfabric.core.execution.model import Failure, Fence, Snapshot, Source
 from flowfabric.core.execution.operator import Cancelled
-from flowfabric.core.execution.retry import Category, RetryPolicy, backoff_delay
+from flowfabric.core.execution.retry import Category
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow import progress
 from flowfabric.engine.commit.batch import Batcher
@@ -180,10 +180,6 @@ class Attempts(Service):
         """Records a step under the fence. An already recorded step stays as it is."""
         _check_step(step)
         await self._note(owned, step=step)
-
-    def step_pause(self, policy: RetryPolicy, retries: int) -> Millis:
-        """The pause before a step is tried again, after `retries` earlier retries."""
-        return backoff_delay(policy, retries, self._jitter())
 
     async def steps(self, uuid: UUID, generation: int) -> list[Step]:
         """The recorded steps of an execution's generation, in order."""

@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.history import plain_name
-from flowfabric.core.execution.retry import RetryPolicy
+from flowfabric.core.execution.retry import RetryPolicy, backoff_delay
 from flowfabric.core.execution.step import FailedTry, Recorded
 from flowfabric.worker.run.attempt_log import first_line, moment
 from flowfabric.worker.run.branches import StepPlace
@@ -83,7 +83,7 @@ class Tries:
 
     async def failed(self, error: Exception) -> None:
         """Records a try that failed, and waits until the next one is due."""
-        pause = self._engine.attempts.step_pause(self._policy, self._failed)
+        pause = backoff_delay(self._policy, self._failed, self._engine.jitter())
         now = self._engine.now()
         record = Recorded(
             value=Raw(msgspec.json.encode(self._failed_by(error))),
