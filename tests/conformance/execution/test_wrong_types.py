@@ -46,6 +46,7 @@ NOT_OPERATIONS = {
     "sweep.committed", "sweep.once", "sweep.start", "sweep.stop", "sweep.trim",
     "schedules.fire_due", "schedules.next_at", "suspensions.new_id", "events.tail",
     "signals.delivery", "keys.kids", "attempts.ended_elsewhere",
+    "code_gate.join", "code_gate.leave", "code_gate.release", "code_gate.release_to",
 }  # fmt: skip
 
 
