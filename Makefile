@@ -27,10 +27,11 @@ test: $(INSTALLED)  ## run all tests, on SQLite and on a real Postgres
 test-deep: $(INSTALLED)  ## also run the slow tests, and every test on every store
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --deep
 
-check: $(INSTALLED)  ## check lint, format, types, layers, sizes, SQL, names, prose
+check: $(INSTALLED)  ## check lint, format, types, samples, layers, sizes, SQL, names, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/check_samples.py
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/check_sql.py

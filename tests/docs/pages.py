@@ -2,49 +2,35 @@
 
 import ast
 import inspect
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tools.check_samples import ROOT, Block, all_blocks, pages
 
-_BLOCK = re.compile(
-    r"^(?P<foreign><!-- not run: .+ -->\n)?```python\n(?P<source>.*?)^```", re.DOTALL | re.MULTILINE
-)
-"""A block that shows another library has a comment in front of it, which names the library."""
-
-
-class Block(NamedTuple):
-    page: Path
-    line: int
-    source: str
+__all__ = [
+    "ROOT",
+    "Block",
+    "blocks_of",
+    "foreign_blocks_of",
+    "new_tests",
+    "pages_with_python",
+    "run_block",
+]
 
 
 def blocks_of(page: Path) -> list[Block]:
     """The blocks of a page that are run."""
-    return [block for block, foreign in _all_blocks(page) if not foreign]
+    return [block for block in all_blocks(page) if not block.foreign]
 
 
 def foreign_blocks_of(page: Path) -> list[Block]:
     """The blocks of a page that show another library. They are not run."""
-    return [block for block, foreign in _all_blocks(page) if foreign]
-
-
-def _all_blocks(page: Path) -> list[tuple[Block, bool]]:
-    text = page.read_text("utf-8")
-    return [
-        (
-            Block(page, text.count("\n", 0, match.start("source")), match["source"]),
-            match["foreign"] is not None,
-        )
-        for match in _BLOCK.finditer(text)
-    ]
+    return [block for block in all_blocks(page) if block.foreign]
 
 
 def pages_with_python() -> list[Path]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in pages if blocks_of(page)]
+    return [page for page in pages() if blocks_of(page)]
 
 
 async def run_block(block: Block, names: dict[str, Any]) -> None:

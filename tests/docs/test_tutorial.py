@@ -19,11 +19,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tools.check_samples import ROOT, Block, Line, all_blocks, revise, text_of
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 _BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_FILE = re.compile(r"(Save this as|Add this to|Change this line in) `([\w.]+)`:\s*\Z")
 _ADDRESS = "postgresql://app:secret@db.internal/app"
 _PREPARES = ("pip install ", "python3 -m venv ", ". .venv/bin/activate")
 """What the machine of the tests has done already."""
@@ -44,21 +43,16 @@ class Terminals:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         self._postgres = postgres
+        self._files: dict[str, list[Line]] = {}
         self._worker: subprocess.Popen[bytes] | None = None
         self._worker_line = ""
         self._stale = False
 
-    def write(self, how: str, name: str, source: str) -> None:
-        path = self.folder / name
-        if how == "Save this as":
-            path.write_text(source)
-        elif how == "Add this to":
-            path.write_text(f"{path.read_text()}\n\n{source}")
-        else:
-            begin = source.split("(")[0]
-            changed, count = re.subn(rf"^{begin}\(.*\n", source, path.read_text(), flags=re.M)
-            assert count == 1, f"{name} has {count} lines that begin with {begin}"
-            path.write_text(changed)
+    def write(self, block: Block) -> None:
+        assert block.file is not None, f"no sentence says what to do with:\n{block.source}"
+        _, name = block.file
+        self._files[name] = revise(self._files.get(name, []), block)
+        (self.folder / name).write_text(text_of(self._files[name]))
         self._stale = self._stale or name == "tasks.py"
 
     def run(self, command: Command) -> None:
@@ -157,14 +151,13 @@ def terminals(tmp_path: Path, fresh_database: Callable[..., str]) -> Iterator[Te
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_tutorial_works_word_by_word(terminals: Terminals) -> None:
+    files = iter(all_blocks(ROOT / "docs" / "tutorial.md"))
     for block in _BLOCK.finditer(PAGE):
-        if block[1] == "console":
-            for command in _commands(block[2]):
-                terminals.run(command)
+        if block[1] == "python":
+            terminals.write(next(files))
             continue
-        told = _FILE.search(PAGE[: block.start()])
-        assert told is not None, f"no sentence says what to do with:\n{block[2]}"
-        terminals.write(told[1], told[2], block[2])
+        for command in _commands(block[2]):
+            terminals.run(command)
 
 
 def test_every_extra_of_the_tutorial_exists() -> None:

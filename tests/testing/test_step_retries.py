@@ -16,7 +16,7 @@ class Bank:
     def __init__(self, fabric: Fabric, harness: Harness, mode: str, delay: str) -> None:
         self.calls: list[int] = []
         self._clock = harness.clock
-        step = fabric.step(retries=3, backoff=Fixed(delay=delay))(self.charge)  # type: ignore[arg-type]
+        step = fabric.step(retries=3, backoff=Fixed(delay=delay))(self.charge)
 
         @fabric.task()
         async def order(ctx: Context) -> str:

@@ -149,8 +149,8 @@ def test_spans_may_be_written_in_words() -> None:
     options = Options(retention="7d", reclaim_grace=timedelta(seconds=5), aging="1m")
     assert (options.retention, options.reclaim_grace, options.aging) == (7 * DAY, 5_000, 60_000)
     assert WorkerOptions(ttl="30s", drain=timedelta(minutes=1)).ttl == 30_000
-    assert Fixed(delay="5s") == Fixed(delay=5_000)  # type: ignore[arg-type]
-    assert Exponential(initial="1s", maximum="1m") == Exponential()  # type: ignore[arg-type]
+    assert Fixed(delay="5s") == Fixed(delay=5_000)
+    assert Exponential(initial="1s", maximum="1m") == Exponential()
     assert StepOptions(timeout=timedelta(seconds=2)).seconds == 2
 
 

@@ -3,13 +3,16 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, assert_type
 
 from flowfabric import (
     Approval,
     AttemptEnd,
     Context,
+    Exponential,
     Fabric,
+    Fixed,
     Invocation,
     NextCall,
     Received,
@@ -69,6 +72,12 @@ async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
     await ctx.step(plain_step, "one")  # type: ignore[call-overload]
     await ctx.submit(plain, "one")  # type: ignore[arg-type]
     return [a]
+
+
+Fixed("5s", jitter=True)
+Exponential(initial=timedelta(seconds=1), maximum="1h")
+Exponential(initial=[1])  # type: ignore[arg-type]
+assert_type(Fixed("5s").delay, int)
 
 
 @fabric.task(retries=3)

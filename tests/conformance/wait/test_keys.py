@@ -5,6 +5,7 @@ E-T254 to E-T256, E-T261, E-T300 to E-T309, E-X26, INV-22, FLAW-39; §3.42 to §
 
 import asyncio
 import logging
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -229,10 +230,19 @@ async def test_a_key_past_its_grace_is_collected(lab: Lab) -> None:
 
 
 @pytest.mark.rules
+@pytest.mark.parametrize("grace", ["1s", timedelta(seconds=1), 1_000])
+async def test_a_grace_period_is_a_duration(lab: Lab, grace: str | timedelta | int) -> None:
+    await lab.engine.keys.seed("a", A)
+    now = lab.clock.now()
+    await lab.engine.keys.rotate("b", B, grace=grace)
+    assert await lab.engine.keys.kids() == Kids("b", (("a", Millis(now + 1_000)),))
+
+
+@pytest.mark.rules
 async def test_a_rotation_has_to_make_sense(lab: Lab) -> None:
     """E-T306: grace, key id, secret; nothing is changed"""
     rotate = lab.engine.keys.rotate
-    graces: list[Any] = [-1, 2**53, 1.5, "1", True, None]
+    graces: list[Any] = [-1, 2**53, 1.5, "1", True, None, "soon", timedelta(-1), timedelta(5000)]
     for grace in graces:
         with pytest.raises(InvalidGrace):
             await rotate("a", A, grace=grace)

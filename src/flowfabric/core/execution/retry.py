@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, assert_never
+from typing import TYPE_CHECKING, Annotated, assert_never
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -12,6 +12,8 @@ from flowfabric.core.base.time import MAX_SPAN, Millis, check_span
 
 #: A duration of at most ten years, as a member of a document.
 Span = Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)]
+#: The same as callers write it: milliseconds, `"5s"`, or a `timedelta`.
+AnySpan = int | str | timedelta
 #: A count that every store can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -35,10 +37,14 @@ def _in_milliseconds(backoff: Document, *names: str) -> None:
 
 
 class Fixed(Document, frozen=True, tag_field="type", tag="fixed"):
-    """The same delay before every retry: milliseconds, or "5s"."""
+    """The same delay before every retry: "5s", a `timedelta`, or milliseconds."""
 
     delay: Span = msgspec.field(default=1000, name="delay_ms")
     jitter: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(self, delay: AnySpan = 1000, jitter: bool = False) -> None: ...
 
     def __post_init__(self) -> None:
         _in_milliseconds(self, "delay")
@@ -46,12 +52,22 @@ class Fixed(Document, frozen=True, tag_field="type", tag="fixed"):
 
 class Exponential(Document, frozen=True, tag_field="type", tag="exponential"):
     """A delay that starts at `initial` and grows by `multiplier` with every retry, up to `maximum`.
-    Delays are milliseconds, or "5s"."""
+    Delays are "5s", a `timedelta`, or milliseconds."""
 
     initial: Span = msgspec.field(default=1000, name="initial_delay_ms")
     maximum: Span = msgspec.field(default=60_000, name="max_delay_ms")
     multiplier: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 2.0
     jitter: bool = False
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            initial: AnySpan = 1000,
+            maximum: AnySpan = 60_000,
+            multiplier: float = 2.0,
+            jitter: bool = False,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _in_milliseconds(self, "initial", "maximum")

@@ -7,9 +7,11 @@ a second; one that meets a key it does not know looks at once.
 import logging
 import secrets
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.errors import Invalid, InvalidGrace
+from flowfabric.core.base.time import Millis, Span, check_span
 from flowfabric.core.wait import keyring as rules
 from flowfabric.core.wait.keyring import (
     EMPTY_RING,
@@ -105,6 +107,16 @@ def _opened(stored: SealedKeyring | None) -> Keyring:
     return rules.read_ring(None if stored is None else stored.doc)
 
 
+def _grace(value: Span) -> Millis:
+    """A grace period as the rule takes it, which checks the number."""
+    if not isinstance(value, str | timedelta):
+        return Millis(value)
+    try:
+        return check_span(value, "grace")
+    except Invalid as error:
+        raise InvalidGrace(str(error)) from None
+
+
 class Keys:
     """`engine.keys`"""
 
@@ -115,13 +127,11 @@ class Keys:
         """Installs the first key (64 hex digits). Never overwrites one."""
         return await self._ring.change(lambda ring, now: rules.seed(ring, kid, secret, now))
 
-    async def rotate(
-        self, kid: str, secret: str, *, grace: Millis = DEFAULT_GRACE
-    ) -> Rotated | Noop:
-        """Signs with a new key from now on; the previous one verifies for `grace` milliseconds."""
-        return await self._ring.change(
-            lambda ring, now: rules.rotate(ring, kid, secret, grace, now)
-        )
+    async def rotate(self, kid: str, secret: str, *, grace: Span = DEFAULT_GRACE) -> Rotated | Noop:
+        """Signs with a new key from now on; the previous one verifies for `grace`: `"7d"`, a
+        `timedelta`, or milliseconds."""
+        span = _grace(grace)
+        return await self._ring.change(lambda ring, now: rules.rotate(ring, kid, secret, span, now))
 
     async def kids(self) -> Kids:
         """Which keys there are; never their secrets."""
