@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import flowfabric
-from flowfabric import testing
+from flowfabric import agents, testing
+from flowfabric.agents import pydantic_ai
+from flowfabric.integrations import django, fastapi, starlette
 from tests.docs.pages import ROOT
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text("utf-8")
@@ -15,6 +17,11 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text("utf-8")
 PUBLIC = [
     *((flowfabric, name) for name in flowfabric.__all__),
     *((testing, name) for name in testing.__all__),
+    *((agents, name) for name in agents.__all__),
+    *((pydantic_ai, name) for name in ("DurableModel", "DurableToolset")),
+    *((django, name) for name in django.__all__),
+    *((fastapi, name) for name in fastapi.__all__),
+    *((starlette, name) for name in ("get_fabric", "lifespan")),
 ]
 
 TOLD_WITH_MEMBERS = [
@@ -29,6 +36,8 @@ TOLD_WITH_MEMBERS = [
     flowfabric.RunFailed,
     flowfabric.Engine,
     testing.Harness,
+    agents.Tool,
+    agents.Toolbox,
 ]
 
 

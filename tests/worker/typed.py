@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, assert_type
 
+from starlette.requests import Request
+
 from flowfabric import (
     Approval,
     AttemptEnd,
@@ -25,7 +27,9 @@ from flowfabric import (
     Token,
     Verdict,
 )
+from flowfabric.agents import Toolbox, call_key, tool
 from flowfabric.core.execution.operator import Cancelled
+from flowfabric.integrations import django, fastapi, starlette
 from flowfabric.worker.api.signals import Sent
 
 fabric = Fabric("sqlite://:memory:")
@@ -221,3 +225,44 @@ async def refused() -> None:
     fabric.task(retrys=1)  # type: ignore[call-overload]
     fabric.signal_sync("id", "go", kee="once")  # type: ignore[call-arg]
     plain.submit_sync(1.0).result_sync(timeout=[])  # type: ignore[arg-type]
+
+
+@tool
+async def bare_tool(a: int) -> str:
+    return assert_type(call_key(), str)
+
+
+@tool(retries=2, approval=lambda a: a > 1, reserve={"calls": 1})
+def plain_tool(a: int, b: str = "") -> bytes:
+    return b""
+
+
+@fabric.task()
+async def agent(ctx: Context) -> None:
+    assert_type(await bare_tool.call(ctx, 1), str)
+    assert_type(await plain_tool.call(ctx, 1, b="x"), bytes)
+    assert_type(await Toolbox(bare_tool, plain_tool).call(ctx, "bare_tool", {"a": 1}), Any)
+    await bare_tool.call(ctx, "1")  # type: ignore[arg-type]
+    await plain_tool.call(ctx)  # type: ignore[call-arg]
+    bare_tool.call_sync(ctx, 1)  # type: ignore[arg-type]
+    tool(approval="yes")  # type: ignore[call-overload]
+
+
+@django.fabric.task()
+def of_django(ctx: SyncContext, a: int) -> str:
+    assert_type(plain_tool.call_sync(ctx, a), bytes)
+    return ""
+
+
+async def integrated(request: Request, given: fastapi.FabricDependency) -> None:
+    assert_type(given, Fabric)
+    assert_type(starlette.get_fabric(request), Fabric)
+    assert_type(django.get_fabric(), Fabric)
+    starlette.lifespan(django.DjangoFabric())
+    starlette.lifespan("sqlite:///x.db")  # type: ignore[arg-type]
+    assert_type(await of_django.submit(1), Run[str])
+    assert_type(django.submit_on_commit(of_django, 1), None)
+    django.submit_on_commit(of_django.with_options(key="k"), a=1)
+    django.submit_on_commit(of_django, "1")  # type: ignore[arg-type]
+    django.submit_on_commit(of_django)  # type: ignore[call-arg]
+    django.submit_on_commit(plain_step, 1)  # type: ignore[arg-type]

@@ -37,12 +37,14 @@ def encode(value: object) -> bytes:
         raise Invalid(f"{type(value).__name__}: {_message(error)}") from None
 
 
-def decode(data: bytes, type: Any) -> Any:
-    """A value of `type` from JSON. Raises Undecodable, which says what does not fit and where."""
+def decode(data: bytes, type: Any, what: str = "") -> Any:
+    """A value of `type` from JSON. Raises Undecodable, which says what does not fit and where;
+    `what` names the value."""
     try:
         return _decoder(type).decode(data)
     except Exception as error:  # a model's own validators may raise anything
-        raise Undecodable(_message(error)) from error
+        named = f"{what} does not fit {getattr(type, '__name__', type)}: " if what else ""
+        raise Undecodable(named + _message(error)) from error
 
 
 def plain(value: object) -> Any:
@@ -238,10 +240,15 @@ def _enc_hook(value: Any) -> Any:
 
 
 def _dec_hook(type: Any, value: Any) -> Any:
-    if hasattr(type, "__pydantic_validator__"):
-        return models.load(type, value)
-    if (adapter := getattr(type, models.ADAPTER, None)) is not None:
-        return models.load_with(adapter, value)
+    try:
+        if hasattr(type, "__pydantic_validator__"):
+            return models.load(type, value)
+        if (adapter := getattr(type, models.ADAPTER, None)) is not None:
+            return models.load_with(adapter, value)
+    except Exception as error:
+        if problems := models.problems_of(error):
+            raise ValueError(problems) from error
+        raise
     if type is object:
         return value
     raise TypeError(f"{getattr(type, '__name__', type)} cannot be read from JSON")

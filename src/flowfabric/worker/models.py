@@ -12,6 +12,10 @@ ADAPTER = "__flowfabric_adapter__"
 """The attribute of a stand-in with the adapter of pydantic that reads the annotation."""
 
 
+MOST_PROBLEMS = 5
+"""How many problems of a model an error tells."""
+
+
 def dump(model: Any) -> Any:
     """A model as it can be read again: by the names of its fields, without computed ones."""
     fields = model.__pydantic_serializer__
@@ -22,6 +26,23 @@ def load(type: Any, value: Any) -> Any:
     """A model from what JSON contained, by the names of its fields or by their aliases. It is
     validated as JSON, so that a strict model accepts the text of a date."""
     return type.model_validate_json(msgspec.json.encode(value), **_by_both(type))
+
+
+def problems_of(error: Exception) -> str:
+    """What pydantic found wrong, in one line: where, and why, without the values, which may be
+    secret. Empty for any other error."""
+    if not hasattr(error, "errors") or not type(error).__module__.startswith("pydantic"):
+        return ""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = [_problem(each["loc"], each["msg"]) for each in found[:MOST_PROBLEMS]]
+    more = len(found) - len(shown)
+    return "; ".join([*shown, f"and {more} more"] if more else shown)
+
+
+def _problem(place: tuple[str | int, ...], why: str) -> str:
+    """`lines[0].price: Input should be a valid number`"""
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return f"{where.removeprefix('.')}: {why}" if where else why
 
 
 class _AcceptsAll(type):

@@ -80,7 +80,9 @@ class Run(Generic[R]):
             value = await engine.views.state_value(self.id)
         except NotFound:
             raise NotFound("run", self.id) from None
-        return None if value is None else decode(value, as_type)
+        return (
+            None if value is None else decode(value, as_type, f"the state value of run {self.id}")
+        )
 
     async def describe(self) -> Description:
         """Everything known about the run."""
@@ -148,7 +150,9 @@ class Run(Generic[R]):
     def _value(self, ending: Ending) -> R:
         match ending.outcome:
             case Outcome.SUCCESS:
-                value: R = decode(ending.result or b"null", self._returns)
+                value: R = decode(
+                    ending.result or b"null", self._returns, f"the result of run {ending.id}"
+                )
                 return value
             case Outcome.FAILED:
                 raise _failed(ending)

@@ -331,7 +331,9 @@ class WaitsApi:
 
     async def _one(self, place: StepPlace, wanted: _Wanted, as_type: Any) -> Any:
         signals = await self._answer(place, wanted)
-        return decode(signals[-1].payload or b"null", as_type) if signals else None
+        if not signals:
+            return None
+        return decode(signals[-1].payload or b"null", as_type, f"what came for {place}")
 
     async def _first(self, place: StepPlace, wanted: _Wanted) -> Received:
         signals = await self._answer(place, wanted)
