@@ -283,10 +283,10 @@ def test_cancelling_a_run_that_has_ended_fails(cli: Cli, greeted: str) -> None:
 
 
 def test_replay_runs_an_ended_run_again(cli: Cli, greeted: str, work: Work) -> None:
-    assert cli("run", "replay", greeted).stdout == f"replayed {greeted}\n"
+    assert cli("run", "replay", greeted, "--yes").stdout == f"replayed {greeted}\n"
     assert cli.json("run", "show", greeted)["state"] == "waiting"
     assert work() == 1
-    assert cli.json("run", "replay", greeted) == {"id": greeted, "state": "waiting"}
+    assert cli.json("run", "replay", greeted, "--yes") == {"id": greeted, "state": "waiting"}
 
 
 def test_a_run_is_held_back_and_let_go(cli: Cli, work: Work) -> None:
@@ -394,7 +394,7 @@ def test_a_run_to_which_nothing_happened_has_no_events(cli: Cli) -> None:
 def test_following_events_ends_with_the_run(cli: Cli, greeted: str, work: Work) -> None:
     lines = cli("run", "events", greeted, "--follow").stdout.splitlines()
     assert [line.split()[3] for line in lines] == ["claimed", "completed"]
-    cli("run", "replay", greeted)
+    cli("run", "replay", greeted, "--yes")
     work()
     kinds = [event["kind"] for event in cli.lines("run", "events", greeted, "-f")]
     assert kinds == ["claimed", "completed", "replayed", "claimed", "completed"]

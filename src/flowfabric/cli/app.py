@@ -12,6 +12,7 @@ from flowfabric.cli import (
     quotas,
     runs,
     schedules,
+    steps,
     waitpoints,
     workers,
 )
@@ -45,6 +46,7 @@ app.command()(demo)
 command(app, loop_factory=new_event_loop)(worker)
 command(app)(submit)
 app.add_typer(runs.app, name="run")
+runs.app.add_typer(steps.app, name="step")
 command(app)(why)
 app.add_typer(flows.app, name="flow")
 command(app)(signal)

@@ -1,6 +1,5 @@
 """`flowfabric lanes …`"""
 
-import getpass
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from flowfabric.cli.command import command
 from flowfabric.cli.format import local
 from flowfabric.cli.json import Document, document
 from flowfabric.cli.output import Cells, Screen
+from flowfabric.cli.parse import user_name
 from flowfabric.cli.table import Table, pages
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.execution.status import PublicState
@@ -161,7 +161,7 @@ async def _set_state(
     act, done, already = verbs[state]
     for name in names:
         note, before = await _note(engine, name), await engine.lanes.get(name)
-        lane = await act(name, by=_by(by), reason=reason)
+        lane = await act(name, by=user_name(by), reason=reason)
         same = before.state is state and before.at == lane.at
         words = f"{name} {already}{_who(lane)}" if same else f"{done} {name}"
         screen.answer(_document(lane), words, note)
@@ -203,12 +203,3 @@ def _names(engine: Engine) -> AsyncIterator[str]:
     return pages(
         lambda after, limit: engine.lanes.list(after=after, limit=limit), lambda name: name
     )
-
-
-def _by(by: str | None) -> str:
-    if by is not None:
-        return by
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container without a name for its user
-        return ""

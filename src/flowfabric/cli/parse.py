@@ -1,5 +1,6 @@
 """What people type: JSON, files, stdin, tags, amounts such as `tokens=100000`, moments."""
 
+import getpass
 import json
 import sys
 from collections.abc import Iterable
@@ -41,6 +42,16 @@ def read_ids(ids: list[str]) -> list[str]:
     if not found:
         raise usage("no ids on stdin")
     return list(dict.fromkeys(found))
+
+
+def user_name(by: str | None) -> str:
+    """Who acts: as given, otherwise the name of the user."""
+    if by is not None:
+        return by
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container without a name for its user
+        return ""
 
 
 def read_optional_span(text: str | None, option: str) -> Millis | None:

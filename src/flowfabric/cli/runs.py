@@ -2,18 +2,19 @@
 
 import asyncio
 import shlex
+import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from msgspec.structs import replace
 from rich.status import Status
 from rich.text import Text
-from typer import Option, Typer
+from typer import Option, Typer, confirm
 
 from flowfabric.cli.bulk import for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
-from flowfabric.cli.errors import CommandError, ExitCode
+from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import (
     first_line,
     local,
@@ -25,10 +26,10 @@ from flowfabric.cli.format import (
 )
 from flowfabric.cli.json import Document, body, document, iso
 from flowfabric.cli.output import Cells, Screen, printable
-from flowfabric.cli.parse import read_since, read_tag
+from flowfabric.cli.parse import read_json, read_pair, read_since, read_tag
 from flowfabric.cli.table import Table
 from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
-from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis, parse_span
 from flowfabric.core.execution.event import StoredEvent
@@ -55,6 +56,10 @@ LOOK_EVERY = 0.25
 MOST_STEPS = 200
 """How many steps people see; `--json` has all of them."""
 
+FromStep = Annotated[
+    str | None,
+    Option(metavar="STEP", help="Keep the steps before this one: charge, or charge#2."),
+]
 TaskName = Annotated[
     str | None, Option("--task", "--kind", metavar="TASK", help="Only of this task.")
 ]
@@ -93,7 +98,8 @@ def _step_row(step: StepView) -> Cells:
 def _step_result(step: StepView) -> str:
     waited = "" if step.waited is None else step.waited.replace("_", " ")
     value = "" if step.result is None else first_line(shortened(body(step.result)))
-    return ": ".join(part for part in (waited, value) if part)
+    skipped = "skipped" if step.skipped else ""
+    return ": ".join(part for part in (skipped, waited, value) if part)
 
 
 def _was_tried_again(step: StepView) -> bool:
@@ -188,6 +194,7 @@ def _fields(facts: Description, now: Millis) -> Cells:
         ("id", facts.id),
         ("kind", facts.kind),
         ("version", facts.version or ""),
+        ("forked from", _forked(facts)),
         ("state", facts.state),
         ("because", readable(facts.blocking_detail)),
         ("progress", progress_text(facts.progress)),
@@ -207,6 +214,12 @@ def _fields(facts: Description, now: Millis) -> Cells:
         ("failure", "" if failure is None else f"{failure.message} ({failure.category})"),
         ("cancelled", facts.cancel_reason or ""),
     ]
+
+
+def _forked(facts: Description) -> str:
+    if facts.forked_from is None:
+        return ""
+    return facts.forked_from + (f" at {facts.forked_at}" if facts.forked_at else "")
 
 
 def _reserved(grant: Grant | None) -> str:
@@ -383,13 +396,93 @@ async def unhold(engine: Engine, screen: Screen, ids: RunIds) -> ExitCode:
 
 
 @command(app)
-async def replay(engine: Engine, screen: Screen, ids: RunIds) -> ExitCode:
-    """Run ended runs again. Recorded steps are kept unless the run had succeeded."""
+async def replay(
+    engine: Engine,
+    screen: Screen,
+    ids: RunIds,
+    from_step: FromStep = None,
+    yes: Annotated[
+        bool, Option("--yes", "-y", help="Do not ask before runs that had succeeded run again.")
+    ] = False,
+) -> ExitCode:
+    """Run ended runs again. Recorded steps are kept unless the run had succeeded.
+
+    With --from-step, the steps before that one are kept and the later ones run again. The command
+    asks before it executes runs again that had succeeded; without a terminal it needs --yes.
+    """
+    if not yes:
+        await _ask_before_again(engine, screen, ids)
 
     async def act(id: str) -> PublicState:
-        return (await engine.executions.replay(id)).state
+        return (await engine.executions.replay(id, from_step=from_step)).state
 
     return await for_each(screen, ids, act, doing="replaying", done="replayed")
+
+
+async def _ask_before_again(engine: Engine, screen: Screen, ids: list[str]) -> None:
+    """Raises unless all runs that had succeeded may run again."""
+    completed = [id for id in ids if await _has_completed(engine, id)]
+    if not completed:
+        return
+    which = f"run {completed[0]} has" if len(completed) == 1 else f"{len(completed)} runs have"
+    words = f"{which} succeeded, and a replay executes the work again"
+    if screen.as_json or not sys.stdin.isatty():
+        raise CommandError(f"{words}; confirm with --yes", ExitCode.USAGE, "not_confirmed")
+    if not confirm(f"{words}. Replay?", err=True):
+        raise CommandError("nothing was replayed", word="not_confirmed")
+
+
+async def _has_completed(engine: Engine, id: str) -> bool:
+    try:
+        return await engine.views.state(id) is PublicState.COMPLETED
+    except Invalid:
+        return False  # what is no id is reported with the others
+
+
+@command(app)
+async def fork(  # noqa: PLR0913 - the options are the interface
+    fabric: Fabric,
+    screen: Screen,
+    id: RunId,
+    from_step: FromStep = None,
+    args: Annotated[
+        str | None, Option(metavar="JSON", help="Other arguments, all as one JSON object.")
+    ] = None,
+    version: Annotated[str | None, Option(help="Pin it to this version of the task.")] = None,
+    lane: Annotated[str | None, Option(help="Another lane.")] = None,
+    priority: Annotated[int | None, Option(help="0 to 9000, the highest first.")] = None,
+    key: Annotated[str | None, Option(help="The same key again changes nothing.")] = None,
+    tag: Annotated[
+        list[str] | None, Option(metavar="KEY=VALUE", help="Another tag; repeatable.")
+    ] = None,
+) -> None:
+    """Submit a new run that has recorded the steps of another one before a chosen step.
+
+    The run it is forked from may be in any state and stays as it is. The fork has its arguments,
+    options and tags, and runs the chosen step and those after it.
+    """
+    run = await fabric.run(id)
+    made = await run.fork(
+        from_step,
+        arguments=None if args is None else _object(args),
+        version=version,
+        lane=lane,
+        priority=priority,
+        key=key,
+        tags=dict(read_pair(text, "--tag") for text in tag or ()) or None,
+    )
+    words = f"{made.id} was forked before" if made.duplicate else f"forked {made.id}"
+    screen.answer(
+        {"id": made.id, "forked_from": run.id, "from_step": from_step, "duplicate": made.duplicate},
+        words,
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = read_json(text, "--args")
+    if not isinstance(value, dict):
+        raise usage("--args is not a JSON object")
+    return value
 
 
 @command(app)

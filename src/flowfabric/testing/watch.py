@@ -9,8 +9,8 @@ from uuid import UUID
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds, check_seconds
-from flowfabric.core.execution.history import plain_name
 from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.step_order import is_named
 from flowfabric.core.flow.model import Flow
 from flowfabric.engine.context import EngineContext
 from flowfabric.engine.execution.attempts import Attempts, Owned
@@ -138,10 +138,7 @@ class WatchedFlowViews(FlowViews):
         return await super().wait(id)
 
 
-def is_step(name: str, wanted: str) -> bool:
-    """Whether a recorded name is the wanted one, with or without the path of its function."""
-    plain = plain_name(name)
-    return plain == wanted or plain.endswith(f".{wanted}")
+is_step = is_named
 
 
 def seconds_of(timeout: Seconds | None) -> float | None:

@@ -31,6 +31,7 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     only if that version is current. `after` is None if there is nothing to write. An `outcome` that
     is an error is raised after the change was applied.
 
+    `steps` are recorded, unless they are already; `forgotten` ones are deleted before.
     `waitpoints` and `signals` are new ones; `counted` are the numbers of earlier signals that a
     suspension has now used; `dedup` records replace those of the same key. `settled` are edges into
     a member of a flow with how their upstream ended (None: open again); `owed` is what the flow is
@@ -43,6 +44,7 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     events: tuple[Event, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     steps: tuple[Step, ...] = ()
+    forgotten: tuple[Step, ...] = ()
     waitpoints: tuple[Waitpoint, ...] = ()
     signals: tuple[ReceivedSignal, ...] = ()
     counted: tuple[tuple[int, UUID], ...] = ()
@@ -76,6 +78,7 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
             and not int(self.before.head.flags) & _MORE
             and not self.attempts
             and not self.steps
+            and not self.forgotten
             and not self.owed
         )
 
@@ -103,6 +106,7 @@ def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
         events=first.events + second.events,
         attempts=first.attempts + second.attempts,
         steps=first.steps + second.steps,
+        forgotten=first.forgotten + second.forgotten,
         waitpoints=first.waitpoints + second.waitpoints,
         signals=first.signals + second.signals,
         counted=first.counted + second.counted,

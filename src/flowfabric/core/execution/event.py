@@ -39,6 +39,8 @@ class EventKind(IntEnum):
     PRIORITY_CHANGED = 30
     REPLAYED = 31
     FLOW_CANCEL_REQUESTED = 32
+    STEP_RENAMED = 33
+    STEP_SKIPPED = 34
     SIGNALLED = 40
     WOKEN = 41
     ESCALATED = 42
@@ -138,6 +140,8 @@ _OPERATOR = {
     EventKind.PRIORITY_CHANGED: "priority_changed",
     EventKind.REPLAYED: "replayed",
     EventKind.FLOW_CANCEL_REQUESTED: "flow_cancel_requested",
+    EventKind.STEP_RENAMED: "step_renamed",
+    EventKind.STEP_SKIPPED: "step_skipped",
 }
 
 _REASON = {

@@ -8,19 +8,17 @@ from msgspec import Struct
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Attempt, AttemptOutcome, Start
 from flowfabric.core.execution.step import FailedTry, Recorded, Step, TryName
-
-NO_CALL = "~/"
-"""Begins the name of what is recorded beside the calls of a handler."""
-
-_BRANCH = "~.0123456789"
+from flowfabric.core.execution.step_order import StepRow, in_order
+from flowfabric.core.execution.step_order import plain_name as plain_name
 
 
 class StepView(Struct, frozen=True, kw_only=True):
     """One call of a handler: a step, a sleep or a wait. `branch` is empty unless calls ran
     concurrently. `result` is the JSON it returned, of a wait the payload it received. `waited` says
     how a wait ended, `until` when a sleep ends. One that raised has an `error` and the number of
-    its `attempt`, from 1; it is not recorded, and is called again in the next attempt. A step that
-    an earlier release recorded has no times.
+    its `attempt`, from 1; it is not recorded, and is called again in the next attempt. An operator
+    has supplied the result of a `skipped` one. A step that an earlier release recorded has no
+    times.
 
     `tries` is how often a step was tried. One that has failed so far has the `error` of a try, how
     many tries it has (`of`), and `next_try_at`, unless the handler went on without it."""
@@ -38,6 +36,7 @@ class StepView(Struct, frozen=True, kw_only=True):
     tries: int = 1
     of: int | None = None
     next_try_at: Millis | None = None
+    skipped: bool = False
 
 
 class _TriedCall(Struct, frozen=True):
@@ -55,26 +54,20 @@ class _TriedCall(Struct, frozen=True):
 
 
 def describe_steps(steps: Iterable[Step], attempts: Sequence[Attempt]) -> list[StepView]:
-    """Recorded calls in the order of the code, one branch after the other, then the steps whose
-    tries have failed, then those that raised, by attempt."""
+    """Recorded calls in the order of the code (see `step_order`), then the steps whose tries have
+    failed, then those that raised, by attempt."""
     steps = list(steps)
-    named = [step for step in steps if not step.name.startswith(NO_CALL)]
-    read = [(msgspec.json.decode(step.doc, type=Recorded), step) for step in named]
-    read.sort(key=lambda pair: (pair[0].branch, pair[1].position))
+    rows = [row for row in in_order(steps) if row.is_call]
     tried, turns = _tried(steps), _turns(attempts)
-    calls = {(step.name, step.occurrence) for step in named}
-    last = {record.branch: step.position for record, step in read}
+    calls = {(row.name, row.step.occurrence) for row in rows}
+    last: dict[str, int] = {}
+    for row in rows:
+        last[row.branch] = max(row.step.position, last.get(row.branch, 0))
     return [
-        *(_recorded(step, record, tried) for record, step in read),
+        *(_recorded(row, tried) for row in rows),
         *_failed_so_far([each for each in tried if each.key not in calls], last, attempts, turns),
         *_raised(attempts, tried, turns),
     ]
-
-
-def plain_name(name: str) -> str:
-    """The name of a step without the branch it was made in."""
-    branch, slash, rest = name.partition("/")
-    return rest if slash and branch.strip(_BRANCH) == "" else name
 
 
 def _branch_in(name: str) -> str:
@@ -111,7 +104,8 @@ def _turns(attempts: Sequence[Attempt]) -> dict[int, int]:
     return turns
 
 
-def _recorded(step: Step, record: Recorded, tried: Sequence[_TriedCall]) -> StepView:
+def _recorded(row: StepRow, tried: Sequence[_TriedCall]) -> StepView:
+    step, record = row.step, row.record
     started_at = record.started_at
     if record.tries > 1:
         began = [
@@ -121,15 +115,16 @@ def _recorded(step: Step, record: Recorded, tried: Sequence[_TriedCall]) -> Step
     waits, sleeps = bool(record.waited), record.until is not None
     payload = None if record.signal is None else record.signal.payload
     return StepView(
-        name=plain_name(step.name),
+        name=plain_name(row.name),
         call=step.occurrence + 1,
         branch=record.branch,
         started_at=started_at,
         ended_at=record.until if sleeps else record.ended_at,
-        result=payload if waits else None if sleeps else bytes(record.value),
+        result=payload if waits and not record.skipped else None if sleeps else bytes(record.value),
         waited=record.waited or None,
         until=record.until,
         tries=record.tries,
+        skipped=record.skipped,
     )
 
 

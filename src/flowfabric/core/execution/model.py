@@ -172,6 +172,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     `losses` are all leases it has lost. `excused` of them are not its fault, and `revokes` were
     revoked by an operator since it was last excused. `max_reclaims` is the cap given by its grant.
     `code` says which code does not fit its recorded steps, if any was found.
+    `channels` is the generation whose channels it still uses, if it was replayed from a chosen step
+    since. One that is `seeded` was given steps before its first attempt.
     `touched_at` is the moment of the last change that no event and no lease shows.
     """
 
@@ -187,6 +189,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     probation: Probation | None = None
     replays: int = 0
     generation: int = 0
+    channels: int | None = None
+    seeded: bool = False
     not_before: Millis | None = None
     delay: Gate | None = None
     blocked: str | None = None
@@ -213,7 +217,8 @@ EMPTY_LIFE = Life()
 
 
 class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """The rarer facts of a submission, stored as one document. `member` is its name in a flow."""
+    """The rarer facts of a submission, stored as one document. `member` is its name in a flow. A
+    fork names the run that it was `forked_from`, and the step at which, if there was one."""
 
     priority: int = 0
     key: str | None = None
@@ -222,6 +227,8 @@ class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
     delay_until: Millis | None = None
     deadline_at: Millis | None = None
     member: str | None = None
+    forked_from: str | None = None
+    forked_at: str | None = None
 
 
 NO_FACTS = Facts()

@@ -324,6 +324,7 @@ def reborn(snapshot: Snapshot, now: Millis, ended: Ended) -> tuple[Life, Flags]:
         excused=losses - counted,
         replays=old.replays + 1,
         generation=old.generation + fresh_steps,
+        channels=None if fresh_steps else old.channels,
         waits=waits,
         join=old.join,
         unsealed=old.unsealed,

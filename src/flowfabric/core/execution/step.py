@@ -1,5 +1,6 @@
 """Durable steps: a recorded step of a handler never runs again."""
 
+from collections.abc import Container
 from uuid import UUID
 
 import msgspec
@@ -15,8 +16,9 @@ TRY = "~/try/"
 class Step(Struct, frozen=True):
     """One recorded step. Steps belong to the execution, not to the attempt.
 
-    `generation` grows when a successful execution is replayed; `occurrence` counts the calls of the
-    same name in order; `position` counts the calls of all names.
+    `generation` grows when a successful execution is replayed, and when one is replayed from a
+    chosen step; `occurrence` counts the calls of the same name in order; `position` counts the
+    calls of all names.
     """
 
     generation: int
@@ -26,12 +28,28 @@ class Step(Struct, frozen=True):
     doc: bytes
 
 
+class CarriedWait(Struct, frozen=True, omit_defaults=True):
+    """What a wait needs that was recorded by another run, or by an earlier generation: the signals
+    themselves, and the digest of what was to be approved."""
+
+    signals: tuple[Signal, ...] = ()
+    about: str | None = None
+
+    def received_for(self, keys: Container[str]) -> list[Signal]:
+        """The signals of waitpoints with these keys, in the order they came."""
+        return [signal for signal in self.signals if signal.key in keys]
+
+
 class Recorded(Struct, frozen=True, omit_defaults=True):
     """The content of a step row: the value a step returned, the moment a sleep ends, or how a wait
     ended (`waited` is a word of `core.wait.model.Waited`, `value` is the reason, if one was given).
     The signals that a wait received are named by `signal` if it was one, otherwise by `suspension`,
     and by `waitpoint` if it waited at one. `started_at` and `ended_at` are for people; steps that
-    an earlier release recorded have none. `tries` is how many it took, if more than one."""
+    an earlier release recorded have none. `tries` is how many it took, if more than one.
+
+    `opened` says for each branch on the way to this one how many calls the branch around it had
+    made when it was opened. `skipped` marks a result that an operator has supplied, see
+    `core.execution.rewrite`."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     until: Millis | None = None
@@ -43,6 +61,9 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     started_at: Millis | None = None
     ended_at: Millis | None = None
     tries: int = 1
+    opened: tuple[int, ...] = ()
+    carried: CarriedWait | None = None
+    skipped: bool = False
 
 
 class FailedTry(Struct, frozen=True):

@@ -43,6 +43,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.policy import DEFAULT_POLICY, Policy, parse_policy
 from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.step import Step
 
 T = TypeVar("T")
 
@@ -87,6 +88,8 @@ class Creation(Struct, frozen=True, gc=False):
     key_until: Millis = Millis(0)
     minted: bool = True
     """Whether we created the id, so that no other caller can have used it."""
+    steps: tuple[Step, ...] = ()
+    """What a fork has recorded already."""
 
 
 def create(

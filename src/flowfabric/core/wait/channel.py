@@ -53,7 +53,14 @@ def waitpoint_id(execution: UUID, generation: int, *parts: str) -> UUID:
 
 
 def channel_id(snapshot: Snapshot, name: str) -> UUID:
-    return waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, "channel", name)
+    return waitpoint_id(snapshot.execution.uuid, _generation(snapshot), "channel", name)
+
+
+def _generation(snapshot: Snapshot) -> int:
+    """The generation of its channels. A replay from a chosen step keeps them, with the signals
+    that nothing has used so far."""
+    life = snapshot.life
+    return life.generation if life.channels is None else life.channels
 
 
 def needs_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> Needs | None:
@@ -160,7 +167,7 @@ def _deliver_to_new(
 
 def _sent_keys(snapshot: Snapshot, name: str, delivery: Delivery) -> tuple[bytes, ...]:
     """What a repeat is known by: its signal id, and its idempotency key if it has one."""
-    scope = (str(snapshot.life.generation), name)
+    scope = (str(_generation(snapshot)), name)
     by_id = dedup_key("sent", *scope, delivery.id.bytes)
     if not delivery.idempotency_key:
         return (by_id,)
@@ -198,8 +205,7 @@ class _Decided(Struct, frozen=True, array_like=True):
 
 
 def _decided_key(snapshot: Snapshot, name: str, delivery: Delivery) -> bytes:
-    generation = str(snapshot.life.generation)
-    return dedup_key("decided", generation, name, delivery.source)
+    return dedup_key("decided", str(snapshot.life.generation), name, delivery.source)
 
 
 def _decided(snapshot: Snapshot, loaded: Loaded, name: str, delivery: Delivery) -> UUID | None:

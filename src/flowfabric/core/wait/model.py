@@ -213,6 +213,7 @@ class StepRef(Struct, frozen=True, omit_defaults=True):
     name: str
     occurrence: int
     branch: str = ""
+    opened: tuple[int, ...] = ()
 
 
 class ResumePolicy(Struct, frozen=True, omit_defaults=True):

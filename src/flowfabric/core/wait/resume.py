@@ -298,6 +298,7 @@ def _step(
     alone = arm.bound[0].id if signal is None and len(arm.bound) == 1 else None
     recorded = Recorded(
         branch=ref.branch,
+        opened=ref.opened,
         waited=how,
         suspension=suspension.id,
         signal=signal,

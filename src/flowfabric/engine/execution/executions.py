@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
@@ -13,8 +12,10 @@ from flowfabric.core.base.text import MAX_REASON, check_tag_key, check_tags, che
 from flowfabric.core.base.time import NO_TIME, Span, check_span
 from flowfabric.core.execution import hold, operator
 from flowfabric.core.execution.attempt import RetryScheduled
+from flowfabric.core.execution.cut import KnownWaits, StepCut, cut_replay
+from flowfabric.core.execution.fork import ForkChanges, ForkSource, fork
 from flowfabric.core.execution.hold import Held, Unheld
-from flowfabric.core.execution.lease import AlreadySatisfied, Owner, check_owner
+from flowfabric.core.execution.lease import AlreadySatisfied, Owner, check_owner, present
 from flowfabric.core.execution.model import Flags, Snapshot, Source
 from flowfabric.core.execution.operator import (
     Blocked,
@@ -25,6 +26,7 @@ from flowfabric.core.execution.operator import (
     Unblocked,
 )
 from flowfabric.core.execution.status import public_state
+from flowfabric.core.execution.step_order import check_reference
 from flowfabric.core.execution.submission import (
     Creation,
     Duplicate,
@@ -38,7 +40,9 @@ from flowfabric.core.flow.replay import needed_to_replay, replay_member
 from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
+from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.execution.recorded import RecordedSteps
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import edge_pages
 from flowfabric.store.queries import EdgeQuery
@@ -46,15 +50,19 @@ from flowfabric.store.rows.record import FLOWS
 
 _CHUNK = 5_000
 _OPERATOR = Owner(source=Source.OPERATOR)
+_AS_IT_IS = ForkChanges()
 TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 
 
 class Executions(Service):
     """`engine.executions`"""
 
-    def __init__(self, context: EngineContext, resolver: FlowResolver) -> None:
+    def __init__(
+        self, context: EngineContext, resolver: FlowResolver, steps: RecordedSteps
+    ) -> None:
         super().__init__(context)
         self._resolver = resolver
+        self._steps = steps
         self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
             "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
         )
@@ -114,12 +122,47 @@ class Executions(Service):
             chunk = creations[start : start + _CHUNK]
             await asyncio.gather(*(self.put(creation) for creation in chunk))
 
-    async def replay(self, id: str) -> Replayed:
+    async def replay(self, id: str, *, from_step: str | int | None = None) -> Replayed:
         """Runs an ended execution again as a new attempt. A skipped member of a flow waits again
-        for its upstreams."""
+        for its upstreams. With `from_step` it keeps the recorded steps before that one, also if it
+        had succeeded, and runs the others again."""
+        wanted = None if from_step is None else check_reference(from_step)
+
+        async def round(number: int) -> Replayed | Literal[RaceLost.RACE_LOST]:
+            cut, known = None, KnownWaits()
+            if wanted is not None:
+                snapshot = present(await self._load(id), id)
+                operator.check_replay(snapshot)
+                cut, known = await self._steps.cut(snapshot, wanted)
+            return await self._replay(id, cut, known) or RACE_LOST
+
+        return await retry(round, f"run {id}")
+
+    async def fork(
+        self, id: str, *, from_step: str | int | None = None, changes: ForkChanges = _AS_IT_IS
+    ) -> Submitted | Duplicate:
+        """Creates an execution like this one, in any state, that has recorded what this one has
+        before a step; without a step it has recorded nothing."""
+        wanted = None if from_step is None else check_reference(from_step)
+        given = check_kind_of(changes, ForkChanges, "changes")
+        snapshot = present(await self._load(id), id)
+        cut, known = None, KnownWaits()
+        if wanted is not None:
+            cut, known = await self._steps.cut(snapshot, wanted)
+        detail = await self._context.store.detail(snapshot.execution.uuid)
+        if detail is None:
+            raise NotFound("execution", id)
+        source, now = ForkSource(snapshot, detail.payload, detail.tags), self._now()
+        creation = fork(source, now, self._context.ids.fresh(now), given, cut, known)
+        await self._context.known_limits.check(creation.snapshot.execution.rules)
+        return await self.put(creation)
+
+    async def _replay(self, id: str, cut: StepCut | None, known: KnownWaits) -> Replayed | None:
         snapshot = await self._load(id)
         if snapshot is None or not snapshot.head.flags & Flags.FLOW:
-            return await self._decide(id, operator.replay)
+            return await self._decide(
+                id, lambda found, now: cut_replay(operator.replay(found, now), cut, known)
+            )
         flow = await find(self._context.store, FLOWS, snapshot.execution.flow or UUID(int=0))
         if flow is not None and flow.state is FlowState.CANCELLED:
             raise FlowTerminal("the flow of the run was cancelled, so the run cannot be replayed")
@@ -130,7 +173,9 @@ class Executions(Service):
             upstreams = await self._upstreams(flow.id, snapshot.execution.uuid)
         return await self._context.decisions.decide_loaded(
             snapshot.execution.uuid,
-            partial(replay_member, upstreams=upstreams),
+            lambda found, now, loaded: cut_replay(
+                replay_member(found, now, loaded, upstreams), cut, known
+            ),
             needed_to_replay,
         )
 
@@ -234,4 +279,4 @@ def _creation_keys(creation: Creation) -> tuple[Hashable, ...]:
 
 
 def _creation_weight(creation: Creation) -> int:
-    return len(creation.payload)
+    return len(creation.payload) + sum(len(step.doc) for step in creation.steps)

@@ -88,6 +88,8 @@ class Description(Struct, frozen=True, kw_only=True):
     progress: Progress | None
     capabilities: tuple[str, ...]
     version: str | None = None
+    forked_from: ExecutionId | None = None
+    forked_at: str | None = None
     creator: str | None
     encoding: str | None
     key: str | None
@@ -450,11 +452,17 @@ def _description(detail: Detail, now: Millis) -> Description:
         progress=detail.progress if detail.progress_of == snapshot.current_attempt else None,
         capabilities=without_versions(execution.route.capabilities),
         version=version_of(execution.route),
+        forked_from=_source_of(execution.facts.forked_from),
+        forked_at=execution.facts.forked_at,
         creator=execution.facts.creator,
         encoding=execution.facts.encoding,
         key=execution.facts.key,
         tags=dict(sorted(detail.tags.items())),
     )
+
+
+def _source_of(id: str | None) -> ExecutionId | None:
+    return None if id is None else ExecutionId(id)
 
 
 def _lease_view(snapshot: Snapshot) -> LeaseView | None:

@@ -23,6 +23,7 @@ from flowfabric.store.rows.execution import (
     event_row,
     place_of,
     state_row,
+    step_key,
     step_row,
     workers_in,
 )
@@ -150,6 +151,10 @@ class Writer:
             for attempt in move.change.attempts
         }
         await self.send("new_attempts", list(attempts.values()))
+        await self.send(
+            "gone_steps",
+            [step_key(move.uuid, step) for move in moves for step in move.change.forgotten],
+        )
         await self.send(
             "new_steps", [step_row(move.uuid, step) for move in moves for step in move.change.steps]
         )

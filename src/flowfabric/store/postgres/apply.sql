@@ -109,6 +109,23 @@ select * from unnest(
 )
 on conflict (id, generation, name, occurrence) do nothing
 
+-- name: gone_steps
+-- Like counted_signals: only the session that locks the execution's state row, which is not leased,
+-- writes its steps.
+delete from {schema}.step t
+using (
+    select f.ctid as place
+    from unnest($1::uuid[], $2::integer[], $3::text[], $4::integer[])
+        as c (id, generation, name, occurrence)
+    cross join lateral (
+        select s.ctid from {schema}.step s
+        where s.id = c.id and s.generation = c.generation and s.name = c.name
+            and s.occurrence = c.occurrence
+        offset 0
+    ) f
+) g
+where t.ctid = g.place
+
 -- name: new_events
 insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
 select * from unnest(

@@ -30,7 +30,7 @@ _EDGE = ("downstream", "flow", "id", "outcome")
 def statement_for(move: RowMove) -> str | None:
     """The query that writes this change and many of its kind, None if it takes more than one."""
     change = move.change
-    more = change.attempts or change.steps or writes_waits(change)
+    more = change.attempts or change.steps or change.forgotten or writes_waits(change)
     if more or change.alarm != move.before.alarm_at:
         return None
     return _DIRECT.get((move.origin, move.target))

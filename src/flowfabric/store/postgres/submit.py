@@ -17,11 +17,13 @@ from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows.execution import (
     COLUMNS,
     EXECUTION,
+    STEP,
     Names,
     Row,
     StateTable,
     execution_row,
     state_row,
+    step_row,
     write_life,
 )
 
@@ -62,9 +64,7 @@ async def _create(
     answers: Answers = {}
     rest = creations
     for _ in range(MAX_ROUNDS):
-        values = _values(rest, now, session.book.names)
-        made = await connection.fetch(session.queries["submitted_executions"], *values)
-        for (uuid,) in made:
+        for uuid in await _insert(session, connection, rest, now):
             answers[uuid] = None
         rest = [creation for creation in rest if _uuid(creation) not in answers]
         if rest:
@@ -74,6 +74,26 @@ async def _create(
             return answers
     # Each time, another submission with the key came and went between the two statements.
     raise Unavailable("submissions with the same key came and went; try again")
+
+
+async def _insert(
+    session: PostgresSession, connection: Connection, creations: Sequence[Creation], now: Millis
+) -> list[UUID]:
+    """The executions that were created, with the steps of forks among them."""
+    queries, values = session.queries, _values(creations, now, session.book.names)
+    if not any(creation.steps for creation in creations):
+        return [
+            uuid for (uuid,) in await connection.fetch(queries["submitted_executions"], *values)
+        ]
+    async with connection.transaction():
+        made = [
+            uuid for (uuid,) in await connection.fetch(queries["submitted_executions"], *values)
+        ]
+        new = [creation for creation in creations if _uuid(creation) in made]
+        steps = [step_row(_uuid(creation), step) for creation in new for step in creation.steps]
+        if steps:
+            await connection.fetch(queries["new_steps"], *columns(steps, len(STEP)))
+    return made
 
 
 async def _known(

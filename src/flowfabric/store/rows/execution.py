@@ -259,6 +259,10 @@ def attempt_row(uuid: UUID, attempt: Attempt) -> Row:
     return (uuid, attempt.index, document.write(attempt))
 
 
+def step_key(uuid: UUID, step: Step) -> Row:
+    return (uuid, step.generation, step.name, step.occurrence)
+
+
 def step_row(uuid: UUID, step: Step) -> Row:
     return (uuid, step.generation, step.name, step.occurrence, step.position, step.doc)
 

@@ -143,11 +143,14 @@ def _rows(
 def _write_attempts(session: SqliteSession, items: Iterable[Decided]) -> None:
     attempts: list[rows.Row] = []
     steps: list[rows.Row] = []
+    gone: list[rows.Row] = []
     for item in items:
         id, uuid, change = item.id, item.uuid, item.change
+        gone += [keyed(id, rows.step_key(uuid, step)) for step in change.forgotten]
         attempts += [keyed(id, rows.attempt_row(uuid, attempt)) for attempt in change.attempts]
         steps += [keyed(id, rows.step_row(uuid, step)) for step in change.steps]
     session.insert("new_attempts", attempts)
+    session.each("gone_steps", gone)
     session.insert("new_steps", steps)
 
 

@@ -44,6 +44,9 @@ on conflict (id, "index") do update set doc = excluded.doc
 insert into step (id, generation, name, occurrence, position, doc) values (?, ?, ?, ?, ?, ?)
 on conflict (id, generation, name, occurrence) do nothing
 
+-- name: gone_steps
+delete from step where id = ? and generation = ? and name = ? and occurrence = ?
+
 -- name: new_events
 insert or fail into event (id, at, kind, epoch, attempt, worker, detail)
 values (?, ?, ?, ?, ?, ?, ?)

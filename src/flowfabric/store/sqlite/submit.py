@@ -10,19 +10,19 @@ from flowfabric.core.execution.model import Ready
 from flowfabric.core.execution.submission import Creation
 from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows import execution as rows
-from flowfabric.store.sqlite.session import SqliteSession, read_uuid, state_row
+from flowfabric.store.sqlite.session import SqliteSession, keyed, read_uuid, state_row
 
 
 def submit(
     session: SqliteSession, creations: Sequence[Creation], now: Millis
 ) -> list[ExecutionId | None]:
-    keyed = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
-    known = _known(session, keyed, now)
+    by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
+    known = _known(session, by_id, now)
     if known:
-        _insert(session, {id: item for id, item in keyed.items() if id not in known})
+        _insert(session, {id: item for id, item in by_id.items() if id not in known})
     else:
-        _insert(session, keyed)
-    return [known.get(id) for id in keyed]
+        _insert(session, by_id)
+    return [known.get(id) for id in by_id]
 
 
 def read_id(session: SqliteSession, row: Sequence[Any]) -> ExecutionId:
@@ -102,8 +102,9 @@ def _execution_row(session: SqliteSession, id: bytes, creation: Creation) -> row
 
 
 def _insert_rest(session: SqliteSession, creations: Mapping[bytes, Creation]) -> None:
-    """What few executions have: keys, tags, deadlines."""
+    """What few executions have: keys, tags, deadlines, steps."""
     keys, tags, deadlines = [], [], []
+    steps: list[rows.Row] = []
     for id, creation in creations.items():
         execution = creation.snapshot.execution
         if creation.key is not None:
@@ -112,6 +113,8 @@ def _insert_rest(session: SqliteSession, creations: Mapping[bytes, Creation]) ->
             tags += [(id, key, value, execution.created_at) for key, value in creation.tags.items()]
         if (at := creation.snapshot.deadline_at) is not None:
             deadlines.append((id, at))
+        steps += [keyed(id, rows.step_row(execution.uuid, step)) for step in creation.steps]
     session.insert("new_keys", keys)
     session.insert("new_tags", tags)
     session.insert("new_deadlines", deadlines)
+    session.insert("new_steps", steps)

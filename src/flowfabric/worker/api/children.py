@@ -17,6 +17,7 @@ from flowfabric.core.base.numbers import Seconds, check_iterable
 from flowfabric.core.base.text import check_kind
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.step import Recorded
+from flowfabric.core.execution.step_order import REPLACED
 from flowfabric.core.flow.model import Flow, FlowState, Parent, known
 from flowfabric.core.wait.channel import waitpoint_id
 from flowfabric.engine.engine import Engine
@@ -109,9 +110,15 @@ class SubFlow(FlowBuilder):
             return Declaration(str(self.id), asked)
 
         place = self._at
+        earlier = await self._declared_earlier(asked)
+        if earlier is not None and await self._is_used(earlier):
+            self.id, self._signalled = UUID(earlier.flow), True
+            return
         if number := await self._orphans():
             self._check_asked(await journal.recorded(place), asked)
             place = place.again(number)
+        if earlier is not None:
+            place = self._at.again(number + 1, REPLACED)
         self._check_asked(await journal.recorded(place), asked)
         await perform(journal, place, once, Declaration)
 
@@ -129,6 +136,31 @@ class SubFlow(FlowBuilder):
         self._scope.journal.refuse(
             f"flow {self.name!r} was declared with other members than the code now asks for"
         )
+
+    async def _declared_earlier(self, asked: str) -> Declaration | None:
+        """The flow that was declared here by the run that this one was forked from, or before it
+        was replayed from a later step."""
+        record = await self._scope.journal.recorded(self._at)
+        self._check_asked(record, asked)
+        if record is None:
+            return None
+        found: Declaration = read(self._at, record, Declaration)
+        own = _flow_id(self._scope.claim.snapshot, self._at, 0)
+        return None if found.flow == str(own) else found
+
+    async def _is_used(self, earlier: Declaration) -> bool:
+        """Whether an earlier flow has succeeded, so that its results are used; otherwise another
+        one is declared. It is recorded, since retention may delete the flow."""
+        views = self._scope.engine.flow_views
+
+        async def choose() -> Declaration:
+            flow = await self._scope.until_available(lambda: views.get(UUID(earlier.flow)))
+            succeeded = flow is not None and flow.state is FlowState.COMPLETED
+            return earlier if succeeded else Declaration(str(self.id), earlier.asked)
+
+        place = self._at.again(0, REPLACED)
+        chosen = await perform(self._scope.journal, place, choose, Declaration)
+        return bool(chosen == earlier)
 
     async def _orphans(self) -> int:
         """How many flows of this place were cancelled because the run ended. A replayed run

@@ -14,6 +14,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.text import MAX_STATE_VALUE, check_bytes
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.step_order import check_step_name
 from flowfabric.core.execution.versions import version_of
 from flowfabric.worker.api.children import FlowsApi
 from flowfabric.worker.api.concurrency import Concurrency
@@ -28,7 +29,7 @@ from flowfabric.worker.run.branches import BranchSpot, StepPlace, inside_step
 from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.patches import PatchAnswer
 from flowfabric.worker.run.scope import CallScope
-from flowfabric.worker.run.steps import Work, attempt, check_name, perform
+from flowfabric.worker.run.steps import Work, attempt, perform
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,7 +152,7 @@ class Context:
         False, for ever, if the run has already recorded something beyond this point without the
         patch: it keeps to the old code. Otherwise True, for ever, and recorded. Every call with the
         same name has the same answer in a run."""
-        return PatchAnswer(self._scope.journal.patched(check_name(name)))
+        return PatchAnswer(self._scope.journal.patched(check_step_name(name)))
 
     def submit(
         self, /, task: "Task[P, R] | Call[P, R]", *args: P.args, **kwargs: P.kwargs

@@ -1,22 +1,24 @@
 """A run, as its submitter sees it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, TypeVar, overload
 
-from flowfabric.core.base.errors import AlreadyEnded, FlowFabricError, NotActive, NotFound
+from flowfabric.core.base.errors import AlreadyEnded, FlowFabricError, Invalid, NotActive, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds
 from flowfabric.core.execution.event import StoredEvent
+from flowfabric.core.execution.fork import ForkChanges
 from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.operator import Cancelled, Replayed
 from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.submission import Duplicate
 from flowfabric.core.explain.reasons import Explanation
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
-from flowfabric.worker.codec import decode
+from flowfabric.worker.codec import decode, encode
 from flowfabric.worker.errors import (
     ResultTimeout,
     RunCancelled,
@@ -107,10 +109,43 @@ class Run(Generic[R]):
         except NotActive as error:
             raise AlreadyEnded(self.id, error.outcome) from None
 
-    async def replay(self) -> Replayed:
-        """Runs an ended run again. Recorded steps are kept, unless it had succeeded."""
+    async def replay(self, from_step: str | int | None = None) -> Replayed:
+        """Runs an ended run again. Recorded steps are kept, unless it had succeeded. With
+        `from_step`, the steps before that one are kept, and the later ones are forgotten: they run
+        again. `charge#2` is the second call of `charge`, a number is the position of a step."""
         engine = await self._client.engine()
-        return await engine.executions.replay(self.id)
+        return await engine.executions.replay(self.id, from_step=from_step)
+
+    async def fork(
+        self,
+        from_step: str | int | None = None,
+        *,
+        arguments: Mapping[str, object] | None = None,
+        version: str | None = None,
+        lane: str | None = None,
+        priority: int | None = None,
+        key: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> "Run[R]":
+        """Submits a new run of the same task that has recorded what this one has before a step
+        (named as for `replay`), and runs the rest itself. This run may be in any state and stays
+        as it is.
+
+        The fork has the arguments, the options and the tags of this run. `arguments` by name
+        replace all of them, `version` pins the fork to another version of the task, `tags` are
+        added. The fork has a tag `flowfabric.forked_from` with the id of this run."""
+        changes = ForkChanges(
+            payload=None if arguments is None else _payload(arguments),
+            version=version,
+            lane=lane,
+            priority=priority,
+            key=key,
+            tags=tags,
+        )
+        engine = await self._client.engine()
+        made = await engine.executions.fork(self.id, from_step=from_step, changes=changes)
+        duplicate = isinstance(made, Duplicate)
+        return Run(self._client, made.id, self._returns, duplicate=duplicate)
 
     async def attempts(self) -> list[Attempt]:
         """Every attempt so far, the current one included."""
@@ -143,6 +178,8 @@ class Run(Generic[R]):
     state_sync = blocking(state)
     state_value_sync = blocking(state_value)
     cancel_sync = blocking(cancel)
+    replay_sync = blocking(replay)
+    fork_sync = blocking(fork)
 
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on
@@ -162,6 +199,12 @@ class Run(Generic[R]):
                 raise RunExpired(ending.id, ending.failure.message if ending.failure else "")
             case Outcome.SKIPPED:
                 raise RunSkipped(ending.id, "")
+
+
+def _payload(arguments: Mapping[str, object]) -> bytes:
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+        raise Invalid("arguments of a fork are given by name: {'order': 7}")
+    return encode(dict(arguments))
 
 
 async def gather_results(runs: "list[Run[R]]", timeout: Seconds | None = None) -> list[R]:

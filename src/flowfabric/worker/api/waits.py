@@ -4,7 +4,7 @@ Every wait is a step. The change that satisfies it or times it out also records 
 survives the death of the worker that resumes the run. Meanwhile the run needs no worker.
 """
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
@@ -20,6 +20,7 @@ from flowfabric.core.base.text import check_signal_name
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.step import Recorded
+from flowfabric.core.execution.step_order import REPLACED
 from flowfabric.core.wait.channel import channel_id, waitpoint_id
 from flowfabric.core.wait.condition.model import (
     AnyTrue,
@@ -31,7 +32,7 @@ from flowfabric.core.wait.condition.model import (
     all_waitpoints,
     any_waitpoint,
 )
-from flowfabric.core.wait.model import Behaviour, ResumePolicy, Signal, Terms, Waited
+from flowfabric.core.wait.model import NO_WAITS, Behaviour, ResumePolicy, Signal, Terms, Waited
 from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.wait.suspensions import MAX_APPROVERS, check_terms
@@ -297,9 +298,13 @@ class WaitsApi:
         )
         return await self._scope.parking.wait(place, wait, wanted.reason)
 
-    async def _signals(self, record: Recorded, waitpoints: set[UUID]) -> list[Signal]:
+    async def _signals(
+        self, record: Recorded, waitpoints: set[UUID], keys: set[str]
+    ) -> list[Signal]:
         """The signals that counted for a wait that is over, in the order they came; none of a
         waitpoint that is not waited at now, such as the approval of something else."""
+        if record.carried is not None:  # its waitpoints are those of another run or generation
+            return record.carried.received_for(keys)
         if record.signal is not None:
             found = [record.signal]
         elif record.suspension is None:
@@ -327,7 +332,9 @@ class WaitsApi:
             )
         if record.waited != Waited.SIGNALLED:
             return []
-        return await self._signals(record, {binding.id for binding in wanted.bindings})
+        bindings = wanted.bindings
+        waitpoints, keys = {each.id for each in bindings}, {each.key for each in bindings}
+        return await self._signals(record, waitpoints, keys)
 
     async def _one(self, place: StepPlace, wanted: _Wanted, as_type: Any) -> Any:
         signals = await self._answer(place, wanted)
@@ -354,7 +361,7 @@ class WaitsApi:
         decided = record.signal.waitpoint if record.signal is not None else record.waitpoint
         if decided is not None and decided != asked.id:
             await self._check_about(record, asked, decided)
-        signals = await self._signals(record, {decided or asked.id})
+        signals = await self._signals(record, {decided or asked.id}, {asked.name})
         if record.waited == Waited.SIGNALLED and not signals:
             raise _outdated(asked)
         return Verdict(
@@ -368,11 +375,14 @@ class WaitsApi:
     async def _check_about(self, record: Recorded, asked: _AskedApproval, waitpoint: UUID) -> None:
         """What was decided by others, or by fewer of them, stays decided; what was decided about
         something else does not."""
-        with self._scope.branches.under_way():
-            terms = await self._scope.until_available(
-                lambda: self._engine.suspensions.terms(self._claim.uuid, waitpoint)
-            )
-        same = terms is not None and terms.about == asked.terms.about
+        if record.carried is not None:
+            same = record.carried.about == asked.terms.about
+        else:
+            with self._scope.branches.under_way():
+                terms = await self._scope.until_available(
+                    lambda: self._engine.suspensions.terms(self._claim.uuid, waitpoint)
+                )
+            same = terms is not None and terms.about == asked.terms.about
         if record.waited == Waited.SIGNALLED and not same:
             raise _outdated(asked)
 
@@ -386,8 +396,12 @@ class WaitsApi:
 
     async def _callback(self, place: StepPlace, name: str) -> Callback[Any]:
         key = name if place.occurrence == 0 else f"{name}#{place.occurrence}"
-        create = partial(self._create, _derived(self._claim.snapshot, place, "callback"), key)
+        own = _derived(self._claim.snapshot, place, "callback")
+        create = partial(self._create, own, key)
         id = UUID(await perform(self._scope.journal, place, create, str))
+        if id != own:  # made by another run, or before the run was replayed from a chosen step
+            use = partial(_open_or_new, self._claim.snapshot, id, create)
+            id = UUID(await perform(self._scope.journal, place.again(0, REPLACED), use, str))
         return Callback(self, f"{self._claim.id}/{id}", await self._token(id), id, key)
 
     async def _create(
@@ -408,6 +422,12 @@ class WaitsApi:
                 self._claim.uuid, waitpoint, approver=approver, expires_at=expires_at
             )
         )
+
+
+async def _open_or_new(run: Snapshot, id: UUID, create: Callable[[], Awaitable[str]]) -> str:
+    """The waitpoint that was handed out, if it is still open; otherwise another one."""
+    pending = (run.life.waits or NO_WAITS).pending
+    return str(id) if any(each.id == id for each in pending) else await create()
 
 
 def _asked(

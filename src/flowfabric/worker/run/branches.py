@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.execution.step import Recorded, Step, TryName
+from flowfabric.core.execution.step_order import LOOSE as LOOSE
+from flowfabric.core.execution.step_order import NO_CALL, is_named
 from flowfabric.worker.errors import StepsChanged, Unwind
-
-LOOSE = "~"
-"""Begins the name of a branch that the handler made itself and that may be left unfinished."""
 
 inside_step: ContextVar[str | None] = ContextVar("flowfabric_inside_step", default=None)
 """The name of the step whose function is being called."""
@@ -28,19 +27,22 @@ _branch: ContextVar["Branch | None"] = ContextVar("flowfabric_branch", default=N
 
 
 class StepPlace(Struct, frozen=True):
-    """Where in the history a call stands; given when it is made, not when it finishes."""
+    """Where in the history a call stands; given when it is made, not when it finishes. A call that
+    an operator has skipped has the position `NOWHERE`: it takes no place in the order."""
 
     branch: str
     position: int
     name: str
     occurrence: int
+    opened: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return title(self.name, self.occurrence)
 
     def step(self, generation: int, record: Recorded) -> Step:
         """The row of what is recorded here."""
-        doc = msgspec.json.encode(replace(record, branch=self.branch) if self.branch else record)
+        placed = replace(record, branch=self.branch, opened=self.opened) if self.branch else record
+        doc = msgspec.json.encode(placed)
         return Step(generation, self.position, self.name, self.occurrence, doc)
 
     @property
@@ -48,28 +50,33 @@ class StepPlace(Struct, frozen=True):
         """Where the end of a wait's time is recorded: not in the order of calls, since code may
         give a wait more or less time without changing its history."""
         name = f"{LOOSE}/{self.name}"
-        return StepPlace(f"{self.branch}{LOOSE}", self.position, name, self.occurrence)
+        branch = f"{self.branch}{LOOSE}"
+        return StepPlace(branch, self.position, name, self.occurrence, self.opened)
 
     def again(self, number: int, what: str = "") -> "StepPlace":
         """Where it is recorded that something was done once more: not in the order of calls
         either."""
         branch, name = f"{self.branch}{LOOSE}{what}/{number}", f"{LOOSE}/{what}{number}/{self.name}"
-        return StepPlace(branch, self.position, name, self.occurrence)
+        return StepPlace(branch, self.position, name, self.occurrence, self.opened)
 
     def tried(self, turn: str, number: int) -> "StepPlace":
         """Where it is recorded that a try failed: not in the order of calls either."""
         branch, name = f"{self.branch}{LOOSE}try/{turn}/{number}", TryName(turn, number, self.name)
-        return StepPlace(branch, self.position, str(name), self.occurrence)
+        return StepPlace(branch, self.position, str(name), self.occurrence, self.opened)
 
 
 def is_no_call(name: str) -> bool:
     """Whether a recorded name is that of no call: the end of a wait's time, a repetition, or a try
     that failed."""
-    return name.startswith(f"{LOOSE}/")
+    return name.startswith(NO_CALL)
 
 
 def title(name: str, occurrence: int) -> str:
     return f"{name!r} (call {occurrence + 1})"
+
+
+NOWHERE = -1
+"""The position of a call that takes no place in the order of calls."""
 
 
 class BranchSpot(Struct, frozen=True):
@@ -79,6 +86,23 @@ class BranchSpot(Struct, frozen=True):
     path: str
     position: int
     children: int
+    opened: tuple[int, ...] = ()
+
+
+class SkippedCalls(Struct):
+    """What operators have skipped: the results of calls by name and occurrence, and the places of
+    those among them that were recorded, by branch and position. No call gets such a place."""
+
+    results: dict[tuple[str, int], Recorded] = {}
+    places: set[tuple[str, int]] = set()
+
+    def result(self, name: str, occurrence: int) -> Recorded | None:
+        """What an operator has supplied for a call, perhaps without the path of its function."""
+        found = self.results.get((name, occurrence))
+        if found is not None or not self.results:
+            return found
+        same = (key for key in self.results if key[1] == occurrence and is_named(name, key[0]))
+        return next((self.results[key] for key in same), None)
 
 
 class Halt:
@@ -106,13 +130,18 @@ class Branch:
         "counted",
         "failed",
         "halt",
+        "opened",
         "owner",
         "path",
         "position",
     )
 
-    def __init__(self, halt: Halt, path: str, owner: object = None) -> None:
+    def __init__(
+        self, halt: Halt, path: str, owner: object = None, opened: tuple[int, ...] = ()
+    ) -> None:
+        """`opened` says how many calls each branch around this one had made when it was opened."""
         self.halt = halt
+        self.opened = opened
         self.path = path
         self.owner = owner
         self.counted = False
@@ -121,18 +150,24 @@ class Branch:
         self._occurrences: dict[str, int] = {}
         self.children = 0
 
-    def place(self, name: str) -> StepPlace:
+    def place(self, name: str, skipped: SkippedCalls) -> StepPlace:
         full = f"{self.path}/{name}" if self.path else name
         occurrence = self._occurrences.get(full, 0)
         self._occurrences[full] = occurrence + 1
+        if skipped.result(full, occurrence) is not None:
+            return StepPlace(self.path, NOWHERE, full, occurrence, self.opened)
+        while (self.path, self.position) in skipped.places:
+            self.position += 1
         position = self.position
         self.position += 1
-        return StepPlace(self.path, position, full, occurrence)
+        return StepPlace(self.path, position, full, occurrence, self.opened)
 
-    def child(self, prefix: str = "") -> str:
+    def child(self, owner: object = None, prefix: str = "") -> "Branch":
+        """A branch inside this one."""
         number = f"{prefix}{self.children}"
         self.children += 1
-        return f"{self.path}.{number}" if self.path else number
+        path = f"{self.path}.{number}" if self.path else number
+        return Branch(self.halt, path, owner, (*self.opened, self.position))
 
 
 class Branches:
@@ -152,6 +187,7 @@ class Branches:
         self.busy = 0
         self.idle: asyncio.Event | None = None
         self.parked = False
+        self.skipped = SkippedCalls()
         self.refused: StepsChanged | None = None
 
     # -- places
@@ -160,14 +196,14 @@ class Branches:
         """The place of the next call."""
         self._check_calls(name)
         with self._lock:
-            return self._branch_here().place(name)
+            return self._branch_here().place(name, self.skipped)
 
     def spot(self, name: str) -> BranchSpot:
         """Where the next call would stand, for one that takes no place."""
         self._check_calls(name)
         with self._lock:
             branch = self._branch_here()
-            return BranchSpot(branch.path, branch.position, branch.children)
+            return BranchSpot(branch.path, branch.position, branch.children, branch.opened)
 
     def adopt(self, owner: object) -> None:
         """The handler is about to run in this task or thread."""
@@ -185,7 +221,7 @@ class Branches:
     def branch(self) -> Branch:
         """A branch for one of several things that are waited for together."""
         with self._lock:
-            return self._open(self._current().child())
+            return self._keep(self._current().child())
 
     def was_asked(self, path: str, position: int) -> bool:
         """Whether the handler has made the call; it need not make those of a loose branch."""
@@ -197,8 +233,8 @@ class Branches:
         for branch in self._branches.values():
             branch.owner = None
 
-    def _open(self, path: str, owner: object = None) -> Branch:
-        branch = self._branches[path] = Branch(self._halt, path, owner)
+    def _keep(self, branch: Branch) -> Branch:
+        self._branches[branch.path] = branch
         return branch
 
     def _current(self) -> Branch:
@@ -210,7 +246,7 @@ class Branches:
         if branch.owner is None:
             branch.owner = caller
         elif branch.owner != caller:
-            branch = self._open(branch.child(LOOSE), caller)
+            branch = self._keep(branch.child(caller, LOOSE))
             _branch.set(branch)
         return branch
 

@@ -18,9 +18,17 @@ from flowfabric.core.base.errors import LeaseLost
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.step import Recorded, Step, TryName
+from flowfabric.core.execution.step_order import SKIPPED
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
-from flowfabric.worker.run.branches import Branches, BranchSpot, Halt, StepPlace, title
+from flowfabric.worker.run.branches import (
+    NOWHERE,
+    Branches,
+    BranchSpot,
+    Halt,
+    StepPlace,
+    title,
+)
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.patches import Patches, is_beyond
 from flowfabric.worker.run.until_available import until_available
@@ -54,7 +62,8 @@ class Journal:
         self._positions: dict[tuple[str, int], int] = {}
         self._began: dict[tuple[str, int], Millis] = {}
         self._tries: dict[tuple[str, int], dict[int, Recorded]] = {}
-        self._loaded = self._claim.lease.start is Start.INITIAL and not again
+        first = self._claim.lease.start is Start.INITIAL and not self._claim.snapshot.life.seeded
+        self._loaded = first and not again
         self._loading: asyncio.Lock | None = None
         self.patches = Patches()
 
@@ -64,6 +73,9 @@ class Journal:
         if not self._loaded:
             with self.branches.under_way():  # what is recorded may let the handler go on
                 await self.load()
+        skipped = self.branches.skipped.result(place.name, place.occurrence)
+        if skipped is not None:
+            return skipped
         found = self._steps.get((place.branch, place.position))
         if found is None:
             position = self._positions.get((place.name, place.occurrence))
@@ -200,6 +212,9 @@ class Journal:
                 if (tried := TryName.parse(step.name)) is not None:
                     self._learn_try(tried, step, record)
                     continue
+                if record.skipped:
+                    self._skip(step, record)
+                    continue
                 self._steps[record.branch, step.position] = (step, record)
                 self._positions[step.name, step.occurrence] = step.position
                 self.patches.learn(record.branch)
@@ -209,3 +224,10 @@ class Journal:
         """Tries of an earlier turn do not count, but stay for people to see."""
         if tried.turn == self._turn:
             self._tries.setdefault((tried.call, step.occurrence), {})[tried.number] = record
+
+    def _skip(self, step: Step, record: Recorded) -> None:
+        """An operator has supplied the result of this call."""
+        skipped = self.branches.skipped
+        skipped.results[step.name.removeprefix(SKIPPED), step.occurrence] = record
+        if step.position != NOWHERE:
+            skipped.places.add((record.branch, step.position))

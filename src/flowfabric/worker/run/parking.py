@@ -98,7 +98,12 @@ class Parking:
                 await self._journal.record(place.timer, Recorded(until=until))
                 recorded = True
             step = StepRef(
-                self._journal.generation, place.position, place.name, place.occurrence, place.branch
+                self._journal.generation,
+                place.position,
+                place.name,
+                place.occurrence,
+                place.branch,
+                place.opened,
             )
             begun = replace(wait, step=step, timeout_at=until)
             self._waiters[place] = Waiter(begun, reason, recorded)

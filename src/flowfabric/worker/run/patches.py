@@ -13,10 +13,10 @@ from typing import Any
 from msgspec import Struct
 
 from flowfabric.core.execution.step import Recorded, Step
-from flowfabric.worker.run.branches import LOOSE, BranchSpot, StepPlace
+from flowfabric.core.execution.step_order import LOOSE, NO_CALL, PATCHED, call_branch
+from flowfabric.worker.run.branches import BranchSpot, StepPlace
 
-_MARK = f"{LOOSE}patched/"
-_NAME = f"{LOOSE}/patched/"
+_NAME = f"{NO_CALL}patched/"
 
 
 class PatchAnswer(int):
@@ -41,7 +41,7 @@ class Patches:
 
     def learn(self, branch: str) -> None:
         """Called with the branch of every recorded step; those of patches are remembered."""
-        path, mark, name = branch.partition(_MARK)
+        path, mark, name = branch.partition(PATCHED)
         if mark:
             self._answers[path, name] = True
 
@@ -54,7 +54,8 @@ class Patches:
         self._answers[spot.path, name] = taken
         if taken:
             full = f"{_NAME}{spot.path}/{name}" if spot.path else f"{_NAME}{name}"
-            self._unrecorded.append(StepPlace(f"{spot.path}{_MARK}{name}", spot.position, full, 0))
+            branch = f"{spot.path}{PATCHED}{name}"
+            self._unrecorded.append(StepPlace(branch, spot.position, full, 0, spot.opened))
         return taken
 
     def take_unrecorded(self, generation: int) -> "Unrecorded":
@@ -85,18 +86,10 @@ def _and_around(path: str) -> Iterable[str]:
 
 def is_beyond(spot: BranchSpot, path: str, position: int) -> bool:
     """Whether a recorded step comes after a spot: in its branch, or in one opened after it."""
-    branch = _of_calls(path)
+    branch = call_branch(path)
     if branch == spot.path:
         return position >= spot.position
     inside = branch if not spot.path else branch.removeprefix(f"{spot.path}.")
     if spot.path and inside == branch:
         return False  # of another branch
     return int(inside.partition(".")[0].removeprefix(LOOSE)) >= spot.children
-
-
-def _of_calls(path: str) -> str:
-    """The branch of the call that a step belongs to, also of one beside the order of calls."""
-    before, slash, _ = path.partition("/")
-    if slash:
-        return before.rpartition(LOOSE)[0]
-    return path.removesuffix(LOOSE)

@@ -144,8 +144,11 @@ class CallScope:
 
     @property
     def _is_continued(self) -> bool:
-        """Whether the handler was called before, so that steps may be recorded."""
-        return self._again or self.claim.lease.start is not Start.INITIAL
+        """Whether steps may be recorded: the handler was called before, or the run was given
+        steps."""
+        claim = self.claim
+        seeded = claim.snapshot.life.seeded
+        return self._again or seeded or claim.lease.start is not Start.INITIAL
 
     async def release(self) -> bool:
         """Suspends the run; True when what it waits for is there and the handler is called again

@@ -10,7 +10,6 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -21,11 +20,11 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_kind_of
-from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.policy import check_retries
 from flowfabric.core.execution.retry import Backoff, Exponential, RetryPolicy
 from flowfabric.core.execution.step import Recorded
+from flowfabric.core.execution.step_order import check_step_name
 from flowfabric.worker.api.hooks import Invocation
 from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.task import Task, check_function, is_async
@@ -48,8 +47,6 @@ current_context: contextvars.ContextVar[Callable[[], Any] | None] = contextvars.
 )
 """Makes the context of the run this code belongs to; None inside a step."""
 
-_BRANCH_NAME = re.compile(r"(~|~?[0-9]+(\.~?[0-9]+)*)/")
-
 
 class StepOptions(Struct, frozen=True, kw_only=True):
     """`retries`, `backoff` and `timeout` of the step itself, within one attempt of the run."""
@@ -61,7 +58,7 @@ class StepOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.name is not None:
-            check_name(self.name)
+            check_step_name(self.name)
         check_retries(self.retries, self.backoff)
         if self.timeout is not None and not parse_span(self.timeout, "timeout"):
             raise Invalid("timeout must be longer than zero")
@@ -325,17 +322,10 @@ class _Inside:
         current_context.reset(self._context)
 
 
-def check_name(name: object) -> str:
-    text = check_text(name, "step name", limit=200)
-    if not text or _BRANCH_NAME.match(text):
-        raise Invalid(f"{text!r} cannot name a step")
-    return text
-
-
 def _name_of(function: Callable[..., Any]) -> str:
     named = function.func if isinstance(function, functools.partial) else function
     name = getattr(named, "__qualname__", None) or type(named).__name__
-    return check_name(name.replace("<locals>.", ""))
+    return check_step_name(name.replace("<locals>.", ""))
 
 
 _DEFAULTS = StepOptions()

@@ -1,0 +1,168 @@
+"""Going back to a chosen step: what a fork, or a replay from there, has recorded already.
+
+    recorded: reserve, charge, ship        from `charge`
+    a replay                               the same run: reserve is kept, charge and ship run again
+    a fork                                 another run, which has recorded reserve
+
+Kept steps are copied, to the next generation of the run or to the fork, and nothing is deleted
+(retention deletes all generations). What the code asks for after them is new: other waitpoints,
+other children, other idempotency keys.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.model import Attempt, Snapshot
+from flowfabric.core.execution.step import CarriedWait, Recorded, Step, TryName
+from flowfabric.core.execution.step_order import LOOSE, REPLACED, StepRow, find_call, in_order
+from flowfabric.core.wait.channel import channel_id
+from flowfabric.core.wait.model import Pending, Signal, Waits
+
+CALLBACK = "callback-for:"
+"""Begins the name of the step that makes a callback; its value is the id of the waitpoint."""
+
+T = TypeVar("T")
+
+
+class StepCut(Struct, frozen=True):
+    """The steps before the chosen one, as they were in `version` of the run."""
+
+    version: int
+    from_step: str | int
+    kept: tuple[StepRow, ...]
+
+    @property
+    def waits(self) -> tuple[Recorded, ...]:
+        """The records among them of waits that signals have ended."""
+        records = (row.record for row in self.kept)
+        return tuple(each for each in records if each.waited and each.carried is None)
+
+
+class KnownWaits(Struct, frozen=True):
+    """What the kept waits of a cut have received: signals by suspension, and digests of what was
+    to be approved by waitpoint."""
+
+    signals: Mapping[UUID, tuple[Signal, ...]] = {}
+    abouts: Mapping[UUID, str | None] = {}
+
+
+def cut_before(
+    snapshot: Snapshot, steps: Iterable[Step], attempts: Iterable[Attempt], from_step: str | int
+) -> StepCut:
+    """What comes before a step that was recorded, or that has raised. Results that an operator has
+    supplied are kept, unless the step is one of these."""
+    rows = in_order(steps)
+    failures = (attempt.failure for attempt in attempts)
+    raised = [each.step for each in failures if each is not None and each.step is not None]
+    chosen = find_call(rows, from_step, raised)
+    kept = [row for row in rows if chosen is None or _is_before(row, chosen)]
+    known = _without_open_tries(_with_replacements(kept))
+    return StepCut(snapshot.head.version, from_step, tuple(known))
+
+
+def _is_before(row: StepRow, chosen: StepRow) -> bool:
+    if row.record.skipped:
+        return row is not chosen
+    return row.order < chosen.order
+
+
+def _with_replacements(rows: Iterable[StepRow]) -> Iterable[StepRow]:
+    """The rows, where what has taken the place of a record is that record."""
+    plain, replacing = [], dict[tuple[str, int], list[tuple[int, StepRow]]]()
+    for row in rows:
+        _, mark, number = row.record.branch.rpartition(f"{LOOSE}{REPLACED}/")
+        if mark:
+            at = replacing.setdefault((row.branch, row.step.position), [])
+            at.append((int(number), row))
+        else:
+            plain.append(row)
+    for row in plain:
+        found = replacing.get((row.branch, row.step.position)) if row.is_call else None
+        if found is None:
+            yield row
+            continue
+        _, last = max(found, key=lambda pair: pair[0])
+        record = replace(row.record, value=last.record.value)
+        yield replace(row, step=replace(row.step, doc=msgspec.json.encode(record)), record=record)
+
+
+def _without_open_tries(rows: Iterable[StepRow]) -> list[StepRow]:
+    """The rows without the failed tries of calls that were not recorded: those start over."""
+    found = list(rows)
+    calls = {(row.branch, row.step.position) for row in found if row.is_call}
+    return [
+        row
+        for row in found
+        if TryName.parse(row.step.name) is None or (row.branch, row.step.position) in calls
+    ]
+
+
+def decided_at(record: Recorded) -> UUID | None:
+    """The waitpoint at which a wait was answered, if it waited at one."""
+    return record.waitpoint if record.signal is None else record.signal.waitpoint
+
+
+def carry(cut: StepCut, generation: int, known: KnownWaits) -> tuple[Step, ...]:
+    """The kept steps for another run or generation. Waits take along what they have received."""
+    return tuple(_carried(row, generation, known) for row in cut.kept)
+
+
+def _carried(row: StepRow, generation: int, known: KnownWaits) -> Step:
+    step, record = row.step, row.record
+    if not record.waited or record.carried is not None:
+        return replace(step, generation=generation)
+    received = known.signals.get(record.suspension or UUID(int=0), ())
+    signals = received if record.signal is None else (record.signal,)
+    at = decided_at(record)
+    wait = CarriedWait(signals, None if at is None else known.abouts.get(at))
+    doc = msgspec.json.encode(replace(record, carried=wait))
+    return replace(step, generation=generation, doc=doc)
+
+
+def cut_replay(change: "Change[T]", cut: StepCut | None, known: KnownWaits) -> "Change[T | None]":
+    """A replay that keeps only the steps of the cut; None for an answer if the run has changed
+    since the cut was made. Without a cut it is the replay as it is."""
+    before, after = change.before, change.after
+    if cut is None or before is None or after is None:
+        return change
+    if before.head.version != cut.version:
+        return unchanged(None)
+    old = before.life
+    generation = old.generation + 1
+    life = replace(
+        after.life,
+        generation=generation,
+        channels=old.generation if old.channels is None else old.channels,
+        waits=None if old.waits is None else _still_wanted(before, old.waits, cut),
+        orphans=(),
+    )
+    return replace(
+        change,
+        after=replace(after, head=replace(after.head, life=life)),
+        steps=carry(cut, generation, known),
+        events=tuple(
+            replace(event, detail={**(event.detail or {}), "from_step": cut.from_step})
+            if event.kind is EventKind.REPLAYED
+            else event
+            for event in change.events
+        ),
+    )
+
+
+def _still_wanted(before: Snapshot, waits: Waits, cut: StepCut) -> Waits:
+    """Channels stay open, and so do callbacks that were handed out before the chosen step; what
+    later steps have opened is closed."""
+    made = {bytes(row.record.value) for row in cut.kept if CALLBACK in row.step.name}
+
+    def wanted(pending: Pending) -> bool:
+        channel = pending.id == channel_id(before, pending.key)
+        return channel or f'"{pending.id}"'.encode() in made
+
+    return replace(waits, pending=tuple(each for each in waits.pending if wanted(each)))
