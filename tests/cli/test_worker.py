@@ -135,6 +135,11 @@ def test_a_worker_that_cannot_start_says_why(cli: Cli) -> None:
     )
 
 
+def test_a_duration_that_is_not_understood_is_shown(cli: Cli) -> None:
+    complaint = cli.complaint("worker", "tests.cli.sample:fabric", "--ttl", "soon", code=2)
+    assert complaint == "--ttl is not a duration such as '10s', '5m' or '1h30m': 'soon'"
+
+
 @pytest.mark.parametrize("words", [("--version",), ("worker", "--version")])
 def test_the_version_is_shown(cli: Cli, words: tuple[str, ...]) -> None:
     assert cli(*words).stdout.startswith("flowfabric ")

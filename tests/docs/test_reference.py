@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -51,6 +52,19 @@ def test_the_reference_tells(module: Any, name: str) -> None:
 def test_the_members_are_there_of(cls: type) -> None:
     told = set(re.findall(r"`([a-z_]+)`", row_of(cls.__name__)))
     assert told - members_of(cls) - {"async with", "gather"} == set()
+
+
+@pytest.mark.parametrize("cls", TOLD_WITH_MEMBERS, ids=lambda cls: cls.__name__)
+def test_every_member_has_a_docstring_of(cls: type) -> None:
+    """`help` explains what users call."""
+    members = [
+        (name, member)
+        for name, member in inspect.getmembers(cls)
+        if inspect.isroutine(member) or isinstance(member, property | cached_property)
+    ]
+    assert [
+        name for name, each in members if not name.startswith("_") and not inspect.getdoc(each)
+    ] == []
 
 
 def row_of(name: str) -> str:

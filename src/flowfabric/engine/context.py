@@ -71,6 +71,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def rank_step(self) -> int:
+        """The time in line, in milliseconds, that weighs as much as one step of priority."""
         return RANK_STEP if self.aging is None else check_span(self.aging, "aging", 1)
 
     def __repr__(self) -> str:

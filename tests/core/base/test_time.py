@@ -53,6 +53,13 @@ def test_what_is_no_sensible_span_is_refused_by_name(value: object) -> None:
         parse_span(value, "timeout")
 
 
+def test_a_span_that_is_not_understood_is_shown_up_to_a_length() -> None:
+    with pytest.raises(Invalid, match=r"or '1h30m': 'soon'$"):
+        parse_span("soon", "timeout")
+    with pytest.raises(Invalid, match=r"': '9{38}…$"):
+        parse_span("9" * 5000, "timeout")
+
+
 @given(st.text())
 def test_no_text_makes_a_span_fail_in_another_way(text: str) -> None:
     with suppress(Invalid):

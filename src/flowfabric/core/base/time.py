@@ -42,7 +42,9 @@ def parse_span(value: object, what: str) -> Millis:
     """
     span = _milliseconds(value)
     if span is None:
-        raise Invalid(f"{what} is not a duration such as '10s', '5m' or '1h30m'")
+        given = repr(value)
+        given = given if len(given) <= 40 else f"{given[:39]}…"
+        raise Invalid(f"{what} is not a duration such as '10s', '5m' or '1h30m': {given}")
     if not 0 <= span <= MAX_SPAN:
         raise Invalid(f"{what} must be between zero and ten years")
     return Millis(span)

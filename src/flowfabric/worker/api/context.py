@@ -91,6 +91,7 @@ class Context:
 
     @cached_property
     def info(self) -> RunInfo:
+        """The id, task, lane, attempt and times of the run."""
         return run_info(self._scope.claim.snapshot)
 
     @property

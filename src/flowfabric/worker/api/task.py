@@ -218,6 +218,7 @@ class Task(Generic[P, R]):
         return replace(self.policy, quotas=uses, budget_ids=budgets)
 
     def run_of(self, id: ExecutionId, *, duplicate: bool = False) -> Run[R]:
+        """The run of this task with this id, which is not looked up."""
         return Run(self._client, id, self.signature.returns, duplicate=duplicate)
 
     async def _submit(

@@ -210,6 +210,7 @@ class Worker:
 
     @property
     def stopping(self) -> bool:
+        """Whether `stop` was called: the worker claims nothing more."""
         return self._stopping.is_set()
 
     @property
