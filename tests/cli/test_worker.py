@@ -68,9 +68,8 @@ def test_a_worker_lets_what_runs_finish_before_it_stops(
     id = cli.submit("wait_for", "--arg", f"gate={tmp_path / 'gate'}")
     process = start(processes, cli, "--name", "ada", "--concurrency", "3")
     first = process.read_line()
-    assert (
-        f"works on {cli.url}: checkout, divide, greet, on_day, shout, wait_for; lanes: all" in first
-    )
+    tasks = "checkout, divide, greet, on_day, persistent, shout, wait_for"
+    assert f"works on {cli.url}: {tasks}; lanes: all" in first
     follow(cli.url, id, "claimed")
     process.terminate()
     assert "stopping: 1 running" in process.read_until("stopping")
