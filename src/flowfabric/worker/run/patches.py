@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from flowfabric.core.execution.step import Recorded, Step
-from flowfabric.worker.run.branches import LOOSE, BranchSpot, StepPlace
+from flowfabric.worker.run.branches import CLEANUP, LOOSE, BranchSpot, StepPlace
 
 _MARK = f"{LOOSE}patched/"
 _NAME = f"{LOOSE}/patched/"
@@ -85,6 +85,8 @@ def _and_around(path: str) -> Iterable[str]:
 
 def is_beyond(spot: BranchSpot, path: str, position: int) -> bool:
     """Whether a recorded step comes after a spot: in its branch, or in one opened after it."""
+    if path.startswith(CLEANUP) != spot.path.startswith(CLEANUP):
+        return False  # a clean-up is recorded on its own
     branch = _of_calls(path)
     if branch == spot.path:
         return position >= spot.position
@@ -96,6 +98,8 @@ def is_beyond(spot: BranchSpot, path: str, position: int) -> bool:
 
 def _of_calls(path: str) -> str:
     """The branch of the call that a step belongs to, also of one beside the order of calls."""
+    if path.startswith(CLEANUP):
+        return CLEANUP + _of_calls(path.removeprefix(CLEANUP))
     before, slash, _ = path.partition("/")
     if slash:
         return before.rpartition(LOOSE)[0]

@@ -48,7 +48,7 @@ current_context: contextvars.ContextVar[Callable[[], Any] | None] = contextvars.
 )
 """Makes the context of the run this code belongs to; None inside a step."""
 
-_BRANCH_NAME = re.compile(r"(~|~?[0-9]+(\.~?[0-9]+)*)/")
+_BRANCH_NAME = re.compile(r"(~+|~?[0-9]+(\.~?[0-9]+)*)/")
 
 
 class StepOptions(Struct, frozen=True, kw_only=True):
