@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flowfabric import Cancelled, Context, RunCancelled, RunFailed, SyncContext
+from flowfabric import Cancelled, Context, RunCancelled, RunFailed, SyncContext, testing
 from flowfabric.core.base.errors import Invalid
 from flowfabric.fabric import Fabric
 from flowfabric.worker.api.run import Run
@@ -422,6 +422,28 @@ def in_process() -> None: ...
 async def test_a_process_cannot_clean_up(bench: Bench, options: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="process cannot clean up"):
         bench.fabric.task(process=True, **options)(in_process)
+
+
+async def test_the_kit_cleans_up_as_a_worker_does() -> None:
+    fabric, log = Fabric("sqlite:///unused.db"), Log()
+
+    @fabric.task(on_cancel="cleanup", cleanup_timeout="1m")
+    async def order(ctx: Context, hangs: bool) -> None:
+        await ctx.compensate(log.note, "undo")
+        try:
+            await ctx.sleep("1d")
+        except Cancelled:
+            await ctx.step(log.note, "cleans up")
+            await ctx.sleep("1h" if hangs else "1s")
+            raise
+
+    async with testing.harness(fabric) as harness:
+        for hangs in (False, True):
+            run = await order.submit(hangs)
+            await harness.run_until_idle()
+            await run.cancel()
+            await cancelled(run)
+    assert log == ["cleans up", "undo", "cleans up"]
 
 
 # -- handlers that run

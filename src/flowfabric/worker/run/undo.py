@@ -43,7 +43,11 @@ class Compensation:
 def register(scope: CallScope, work: Work) -> Compensation:
     """Takes the place of the call. The compensation counts even if the cancel is raised here."""
     scope.undos.append(work)
-    return Compensation(scope, scope.branches.place(f"compensate:{work.name}"))
+    try:
+        return Compensation(scope, scope.branches.place(f"compensate:{work.name}"))
+    except Exception:  # refused; a cancel is no Exception
+        scope.undos.pop()
+        raise
 
 
 async def undo_all(scope: CallScope, undos: list[Work]) -> Exception | None:
