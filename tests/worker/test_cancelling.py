@@ -442,7 +442,7 @@ async def test_the_kit_cleans_up_as_a_worker_does() -> None:
             run = await order.submit(hangs)
             await harness.run_until_idle()
             await run.cancel()
-            await cancelled(run)
+            await cancelled(run, 600)
     assert log == ["cleans up", "undo", "cleans up"]
 
 

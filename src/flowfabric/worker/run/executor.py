@@ -248,8 +248,8 @@ class Executor:
             raised = await undo_all(scope, active.undos)
         except asyncio.CancelledError:
             return self._stopped(active)
-        except BaseException as stopped:  # the lease is lost, or the worker stops
-            return self._raised(active, stopped) if active.stopped else nothing
+        except BaseException:  # the lease is lost, the worker stops, or an undo waits
+            return self._stopped(active) if active.stopped or scope.parked else nothing
         finally:
             active.handling = False
             scope.close()

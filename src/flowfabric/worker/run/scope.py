@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from flowfabric.core.base.errors import LeaseLost
@@ -19,9 +19,11 @@ from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.parking import Parking
-from flowfabric.worker.run.steps import Work
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.until_available import until_available
+
+if TYPE_CHECKING:
+    from flowfabric.worker.run.steps import Work
 
 T = TypeVar("T")
 

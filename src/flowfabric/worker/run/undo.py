@@ -72,8 +72,8 @@ async def undo_all(scope: CallScope, undos: list[Work]) -> Exception | None:
 
 
 async def _undo(scope: CallScope, work: Work, place: StepPlace) -> None:
-    journal = scope.journal
-    await perform(journal, place, lambda: attempt(work, scope.threads, journal.confirm), Any)
+    tries = work.tries(scope, place, under_way=True)
+    await perform(scope.journal, place, lambda: attempt(work, scope.threads, tries), Any)
 
 
 def _places(undos: list[Work]) -> list[StepPlace]:
