@@ -40,6 +40,7 @@ from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.api.waits import Approval, Callback, Received
 from flowfabric.worker.errors import (
+    Cancelled,
     Fail,
     FlowFailed,
     ResultTimeout,
@@ -68,6 +69,7 @@ __all__ = [
     "BudgetExceeded",
     "Callback",
     "CancelPolicy",
+    "Cancelled",
     "CatchUp",
     "Contention",
     "Context",

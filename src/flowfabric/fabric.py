@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -186,6 +186,8 @@ class Fabric:
         catch_up: str = "latest",
         on_success: EndHook | None = None,
         on_failure: EndHook | None = None,
+        on_cancel: Literal["cleanup", "stop"] | None = None,
+        cleanup_timeout: Span | None = None,
     ) -> TaskDecorator: ...
     def task(  # type: ignore[misc]  # mypy does not see that `given` takes every option
         self, function: Callable[..., Any] | None = None, /, **given: Any
@@ -202,6 +204,10 @@ class Fabric:
         or `every` (an interval), the task is run periodically once a worker has started.
         `on_success` and `on_failure` are called with an `AttemptEnd` when a run has ended in that
         way, by the worker that ended it.
+
+        With `on_cancel="cleanup"`, or if the function catches `Cancelled`, a cancelled run has
+        `cleanup_timeout` (30 seconds by default) to clean up before it ends; with "stop" it ends at
+        once.
 
         Runs of a task with a `version` are run only by workers that have this version, unless `pin`
         is False. Several versions of one `name` may be registered.

@@ -88,7 +88,11 @@ async def test_a_lease_that_ends_in_a_transaction_is_not_renewed() -> None:
         return store
 
     heartbeat = Heartbeat(
-        opened, ttl=TTL, on_lost=lambda *loss: lost.append(loss), owns_store=False
+        opened,
+        ttl=TTL,
+        on_cancelled=lambda key, notice: None,
+        on_lost=lambda *loss: lost.append(loss),
+        owns_store=False,
     )
     heartbeat.hold(WorkerLease(claim, age=3.0))
     heartbeat.rest((claim.uuid, claim.epoch))

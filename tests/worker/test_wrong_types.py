@@ -140,7 +140,10 @@ async def test_a_call_with_wrong_arguments_is_refused_by_both_names(fabric: Fabr
 async def test_the_context_of_a_handler(bench: Bench) -> None:
     found: list[str] = []
     child: Task[Any, Any] = bench.fabric.task()(add)
-    own = {"adopt", "close", "finish", "release", "stop", "gather", "complete_in", "log", "info"}
+    own = {
+        "adopt", "close", "finish", "release", "stop", "gather", "complete_in", "log", "info",
+        "compensate", "shield",
+    }  # fmt: skip
 
     @bench.fabric.task()
     async def job(ctx: Context) -> None:

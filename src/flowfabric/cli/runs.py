@@ -360,12 +360,16 @@ async def cancel(
     reason: Annotated[
         str, Option(help="Why; kept with the run.")
     ] = "cancelled on the command line",
+    force: Annotated[bool, Option("--force", help="End them at once, without clean-up.")] = False,
 ) -> ExitCode:
-    """Cancel runs in any state; a handler that is running is stopped."""
+    """Cancel runs in any state; a handler that is running is stopped.
 
-    async def act(id: str) -> PublicState:
-        await engine.executions.cancel(id, reason=reason)
-        return PublicState.CANCELLED
+    A run whose task cleans up ends after that, or when its time to clean up is over.
+    """
+
+    async def act(id: str) -> PublicState | None:
+        answer = await engine.executions.cancel(id, reason=reason, force=force)
+        return PublicState.CANCELLED if answer.until is None else await engine.views.state(id)
 
     return await for_each(screen, ids, act, doing="cancelling", done="cancelled")
 

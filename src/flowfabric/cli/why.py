@@ -25,7 +25,14 @@ SHARE = Table[Share](
     ]
 )
 
-_POINTS = frozenset({ReasonCode.DEADLINE, ReasonCode.ATTEMPT_TIMEOUT, ReasonCode.RETRY_BACKOFF})
+_POINTS = frozenset(
+    {
+        ReasonCode.DEADLINE,
+        ReasonCode.CLEANING_UP,
+        ReasonCode.ATTEMPT_TIMEOUT,
+        ReasonCode.RETRY_BACKOFF,
+    }
+)
 """Reasons whose moment is when something happens, not when something ends."""
 
 

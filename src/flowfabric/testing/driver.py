@@ -292,6 +292,8 @@ def _told(driver: Driver, ended: Callable[[], bool]) -> bool:
 def _has_limit(worker: ManualWorker) -> bool:
     """Whether a handler that hangs is given up when its time is over."""
     return any(
-        active.claim.lease.times_out_at is not None or active.claim.snapshot.deadline_at is not None
+        active.claim.lease.times_out_at is not None
+        or active.claim.snapshot.deadline_at is not None
+        or active.notice is not None
         for active in worker.active.values()
     )

@@ -12,7 +12,8 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.testing.watch import current_run
 from flowfabric.worker.api.task import Task, pins_of
 from flowfabric.worker.errors import LOST
-from flowfabric.worker.run.executor import Executor
+from flowfabric.worker.run.cancelling import CancelNotice
+from flowfabric.worker.run.executor import ActiveRun, Executor
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.loop import HandlerRuntime, Worker
 from flowfabric.worker.run.options import WorkerOptions
@@ -49,8 +50,16 @@ class ManualWorker(Worker):
             try:
                 answer = await self.engine.claims.renew(active.claim, ttl)
                 active.lease.renewed(answer.expires_at, time.monotonic())
+                await self._tell(active)
             except FlowFabricError:
                 active.stop(LOST)
+
+    async def _tell(self, active: ActiveRun) -> None:
+        """Tells the handler of a run that is being cancelled, as a heartbeat would."""
+        found = await self.engine.store.load([active.claim.uuid])
+        run = found.get(active.claim.uuid)
+        if run is not None and (notice := CancelNotice.of(run)) is not None:
+            active.tell(notice)
 
     async def crash(self) -> list[Claim]:
         """Drops every handler without a report; returns the claims it held."""

@@ -1,6 +1,7 @@
 """What a handler raises, what it catches, and what unwinds it."""
 
-from datetime import timedelta
+import asyncio
+from datetime import datetime, timedelta
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis, parse_span
@@ -23,6 +24,22 @@ class Retry(Exception):
     def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
         super().__init__(reason)
         self.after: Millis | None = None if after is None else parse_span(after, "retry")
+
+
+class Cancelled(asyncio.CancelledError):
+    """Raised in the handler of a run that is being cancelled, if its task asked for a clean-up:
+    once, where it waits or at its next call of the context. Catch it, clean up, and raise it again;
+    the run ends as cancelled, at `until` at the latest.
+
+    It is an `asyncio.CancelledError`, so that timeouts, task groups and `except Exception` treat it
+    as the cancellation it is. Other cancellations of the handler, because its worker stops or has
+    lost the run, are a plain `CancelledError`: clean up nothing then, the run goes on elsewhere.
+    """
+
+    def __init__(self, reason: str = "", until: datetime | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.until = until
 
 
 class StartupFailed(FlowFabricError):

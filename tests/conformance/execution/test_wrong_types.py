@@ -144,6 +144,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "suspects": Suspects.ANY, "alone": False, "suspended": False, "budgets": ("team",),
         "attempt": NewAttempt(timeout=Millis(5_000)), "notes": GrantNotes(),
         "mismatch": Mismatch(message="changed", fingerprint="code-1"), "fingerprint": "code-1",
+        "force": True, "undo_time": 1_000,
     }  # fmt: skip
 
 

@@ -7,9 +7,10 @@ harmless), then checks ownership, then decides.
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.errors import Invalid, NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import cleanup as cleanup_rules
 from flowfabric.core.execution.attempts import attempt_of, closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
@@ -37,6 +38,9 @@ from flowfabric.core.execution.retry import Category, RetryPolicy, backoff_delay
 from flowfabric.core.execution.status import PublicState, vector
 from flowfabric.core.execution.step import Step
 
+LONGEST_CLEANUP_PAUSE = Millis(1_000)
+"""The longest pause before a clean-up that failed is tried again: its time is bounded."""
+
 
 class Completed(Struct, frozen=True, gc=False):
     id: ExecutionId
@@ -50,6 +54,18 @@ class RetryScheduled(Struct, frozen=True):
 
 class TerminalFailed(Struct, frozen=True):
     id: ExecutionId
+
+
+class CleaningUp(Struct, frozen=True):
+    """The failure is final, but the run has compensations: its owner keeps the lease and undoes
+    what was done, until `until` at the latest."""
+
+    id: ExecutionId
+    until: Millis
+
+
+Failing = RetryScheduled | TerminalFailed | CleaningUp
+"""The answers to a failure."""
 
 
 class Delayed(Struct, frozen=True):
@@ -73,9 +89,20 @@ def complete(
     return Change(
         outcome=Completed(snapshot.execution.id),
         before=snapshot,
-        after=snapshot.to(ended),
+        after=snapshot.to(ended, life=_without_cleanup(snapshot)),
         events=(lease_event(snapshot, now, lease, EventKind.COMPLETED),),
     )
+
+
+def _without_cleanup(snapshot: Snapshot) -> Life:
+    """The life of a run that has completed. A cancel came too late for it, but what a failure has
+    begun to undo cannot complete."""
+    life = snapshot.life
+    if life.cleanup is None:
+        return life
+    if life.cleanup.outcome is not Outcome.CANCELLED:
+        raise NotEligible(f"{snapshot.run} has failed and is being undone, so it cannot complete")
+    return replace(life, cleanup=None, cancel_reason=None, cancelled_by=None)
 
 
 class JitterSource(Struct, frozen=True):
@@ -92,7 +119,7 @@ def fail(
     owner: Owner,
     failure: Failure,
     jitter: JitterSource = JitterSource(),  # noqa: B008 - frozen
-) -> "Change[RetryScheduled | TerminalFailed]":
+) -> "Change[Failing]":
     """Ends the attempt in failure: a retry is scheduled if the stored policy allows one."""
     snapshot = present(snapshot)
     if (repeat := _failed_by(snapshot, owner)) is not None:
@@ -107,9 +134,7 @@ def fail(
     return _end_failed(snapshot, now, lease, failure, Outcome.FAILED)
 
 
-def time_out(
-    snapshot: Snapshot, now: Millis, lease: Lease, jitter: float
-) -> "Change[RetryScheduled | TerminalFailed]":
+def time_out(snapshot: Snapshot, now: Millis, lease: Lease, jitter: float) -> "Change[Failing]":
     """The attempt exceeded its timeout: a failure of category timeout, and `expired` if no retry is
     left."""
     failure = Failure(message="attempt_timeout", category=Category.TIMEOUT)
@@ -120,7 +145,7 @@ def time_out(
 
 def time_out_owned(
     snapshot: Snapshot | None, now: Millis, owner: Owner, jitter: float
-) -> "Change[RetryScheduled | TerminalFailed]":
+) -> "Change[Failing]":
     """The owner ends an attempt that exceeded its timeout by the worker's timer, which may be a
     little ahead of the store's clock."""
     snapshot = present(snapshot)
@@ -209,7 +234,7 @@ def _pause(
     life = replace(
         life,
         probation=None if reason == HANDED_BACK else life.probation,
-        not_before=until if until > now else None,
+        not_before=until if until > now and not cleanup_rules.is_unheard(snapshot) else None,
         delay=Gate.WORKER_DELAY,
         released=released(snapshot, lease, reason, until),
     )
@@ -225,10 +250,12 @@ def _pause(
 
 def _schedule_retry(
     snapshot: Snapshot, now: Millis, lease: Lease, failure: Failure, jitter: JitterSource
-) -> "Change[RetryScheduled | TerminalFailed]":
+) -> "Change[Failing]":
     policy = snapshot.execution.rules.retry_policy or RetryPolicy()
     retries = snapshot.life.retries
     wait = backoff_delay(policy, retries, jitter.jitter) if jitter.after is None else jitter.after
+    if snapshot.life.cleanup is not None:
+        wait = min(wait, LONGEST_CLEANUP_PAUSE)
     until = Millis(now + wait)
     next = Next(Start.RETRY, lease.attempt + 1, snapshot.execution.rules.attempt_timeout)
     life = replace(
@@ -268,7 +295,16 @@ def _failed_attempt(snapshot: Snapshot, now: Millis, lease: Lease, failure: Fail
 
 def _end_failed(
     snapshot: Snapshot, now: Millis, lease: Lease, failure: Failure, outcome: Outcome
-) -> "Change[RetryScheduled | TerminalFailed]":
+) -> "Change[Failing]":
+    life = snapshot.life
+    if life.cleanup is not None and life.undo_time and cleanup_rules.is_unheard(snapshot):
+        return unchanged(CleaningUp(snapshot.execution.id, life.cleanup.until))
+    if life.cleanup is not None:
+        change = cleanup_rules.end_after(snapshot, now, life.cleanup, failure=failure)
+        answer = TerminalFailed(snapshot.execution.id)
+        return Change(answer, change.before, change.after, change.events)
+    if life.undo_time is not None:
+        return _undo(snapshot, now, failure, outcome, life.undo_time)
     ended = Ended(outcome=outcome, ended_at=now, attempt=lease.attempt, lease=lease)
     kind = EventKind.FAILED if outcome is Outcome.FAILED else EventKind.EXPIRED
     reason = "failed" if outcome is Outcome.FAILED else f"expired:{failure.message}"
@@ -289,6 +325,15 @@ def _end_failed(
     )
 
 
+def _undo(
+    snapshot: Snapshot, now: Millis, failure: Failure, outcome: Outcome, span: Millis
+) -> "Change[Failing]":
+    """The failure is final, but first the compensations run."""
+    life = replace(snapshot.life, failure=failure)
+    after, event = cleanup_rules.begin(snapshot, now, life, outcome, span, failure.message)
+    return Change(CleaningUp(snapshot.execution.id, Millis(now + span)), snapshot, after, (event,))
+
+
 def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
     """Whether the same fence has already ended the execution in this way."""
     fence = owner.fence
@@ -301,10 +346,24 @@ def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
 
 def _failed_by(
     snapshot: Snapshot, owner: Owner, outcome: Outcome = Outcome.FAILED
-) -> RetryScheduled | TerminalFailed | None:
+) -> Failing | None:
     if _ended_by(snapshot, owner, outcome):
         return TerminalFailed(snapshot.execution.id)
+    if (until := _undoing(snapshot, owner, outcome)) is not None:
+        return CleaningUp(snapshot.execution.id, until)
     last = same_release(snapshot, owner.fence, "fail")
     if last is None or last.until is None:
         return None
     return RetryScheduled(snapshot.execution.id, last.until, last.attempt + 1)
+
+
+def _undoing(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> Millis | None:
+    """Until when the compensations run that the same fence has begun with this failure. Another
+    failure under that fence is one of a compensation."""
+    cleanup = snapshot.life.cleanup
+    match snapshot.state:
+        case Active(lease=lease) if cleanup is not None and cleanup.outcome is outcome:
+            same = cleanup.epoch == snapshot.head.epoch and owner.fence == fence_of(snapshot, lease)
+            return cleanup.until if same else None
+        case _:
+            return None

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import Attempt, Snapshot
@@ -58,6 +59,11 @@ def cut_before(
 ) -> StepCut:
     """What comes before a step that was recorded, or that has raised. Results that an operator has
     supplied are kept, unless the step is one of these."""
+    if snapshot.life.cleanup is not None:
+        raise Invalid(
+            f"run {snapshot.execution.uuid} has cleaned up, so that its steps may be undone; "
+            "replay it from the beginning"
+        )
     rows = in_order(steps)
     failures = (attempt.failure for attempt in attempts)
     raised = [each.step for each in failures if each is not None and each.step is not None]

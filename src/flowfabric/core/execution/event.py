@@ -36,6 +36,7 @@ class EventKind(IntEnum):
     WAITING_CHILDREN = 24
     TURNED_AWAY = 25
     BLOCKED_BY_CODE = 26
+    CLEANING_UP = 27
     PRIORITY_CHANGED = 30
     REPLAYED = 31
     FLOW_CANCEL_REQUESTED = 32
@@ -47,6 +48,15 @@ class EventKind(IntEnum):
     WAITPOINT_CLOSED = 43
     PROBATION = 50
     CLEARED = 51
+
+
+ENDING_KINDS = {
+    Outcome.SUCCESS: EventKind.COMPLETED,
+    Outcome.FAILED: EventKind.FAILED,
+    Outcome.CANCELLED: EventKind.CANCELLED,
+    Outcome.EXPIRED: EventKind.EXPIRED,
+}
+"""The event of an ending."""
 
 
 class Family(StrEnum):

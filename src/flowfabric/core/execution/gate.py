@@ -32,7 +32,7 @@ def closed(life: Life, now: Millis, flags: Flags) -> Iterator[Gate]:
         yield Gate.UNSEALED
     if life.blocked is not None:
         yield Gate.BLOCKED
-    if life.join is not None and life.join.state is not JoinState.SATISFIED:
+    if _waits_for_upstreams(life):
         yield Gate.DEPENDENCIES
     if life.not_before is not None and life.not_before > now:
         yield life.delay or Gate.DELAY
@@ -40,3 +40,9 @@ def closed(life: Life, now: Millis, flags: Flags) -> Iterator[Gate]:
         yield Gate.BUDGET
     if flags & Flags.LIMITS:
         yield Gate.LIMIT
+
+
+def _waits_for_upstreams(life: Life) -> bool:
+    """A clean-up does not wait for what the run has waited for."""
+    join = life.join
+    return join is not None and join.state is not JoinState.SATISFIED and life.cleanup is None

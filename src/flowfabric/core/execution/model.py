@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.document import Document
 from flowfabric.core.base.ids import ExecutionId, derive_attempt_id
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.granted import GivenAttempt, Grant
 from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
@@ -54,8 +55,9 @@ class Gate(IntEnum):
 class Flags(IntFlag):
     """What else an execution owns. Only an execution without flags may end without a load.
 
-    The last two mark a lost execution for the claim (`takeover.py`). SUSPECT: it may have killed
-    its worker. SPENT: the next claim gives it up instead of taking it over.
+    SUSPECT and SPENT mark a lost execution for the claim (`takeover.py`). SUSPECT: it may have
+    killed its worker. SPENT: the next claim gives it up instead of taking it over. CLEANUP: it has
+    `life.cleanup`, so it has an alarm.
     """
 
     NONE = 0
@@ -67,6 +69,7 @@ class Flags(IntFlag):
     BUDGETS = 32
     SUSPECT = 64
     SPENT = 128
+    CLEANUP = 256
 
 
 # A plain number, because flags are slow and every change is tested.
@@ -171,9 +174,11 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
 
     `losses` are all leases it has lost. `excused` of them are not its fault, and `revokes` were
     revoked by an operator since it was last excused. `max_reclaims` is the cap given by its grant.
-    `code` says which code does not fit its recorded steps, if any was found.
-    `channels` is the generation whose channels it still uses, if it was replayed from a chosen step
-    since. One that is `seeded` was given steps before its first attempt.
+    `code` says which code does not fit its recorded steps, if any was found. `channels` is the
+    generation whose channels it still uses, if it was replayed from a chosen step since. One that
+    is `seeded` was given steps before its first attempt. `undo_time` is how long its recorded
+    compensations may take, None if it has none; `cleanup` is the clean-up that is going on, or that
+    it ended with.
     `touched_at` is the moment of the last change that no event and no lease shows.
     """
 
@@ -202,6 +207,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure | None = None
     cancel_reason: str | None = None
     cancelled_by: str | None = None
+    undo_time: Millis | None = None
+    cleanup: Cleanup | None = None
     waits: Waits | None = None
     join: Join | None = None
     unsealed: bool = False
@@ -412,13 +419,15 @@ class Snapshot(Struct, frozen=True, gc=False):
 
     @property
     def alarm_at(self) -> Millis | None:
-        """When the sweep must look at the execution, in any state: its deadline, or the expiry of a
-        pending waitpoint. None if it has ended."""
+        """When the sweep must look at the execution, in any state: its deadline or the end of its
+        clean-up, or the expiry of a pending waitpoint. None if it has ended."""
         if isinstance(self.state, Ended):
             return None
         waits = self.head.life.waits
         expiry = None if waits is None else waits.next_expiry
-        moments = [at for at in (self.deadline_at, expiry) if at is not None]
+        cleanup = self.head.life.cleanup
+        end = self.deadline_at if cleanup is None else cleanup.until
+        moments = [at for at in (end, expiry) if at is not None]
         return min(moments, default=None)
 
     @property

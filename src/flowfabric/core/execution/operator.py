@@ -17,9 +17,11 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt as owner_rules
-from flowfabric.core.execution.attempt import RetryScheduled, TerminalFailed
+from flowfabric.core.execution import cleanup as cleanup_rules
+from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import DELAYS, admit
@@ -56,7 +58,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, Blocking, PublicState, vector
 from flowfabric.core.execution.takeover import GIVEN_UP, losses_kept
-from flowfabric.core.wait.resume import expire_suspension
+from flowfabric.core.wait.resume import expire_suspension, woken_for_cleanup
 from flowfabric.core.wait.waitpoint import expire_pending
 
 STRAY = "never_became_a_member"
@@ -64,8 +66,16 @@ STRAY = "never_became_a_member"
 _UNFENCED = frozenset({Source.OPERATOR, Source.FLOW_CASCADE, Source.SYSTEM_TIMEOUT})
 
 
-class Cancelled(Struct, frozen=True):
+class CancelAnswer(Struct, frozen=True, omit_defaults=True):
+    """The answer to a cancel. `until` is None if the run has ended; otherwise its handler cleans
+    up, and the run ends then at the latest."""
+
     id: ExecutionId
+    until: Millis | None = None
+
+
+Cancelled = CancelAnswer
+"""The name of the answer in the specification."""
 
 
 class Expired(Struct, frozen=True):
@@ -91,44 +101,68 @@ class Unblocked(Struct, frozen=True):
 
 
 def cancel(
-    snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
-) -> "Change[Cancelled]":
-    """Ends the execution as cancelled, in any state. Cancelling twice is one cancel."""
+    snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str, *, force: bool = False
+) -> "Change[CancelAnswer]":
+    """Ends the execution as cancelled, in any state; with a clean-up if it asked for one, unless
+    its owner or an operator with `force` cancels it. Cancelling twice is one cancel."""
     snapshot = present(snapshot)
     id = snapshot.execution.id
     if isinstance(snapshot.state, Ended):
         if snapshot.state.outcome is Outcome.CANCELLED:
-            return unchanged(Cancelled(id))
+            return unchanged(CancelAnswer(id))
         raise not_active(snapshot)
     _check_canceller(snapshot, owner)
-    life = replace(snapshot.life, cancel_reason=reason, cancelled_by=str(owner.source))
-    change = end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, reason)
-    return Change(Cancelled(id), change.before, change.after, change.events)
+    cleanup, life = snapshot.life.cleanup, snapshot.life
+    if cleanup is None or life.cancel_reason is None:
+        life = replace(life, cancel_reason=reason, cancelled_by=str(owner.source))
+    if not force and owner.source != Source.LEASE_HOLDER:
+        if cleanup is not None:
+            return unchanged(CancelAnswer(id, cleanup.until))
+        if (span := cleanup_rules.cleanup_time(snapshot)) is not None:
+            return _clean_up(snapshot, now, life, span)
+    change = end(
+        snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, life.cancel_reason or reason
+    )
+    return Change(CancelAnswer(id), change.before, change.after, change.events)
+
+
+def _clean_up(snapshot: Snapshot, now: Millis, life: Life, span: Millis) -> "Change[CancelAnswer]":
+    """Begins the clean-up of a cancelled execution; one that is suspended is woken for it."""
+    reason, woken = life.cancel_reason or "", woken_for_cleanup(snapshot, now)
+    life = replace(life, waits=woken.life.waits)
+    after, event = cleanup_rules.begin(woken, now, life, Outcome.CANCELLED, span, reason)
+    return Change(
+        CancelAnswer(snapshot.execution.id, Millis(now + span)), snapshot, after, (event,)
+    )
 
 
 def cancel_owned(
     snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
-) -> "Change[Cancelled]":
+) -> "Change[CancelAnswer]":
     """A worker cancels the execution it owns: it needs the whole fence, like every owner
     operation."""
     snapshot = present(snapshot)
     required_fence(owner)
     if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
-        return unchanged(Cancelled(snapshot.execution.id))
+        return unchanged(CancelAnswer(snapshot.execution.id))
     lease = enter(snapshot, now, owner)
-    return lease if isinstance(lease, Change) else cancel(snapshot, now, owner, reason)
+    return lease if isinstance(lease, Change) else cancel(snapshot, now, owner, reason, force=True)
 
 
 def expire(
     snapshot: Snapshot | None, now: Millis, jitter: float = 0.0
-) -> "Change[Expired | AlreadySatisfied | RetryScheduled]":
-    """Ends an execution whose deadline has passed, or an attempt that exceeded its timeout.
+) -> "Change[Expired | CleanedUp | AlreadySatisfied | RetryScheduled]":
+    """Ends an execution whose deadline or whose time to clean up has passed, or an attempt that
+    exceeded its timeout.
 
     The timer is checked again on the stored state, so a stale timer does nothing.
     """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
-    if snapshot.deadline_at is not None and snapshot.deadline_at <= now:
+    cleanup = snapshot.life.cleanup
+    if cleanup is not None and cleanup.until <= now:
+        return cleanup_rules.end_after(snapshot, now, cleanup)
+    if cleanup is None and snapshot.deadline_at is not None and snapshot.deadline_at <= now:
         return expire_now(snapshot, now, "execution_deadline")
     match snapshot.state:
         case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
@@ -138,7 +172,15 @@ def expire(
 
 
 def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
+    """Ends an execution as expired, after its compensations if it has any."""
     life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
+    if (span := life.undo_time) is not None and life.cleanup is None:
+        woken = woken_for_cleanup(snapshot, now)
+        life = replace(life, waits=woken.life.waits)
+        after, event = cleanup_rules.begin(
+            woken, now, life, Outcome.EXPIRED, span, f"expired:{reason}"
+        )
+        return Change(Expired(snapshot.execution.id), snapshot, after, (event,))
     change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
     return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
 
@@ -173,8 +215,8 @@ def change_priority(
 def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
     """Runs an ended execution again: a new attempt, a fresh retry budget, the same history.
 
-    Recorded steps are kept if the run had not succeeded; after a success, a new generation of steps
-    starts.
+    Recorded steps are kept if the run had not succeeded; after a success or a clean-up, a new
+    generation of steps starts.
     """
     snapshot = present(snapshot)
     ended = check_replay(snapshot)
@@ -278,7 +320,11 @@ def _time_out(
 ) -> "Change[Expired | RetryScheduled]":
     change = owner_rules.time_out(snapshot, now, lease, jitter)
     answer = change.outcome
-    outcome = Expired(snapshot.execution.id) if isinstance(answer, TerminalFailed) else answer
+    outcome = (
+        Expired(snapshot.execution.id)
+        if isinstance(answer, TerminalFailed | CleaningUp)
+        else answer
+    )
     return Change(outcome, change.before, change.after, change.events, change.attempts)
 
 
@@ -305,13 +351,15 @@ def reborn(snapshot: Snapshot, now: Millis, ended: Ended) -> tuple[Life, Flags]:
     """The life that a replay starts with: counters at zero, the deadline counted from now."""
     old = snapshot.life
     relative = snapshot.execution.rules.execution_deadline
-    flags = snapshot.head.flags & ~(Flags.DEADLINE | Flags.SPENT | Flags.SUSPECT)
+    gone = Flags.DEADLINE | Flags.SPENT | Flags.SUSPECT | Flags.CLEANUP
+    flags = snapshot.head.flags & ~gone
     if old.failure == GIVEN_UP:
         flags |= Flags.SUSPECT
     if relative is not None:
         flags |= Flags.DEADLINE
     losses, counted = losses_kept(snapshot)
-    fresh_steps = ended.outcome is Outcome.SUCCESS
+    # What was undone must be done again.
+    fresh_steps = ended.outcome is Outcome.SUCCESS or old.cleanup is not None
     waits = old.waits
     if waits is not None and fresh_steps:
         waits = replace(waits, pending=())  # those of the old generation

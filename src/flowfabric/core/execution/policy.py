@@ -19,6 +19,7 @@ from flowfabric.core.base.errors import Invalid, InvalidPolicy
 from flowfabric.core.base.numbers import check_whole
 from flowfabric.core.base.text import check_size
 from flowfabric.core.base.time import MAX_MILLIS, MAX_SPAN, Millis
+from flowfabric.core.execution.cleaning import CLEANUP_TIME
 from flowfabric.core.execution.retry import Count, Exponential, Fixed, RetryPolicy, Span
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import check_budget_names
@@ -69,6 +70,12 @@ class StreamPolicy(Document, frozen=True, kw_only=True):
     retention_ttl_ms: Span | None = None
 
 
+class CleanupPolicy(Document, frozen=True, kw_only=True):
+    """A run with it is not cancelled at once: its handler has this long to clean up."""
+
+    cleanup_timeout_ms: Timeout = CLEANUP_TIME
+
+
 class Policy(Document, frozen=True, kw_only=True):
     """The whole document. `fallback_policy` is stored as given and has no effect."""
 
@@ -86,6 +93,7 @@ class Policy(Document, frozen=True, kw_only=True):
     dedup_window_ms: Span = 86_400_000
     stream_policy: StreamPolicy | None = None
     max_signals_per_execution: Count = MAX_SIGNALS
+    cleanup_policy: CleanupPolicy | None = None
 
     @property
     def attempt_timeout(self) -> Millis | None:
@@ -109,6 +117,13 @@ class Policy(Document, frozen=True, kw_only=True):
     def retention(self) -> Millis | None:
         """How long the ended execution is kept, if it has its own retention."""
         return None if self.stream_policy is None else _span(self.stream_policy.retention_ttl_ms)
+
+    @property
+    def cleanup_time(self) -> Millis | None:
+        """How long the handler may clean up after a cancel; None if it does not."""
+        return (
+            None if self.cleanup_policy is None else _span(self.cleanup_policy.cleanup_timeout_ms)
+        )
 
     @property
     def capabilities(self) -> tuple[str, ...]:

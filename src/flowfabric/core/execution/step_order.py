@@ -26,6 +26,10 @@ from flowfabric.core.execution.step import Recorded, Step
 
 LOOSE = "~"
 """Begins the name of a branch that the handler made itself and that may be left unfinished."""
+CLEANUP = f"{LOOSE}{LOOSE}"
+"""The branch of the calls that a handler makes while it cleans up."""
+UNDO = f"{CLEANUP}.{CLEANUP}"
+"""The branch that compensations are recorded in."""
 NO_CALL = f"{LOOSE}/"
 """Begins the name of what is recorded beside the calls of a handler."""
 PATCHED = f"{LOOSE}patched/"
@@ -38,8 +42,10 @@ REPLACED = "replaced"
 else takes its place: `~replaced/0`, later ones with higher numbers."""
 
 _BRANCH = "~.0123456789"
-_BRANCH_NAME = re.compile(r"(~|~?[0-9]+(\.~?[0-9]+)*)/")
+_BRANCH_NAME = re.compile(r"(~+|~?[0-9]+(\.~?[0-9]+)*)/")
 _SHOWN = 20
+_AFTER_ALL = 2**62
+"""Above the position of every call."""
 
 Order = tuple[tuple[int, int, int], ...]
 
@@ -66,6 +72,11 @@ class StepRow(Struct, frozen=True):
         return self.record.skipped or not self.step.name.startswith(NO_CALL)
 
     @property
+    def is_cleanup(self) -> bool:
+        """Whether it was recorded while the run cleaned up, or undid what it had done."""
+        return self.record.branch.startswith(CLEANUP)
+
+    @property
     def is_patch(self) -> bool:
         return PATCHED in self.record.branch
 
@@ -82,6 +93,10 @@ def reference(name: str, occurrence: int) -> str:
 
 def call_branch(path: str) -> str:
     """The branch of the call that a step belongs to, also of one beside the order of calls."""
+    if path.startswith(UNDO):
+        return UNDO
+    if path.startswith(CLEANUP):
+        return CLEANUP + call_branch(path.removeprefix(CLEANUP))
     before, slash, _ = path.partition("/")
     if slash:
         return before.rpartition(LOOSE)[0]
@@ -135,7 +150,7 @@ def find_call(
 ) -> StepRow | None:
     """The call that a reference names. None for one that has raised and was not recorded: it comes
     after everything that was. Raises NotFound if there is neither."""
-    calls = [row for row in rows if row.is_call]
+    calls = [row for row in rows if row.is_call and not row.is_cleanup]
     found = _matching(calls, wanted)
     if len({row.branch for row in found}) > 1:
         choices = ", ".join(row.reference for row in found[:_SHOWN])
@@ -153,7 +168,8 @@ def find_call(
 
 def calls_named(rows: Sequence[StepRow], wanted: str) -> list[StepRow]:
     """All recorded calls of a name; of `name#2` only that one."""
-    calls = [row for row in rows if row.is_call and not row.record.skipped]
+    taking = [row for row in rows if row.is_call and not row.is_cleanup]
+    calls = [row for row in taking if not row.record.skipped]
     exact = [row for row in calls if wanted in (row.name, plain_name(row.name))]
     return exact or [row for row in calls if is_named(row.name, wanted)] or _matching(calls, wanted)
 
@@ -190,7 +206,16 @@ def _matching(calls: Sequence[StepRow], wanted: str | int) -> list[StepRow]:
 def _order(step: Step, record: Recorded, guessed: dict[str, int]) -> Order:
     """Two kinds of entries, compared from the outermost branch on: a branch that was opened after
     `n` calls comes before the call at position `n`, which comes before a branch opened later."""
-    path = call_branch(record.branch)
+    branch = call_branch(record.branch)
+    if branch == UNDO:  # the last that was registered is undone first
+        return ((_AFTER_ALL, 1, 0), (-step.position, 1, 0))
+    if branch.startswith(CLEANUP):
+        return ((_AFTER_ALL, 0, 0), *_order_in(branch.removeprefix(CLEANUP), step, record, guessed))
+    return _order_in(branch, step, record, guessed)
+
+
+def _order_in(path: str, step: Step, record: Recorded, guessed: dict[str, int]) -> Order:
+    path = path.removeprefix(".")
     numbers = _numbers(path)
     opened = record.opened
     if len(opened) != len(numbers):
@@ -216,7 +241,7 @@ def _guess_openings(read: Sequence[tuple[Step, Recorded]]) -> dict[str, int]:
     began: dict[str, int] = {}
     for _, record in read:
         path = call_branch(record.branch)
-        if len(record.opened) == len(_numbers(path)):
+        if path.startswith(CLEANUP) or len(record.opened) == len(_numbers(path)):
             continue
         at = record.started_at or record.ended_at or 0
         for branch in _around(path):

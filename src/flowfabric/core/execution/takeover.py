@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
-from flowfabric.core.execution.event import Event, EventKind
+from flowfabric.core.execution.event import ENDING_KINDS, Event, EventKind
 from flowfabric.core.execution.model import (
     Active,
     Ended,
@@ -94,18 +94,22 @@ def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[boo
 
 def end_lost(snapshot: Snapshot, now: Millis, attempt: int) -> "Change[bool]":
     """The lost attempt was the last one."""
-    lapsed = snapshot.life.lapsed
+    lapsed, cleanup = snapshot.life.lapsed, snapshot.life.cleanup
     event = Event(
         uuid=snapshot.execution.uuid,
         at=now,
-        kind=EventKind.RECLAIMS_EXCEEDED,
+        kind=EventKind.RECLAIMS_EXCEEDED if cleanup is None else ENDING_KINDS[cleanup.outcome],
         epoch=snapshot.head.epoch,
         attempt=attempt,
         worker=lapsed.worker if lapsed else None,
     )
     after = snapshot.to(
-        Ended(outcome=Outcome.FAILED, ended_at=now, attempt=attempt),
-        life=replace(snapshot.life, failure=GIVEN_UP),
+        Ended(
+            outcome=Outcome.FAILED if cleanup is None else cleanup.outcome,
+            ended_at=now,
+            attempt=attempt,
+        ),
+        life=replace(snapshot.life, failure=snapshot.life.failure if cleanup else GIVEN_UP),
         flags=snapshot.head.flags & ~Flags.SPENT,
     )
     return Change(True, snapshot, after, (event,))

@@ -24,6 +24,7 @@ class ReasonCode(StrEnum):
     LEASED = "leased"
     ATTEMPT_TIMEOUT = "attempt_timeout"
     DEADLINE = "deadline"
+    CLEANING_UP = "cleaning_up"
     LOST = "lost"
     SUSPECT = "suspect"
     SPENT = "spent"

@@ -36,6 +36,7 @@ from flowfabric.core.explain.limits import budget_reasons, limit_reasons
 from flowfabric.core.explain.reasons import GATES, Explanation, QueuePlace, Reason, ReasonCode
 from flowfabric.core.explain.sentences import because
 from flowfabric.core.explain.state import (
+    cleanup_reason,
     ended_reason,
     hold_reasons,
     lost_reason,
@@ -121,7 +122,14 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
         case Ready(next=next, hold=hold):
             yield from _claimable(snapshot, next, hold, around)
             yield from suspect_reasons(snapshot)
-    if snapshot.deadline_at is not None:
+    yield from _bounds(snapshot)
+
+
+def _bounds(snapshot: Snapshot) -> Iterator[Reason]:
+    """What ends it unless it ends before."""
+    if snapshot.life.cleanup is not None:
+        yield cleanup_reason(snapshot, snapshot.life.cleanup)
+    elif snapshot.deadline_at is not None:
         yield because(ReasonCode.DEADLINE, until=snapshot.deadline_at)
 
 

@@ -309,6 +309,17 @@ ONE: dict[ReasonCode, Sentence] = {
     ReasonCode.LEASED: "it runs: {worker} ({instance}) has a lease for attempt {number}",
     ReasonCode.ATTEMPT_TIMEOUT: "the attempt times out unless it ends before",
     ReasonCode.DEADLINE: "it expires unless it ends before its deadline",
+    ReasonCode.CLEANING_UP: By(
+        "outcome",
+        {
+            "cancelled": "it is being cancelled{cancelled_by:+ by }{cancel_reason:+: }; its "
+            "handler cleans up, and it ends as cancelled then at the latest",
+            "failed": "it has failed{failure:+: }; what it did is being undone, and it ends as "
+            "failed then at the latest",
+            "expired": "it has expired{failure:+: }; what it did is being undone, and it ends as "
+            "expired then at the latest",
+        },
+    ),
     ReasonCode.LOST: _lost,
     ReasonCode.SUSPECT: By(
         "probation",

@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.model import Ended, Flags, Hold, Lease, Lost, Snapshot, Suspended
 from flowfabric.core.explain.reasons import Reason, ReasonCode
 from flowfabric.core.explain.sentences import because
@@ -26,6 +27,20 @@ def ended_reason(snapshot: Snapshot, ended: Ended) -> Reason:
         ReasonCode.ENDED,
         since=ended.ended_at,
         outcome=ended.outcome.name.lower(),
+        failure=None if life.failure is None else life.failure.message,
+        cancel_reason=life.cancel_reason,
+        cancelled_by=life.cancelled_by,
+    )
+
+
+def cleanup_reason(snapshot: Snapshot, cleanup: Cleanup) -> Reason:
+    """It is about to end, but its handler cleans up first."""
+    life = snapshot.life
+    return because(
+        ReasonCode.CLEANING_UP,
+        since=cleanup.since,
+        until=cleanup.until,
+        outcome=cleanup.outcome.name.lower(),
         failure=None if life.failure is None else life.failure.message,
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,

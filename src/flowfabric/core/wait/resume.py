@@ -47,6 +47,7 @@ TIMEOUT = "timeout"
 RESUMED = "resumed"
 CLOSED = "waitpoint_closed"
 TIMED_OUT = "timed_out_auto_resume"
+CLEANUP = "woken_for_cleanup"
 """Why a suspension was closed, apart from the execution's end."""
 
 _ENDINGS = {
@@ -108,6 +109,14 @@ def end_suspension(
     )
     after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
     return after, steps_of(suspension, now, end)
+
+
+def woken_for_cleanup(snapshot: Snapshot, now: Millis) -> Snapshot:
+    """The execution without its suspension, if it has one. None of its waits is over."""
+    suspension = suspension_of(snapshot)
+    if suspension is None:
+        return snapshot
+    return end_suspension(snapshot, now, suspension, SuspensionEnd(reason=CLEANUP, done={}))[0]
 
 
 def close_suspension(

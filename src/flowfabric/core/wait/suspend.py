@@ -29,6 +29,7 @@ from flowfabric.core.base.time import Millis, check_moment, check_span
 from flowfabric.core.execution.attempt import pause_attempt, released, same_release
 from flowfabric.core.execution.attempts import closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.cleanup import is_unheard
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner, enter, fence_of, lease_event, present
 from flowfabric.core.execution.model import Active, Flags, Lease, Snapshot, Suspended
@@ -58,7 +59,13 @@ from flowfabric.core.wait.model import (
     Waits,
     dedup_key,
 )
-from flowfabric.core.wait.resume import CLOSED, SuspensionEnd, close_suspension, steps_of
+from flowfabric.core.wait.resume import (
+    CLOSED,
+    SuspensionEnd,
+    close_suspension,
+    steps_of,
+    woken_for_cleanup,
+)
 from flowfabric.core.wait.waitpoint import closed_because, closed_key, is_over, new_waitpoint
 
 PAST_TOLERANCE = Millis(600_000)
@@ -460,6 +467,8 @@ class _Suspending:
             due_at=suspension.due_at,
         )
         after = snapshot.to(state, life=life, flags=snapshot.head.flags | Flags.WAITPOINTS)
+        if is_unheard(snapshot):
+            after = woken_for_cleanup(after, self._now)
         event = lease_event(
             snapshot,
             self._now,

@@ -5,6 +5,7 @@ no read. Only if that is refused is the execution loaded, and the rule then says
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Concatenate
 from uuid import UUID
 
@@ -24,21 +25,22 @@ from flowfabric.core.base.text import (
 )
 from flowfabric.core.base.time import Millis, Span, check_moment, check_span
 from flowfabric.core.execution import attempt as rules
-from flowfabric.core.execution import operator
+from flowfabric.core.execution import cleanup, operator
 from flowfabric.core.execution.attempt import (
     Completed,
     Delayed,
+    Failing,
     JitterSource,
-    RetryScheduled,
     TerminalFailed,
 )
 from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.cleanup import CleanedUp, Compensated
 from flowfabric.core.execution.code import BlockedByCode, block_by_code, return_untried
 from flowfabric.core.execution.handle import HandleBody, HandleKind, open_handle, seal
 from flowfabric.core.execution.lease import Owner, Renewed, check_owner, enter, present
 from flowfabric.core.execution.mismatch import Mismatch, check_fingerprint, check_mismatch
 from flowfabric.core.execution.model import Failure, Fence, Snapshot, Source
-from flowfabric.core.execution.operator import Cancelled
+from flowfabric.core.execution.operator import CancelAnswer
 from flowfabric.core.execution.retry import Category
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow import progress
@@ -72,7 +74,7 @@ class Attempts(Service):
         super().__init__(context)
         self._claims = claims
         self._ends: Batcher[Change[object], bool] = Batcher(
-            "end", self._flush_ends, keys=_change_keys, weight=_change_weight
+            "end", partial(_flush_ends, context), keys=_change_keys, weight=_change_weight
         )
         self._steps: Batcher[tuple[UUID, int], list[Step]] = Batcher("steps", context.store.steps)
         self._notes: Batcher[SideWrite, bool] = Batcher(
@@ -93,9 +95,10 @@ class Attempts(Service):
 
     async def fail(
         self, owned: Owned, failure: Failure, *, retry_after: Span | None = None
-    ) -> RetryScheduled | TerminalFailed:
+    ) -> Failing:
         """Ends the attempt in failure. The stored policy decides whether a retry is scheduled;
-        `retry_after` replaces its backoff this time."""
+        `retry_after` replaces its backoff this time. `CleaningUp` if the lease stays, so that the
+        compensations of the run can be done first."""
         _check_failure(failure)
         if retry_after is not None:
             retry_after = check_span(retry_after, "retry_after")
@@ -111,7 +114,7 @@ class Attempts(Service):
         so that waiting callers, its flow and its slot need not wait for the sweep."""
         self._context.post_commit.applied([Change(None, owned.snapshot, ended)])
 
-    async def time_out(self, owned: Owned) -> RetryScheduled | TerminalFailed:
+    async def time_out(self, owned: Owned) -> Failing:
         """Ends the attempt because it exceeded its timeout, as the sweep would: it is retried or
         expires. For the owner, whose timer may be ahead of the store's clock."""
         return await self._release(owned, rules.time_out_owned, self._jitter())
@@ -144,10 +147,22 @@ class Attempts(Service):
         before."""
         return await self._release(owned, return_untried, check_fingerprint(fingerprint))
 
-    async def cancel(self, owned: Owned, reason: str) -> Cancelled:
+    async def cancel(self, owned: Owned, reason: str) -> CancelAnswer:
         """A worker cancels the execution it owns."""
         text = check_text(reason, "reason", limit=MAX_REASON)
         return await self._release(owned, operator.cancel_owned, text)
+
+    async def compensate(self, owned: Owned, undo_time: Span) -> Compensated:
+        """Says that the execution has compensations: before it ends without success, its owner has
+        `undo_time` to undo what was done."""
+        span = check_span(undo_time, "undo time", 1)
+        return await self._release(owned, cleanup.compensate, span)
+
+    async def finish_cleanup(self, owned: Owned, failure: Failure | None = None) -> CleanedUp:
+        """Ends an execution whose owner has cleaned up. A `failure` is what was not cleaned up."""
+        if failure is not None:
+            _check_failure(failure)
+        return await self._release(owned, cleanup.finish, failure)
 
     async def renew(self, owned: Owned, ttl: Span | None = None) -> Renewed:
         """Extends the lease, given as a claim, a handle or a fence."""
@@ -261,12 +276,6 @@ class Attempts(Service):
             # Refused: the rule says why. If it finds nothing wrong, the lease changed in between.
             await self._decide(id, _explain, owner)
 
-    async def _flush_ends(self, changes: list[Change[object]]) -> list[bool]:
-        ended = await self._context.store.end(changes, self._now())
-        applied = [change for change in changes if _uuid(change) in ended]
-        self._context.post_commit.applied(applied)
-        return [_uuid(change) in ended for change in changes]
-
     async def _flush_notes(self, notes: list[SideWrite]) -> list[bool]:
         """One call for all, unless two owners of one execution meet: the store answers by
         execution, and an owner that lost its lease must not get the other's answer."""
@@ -279,6 +288,12 @@ class Attempts(Service):
             written.update(owners[uuid] for uuid in found)
             rest = [note for note in rest if owners[note.uuid] != _note_fence(note)]
         return [_note_fence(note) in written for note in notes]
+
+
+async def _flush_ends(context: EngineContext, changes: list[Change[object]]) -> list[bool]:
+    ended = await context.store.end(changes, context.store.clock.now())
+    context.post_commit.applied([change for change in changes if _uuid(change) in ended])
+    return [_uuid(change) in ended for change in changes]
 
 
 def _explain(found: Snapshot | None, now: Millis, owner: Owner) -> Change[None]:

@@ -12,6 +12,7 @@ from flowfabric.core.base.text import MAX_REASON, check_tag_key, check_tags, che
 from flowfabric.core.base.time import NO_TIME, Span, check_span
 from flowfabric.core.execution import hold, operator
 from flowfabric.core.execution.attempt import RetryScheduled
+from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.cut import KnownWaits, StepCut, cut_replay
 from flowfabric.core.execution.fork import ForkChanges, ForkSource, fork
 from flowfabric.core.execution.hold import Held, Unheld
@@ -19,7 +20,7 @@ from flowfabric.core.execution.lease import AlreadySatisfied, Owner, check_owner
 from flowfabric.core.execution.model import Flags, Snapshot, Source
 from flowfabric.core.execution.operator import (
     Blocked,
-    Cancelled,
+    CancelAnswer,
     Changed,
     Expired,
     Replayed,
@@ -89,14 +90,17 @@ class Executions(Service):
             answers += await asyncio.gather(*chunk)
         return answers
 
-    async def cancel(self, id: str, *, reason: str, owner: Owner = _OPERATOR) -> Cancelled:
-        """Ends an execution as cancelled, in any state; its worker notices and stops the
-        handler."""
+    async def cancel(
+        self, id: str, *, reason: str, owner: Owner = _OPERATOR, force: bool = False
+    ) -> CancelAnswer:
+        """Ends an execution as cancelled, in any state; its worker notices and stops the handler.
+        One that asked for a clean-up ends after it, or at once with `force`."""
         text = check_text(reason, "reason", limit=MAX_REASON)
         who = check_owner(owner)
-        return await self._decide(id, operator.cancel, who, text)
+        check_flag(force, "force")
+        return await self._decide(id, operator.cancel, who, text, force=force)
 
-    async def expire(self, id: str) -> Expired | AlreadySatisfied | RetryScheduled:
+    async def expire(self, id: str) -> Expired | CleanedUp | AlreadySatisfied | RetryScheduled:
         """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep
         also does this."""
         return await self._decide(id, operator.expire, self._jitter())

@@ -20,6 +20,7 @@ from flowfabric.core.base.numbers import (
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
 from flowfabric.core.execution.granted import Grant
@@ -85,6 +86,7 @@ class Description(Struct, frozen=True, kw_only=True):
     failure: Failure | None
     cancel_reason: str | None
     cancelled_by: str | None
+    cleanup: Cleanup | None = None
     progress: Progress | None
     capabilities: tuple[str, ...]
     version: str | None = None
@@ -162,7 +164,7 @@ class Views(Service):
 
     async def describe(self, id: str) -> Description | None:
         detail = await self._detail(id)
-        return None if detail is None else _description(detail, self._now())
+        return None if detail is None else _description(detail, detail.snapshot, self._now())
 
     async def info(self, id: str) -> Info | None:
         snapshot = await self._load(id)
@@ -418,8 +420,7 @@ def _info(snapshot: Snapshot) -> Info:
     )
 
 
-def _description(detail: Detail, now: Millis) -> Description:
-    snapshot = detail.snapshot
+def _description(detail: Detail, snapshot: Snapshot, now: Millis) -> Description:
     execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
     return Description(
         id=execution.id,
@@ -449,6 +450,7 @@ def _description(detail: Detail, now: Millis) -> Description:
         failure=life.failure,
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
+        cleanup=None if isinstance(snapshot.state, Ended) else life.cleanup,
         progress=detail.progress if detail.progress_of == snapshot.current_attempt else None,
         capabilities=without_versions(execution.route.capabilities),
         version=version_of(execution.route),

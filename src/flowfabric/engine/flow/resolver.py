@@ -320,8 +320,8 @@ def _settling(
 
 def _cancel_pending(
     snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
-) -> Change[operator.Cancelled]:
+) -> Change[operator.CancelAnswer]:
     """Only a member that never started, looked at when it is decided."""
     if snapshot is not None and snapshot.attempts_made:
-        return unchanged(operator.Cancelled(snapshot.execution.id))
+        return unchanged(operator.CancelAnswer(snapshot.execution.id))
     return operator.cancel(snapshot, now, owner, reason)

@@ -17,6 +17,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.step_order import check_step_name
 from flowfabric.core.execution.versions import version_of
 from flowfabric.worker.api.children import FlowsApi
+from flowfabric.worker.api.cleanup import CleanupApi
 from flowfabric.worker.api.concurrency import Concurrency
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import SpendApi
@@ -64,14 +65,18 @@ class Context:
     calls may be awaited together. Wrap code that makes several such calls beside other such code
     in `gather`, which keeps their places apart.
 
-    `gather` is that of `Concurrency`. The methods that wait (`wait_for_signal`,
-    `wait_for_any`, `wait_for_all`, `approval`, `request_approval`, `callback`) are those of
-    `WaitsApi`, `flow` and `map` those of `FlowsApi`, `spend` and `reserve` those of `SpendApi`.
+    `gather` is that of `Concurrency`, `compensate` and `shield` those of `CleanupApi`. The methods
+    that wait (`wait_for_signal`, `wait_for_any`, `wait_for_all`, `approval`, `request_approval`,
+    `callback`) are those of `WaitsApi`, `flow` and `map` those of `FlowsApi`, `spend` and `reserve`
+    those of `SpendApi`.
     """
 
     def __init__(self, scope: CallScope) -> None:
         self._scope = scope
         self.gather = Concurrency(scope).gather
+        cleanup = CleanupApi(scope, self)
+        self.compensate = cleanup.compensate
+        self.shield = cleanup.shield
         waits = WaitsApi(scope)
         self.wait_for_signal = waits.wait_for_signal
         self.wait_for_any = waits.wait_for_any
@@ -199,7 +204,8 @@ class Context:
 
     def heartbeat(self) -> None:
         """Call it regularly in a plain function that runs long: it stops the function if its lease
-        was lost or its worker is stopping. Coroutines are cancelled without it."""
+        was lost or its worker is stopping, and raises Cancelled if its run is being cancelled.
+        Coroutines are cancelled without it."""
         self._scope.check_running()
 
     # -- how
@@ -226,6 +232,8 @@ class Context:
             until = Millis(self._scope.engine.now() + span)
         else:
             until = record.until or Millis(0)
+            if self._scope.cancel.lasts_beyond(until):
+                await self._scope.cancel.reached()
             if until <= self._scope.engine.now():
                 return
         await self._scope.parking.sleep(place, until, known=record is not None)

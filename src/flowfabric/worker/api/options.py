@@ -48,7 +48,7 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     `limits` apply to all workers together, `worker_concurrency` to one worker. `timeout` limits one
     attempt, `deadline` the whole run, counted from its submission. `schedule` is a cron expression,
     `every` an interval. Runs are pinned to the `version`, unless `pin` is False. `on_success` and
-    `on_failure` are called when a run has ended in that way.
+    `on_failure` are called when a run has ended in that way. `on_cancel` is "cleanup" or "stop".
     """
 
     name: str | None = None
@@ -73,6 +73,8 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
     catch_up: str = "latest"
     on_success: EndHook | None = None
     on_failure: EndHook | None = None
+    on_cancel: str | None = None
+    cleanup_timeout: Span | None = None
 
     @property
     def pinned(self) -> bool:
@@ -87,7 +89,9 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
         check_namespace(self.namespace)
         check_priority(self.priority)
         check_retries(self.retries, self.backoff)
-        for what in ("timeout", "deadline", "every"):
+        if self.on_cancel not in (None, "cleanup", "stop"):
+            raise Invalid(f"on_cancel is 'cleanup' or 'stop', not {self.on_cancel!r:.80}")
+        for what in ("timeout", "deadline", "every", "cleanup_timeout"):
             _positive_span(getattr(self, what), what)
         span_of(self.retention, "retention")
         force_setattr(self, "capabilities", check_capabilities(self.capabilities))

@@ -10,7 +10,7 @@ from flowfabric.core.base.numbers import Seconds
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.fork import ForkChanges
 from flowfabric.core.execution.model import Attempt, Outcome
-from flowfabric.core.execution.operator import Cancelled, Replayed
+from flowfabric.core.execution.operator import CancelAnswer, Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Duplicate
 from flowfabric.core.explain.reasons import Explanation
@@ -100,12 +100,15 @@ class Run(Generic[R]):
         engine = await self._client.engine()
         return await engine.explain(self.id)
 
-    async def cancel(self, reason: str = "cancelled by its submitter") -> Cancelled:
-        """Ends the run and stops its handler. Cancelling again changes nothing. Raises AlreadyEnded
-        if the run ended otherwise before."""
+    async def cancel(
+        self, reason: str = "cancelled by its submitter", *, force: bool = False
+    ) -> CancelAnswer:
+        """Ends the run and stops its handler. If its task cleans up, the run ends after that, or at
+        `until` of the answer; with `force` it ends at once. Cancelling again changes nothing.
+        Raises AlreadyEnded if the run ended otherwise before."""
         engine = await self._client.engine()
         try:
-            return await engine.executions.cancel(self.id, reason=reason)
+            return await engine.executions.cancel(self.id, reason=reason, force=force)
         except NotActive as error:
             raise AlreadyEnded(self.id, error.outcome) from None
 

@@ -6,6 +6,7 @@ A plain function runs in a thread; the work it asks for is done in the event loo
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 
 from flowfabric.core.execution.model import Snapshot
@@ -25,6 +26,7 @@ from flowfabric.worker.api.waits import Approval, Callback, WaitsApi
 from flowfabric.worker.errors import Unwind
 from flowfabric.worker.run.failure import raised_in
 from flowfabric.worker.run.scope import CallScope
+from flowfabric.worker.run.shield import SyncShield
 from flowfabric.worker.run.steps import Work, attempt_here, keep, read
 
 P = ParamSpec("P")
@@ -134,6 +136,24 @@ class SyncContext(BlockingProxy[Context]):
             return self._block(self._context.step(function, *args, **kwargs))
         return self._step_here(work)
 
+    def compensate(self, undo: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """As `Context.compensate`."""
+        self._block(self._context.compensate(undo, *args, **kwargs).record())
+
+    @overload
+    def shield(self) -> SyncShield: ...
+    @overload
+    def shield(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def shield(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def shield(self, work: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Keeps a cancel of the run away: `with ctx.shield(): ...`, or `ctx.shield(charge, order)`,
+        which calls the function as a step. `Cancelled` is raised after it."""
+        shield = SyncShield(self._context._scope.cancel)
+        if work is None:
+            return shield
+        return shield.around(partial(self.step, work, *args, **kwargs))
+
     def patched(self, name: str) -> bool:
         """As `Context.patched`."""
         return bool(self._context.patched(name))
@@ -167,6 +187,6 @@ def _block_in(scope: CallScope) -> Block:
         if scope.loop.is_closed():
             work.close()
             raise Unwind("the worker is gone")
-        return asyncio.run_coroutine_threadsafe(work, scope.loop).result()
+        return scope.cancel.block(asyncio.run_coroutine_threadsafe(work, scope.loop))
 
     return block

@@ -16,7 +16,9 @@ from flowfabric.core.base.text import (
     check_kind,
 )
 from flowfabric.core.base.time import Millis, from_datetime, parse_span
+from flowfabric.core.execution.cleaning import CLEANUP_TIME
 from flowfabric.core.execution.policy import (
+    CleanupPolicy,
     Policy,
     RoutingRequirements,
     StreamPolicy,
@@ -42,6 +44,7 @@ from flowfabric.worker.api.limits import (
 from flowfabric.worker.api.options import CallOptions, Span, TaskOptions, deadline_at, span_of
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.codec import Signature
+from flowfabric.worker.run.cancelling import catches_cancelled
 from flowfabric.worker.run.fingerprint import fingerprint
 
 P = ParamSpec("P")
@@ -76,7 +79,7 @@ class Task(Generic[P, R]):
         self.version = options.version
         self.pinned = options.pinned
         self.versions: dict[str | None, Task[Any, Any]] = {self.version: self}
-        self.policy = _policy(options, self.pin)
+        self.policy = _policy(options, self.pin, cleans_up=_cleans_up(function, options))
         self._client = client
         self._check_context()
         if self.mode is Mode.PROCESS:
@@ -94,6 +97,8 @@ class Task(Generic[P, R]):
     def _check_process(self) -> None:
         if self.takes_context:
             raise Invalid(f"{self.name}: a task that runs in a process cannot take a context")
+        if self.options.on_cancel == "cleanup" or self.options.cleanup_timeout is not None:
+            raise Invalid(f"{self.name}: a task that runs in a process cannot clean up")
         address = getattr(self.function, "__qualname__", "<")
         if "<" in address or inspect.ismethod(self.function):
             raise Invalid(f"{self.name}: a task that runs in a process must be a module's function")
@@ -424,11 +429,22 @@ def is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def _policy(options: TaskOptions, pin: str | None) -> Policy:
+def _cleans_up(function: Callable[..., Any], options: TaskOptions) -> bool:
+    """Whether runs are cleaned up after a cancel: their task says so, or its handler catches
+    Cancelled."""
+    if options.process:
+        return False
+    if options.on_cancel is not None or options.cleanup_timeout is not None:
+        return options.on_cancel != "stop"
+    return catches_cancelled(inspect.unwrap(function))
+
+
+def _policy(options: TaskOptions, pin: str | None, *, cleans_up: bool) -> Policy:
     retry = check_retries(options.retries, options.backoff)
     timeout = span_of(options.timeout, "timeout")
     deadline = span_of(options.deadline, "deadline")
     retention = span_of(options.retention, "retention")
+    cleanup = span_of(options.cleanup_timeout, "cleanup_timeout") or CLEANUP_TIME
     pins = () if pin is None else (pin,)
     capabilities = check_capabilities((*options.capabilities, *pins))
     policy = Policy(
@@ -440,6 +456,7 @@ def _policy(options: TaskOptions, pin: str | None) -> Policy:
         if capabilities
         else None,
         stream_policy=StreamPolicy(retention_ttl_ms=retention) if retention is not None else None,
+        cleanup_policy=CleanupPolicy(cleanup_timeout_ms=cleanup) if cleans_up else None,
     )
     return parse_policy(policy)
 

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.execution.step import Recorded, Step, TryName
-from flowfabric.core.execution.step_order import LOOSE as LOOSE
-from flowfabric.core.execution.step_order import NO_CALL, is_named
+from flowfabric.core.execution.step_order import CLEANUP, LOOSE, NO_CALL, is_named
 from flowfabric.worker.errors import StepsChanged, Unwind
+from flowfabric.worker.run.callers import current_caller
+from flowfabric.worker.run.cancelling import CancelPoint
 
 inside_step: ContextVar[str | None] = ContextVar("flowfabric_inside_step", default=None)
 """The name of the step whose function is being called."""
@@ -178,9 +179,10 @@ class Branches:
     ones was `refused`: neither makes further calls.
     """
 
-    def __init__(self, halt: Halt, owner: object) -> None:
+    def __init__(self, halt: Halt, cancel: CancelPoint, owner: object) -> None:
         """`owner` is the task or thread that runs the handler."""
         self._halt = halt
+        self._cancel = cancel
         self._lock = threading.Lock()
         self._root = Branch(halt, "", owner)
         self._branches = {"": self._root}
@@ -217,6 +219,12 @@ class Branches:
             raise self.refused
         if self.parked or self._halt:
             raise Unwind(self._halt.reason)
+        self._cancel.check()
+
+    def clean_up(self) -> None:
+        """From now on the calls of the handler belong to its clean-up."""
+        with self._lock:
+            self._root = self._keep(Branch(self._halt, CLEANUP, self._root.owner))
 
     def branch(self) -> Branch:
         """A branch for one of several things that are waited for together."""
@@ -317,11 +325,3 @@ class Branches:
             if branch.failed:
                 branch.failed = False
                 self.end()
-
-
-def current_caller() -> object:
-    """The task this is called in, or the thread."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop
-        return threading.get_ident()

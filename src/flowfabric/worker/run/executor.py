@@ -5,6 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from msgspec import Raw
 from flowfabric.core.base.errors import FlowFabricError, Invalid, LeaseLost, NoSigningKey
 from flowfabric.core.base.time import to_datetime
 from flowfabric.core.execution.mismatch import Mismatch
+from flowfabric.core.execution.model import Failure, Outcome
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
@@ -23,6 +25,7 @@ from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, decode, encode
 from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT, StepsChanged
 from flowfabric.worker.run.arguments import fill_in
+from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.failure import MAX_MESSAGE, begin_in_user_code, storable, type_of
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.lease import Key, WorkerLease
@@ -30,11 +33,13 @@ from flowfabric.worker.run.outcome import (
     AGAIN,
     Report,
     Reported,
+    Undoing,
     blocking_by_code,
     completing,
     ended_by_others,
     failing,
     failing_by,
+    finishing,
     handing_back,
     leaving,
     nothing,
@@ -46,8 +51,9 @@ from flowfabric.worker.run.outcome import (
 )
 from flowfabric.worker.run.processes import ProcessDied, Processes
 from flowfabric.worker.run.scope import CallScope, SignalsBySuspension
-from flowfabric.worker.run.steps import current_context
+from flowfabric.worker.run.steps import Work, current_context
 from flowfabric.worker.run.threads import Threads
+from flowfabric.worker.run.undo import undo_all
 from flowfabric.worker.run.until_available import until_available
 
 log = logging.getLogger("flowfabric.worker")
@@ -69,12 +75,18 @@ class ActiveRun:
         self.handler = handler
         self.lease = lease or WorkerLease(claim)
         self.scope: CallScope | None = None
+        self.notice = CancelNotice.of(claim.snapshot)
+        self.told = self.notice is not None
+        """Whether the handler knows that its run is being cancelled."""
+        self.undos: list[Work] = []
+        self.timer: asyncio.Timeout | None = None
         self.job: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
         self.handling = False
         self.reporting = False
         self.stopped = ""
         self.again = False
+        self.begun = False
         self.received: SignalsBySuspension = {}
         self.payload = claim.payload
         self.raised: BaseException | None = None
@@ -114,6 +126,21 @@ class ActiveRun:
     def complete(self) -> None:
         self.completed = True
         self.on_completed()
+
+    def tell(self, notice: CancelNotice) -> None:
+        """The run is being cancelled: its handler is told where it waits or makes a call, and has
+        until then to clean up."""
+        if self.notice is not None or self.stopped or not self.handling:
+            return
+        self.notice = notice
+        if self.scope is not None:
+            self.scope.cancel.tell(notice)
+        if self.timer is not None:
+            with suppress(RuntimeError):  # it has expired
+                self.timer.reschedule(None)  # the clean-up has a bound of its own
+
+    def learn(self) -> None:
+        self.told = True
 
     def stop(self, reason: str) -> None:
         """Cancels the handler, but never the report of how it ended; the first reason counts."""
@@ -177,9 +204,16 @@ class Executor:
         report = await self._handle(active)
         if active.completed:
             report = settling(active.claim, report, active.raised)
+        elif active.told and active.begun:
+            report = await self._cleaned_up(active, report)
         active.reporting = True
         try:
             reported = await self._deliver(active, report)
+            if isinstance(reported, Undoing):
+                active.reporting = False
+                report = await self._undone(active, reported.failure)
+                active.reporting = True
+                reported = await self._deliver(active, report)
             if reported is None and active.stopped == LOST and not self._cancelled():
                 reported = await self._ended_by_others(active)
             if isinstance(reported, Reported) and self._hooks.listens_to(
@@ -189,6 +223,37 @@ class Executor:
             return reported is AGAIN
         finally:
             active.reporting = False
+
+    async def _cleaned_up(self, active: ActiveRun, report: Report) -> Report:
+        """What to report after a handler that was told of the cancel; one that was stopped, waits
+        or asked for other steps continues its clean-up elsewhere, or later."""
+        error = active.raised
+        changed = error is not None and _steps_changed(active, error) is not None
+        if active.stopped or active.parked or changed or self._cancelled():
+            return report
+        cleanup = active.claim.snapshot.life.cleanup
+        if cleanup is not None and cleanup.outcome is not Outcome.CANCELLED:
+            return await self._undone(active, active.claim.snapshot.life.failure)
+        own = error if isinstance(error, Exception) else None
+        return await self._undone(active, None, own)
+
+    async def _undone(
+        self, active: ActiveRun, failure: Failure | None, error: Exception | None = None
+    ) -> Report:
+        """Runs the compensations. `failure` is that of a run that has failed, `error` that of the
+        clean-up before."""
+        active.scope = scope = self._make_scope(active, again=True)
+        active.handling = True
+        try:
+            raised = await undo_all(scope, active.undos)
+        except asyncio.CancelledError:
+            return self._stopped(active)
+        except BaseException:  # the lease is lost, the worker stops, or an undo waits
+            return self._stopped(active) if active.stopped or scope.parked else nothing
+        finally:
+            active.handling = False
+            scope.close()
+        return finishing(active.claim, failure, error or raised)
 
     async def _ended_by_others(self, active: ActiveRun) -> Reported | None:
         """How the run was ended while its handler ran here, such as by a cancel."""
@@ -227,9 +292,9 @@ class Executor:
         """Calls the handler; returns the report about how it ended."""
         if active.stopped:
             return self._stopped(active)
-        active.handling, active.raised = True, None
+        active.handling, active.raised, active.begun = True, None, False
         try:
-            return await self._outcome(active)
+            return await self._announced(active)
         except asyncio.CancelledError:
             return self._stopped(active)
         except BaseException as error:
@@ -237,13 +302,23 @@ class Executor:
         finally:
             active.handling = False
             if active.scope is not None:
+                active.undos = active.scope.undos
                 active.scope.close()
+
+    async def _announced(self, active: ActiveRun) -> Report:
+        """A failure is reported after the store knows of all compensations."""
+        try:
+            return await self._outcome(active)
+        except Exception:
+            if active.scope is not None and not active.stopped:
+                await active.scope.announce_undos()
+            raise
 
     async def _outcome(self, active: ActiveRun) -> Report:
         """Calls the handler; its return value becomes a report."""
         handler, claim = active.handler, active.claim
         if handler is None:
-            return self._unknown(claim)
+            return _unknown(claim)
         blocked = claim.snapshot.life.code
         if blocked is not None and handler.fingerprint in blocked.tried:
             return returning_untried(claim, handler.fingerprint)
@@ -256,24 +331,36 @@ class Executor:
             active.raised = error
             return failing(claim, str(error))
         active.args = tuple(args)
+        active.begun = True
         if handler.mode is not Mode.PROCESS:
-            active.scope = CallScope(
-                self._engine,
-                active.lease,
-                self._steps,
-                on_completed=active.complete,
-                on_step=active.on_step,
-                again=active.again,
-                received=active.received,
-                hooks=self._hooks,
-            )
+            active.scope = self._make_scope(active, again=active.again, notice=active.notice)
             await active.scope.load()
+        if active.told and not _can_be_told(handler):
+            return nothing
         return await self._returned(active, await self._timed(active, handler))
+
+    def _make_scope(
+        self, active: ActiveRun, *, again: bool, notice: CancelNotice | None = None
+    ) -> CallScope:
+        scope = CallScope(
+            self._engine,
+            active.lease,
+            self._steps,
+            on_completed=active.complete,
+            on_step=active.on_step,
+            again=again,
+            received=active.received,
+            hooks=self._hooks,
+        )
+        scope.expect_cancel(notice, active.learn)
+        return scope
 
     async def _returned(self, active: ActiveRun, result: object) -> Report:
         if active.scope is not None:
             if active.scope.parked:
                 return suspending(active.scope)
+            if active.told:
+                return nothing  # how it ends is not up to the handler any more
             await active.scope.finish()
             if active.completed:
                 return uncommitted(active.claim)
@@ -317,6 +404,7 @@ class Executor:
         if times_out_at is None:
             return await self._call(active, handler)
         timer = asyncio.timeout(max(0.0, (times_out_at - self._engine.now()) / 1000))
+        active.timer = timer
         try:
             async with timer:
                 result = await self._call(active, handler)
@@ -372,11 +460,15 @@ class Executor:
         # Not made before it is asked for: most handlers of short tasks take no context.
         make_context = partial(Context if handler.mode is Mode.ASYNC else _sync_context, scope)
         before = (make_context(),) if handler.takes_context else ()
+        driven = handler.takes_context or active.claim.policy.cleanup_policy is not None
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             scope.adopt()
             current_context.set(make_context)
-            return handler.function(*before, *args, **kwargs)
+            if handler.mode is Mode.THREAD:
+                scope.cancel.begin()
+            result = handler.function(*before, *args, **kwargs)
+            return scope.cancel.drive(result) if driven and inspect.iscoroutine(result) else result
 
         return call
 
@@ -392,10 +484,6 @@ class Executor:
             payload = handler.signature.encode(args, kwargs)
         body = await self._processes.call(handler, payload)
         return _decoded(handler, body) if self._hooks.has_middleware else Raw(body)
-
-    def _unknown(self, claim: Claim) -> Report:
-        log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.id)
-        return leaving(claim)
 
     def _blocked(self, claim: Claim, handler: Task[Any, Any], changed: StepsChanged) -> Report:
         log.warning(
@@ -456,6 +544,16 @@ class Executor:
 
 class AttemptTimedOut(TimeoutError):
     """The attempt took longer than the timeout of its task."""
+
+
+def _unknown(claim: Claim) -> Report:
+    log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.id)
+    return leaving(claim)
+
+
+def _can_be_told(handler: Task[Any, Any]) -> bool:
+    """Whether a call of the handler can be interrupted before it does its work once more."""
+    return handler.mode is Mode.ASYNC or (handler.mode is Mode.THREAD and handler.takes_context)
 
 
 def _sync_context(scope: CallScope) -> SyncContext:

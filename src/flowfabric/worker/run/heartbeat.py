@@ -25,6 +25,7 @@ from flowfabric.store.clock import Clock
 from flowfabric.store.contract import MAX_BATCH, Store
 from flowfabric.store.queries import Renewal
 from flowfabric.store.readable import load_each, load_readable
+from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.lease import Key, Loss, WorkerLease
 
 log = logging.getLogger("flowfabric.worker")
@@ -70,6 +71,7 @@ class Heartbeat:
         *,
         ttl: Millis,
         on_lost: Callable[[Key, Loss], None],
+        on_cancelled: Callable[[Key, CancelNotice], None],
         owns_store: bool,
         spare: Store | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class Heartbeat:
         self._owns_store = owns_store
         self._ttl = ttl / 1000
         self._on_lost = on_lost
+        self._on_cancelled = on_cancelled
         self._store: Store | None = None
         self._held: dict[Key, WorkerLease] = {}
         self._lock = threading.Lock()
@@ -146,8 +149,7 @@ class Heartbeat:
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + interval
                     await self._renew_somehow()
-                else:
-                    await self._look(await self._reached())
+                await self._look(await self._reached())
             except FlowFabricError as error:
                 log.debug("renewing leases failed; retrying: %s", error)
                 next_beat = time.monotonic() + min(1.0, interval / 2)
@@ -212,6 +214,12 @@ class Heartbeat:
                     continue  # its next renewal decides whether the lease holds
                 if loss := _loss(run, held.renewal):
                     self._lose(held, loss)
+                elif run is not None and (notice := CancelNotice.of(run)) is not None:
+                    self._tell(held, notice)
+
+    def _tell(self, held: WorkerLease, notice: CancelNotice) -> None:
+        with suppress(RuntimeError):  # the loop is closed: no handler is left to be told
+            self._worker_loop.call_soon_threadsafe(self._on_cancelled, held.key, notice)
 
     def _all(self) -> list[WorkerLease]:
         with self._lock:

@@ -18,7 +18,7 @@ from flowfabric.core.base.errors import LeaseLost
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.step import Recorded, Step, TryName
-from flowfabric.core.execution.step_order import SKIPPED
+from flowfabric.core.execution.step_order import LOOSE, SKIPPED
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
 from flowfabric.worker.run.branches import (
@@ -27,8 +27,10 @@ from flowfabric.worker.run.branches import (
     BranchSpot,
     Halt,
     StepPlace,
+    is_no_call,
     title,
 )
+from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.patches import Patches, is_beyond
 from flowfabric.worker.run.until_available import until_available
@@ -43,6 +45,7 @@ class Journal:
         lease: WorkerLease,
         halt: Halt,
         branches: Branches,
+        cancel: CancelPoint,
         *,
         again: bool = False,
         on_step: Callable[[], None] = lambda: None,
@@ -53,6 +56,7 @@ class Journal:
         self._lease = lease
         self._claim = lease.claim
         self._halt = halt
+        self._cancel = cancel
         self._on_step = on_step
         self.branches = branches
         life = self._claim.snapshot.life
@@ -77,6 +81,8 @@ class Journal:
         if skipped is not None:
             return skipped
         found = self._steps.get((place.branch, place.position))
+        if found is None and not is_no_call(place.name):
+            await self._cancel.reached()
         if found is None:
             position = self._positions.get((place.name, place.occurrence))
             if position is not None:
@@ -98,6 +104,7 @@ class Journal:
                 expected=f"step {place.position}: {expected}",
                 asked=f"step {place.position}: {place}",
             )
+        self._cancel.passed((place.branch, place.position))
         return record
 
     async def recorded_wait(self, place: StepPlace) -> tuple[Recorded | None, Millis | None]:
@@ -112,6 +119,8 @@ class Journal:
         try:
             await self._lease.confirm(self._engine, give_up=self._halt.__bool__)
         except LeaseLost:
+            self._halt.stop(LOST)
+        if self._cancel.is_over(self._engine.now()):
             self._halt.stop(LOST)
         if self._halt:
             raise Unwind(self._halt.reason)
@@ -219,6 +228,11 @@ class Journal:
                 self._positions[step.name, step.occurrence] = step.position
                 self.patches.learn(record.branch)
             self._loaded = True
+            self._cancel.replay(
+                call
+                for call, (step, _) in self._steps.items()
+                if LOOSE not in call[0] and not is_no_call(step.name)
+            )
 
     def _learn_try(self, tried: TryName, step: Step, record: Recorded) -> None:
         """Tries of an earlier turn do not count, but stay for people to see."""

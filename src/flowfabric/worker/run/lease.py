@@ -48,7 +48,7 @@ class WorkerLease:
     def renewed(self, expires_at: Millis, asked_at: float) -> None:
         """Notes a renewal that was asked for at this moment."""
         self.expires_at = expires_at
-        self.renewed_at = self.seen_at = asked_at
+        self.renewed_at = asked_at
 
     async def confirm(self, engine: Engine, give_up: Callable[[], bool], *, ahead: int = 0) -> None:
         """Makes sure of the lease before work begins: a worker that was paused must not begin what

@@ -26,6 +26,7 @@ from flowfabric.worker.api.context import run_info
 from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.attempt_log import log_takeover
+from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.claiming import Claimer
 from flowfabric.worker.run.executor import ActiveRun, Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
@@ -363,6 +364,7 @@ class Worker:
             self._heartbeat_store,
             ttl=self._ttl,
             on_lost=self._lost,
+            on_cancelled=partial(_tell, self.active),
             owns_store=self.engine.store.name != "sqlite",
             spare=self.engine.store,
         )
@@ -383,6 +385,12 @@ class Worker:
         if self._exit is not None:
             self._exit.release(left=any(not job.done() for job in self._left_behind))
             self._exit = None
+
+
+def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> None:
+    """A run is being cancelled: its handler may clean up."""
+    if (active := running.get(key)) is not None:
+        active.tell(notice)
 
 
 def _handler(tasks: Mapping[str, Task[Any, Any]], claim: Claim) -> Task[Any, Any] | None:

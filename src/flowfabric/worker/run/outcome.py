@@ -7,10 +7,11 @@ from typing import Any
 from msgspec import Struct
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.attempt import RetryScheduled, TerminalFailed
+from flowfabric.core.execution.attempt import CleaningUp, Failing, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Ended, Failure, Outcome, Snapshot
 from flowfabric.core.execution.retry import Category
+from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.api.hooks import EndOutcome
@@ -27,6 +28,12 @@ class Reported(Struct, frozen=True):
     outcome: EndOutcome
     failure: Failure | None = None
     retry_at: Millis | None = None
+
+
+class Undoing(Struct, frozen=True):
+    """The failure is final, and the compensations of the run are next."""
+
+    failure: Failure
 
 
 Report = Callable[[Engine], Awaitable[Any]]
@@ -123,7 +130,7 @@ def timing_out(claim: Claim) -> Report:
     """Ends the attempt as the sweep would, whichever comes first."""
     failure = Failure(f"{claim.kind} took longer than its timeout", Category.TIMEOUT)
 
-    async def report(engine: Engine) -> Reported:
+    async def report(engine: Engine) -> Reported | Undoing:
         return _failed(await engine.attempts.time_out(claim), failure)
 
     return report
@@ -136,19 +143,50 @@ def failing(claim: Claim, message: str, category: Category = Category.PERMANENT)
 def failing_by(claim: Claim, error: BaseException) -> Report:
     """The exception decides whether and when the run is retried."""
     raised = Raised.by(error)
-    failure = Failure(raised.message, raised.category, raised.trace.encode() or None, raised.step)
-    return _failing(claim, failure, raised.after)
+    return _failing(claim, failure_of(error), raised.after)
 
 
 def _failing(claim: Claim, failure: Failure, retry_after: Millis | None = None) -> Report:
-    async def report(engine: Engine) -> Reported:
+    async def report(engine: Engine) -> Reported | Undoing:
         answer = await engine.attempts.fail(claim, failure, retry_after=retry_after)
         return _failed(answer, failure)
 
     return report
 
 
-def _failed(answer: RetryScheduled | TerminalFailed, failure: Failure) -> Reported:
+def finishing(claim: Claim, failure: Failure | None, error: Exception | None) -> Report:
+    """Ends a run that was cleaned up: `failure` is why it has failed, None if it was cancelled. A
+    cancelled one whose clean-up raised an `error` is tried again if it has retries left."""
+
+    async def report(engine: Engine) -> Reported:
+        wrong = None if error is None else failure_of(error)
+        if wrong is not None and failure is None:
+            answer = await engine.attempts.fail(claim, wrong)
+            if isinstance(answer, RetryScheduled):
+                return Reported("retrying", wrong, answer.delay_until)
+            if isinstance(answer, TerminalFailed):
+                return Reported("cancelled", wrong)
+        ended = await engine.attempts.finish_cleanup(claim, wrong)
+        return Reported(_ENDINGS[ended.state], failure or wrong)
+
+    return report
+
+
+_ENDINGS: dict[PublicState, EndOutcome] = {
+    PublicState.CANCELLED: "cancelled",
+    PublicState.FAILED: "failed",
+    PublicState.EXPIRED: "expired",
+}
+
+
+def failure_of(error: BaseException) -> Failure:
+    raised = Raised.by(error)
+    return Failure(raised.message, raised.category, raised.trace.encode() or None, raised.step)
+
+
+def _failed(answer: Failing, failure: Failure) -> Reported | Undoing:
+    if isinstance(answer, CleaningUp):
+        return Undoing(failure)
     if isinstance(answer, RetryScheduled):
         return Reported("retrying", failure, answer.delay_until)
     return Reported("expired" if failure.category == Category.TIMEOUT else "failed", failure)

@@ -13,7 +13,14 @@ from typing import Any
 from msgspec import Struct
 
 from flowfabric.core.execution.step import Recorded, Step
-from flowfabric.core.execution.step_order import LOOSE, NO_CALL, PATCHED, call_branch
+from flowfabric.core.execution.step_order import (
+    CLEANUP,
+    LOOSE,
+    NO_CALL,
+    PATCHED,
+    UNDO,
+    call_branch,
+)
 from flowfabric.worker.run.branches import BranchSpot, StepPlace
 
 _NAME = f"{NO_CALL}patched/"
@@ -86,7 +93,11 @@ def _and_around(path: str) -> Iterable[str]:
 
 def is_beyond(spot: BranchSpot, path: str, position: int) -> bool:
     """Whether a recorded step comes after a spot: in its branch, or in one opened after it."""
+    if path.startswith(CLEANUP) != spot.path.startswith(CLEANUP):
+        return False  # a clean-up is recorded on its own
     branch = call_branch(path)
+    if branch == UNDO:
+        return True  # compensations come after all calls
     if branch == spot.path:
         return position >= spot.position
     inside = branch if not spot.path else branch.removeprefix(f"{spot.path}.")

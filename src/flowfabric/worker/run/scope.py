@@ -3,20 +3,27 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
+from flowfabric.core.base.errors import LeaseLost
+from flowfabric.core.execution.cleaning import CLEANUP_TIME
 from flowfabric.core.execution.model import Start
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
-from flowfabric.worker.errors import OVER, StepsChanged, Unwind
-from flowfabric.worker.run.branches import Branches, Halt, StepPlace, current_caller
+from flowfabric.worker.errors import LOST, OVER, StepsChanged, Unwind
+from flowfabric.worker.run.branches import Branches, Halt, StepPlace
+from flowfabric.worker.run.callers import current_caller
+from flowfabric.worker.run.cancelling import CancelNotice, CancelPoint
 from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.parking import Parking
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.until_available import until_available
+
+if TYPE_CHECKING:
+    from flowfabric.worker.run.steps import Work
 
 T = TypeVar("T")
 
@@ -55,6 +62,10 @@ class CallScope:
         self.loop = asyncio.get_running_loop()
         self.halt = Halt()
         self.completed = False
+        self.cancel = CancelPoint(self._is_stopped, self._clean_up)
+        self.undos: list[Work] = []
+        self._announced = self.claim.snapshot.life.undo_time is not None
+        self._on_cancelled: Callable[[], None] = _nothing
         self._on_completed = on_completed
         self.received = {} if received is None else received
         self._on_step = on_step
@@ -74,7 +85,8 @@ class CallScope:
                 self.engine,
                 self.lease,
                 self.halt,
-                Branches(self.halt, self._caller),
+                Branches(self.halt, self.cancel, self._caller),
+                self.cancel,
                 again=self._again,
                 on_step=self._on_step,
             )
@@ -99,9 +111,35 @@ class CallScope:
         return f"{self.claim.uuid}:{generation}:{place.branch}:{place.position}"
 
     def check_running(self) -> None:
-        """Unwinds the handler if it was stopped or is parked."""
-        if self.halt or self.parked:
+        """Unwinds the handler if it was stopped or is parked; raises Cancelled if its run is being
+        cancelled."""
+        if self._is_stopped():
             raise Unwind(self.halt.reason)
+        self.cancel.check()
+
+    def _is_stopped(self) -> bool:
+        return bool(self.halt) or self.parked
+
+    def expect_cancel(self, notice: CancelNotice | None, on_cancelled: Callable[[], None]) -> None:
+        """`notice` is there if the run is being cancelled already. `on_cancelled` is called when
+        the handler learns of a cancel."""
+        self.cancel.notice, self._on_cancelled = notice, on_cancelled
+
+    async def announce_undos(self) -> None:
+        """Says in the store that the run has compensations, once."""
+        if not self.undos or self._announced:
+            return
+        span = self.claim.policy.cleanup_time or CLEANUP_TIME
+        try:
+            await self.until_available(lambda: self.engine.attempts.compensate(self.claim, span))
+        except LeaseLost:
+            self.stop(LOST)
+            raise
+        self._announced = True
+
+    def _clean_up(self) -> None:
+        self.branches.clean_up()
+        self._on_cancelled()
 
     # -- for the worker
 
@@ -153,4 +191,5 @@ class CallScope:
     async def release(self) -> bool:
         """Suspends the run; True when what it waits for is there and the handler is called again
         at once."""
+        await self.announce_undos()
         return await self.parking.release()
