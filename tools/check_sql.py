@@ -82,6 +82,7 @@ ONLY: dict[str, set[str]] = {
         "charges",
         "claimable_executions",
         "completed_outbox",
+        "completed_awaited",
         "completed_deadline",
         "completed_event",
         "completed_lease",

@@ -35,6 +35,7 @@ from flowfabric.worker.api.approval import Verdict
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
 from flowfabric.worker.api.listing import RunSummary
+from flowfabric.worker.api.race import Winner
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
@@ -121,6 +122,7 @@ __all__ = [
     "Verdict",
     "WaitClosed",
     "WaitTimeout",
+    "Winner",
     "Worker",
     "WorkerOptions",
     "open_store",

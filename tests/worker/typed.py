@@ -26,6 +26,7 @@ from flowfabric import (
     Task,
     Token,
     Verdict,
+    Winner,
 )
 from flowfabric.agents import Toolbox, call_key, tool
 from flowfabric.core.execution.operator import Cancelled
@@ -266,3 +267,29 @@ async def integrated(request: Request, given: fastapi.FabricDependency) -> None:
     django.submit_on_commit(of_django, "1")  # type: ignore[arg-type]
     django.submit_on_commit(of_django)  # type: ignore[call-arg]
     django.submit_on_commit(plain_step, 1)  # type: ignore[arg-type]
+
+
+@fabric.task()
+async def races(ctx: Context) -> None:
+    child = await ctx.submit(plain, 1.5)
+    callback = await ctx.callback("paid")
+    assert_type(await ctx.race(ctx.step(plain_step, 1), ctx.sleep("1h")), Winner[str | None])
+    assert_type(
+        await ctx.race(child, ctx.approval("x"), ctx.sleep("1h")), Winner[int | Verdict | None]
+    )
+    assert_type(await ctx.race(paid=callback.result(int), late=ctx.sleep("1h")), Winner[int | None])
+    assert_type(await ctx.first_of(child=child, late=ctx.sleep("1h")), Winner[int | None])
+    name, value = await ctx.race(child=child.result(), go=ctx.wait_for_signal("go", int))
+    assert_type((name, value), tuple[str, int])
+    await ctx.race(1, 2)  # type: ignore[call-overload]
+    await ctx.race(late="1h")  # type: ignore[call-overload]
+
+
+@fabric.task()
+def plain_races(ctx: SyncContext) -> None:
+    child = ctx.submit(plain, 1.5)
+    assert_type(
+        ctx.race(lambda: ctx.step(plain_step, 1), lambda: ctx.sleep("1h")), Winner[str | None]
+    )
+    assert_type(ctx.first_of(child=child, late=lambda: ctx.sleep("1h")), Winner[int | None])
+    ctx.race(late="1h")  # type: ignore[call-overload]

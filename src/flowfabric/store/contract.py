@@ -296,7 +296,11 @@ class FlowStore(Protocol):
         """What is owed to flows, of each at most `limit`."""
 
     async def owed_flows(self, limit: int) -> list[UUID]:
-        """Flows that something is owed to."""
+        """Flows that something is owed to, and runs that are owed the end of another one."""
+
+    async def drop_outbox(self, entries: Sequence[OutboxEntry]) -> None:
+        """Deletes entries that are owed to runs, which have no flow to count them. Those that are
+        gone already are left out."""
 
 
 class LimitStore(Protocol):

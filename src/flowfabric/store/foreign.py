@@ -42,7 +42,7 @@ _NUMBERED = re.compile(r"\$(\d+)")
 
 class TransactionEnding(Struct, frozen=True):
     """The end of an execution in the application's transaction, under its fence. Its `flow` is owed
-    the ending."""
+    the ending, and so are the runs it is `awaited_by`."""
 
     uuid: UUID
     lease_id: UUID
@@ -52,6 +52,7 @@ class TransactionEnding(Struct, frozen=True):
     result: bytes | None
     trim_at: Millis | None
     flow: UUID | None = None
+    awaited_by: tuple[UUID, ...] = ()
 
 
 class Foreign:
@@ -162,6 +163,7 @@ async def complete(connection: Any, ending: TransactionEnding) -> bool:
         ending.result,
         ending.trim_at,
         ending.flow,
+        list(ending.awaited_by),
     )
     ((count,),) = await foreign.run("completed_here", _numbered(values))
     return bool(count)
@@ -227,6 +229,8 @@ async def _complete_sqlite(foreign: Foreign, ending: TransactionEnding) -> bool:
     await foreign.run("completed_deadline", {"id": values["id"]})
     if ending.flow is not None:
         await foreign.run("completed_outbox", {"id": values["id"], "flow": ending.flow.bytes})
+    for run in ending.awaited_by:
+        await foreign.run("completed_awaited", {"id": values["id"], "run": run.bytes})
     return True
 
 

@@ -169,7 +169,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     """What has happened to the execution so far. Empty for one that runs just once.
 
     `flows` are those it has started and not yet heard from. They are cancelled when it ends without
-    success, and a replay remembers them as `orphans`. `place` is its rank by creation, stored if
+    success, and a replay remembers them as `orphans`. `awaited_by` are runs that are signalled when
+    it ends. `place` is its rank by creation, stored if
     aging makes it differ from `rank_of`.
 
     `losses` are all leases it has lost. `excused` of them are not its fault, and `revokes` were
@@ -215,6 +216,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
     budget: str | None = None
     flows: tuple[UUID, ...] = ()
     orphans: tuple[UUID, ...] = ()
+    awaited_by: tuple[UUID, ...] = ()
     grant: Grant | None = None
     given: tuple[GivenAttempt, ...] = ()
     touched_at: Millis | None = None

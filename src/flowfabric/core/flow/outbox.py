@@ -1,5 +1,5 @@
-"""What is owed to a flow: written with the change that causes it, done right after, and found by
-the sweep if the process died in between."""
+"""What is owed to a flow, or to a run that waits for others: written with the change that causes
+it, done right after, and found by the sweep if the process died in between."""
 
 from collections.abc import Iterable
 from enum import IntEnum
@@ -20,7 +20,7 @@ class OutboxKind(IntEnum):
     all. SIBLINGS: cancel the upstreams of a join that has fired. CANCEL: cancel members of a
     cancelled flow. TELL: tell the run that waits for the flow. RELEASE: let members of a sealed
     flow go. ORPHANED: cancel the flow, since the run that started it ended without success.
-    Numbers are stored."""
+    AWAITED: tell a run that another one has ended. Numbers are stored."""
 
     ENDED = 1
     REPLAYED = 2
@@ -29,11 +29,13 @@ class OutboxKind(IntEnum):
     TELL = 5
     RELEASE = 6
     ORPHANED = 7
+    AWAITED = 8
 
 
 class OutboxEntry(Struct, frozen=True):
     """`id` is a member, the flow itself or the run that started it; `number` (a version) tells
-    repetitions apart. `spared` marks an ending that is no failure of the flow: a loser of a race
+    repetitions apart. Of AWAITED, `flow` is the run that waits and `id` the one that has ended.
+    `spared` marks an ending that is no failure of the flow: a loser of a race
     that was cancelled."""
 
     flow: UUID
@@ -67,8 +69,10 @@ def outbox_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEn
     if before is None or after is None or not turned(before, after):
         return ()
     own = _owed_to_own(before, after)
-    orphans = _orphaned(after) if after.life.flows else ()
-    return orphans if own is None else (own, *orphans)
+    others = _orphaned(after) if after.life.flows else ()
+    if after.life.awaited_by:
+        others += _awaited(after)
+    return others if own is None else (own, *others)
 
 
 def turned(before: Snapshot | None, after: Snapshot | None) -> bool:
@@ -102,6 +106,15 @@ def _orphaned(after: Snapshot) -> tuple[OutboxEntry, ...]:
             return tuple(OutboxEntry(flow, id, number, kind) for flow in after.life.flows)
         case _:
             return ()
+
+
+def _awaited(after: Snapshot) -> tuple[OutboxEntry, ...]:
+    if not isinstance(after.state, Ended):
+        return ()
+    id, number, outcome = after.execution.uuid, after.head.version, after.state.outcome
+    return tuple(
+        OutboxEntry(run, id, number, OutboxKind.AWAITED, outcome) for run in after.life.awaited_by
+    )
 
 
 def is_spared(snapshot: Snapshot) -> bool:

@@ -183,7 +183,7 @@ def expire_suspension(
     behaviour = suspension.arms[overdue[0]].behaviour if overdue else Behaviour.AUTO_RESUME
     match behaviour:
         case Behaviour.AUTO_RESUME:
-            return _auto_resume(snapshot, now, suspension, overdue, signal_id)
+            return _auto_resume(snapshot, now, suspension, signal_id)
         case Behaviour.ESCALATE:
             return _escalate(snapshot, now, snapshot.state, suspension, overdue)
         case _:
@@ -206,15 +206,10 @@ def _auto_resume(
     snapshot: Snapshot,
     now: Millis,
     suspension: Suspension,
-    overdue: list[int],
     signal_id: UUID,
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     """Ends the waits whose time is over; the others go on when the handler asks for them again."""
-    done = {
-        number: Waited.TIMED_OUT
-        for number in overdue
-        if suspension.arms[number].behaviour is Behaviour.AUTO_RESUME
-    }
+    done = overdue_waits(suspension, now)
     waits = snapshot.life.waits or NO_WAITS
     signal = Signal(
         number=waits.signals + 1,
@@ -282,6 +277,15 @@ def _overdue(suspension: Suspension, now: Millis) -> list[int]:
         if arm.timeout_at is not None and arm.timeout_at <= now
     ]
     return [number for _, number in sorted(due)]
+
+
+def overdue_waits(suspension: Suspension, now: Millis) -> dict[int, Waited]:
+    """The arms whose time is over and that the execution goes on after."""
+    return {
+        number: Waited.TIMED_OUT
+        for number in _overdue(suspension, now)
+        if suspension.arms[number].behaviour is Behaviour.AUTO_RESUME
+    }
 
 
 def _left_open(ends: list[tuple[Pending, bool]]) -> Pending:

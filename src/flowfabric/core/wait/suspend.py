@@ -61,8 +61,10 @@ from flowfabric.core.wait.model import (
 )
 from flowfabric.core.wait.resume import (
     CLOSED,
+    TIMED_OUT,
     SuspensionEnd,
     close_suspension,
+    overdue_waits,
     steps_of,
     woken_for_cleanup,
 )
@@ -257,6 +259,19 @@ def suspend(
     snapshot: Snapshot | None, now: Millis, loaded: Loaded, owner: Owner, request: Suspend
 ) -> "Change[NowSuspended | AlreadyMet]":
     """Gives the lease up until an arm is satisfied, unless one is already."""
+    return _suspend(snapshot, now, loaded, owner, request, expires=False)
+
+
+def _suspend(
+    snapshot: Snapshot | None,
+    now: Millis,
+    loaded: Loaded,
+    owner: Owner,
+    request: Suspend,
+    *,
+    expires: bool,
+) -> "Change[NowSuspended | AlreadyMet]":
+    """`expires`: a wait whose time is over ends here, not after the suspension."""
     snapshot = present(snapshot)
     known = _answered(snapshot, now, loaded, request)
     known = known or _repeated(snapshot, loaded, owner, request)
@@ -277,7 +292,8 @@ def suspend(
         continuation=request.continuation,
         until=request.until,
     )
-    return _Suspending(snapshot, now, lease, request, binder).decide(suspension, loaded.signals)
+    suspending = _Suspending(snapshot, now, lease, request, binder)
+    return suspending.decide(suspension, loaded.signals, expires=expires)
 
 
 def go_on(
@@ -289,13 +305,14 @@ def go_on(
     *,
     few: bool = False,
 ) -> "Change[AlreadyMet | NotMet]":
-    """As `suspend` if the request is satisfied already; otherwise nothing changes. `loaded` has
+    """As `suspend` if the request is satisfied already, or if the time of a wait is over that goes
+    on then; otherwise nothing changes. `loaded` has
     all signals that were kept or the first few of each waitpoint."""
     last = _last_in_order(loaded.signals) if few else None
     if last is not None:
         known = [row for row in loaded.signals if row.signal.number <= last]
         loaded = Loaded(loaded.waitpoints, loaded.dedup, known)
-    change = suspend(snapshot, now, loaded, owner, request)
+    change = _suspend(snapshot, now, loaded, owner, request, expires=last is None)
     if isinstance(change.outcome, NowSuspended):
         return unchanged(NotMet(partly=last is not None))
     return cast("Change[AlreadyMet | NotMet]", change)
@@ -419,7 +436,7 @@ class _Suspending:
         self._counted: list[tuple[int, UUID]] = []
 
     def decide(
-        self, suspension: Suspension, signals: list[ReceivedSignal]
+        self, suspension: Suspension, signals: list[ReceivedSignal], *, expires: bool
     ) -> "Change[NowSuspended | AlreadyMet]":
         """Offers the signals that were kept to the suspension until one satisfies an arm."""
         if end := _end_by_closing(self._request, suspension, self._binder.closed):
@@ -435,6 +452,8 @@ class _Suspending:
                 self._counted.append((signal.number, suspension.id))
             if match.satisfied:
                 return self._go_on(suspension, SuspensionEnd.by_signal(signal, match.satisfied))
+        if expires and (done := overdue_waits(suspension, self._now)):
+            return self._go_on(suspension, SuspensionEnd(reason=TIMED_OUT, done=done))
         return self._park(suspension)
 
     def _go_on(

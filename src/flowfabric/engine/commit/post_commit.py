@@ -31,7 +31,8 @@ _LIMITS = int(Flags.LIMITS)
 class Commit(Struct, frozen=True, kw_only=True):
     """What has changed. `ready`: there is work to claim; `ended` and `ended_flows` are over;
     `owed` is new in the outboxes of flows; `limited` wait for limits or have given room back;
-    `unleased` lost their lease or gave it up; something is due at `due_at`, the earliest moment;
+    `unleased` lost their lease or gave it up; `signalled`: a run has received a signal while it
+    runs; something is due at `due_at`, the earliest moment;
     `reopened`: a lane or a worker has changed, so that other work can be claimed."""
 
     ready: bool = False
@@ -40,6 +41,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     owed: tuple[OutboxEntry, ...] = ()
     limited: tuple[Execution, ...] = ()
     unleased: tuple[UUID, ...] = ()
+    signalled: bool = False
     due_at: Millis | None = None
     reopened: bool = False
 
@@ -61,7 +63,7 @@ class PostCommit:
     def publish(self, commit: Commit) -> None:
         for subscriber in self._subscribers:
             subscriber.committed(commit)
-        if commit.ready or commit.ended or commit.ended_flows:
+        if commit.ready or commit.ended or commit.ended_flows or commit.signalled:
             self._store.hints.send()
 
     def due(self, at: Millis) -> None:
@@ -105,6 +107,10 @@ class PostCommit:
                 limited=tuple(after.execution for before, after in moves if _frees(before, after)),
                 unleased=tuple(
                     after.execution.uuid for before, after in moves if _unleases(before, after)
+                ),
+                signalled=any(
+                    change.signals and change.after and isinstance(change.after.state, Active)
+                    for change in changes
                 ),
                 due_at=_earliest(due),
             )

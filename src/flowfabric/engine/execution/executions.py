@@ -6,7 +6,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_kind_of, check_one_of
 from flowfabric.core.base.text import MAX_REASON, check_tag_key, check_tags, check_text
 from flowfabric.core.base.time import NO_TIME, Span, check_span
@@ -36,6 +36,7 @@ from flowfabric.core.execution.submission import (
     create,
     ranked,
 )
+from flowfabric.core.flow import children
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.flow.replay import needed_to_replay, replay_member
 from flowfabric.core.wait.resume import Resumed, resume
@@ -99,6 +100,11 @@ class Executions(Service):
         who = check_owner(owner)
         check_flag(force, "force")
         return await self._decide(id, operator.cancel, who, text, force=force)
+
+    async def await_end(self, id: str, run: UUID) -> bool:
+        """The end of an execution is signalled to `run` (`children.end_signal`), which need not
+        hold a worker until then. True if it has ended already: nothing is signalled."""
+        return await self._decide(id, children.await_end, parse_uuid(run, "run"))
 
     async def expire(self, id: str) -> Expired | CleanedUp | AlreadySatisfied | RetryScheduled:
         """Acts on a deadline or attempt timeout that has passed; does nothing before. The sweep

@@ -33,6 +33,7 @@ from flowfabric.core.flow.model import CancelPolicy, Flow, FlowChange, Parent, c
 from flowfabric.core.flow.outbox import MemberEnding, OutboxEntry, OutboxKind, endings_of
 from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
+from flowfabric.core.wait.signal import Delivery
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.records import find
@@ -114,11 +115,14 @@ class FlowResolver(Service):
     # -- one flow
 
     async def resolve(self, flow: UUID) -> None:
-        """Does everything that is owed to a flow, also what comes of doing it."""
+        """Does everything that is owed to a flow (or to a run that waits for others), also what
+        comes of doing it."""
 
         async def round(number: int) -> Literal[RaceLost.RACE_LOST] | None:
             while entries := await self._context.store.outbox([flow], PAGE):
-                if not await self._do(flow, entries):
+                if entries[0].kind is OutboxKind.AWAITED:  # owed to a run, and so are the others
+                    await self._tell_run(flow, entries)
+                elif not await self._do(flow, entries):
                     return RACE_LOST
             return None
 
@@ -250,10 +254,30 @@ class FlowResolver(Service):
             idempotency_key=f"flow:{flow.id}:{ending}",
             internal=True,
         )
+        await self._signal(parent.execution, delivery)
+
+    async def _tell_run(self, run: UUID, entries: Sequence[OutboxEntry]) -> None:
+        """Wakes a run that waits for the ends of others."""
+        waiting = (await self._context.store.load([run])).get(run)
+        if waiting is not None:
+            for entry in entries:
+                await self._signal(waiting.execution.id, self._end_of(entry))
+        await self._context.store.drop_outbox(entries)
+
+    def _end_of(self, entry: OutboxEntry) -> Delivery:
+        return self._signals.delivery()(
+            name=children.end_signal(entry.id),
+            source_type="run",
+            source=str(entry.id),
+            idempotency_key=f"run:{entry.id}:{entry.number}",
+            internal=True,
+        )
+
+    async def _signal(self, id: str, delivery: Delivery) -> None:
         try:
-            await self._signals.send(parent.execution, parent.signal, delivery)
+            await self._signals.send(id, delivery.name, delivery)
         except (NotFound, NotSignalable) as error:
-            log.info("no run waits for the end of flow %s any more: %s", flow.id, error)
+            log.info("no run waits for the end of %s any more: %s", delivery.source, error)
 
     async def _all(self, decisions: list[Decision]) -> None:
         """All of them, or the first real trouble; what has ended meanwhile is no trouble."""

@@ -82,6 +82,7 @@ class Suspensions(Service):
         self._attempts = attempts
         # Many handlers that go on at once ask at once.
         self._loads: Batcher[Needs, Loaded] = Batcher("load_needs", context.store.load_needs)
+        self._looks: Batcher[UUID, int] = Batcher("signals", self._flush_looks)
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
@@ -123,6 +124,11 @@ class Suspensions(Service):
             request,
             few=few,
         )
+
+    async def signals_so_far(self, claim: Claim) -> int:
+        """How many signals the execution has received. Cheap: those that look at the same time
+        share a query."""
+        return await self._looks.put(claim.uuid)
 
     def handle(self, owned: Owned, suspended: NowSuspended) -> str:
         """The handle of an execution that `owned` has suspended, for an owner in another process.
@@ -354,6 +360,11 @@ class Suspensions(Service):
         return found
 
     # -- how
+
+    async def _flush_looks(self, uuids: list[UUID]) -> list[int | Exception]:
+        found = await self._context.store.load(uuids)
+        waits = [found[uuid].life.waits if uuid in found else None for uuid in uuids]
+        return [0 if each is None else each.signals for each in waits]
 
     def _checked(self, request: Suspend) -> Suspend:
         wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())

@@ -117,6 +117,11 @@ async def _owing(session: PostgresSession, after: UUID | None, limit: int) -> li
     return [flow for (flow,) in rows]
 
 
+async def drop_outbox(session: PostgresSession, entries: Sequence[OutboxEntry]) -> None:
+    keys = columns(flow_rows.outbox_keys(entries), 4)
+    await session.fetch(session.apply, "gone_outbox", *keys)
+
+
 async def _apply(
     session: PostgresSession,
     change: FlowChange,

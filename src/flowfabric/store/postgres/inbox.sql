@@ -48,6 +48,11 @@ owed as (
     select cast($8 as uuid), e.id, e.version + 1, 1, 0, false
     from ended e where cast($8 as uuid) is not null
 ),
+awaited as (
+    insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+    select r.id, e.id, e.version + 1, 8, 0, false
+    from ended e cross join unnest(cast($9 as uuid[])) as r (id)
+),
 told as (
     insert into {schema}.event (id, at, kind, epoch, attempt, worker)
     select e.id, cast($5 as bigint), 10, e.epoch, e.attempt, e.worker from ended e

@@ -105,6 +105,10 @@ def owed_flows(session: SqliteSession, after: UUID | None, limit: int) -> list[U
     return [read_uuid(id) for (id,) in session.rows("owed_flows", values)]
 
 
+def drop_outbox(session: SqliteSession, entries: Sequence[OutboxEntry]) -> None:
+    session.each("gone_outbox", plain(flow_rows.outbox_keys(entries)))
+
+
 def _readable(session: SqliteSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     """Executions as they stand; one that cannot be read does not hide the others."""
     found = readable_snapshots(session, [uuid.bytes for uuid in uuids])

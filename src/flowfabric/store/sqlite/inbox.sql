@@ -34,7 +34,7 @@ select id from arrival where id in (?)
 delete from arrival where id in (?)
 
 -- name: completed_here
--- Runs on the application's connection, as do the next four: only while the fence stands.
+-- Runs on the application's connection, as do the next five: only while the fence stands.
 insert into done (
     id, version, epoch, rank, flags, attempt, start, life,
     outcome, ended_at, claim, worker, started_at, result, trim_at
@@ -59,3 +59,7 @@ delete from deadline where id = :id
 -- name: completed_outbox
 insert into chore (flow, id, number, kind, outcome, spared)
 select :flow, id, version, 1, 0, 0 from done where id = :id
+
+-- name: completed_awaited
+insert into chore (flow, id, number, kind, outcome, spared)
+select :run, id, version, 8, 0, 0 from done where id = :id

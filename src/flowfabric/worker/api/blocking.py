@@ -11,14 +11,22 @@ Parameters, overloads and results keep their types, so there is one signature to
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from flowfabric.core.base.errors import Invalid
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 W = TypeVar("W")
 M = TypeVar("M", bound=AbstractAsyncContextManager[Any, Any])
+
+deferred: ContextVar[list[Coroutine[Any, Any, Any]] | None] = ContextVar(
+    "flowfabric_deferred", default=None
+)
+"""Where blocking methods put their work instead of doing it, and return it; see `unstarted`."""
 
 Block = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine in an event loop of another thread and returns its result."""
@@ -40,7 +48,7 @@ def blocking(
     def call(self: CanBlock, /, *args: P.args, **kwargs: P.kwargs) -> R:
         awaited, block = self._blocking()
         made = getattr(awaited, method.__name__)(*args, **kwargs)
-        result: R = block(made if inspect.iscoroutine(made) else _awaited(made))
+        result: R = do_now(block, made if inspect.iscoroutine(made) else _awaited(made))
         return result
 
     return call
@@ -57,10 +65,42 @@ def blocking_as(
 
     @wraps(method)
     def call(self: CanBlock, /, *args: P.args, **kwargs: P.kwargs) -> S:
+        if deferred.get() is not None:
+            raise Invalid(f"{method.__name__} cannot be a branch of a race in a plain function")
         awaited, block = self._blocking()
         made = getattr(awaited, method.__name__)(*args, **kwargs)
         return proxy(block(made) if inspect.iscoroutine(made) else made, block)
 
+    return call
+
+
+def do_now(block: Block, work: Coroutine[Any, Any, Any]) -> Any:
+    """What the work gives; inside `unstarted` the work itself."""
+    calls = deferred.get()
+    if calls is None:
+        return block(work)
+    calls.append(work)
+    return work
+
+
+def unstarted(function: Callable[[], Any], name: str) -> Coroutine[Any, Any, Any]:
+    """The work of the one blocking call that a function makes, not yet begun."""
+    calls: list[Coroutine[Any, Any, Any]] = []
+    token = deferred.set(calls)
+    try:
+        given: object = function()
+        if len(calls) != 1 or given is not calls[0]:
+            raise Invalid(
+                f"branch {name!r} of a race in a plain function must be one call of ctx, whose "
+                f"value it returns: `lambda: ctx.sleep('1h')`"
+            )
+    except BaseException:
+        for call in calls:
+            call.close()
+        raise
+    finally:
+        deferred.reset(token)
+    (call,) = calls
     return call
 
 

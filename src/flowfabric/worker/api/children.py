@@ -28,6 +28,7 @@ from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import FlowFailed, WaitTimeout
 from flowfabric.worker.run.branches import StepPlace
+from flowfabric.worker.run.race import racing
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform, read
 
@@ -114,7 +115,9 @@ class SubFlow(FlowBuilder):
         if earlier is not None and await self._is_used(earlier):
             self.id, self._signalled = UUID(earlier.flow), True
             return
-        if number := await self._orphans():
+        number = await self._orphans()
+        _race(self.id)
+        if number:
             self._check_asked(await journal.recorded(place), asked)
             place = place.again(number)
         if earlier is not None:
@@ -197,6 +200,7 @@ class SubFlow(FlowBuilder):
         ends. Results that are too large for a step are read again each time. Without `nodes`, the
         results of the last ones."""
         journal, engine = self._scope.journal, self._scope.engine
+        _race(self.id)
         record = await journal.recorded(place)
         if record is None:
             await self._run_failed_again(place)
@@ -309,6 +313,12 @@ class SubFlow(FlowBuilder):
             again = self._after.again(number)
             await self._waits.wait_at(again, self._signal, timeout)
         return flow
+
+
+def _race(flow: UUID) -> None:
+    """In a branch of a race the flow ends with it."""
+    if (branch := racing.get()) is not None:
+        branch.begin(flows=[flow])
 
 
 def _flow_id(run: Snapshot, at: StepPlace, number: int) -> UUID:

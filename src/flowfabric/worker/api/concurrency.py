@@ -88,7 +88,7 @@ class Concurrency:
         all_branches = self._scope.branches
         branches = [all_branches.branch() for _ in steps]
         pairs = zip(steps, branches, strict=True)
-        tasks = [asyncio.ensure_future(self._beside(*pair)) for pair in pairs]
+        tasks = [asyncio.ensure_future(beside(self._scope, *pair)) for pair in pairs]
         try:
             with all_branches.waiting():
                 await together(tasks, lambda: self._scope.parked)
@@ -96,14 +96,16 @@ class Concurrency:
             all_branches.forget(branches)
         return [task.result() for task in tasks]
 
-    async def _beside(self, step: Awaitable[R], branch: Branch) -> R:
-        with self._scope.branches.strand(branch):
-            try:
-                return await step
-            except (SystemExit, KeyboardInterrupt) as error:
-                # Raised in a task of its own, it would end the event loop and every other run.
-                self._scope.branches.failed(branch)
-                raise RuntimeError(f"a step raised {error!r}") from error
-            except Exception:
-                self._scope.branches.failed(branch)
-                raise
+
+async def beside(scope: CallScope, step: Awaitable[R], branch: Branch) -> R:
+    """Awaits a step in a branch of its own."""
+    with scope.branches.strand(branch):
+        try:
+            return await step
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Raised in a task of its own, it would end the event loop and every other run.
+            scope.branches.failed(branch)
+            raise RuntimeError(f"a step raised {error!r}") from error
+        except Exception:
+            scope.branches.failed(branch)
+            raise

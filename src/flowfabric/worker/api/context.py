@@ -19,6 +19,7 @@ from flowfabric.core.execution.versions import version_of
 from flowfabric.worker.api.children import FlowsApi
 from flowfabric.worker.api.cleanup import CleanupApi
 from flowfabric.worker.api.concurrency import Concurrency
+from flowfabric.worker.api.race import RaceApi
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import SpendApi
 from flowfabric.worker.api.task import Call, Task, check_task
@@ -65,10 +66,10 @@ class Context:
     calls may be awaited together. Wrap code that makes several such calls beside other such code
     in `gather`, which keeps their places apart.
 
-    `gather` is that of `Concurrency`, `compensate` and `shield` those of `CleanupApi`. The methods
-    that wait (`wait_for_signal`, `wait_for_any`, `wait_for_all`, `approval`, `request_approval`,
-    `callback`) are those of `WaitsApi`, `flow` and `map` those of `FlowsApi`, `spend` and `reserve`
-    those of `SpendApi`.
+    `gather` is that of `Concurrency`, `race` and its other name `first_of` those of `RaceApi`,
+    `compensate` and `shield` those of `CleanupApi`. The methods that wait (`wait_for_signal`,
+    `wait_for_any`, `wait_for_all`, `approval`, `request_approval`, `callback`) are those of
+    `WaitsApi`, `flow` and `map` those of `FlowsApi`, `spend` and `reserve` those of `SpendApi`.
     """
 
     def __init__(self, scope: CallScope) -> None:
@@ -84,6 +85,9 @@ class Context:
         self.approval = waits.approval
         self.request_approval = waits.request_approval
         self.callback = waits.callback
+        races = RaceApi(scope, waits)
+        self.race = races.race
+        self.first_of = races.race
         flows = FlowsApi(scope, waits)
         self.flow = flows.flow
         self.map = flows.map

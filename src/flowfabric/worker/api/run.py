@@ -26,15 +26,18 @@ from flowfabric.worker.errors import (
     RunFailed,
     RunSkipped,
 )
+from flowfabric.worker.run.branches import inside_step
+from flowfabric.worker.run.race import racing
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 EXPLAIN_WITHIN = 5.0
 """Seconds that the reason of a timeout may take to find out."""
 
 
-class Run(Generic[R]):
+class Run(Generic[R_co]):
     """A submitted run of a task. `result()` has the type that the task returns.
 
     `duplicate` is True if a run with the same key existed; this is that run then.
@@ -51,10 +54,14 @@ class Run(Generic[R]):
     def __repr__(self) -> str:
         return f"Run({self.id!s})"
 
-    async def result(self, timeout: Seconds | None = None) -> R:
+    async def result(self, timeout: Seconds | None = None) -> R_co:
         """Waits for the end of the run and returns the result of the task. Raises RunFailed,
         RunCancelled, RunExpired or RunSkipped if it ended otherwise, and ResultTimeout, which is a
-        TimeoutError and says what the run waits for, after `timeout`."""
+        TimeoutError and says what the run waits for, after `timeout`. In a branch of `ctx.race` it
+        holds no worker meanwhile, and raises WaitTimeout."""
+        branch = None if inside_step.get() else racing.get()
+        if branch is not None:
+            return self._value(await branch.ending_of(self.id, timeout))
         engine = await self._client.engine()
         try:
             ending = await engine.views.wait(self.id, timeout)
@@ -129,7 +136,7 @@ class Run(Generic[R]):
         priority: int | None = None,
         key: str | None = None,
         tags: Mapping[str, str] | None = None,
-    ) -> "Run[R]":
+    ) -> "Run[R_co]":
         """Submits a new run of the same task that has recorded what this one has before a step
         (named as for `replay`), and runs the rest itself. This run may be in any state and stays
         as it is.
@@ -187,10 +194,10 @@ class Run(Generic[R]):
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on
 
-    def _value(self, ending: Ending) -> R:
+    def _value(self, ending: Ending) -> R_co:
         match ending.outcome:
             case Outcome.SUCCESS:
-                value: R = decode(
+                value: R_co = decode(
                     ending.result or b"null", self._returns, f"the result of run {ending.id}"
                 )
                 return value

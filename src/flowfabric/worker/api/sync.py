@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.limit.spend import Counted
 from flowfabric.store.foreign import run_sync
@@ -18,9 +19,14 @@ from flowfabric.worker.api.blocking import (
     BlockingProxy,
     blocking,
     blocking_as,
+    deferred,
+    do_now,
+    unstarted,
 )
 from flowfabric.worker.api.children import FlowsApi, SubFlow
 from flowfabric.worker.api.context import Context, RunInfo
+from flowfabric.worker.api.race import Winner, drop
+from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import Reserve, SpendApi
 from flowfabric.worker.api.waits import Approval, Callback, WaitsApi
 from flowfabric.worker.errors import Unwind
@@ -31,6 +37,9 @@ from flowfabric.worker.run.steps import Work, attempt_here, keep, read
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
 
 
 class SyncCallback(BlockingProxy[Callback[Any]]):
@@ -132,8 +141,8 @@ class SyncContext(BlockingProxy[Context]):
         """As `Context.step`, except that a plain function without a timeout runs in the thread of
         the handler."""
         work = Work.of(function, args, kwargs, self._context._step_hooks)
-        if work.is_async:
-            return self._block(self._context.step(function, *args, **kwargs))
+        if work.is_async or deferred.get() is not None:
+            return do_now(self._block, self._context.step(function, *args, **kwargs))
         return self._step_here(work)
 
     def compensate(self, undo: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -153,6 +162,40 @@ class SyncContext(BlockingProxy[Context]):
         if work is None:
             return shield
         return shield.around(partial(self.step, work, *args, **kwargs))
+
+    @overload
+    def race(self, branch: "Callable[[], T1] | Run[T1]", /) -> Winner[T1]: ...
+    @overload
+    def race(
+        self, branch1: "Callable[[], T1] | Run[T1]", branch2: "Callable[[], T2] | Run[T2]", /
+    ) -> Winner[T1 | T2]: ...
+    @overload
+    def race(
+        self,
+        branch1: "Callable[[], T1] | Run[T1]",
+        branch2: "Callable[[], T2] | Run[T2]",
+        branch3: "Callable[[], T3] | Run[T3]",
+        /,
+    ) -> Winner[T1 | T2 | T3]: ...
+    @overload
+    def race(
+        self, *branches: "Callable[[], R] | Run[R]", **named: "Callable[[], R] | Run[R]"
+    ) -> Winner[R]: ...
+    def race(self, *branches: Any, **named: Any) -> Winner[Any]:
+        """As `Context.race`. A branch is a function that makes one call of the context, which it
+        returns, or a child run: `ctx.race(go=lambda: ctx.wait_for_signal("go"), child=run)`."""
+        given = [*((str(at), each) for at, each in enumerate(branches)), *named.items()]
+        works: list[Any] = []
+        try:
+            works += (_unstarted(name, each) for name, each in given)
+        except BaseException:
+            for work in works:
+                drop(work)
+            raise
+        names = dict(zip(named, works[len(branches) :], strict=True))
+        return self._block(self._context.race(*works[: len(branches)], **names))  # type: ignore[no-any-return]
+
+    first_of = race
 
     def patched(self, name: str) -> bool:
         """As `Context.patched`."""
@@ -180,6 +223,18 @@ class SyncContext(BlockingProxy[Context]):
             tries = work.tries(scope, place, under_way=False)
             result = attempt_here(work, scope.threads, tries, self._block)
         return self._block(keep(scope.journal, place, result, work.returns))
+
+
+def _unstarted(name: str, branch: Any) -> Any:
+    if isinstance(branch, Run):
+        return branch
+    if not callable(branch):
+        kind = type(branch).__name__
+        raise Invalid(
+            f"branch {name!r} of a race in a plain function is of type {kind}, not a function such "
+            "as `lambda: ctx.sleep('1h')`"
+        )
+    return unstarted(branch, name)
 
 
 def _block_in(scope: CallScope) -> Block:

@@ -125,6 +125,7 @@ class Completion:
             result=body,
             trim_at=trim_at(snapshot, now),
             flow=snapshot.execution.flow if snapshot.head.flags & Flags.FLOW else None,
+            awaited_by=snapshot.life.awaited_by,
         )
 
 

@@ -50,6 +50,7 @@ from flowfabric.worker.api.options import Span
 from flowfabric.worker.codec import decode
 from flowfabric.worker.errors import WaitClosed, WaitTimeout
 from flowfabric.worker.run.branches import StepPlace
+from flowfabric.worker.run.race import racing
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import perform
 
@@ -289,6 +290,8 @@ class WaitsApi:
     async def _wait(self, place: StepPlace, wanted: _Wanted) -> Recorded:
         """How the wait ended; while it goes on, nothing returns."""
         timeout = wanted.timeout
+        if (branch := racing.get()) is not None and not wanted.lasting:
+            branch.begin(waitpoints=[binding.id for binding in wanted.bindings])
         wait = Wait(
             condition=wanted.condition,
             bindings=wanted.bindings,

@@ -66,6 +66,11 @@ class StepPlace(Struct, frozen=True):
         return StepPlace(branch, self.position, str(name), self.occurrence, self.opened)
 
 
+def is_within(path: str, branch: str) -> bool:
+    """Whether a path is that of a branch, or of one that was opened in it."""
+    return path == branch or path.startswith((f"{branch}.", f"{branch}{LOOSE}"))
+
+
 def is_no_call(name: str) -> bool:
     """Whether a recorded name is that of no call: the end of a wait's time, a repetition, or a try
     that failed."""
@@ -186,6 +191,9 @@ class Branches:
         self._lock = threading.Lock()
         self._root = Branch(halt, "", owner)
         self._branches = {"": self._root}
+        self._lost: set[str] = set()
+        self._replaying: set[str] = set()
+        self._progress = asyncio.Event()
         self.busy = 0
         self.idle: asyncio.Event | None = None
         self.parked = False
@@ -229,12 +237,41 @@ class Branches:
     def branch(self) -> Branch:
         """A branch for one of several things that are waited for together."""
         with self._lock:
-            return self._keep(self._current().child())
+            branch = self._keep(self._current().child())
+            self._replaying.add(branch.path)
+            return branch
 
     def was_asked(self, path: str, position: int) -> bool:
         """Whether the handler has made the call; it need not make those of a loose branch."""
         branch = self._branches.get(path)
+        if any(is_within(path, lost) for lost in self._lost):
+            return True
         return LOOSE in path or (branch is not None and position < branch.position)
+
+    def lose(self, branches: Iterable[Branch]) -> None:
+        """Branches that lost a race: what they have recorded need not be asked for again."""
+        for branch in branches:
+            self._lost.add(branch.path)
+            self._go_beyond(branch)
+
+    # -- where the record ends
+
+    def go_beyond(self) -> None:
+        """The caller asks for something that is not recorded."""
+        self._go_beyond(self._current())
+
+    def _go_beyond(self, branch: Branch) -> None:
+        if branch.path in self._replaying:
+            self._replaying.discard(branch.path)
+            self._progress.set()
+
+    async def caught_up(self, branches: Iterable[Branch]) -> None:
+        """Returns when these, and what was opened in them, have ended, wait, or ask for something
+        that is not recorded."""
+        paths = [branch.path for branch in branches]
+        while any(is_within(each, path) for path in paths for each in self._replaying):
+            self._progress.clear()
+            await self._progress.wait()
 
     def close(self) -> None:
         """Lets the tasks go that own branches."""
@@ -298,11 +335,13 @@ class Branches:
             if branch.counted:
                 self.end()
             _branch.reset(token)
+            self._go_beyond(branch)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """The caller's branch only waits for others, so it does not count as under way."""
         branch = self._current()
+        self._go_beyond(branch)
         counted, branch.counted = branch.counted, False
         if counted:
             self.end()
@@ -314,14 +353,15 @@ class Branches:
                 self.begin()
 
     def failed(self, branch: Branch) -> None:
-        """A branch has raised: it counts as under way until its error has reached the handler, so
-        that no sleep beside it takes the handler off its slot before that."""
+        """A branch has raised, or has ended first in a race: it counts as under way until that has
+        reached the handler, so that no sleep beside it takes the handler off its slot before."""
         branch.failed = True
         self.begin()
 
     def forget(self, branches: Iterable[Branch]) -> None:
-        """Branches whose errors have reached the handler."""
+        """Branches whose ends have reached the handler."""
         for branch in branches:
+            self._go_beyond(branch)
             if branch.failed:
                 branch.failed = False
                 self.end()

@@ -23,16 +23,19 @@ from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
 from flowfabric.worker.run.branches import (
     NOWHERE,
+    Branch,
     Branches,
     BranchSpot,
     Halt,
     StepPlace,
     is_no_call,
+    is_within,
     title,
 )
 from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.patches import Patches, is_beyond
+from flowfabric.worker.run.race import racing
 from flowfabric.worker.run.until_available import until_available
 
 
@@ -94,6 +97,7 @@ class Journal:
                 )
             await self.confirm()
             self._began[place.branch, place.position] = self._engine.now()
+            self.branches.go_beyond()
             return None
         step, record = found
         if (step.name, step.occurrence) != (place.name, place.occurrence):
@@ -105,6 +109,8 @@ class Journal:
                 asked=f"step {place.position}: {place}",
             )
         self._cancel.passed((place.branch, place.position))
+        if (branch := racing.get()) is not None:
+            branch.reach(record.until or record.ended_at or Millis(0))
         return record
 
     async def recorded_wait(self, place: StepPlace) -> tuple[Recorded | None, Millis | None]:
@@ -196,6 +202,10 @@ class Journal:
             await self.load()
         await self.confirm()
         return any(is_beyond(spot, *place) for place in self._steps)
+
+    def has_begun(self, branch: Branch) -> bool:
+        """Whether a branch had something recorded when the journal was loaded."""
+        return any(is_within(at, branch.path) for at, _ in self._steps)
 
     def went_on(self, place: StepPlace) -> bool:
         """Whether the handler had something recorded after this call when it was loaded."""

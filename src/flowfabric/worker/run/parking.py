@@ -2,11 +2,15 @@
 
 A wait whose signal is there already ends at once, and the handler goes on. Otherwise the handler
 unwinds, and only then is its lease given up.
+
+Beside a step that runs, the handler keeps its slot. Waits that take part in a race look out for
+their signals meanwhile; other waits go on when the step is done.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -23,7 +27,12 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, Unwind
 from flowfabric.worker.run.branches import Halt, StepPlace
 from flowfabric.worker.run.journal import Journal
+from flowfabric.worker.run.race import racing
 from flowfabric.worker.run.until_available import until_available
+
+POLL_FLOOR = 1.0
+REST = 0.05
+"""Seconds between two looks for signals beside a step: at most, and at least."""
 
 
 class Sleeper(Struct, frozen=True):
@@ -58,6 +67,9 @@ class Parking:
         self._waiters: dict[StepPlace, Waiter] = {}
         self._answers: dict[StepPlace, Recorded] = {}
         self._expecting = again
+        self._looking = False
+        self._looked_at = -1
+        self._opened: set[UUID] = set()
         self._suspension: UUID | None = None
 
     async def sleep(self, place: StepPlace, until: Millis, *, known: bool) -> None:
@@ -107,6 +119,7 @@ class Parking:
             )
             begun = replace(wait, step=step, timeout_at=until)
             self._waiters[place] = Waiter(begun, reason, recorded)
+            self._looked_at = -1
             try:
                 await self._quiet(place)
             except BaseException:
@@ -139,8 +152,72 @@ class Parking:
             if left is not None and left <= 0:
                 return
             idle.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(idle.wait(), left)
+            if racing.get() is None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(idle.wait(), left)
+            else:
+                await self._look_out(idle, left)
+
+    async def _look_out(self, idle: asyncio.Event, left: float | None) -> None:
+        """Beside something that is under way: looks whether signals have ended waits, and returns
+        when that or something else may have changed, after `left` seconds at the latest."""
+        hints = self._engine.store.hints
+        seen = hints.count
+        await self._look()
+        if idle.is_set():
+            return
+        pause = POLL_FLOOR if left is None else min(left, POLL_FLOOR)
+        quiet = asyncio.ensure_future(idle.wait())
+        hint = asyncio.ensure_future(hints.wait(pause, seen))
+        try:
+            await asyncio.wait({quiet, hint}, return_when=asyncio.FIRST_COMPLETED)
+            if not quiet.done():
+                await asyncio.wait({quiet}, timeout=min(REST, pause))
+        finally:
+            quiet.cancel()
+            hint.cancel()
+
+    async def _look(self) -> None:
+        """Ends waits whose signals are there, or whose time is over. One look serves all waits."""
+        if self._looking or not self._waiters:
+            return
+        self._looking = True
+        try:
+            await self._open_approvals()
+            found = await until_available(
+                lambda: self._engine.suspensions.signals_so_far(self._claim), self._halt.__bool__
+            )
+            if found in (0, self._looked_at) and not self._is_overdue():
+                return
+            self._looked_at = found
+            if not self._branches.parked and not self._halt and await self._go_on():
+                self._looked_at = -1
+        finally:
+            self._looking = False
+
+    def _is_overdue(self) -> bool:
+        now = self._engine.now()
+        ends = (waiter.wait.timeout_at for waiter in self._waiters.values())
+        return any(end is not None and end <= now for end in ends)
+
+    async def _open_approvals(self) -> None:
+        """People can decide while a step runs: elsewhere the suspension opens the waitpoint."""
+        asked = [binding for waiter in self._waiters.values() for binding in waiter.wait.bindings]
+        for binding in asked:
+            if binding.terms is not None and binding.id not in self._opened:
+                await until_available(
+                    partial(
+                        self._engine.suspensions.create_waitpoint,
+                        self._claim,
+                        binding.key,
+                        id=binding.id,
+                        terms=binding.terms,
+                        lasting=True,
+                        slot=binding.slot,
+                    ),
+                    self._halt.__bool__,
+                )
+                self._opened.add(binding.id)
 
     async def _is_stuck(self) -> bool:
         """Whether nothing goes on by itself, and no kept signal ends a wait."""

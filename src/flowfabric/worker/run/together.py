@@ -19,23 +19,25 @@ async def together(tasks: Sequence[asyncio.Task[Any]], parked: Callable[[], bool
             if errors and not parked() and not isinstance(errors[0], Unwind):
                 break
     finally:
-        await _stop(tasks)
-    for error in sorted(_errors(tasks), key=lambda each: not isinstance(each, Unwind)):
+        await stop_all(tasks)
+    for error in errors_of(tasks):
         raise error
 
 
-def _errors(tasks: Sequence[asyncio.Task[Any]]) -> list[BaseException]:
-    """The errors of the branches, cancelled ones last."""
+def errors_of(tasks: Sequence[asyncio.Task[Any]]) -> list[BaseException]:
+    """The errors of the branches: those that unwind first, cancelled ones last."""
     raised = [task.exception() for task in tasks if _failed(task)]
     stopped = [asyncio.CancelledError() for task in tasks if task.cancelled()]
-    return [*(error for error in raised if error is not None), *stopped]
+    errors = [*(error for error in raised if error is not None), *stopped]
+    return sorted(errors, key=lambda each: not isinstance(each, Unwind))
 
 
 def _failed(task: asyncio.Task[Any]) -> bool:
     return not task.cancelled() and task.exception() is not None
 
 
-async def _stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def stop_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels those that have not ended, and waits until they have."""
     left = [task for task in tasks if not task.done()]
     for task in left:
         task.cancel()
