@@ -20,7 +20,7 @@ from flowfabric.engine.execution.events import Events
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.execution.grants import Grants
 from flowfabric.engine.execution.inbox import Inbox
-from flowfabric.engine.execution.recorded import RecordedSteps
+from flowfabric.engine.execution.recorded import RecordedSteps, StepCuts
 from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.execution.views import Views
 from flowfabric.engine.explain import Explain
@@ -53,8 +53,8 @@ class Engine:
         self.inbox = context.inbox
         self.signals = Signals(context)
         self._resolver = FlowResolver(context, self.signals)
+        self.executions = Executions(context, self._resolver, StepCuts(context))
         self.steps = RecordedSteps(context)
-        self.executions = Executions(context, self._resolver, self.steps)
         self.lanes = Lanes(context)
         self._releases = Releases(context)
         self._budget_gate = BudgetGate(context, self._releases)

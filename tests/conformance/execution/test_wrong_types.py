@@ -13,6 +13,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.fork import ForkChanges
 from flowfabric.core.execution.granted import GrantNotes, NewAttempt
 from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Failure
@@ -145,6 +146,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "attempt": NewAttempt(timeout=Millis(5_000)), "notes": GrantNotes(),
         "mismatch": Mismatch(message="changed", fingerprint="code-1"), "fingerprint": "code-1",
         "force": True, "undo_time": 1_000,
+        "from_step": None, "changes": ForkChanges(payload=b"1", tags={"app.a": "1"}),
     }  # fmt: skip
 
 
@@ -160,6 +162,7 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
         "executions.resume": {"id": world.suspended},
         "executions.replay": {"id": world.ended},
+        "steps.rename": {"step": "step"}, "steps.skip": {"step": "step"},
         "claims.renew_all": {"owned": (world.claim,)},
         "claims.expired": {"after": (Millis(5), world.waiting)},
         "suspensions.waitpoints": {"id": world.suspended, "after": fresh_id(lab)},
@@ -241,7 +244,7 @@ def given(lab: Lab, world: World, name: str, method: Any) -> dict[str, Any]:
 NOUNS = (
     "executions", "lanes", "claims", "attempts", "suspensions", "signals", "keys", "grants",
     "views", "events", "workers", "schedules", "flows", "flow_views", "quotas", "budgets",
-    "explain",
+    "explain", "steps",
 )  # fmt: skip
 
 

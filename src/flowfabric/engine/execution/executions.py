@@ -44,7 +44,7 @@ from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.execution.recorded import RecordedSteps
+from flowfabric.engine.execution.recorded import StepCuts
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import edge_pages
 from flowfabric.store.queries import EdgeQuery
@@ -59,12 +59,10 @@ TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 class Executions(Service):
     """`engine.executions`"""
 
-    def __init__(
-        self, context: EngineContext, resolver: FlowResolver, steps: RecordedSteps
-    ) -> None:
+    def __init__(self, context: EngineContext, resolver: FlowResolver, cuts: StepCuts) -> None:
         super().__init__(context)
         self._resolver = resolver
-        self._steps = steps
+        self._cuts = cuts
         self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
             "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
         )
@@ -143,7 +141,7 @@ class Executions(Service):
             if wanted is not None:
                 snapshot = present(await self._load(id), id)
                 operator.check_replay(snapshot)
-                cut, known = await self._steps.cut(snapshot, wanted)
+                cut, known = await self._cuts.before(snapshot, wanted)
             return await self._replay(id, cut, known) or RACE_LOST
 
         return await retry(round, f"run {id}")
@@ -158,7 +156,7 @@ class Executions(Service):
         snapshot = present(await self._load(id), id)
         cut, known = None, KnownWaits()
         if wanted is not None:
-            cut, known = await self._steps.cut(snapshot, wanted)
+            cut, known = await self._cuts.before(snapshot, wanted)
         detail = await self._context.store.detail(snapshot.execution.uuid)
         if detail is None:
             raise NotFound("execution", id)

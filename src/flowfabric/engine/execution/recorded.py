@@ -26,32 +26,10 @@ from flowfabric.store.readable import named
 _PAGE = 1000
 
 
-class RecordedSteps(Service):
-    """`engine.steps`"""
+class StepCuts(Service):
+    """What comes before a step, for forks and replays."""
 
-    async def rename(
-        self, id: str, step: str, name: str, *, by: str = "", reason: str = ""
-    ) -> StepsRenamed:
-        """Gives recorded steps another name: all calls of `step`, or only one (`charge#2`). The run
-        must not be leased; `by` and `reason` are kept in its history."""
-        asked, new, who = _step(step), check_step_name(name), _who(by, reason)
-        return await self._rewrite(
-            id, lambda found, now, seen: rewrite.rename(found, now, seen, asked, new, who)
-        )
-
-    async def skip(
-        self, id: str, step: str, result: bytes | None = None, *, by: str = "", reason: str = ""
-    ) -> StepSkipped:
-        """Supplies the result (JSON) of a step that then is not run, wherever the code calls it;
-        without one, the recorded result is used. The run must not be leased; `by` and `reason` are
-        kept in its history."""
-        asked, who = _step(step), _who(by, reason)
-        value = None if result is None else _json(result)
-        return await self._rewrite(
-            id, lambda found, now, seen: rewrite.skip(found, now, seen, asked, value, who)
-        )
-
-    async def cut(self, snapshot: Snapshot, from_step: str | int) -> tuple[StepCut, KnownWaits]:
+    async def before(self, snapshot: Snapshot, from_step: str | int) -> tuple[StepCut, KnownWaits]:
         """What a run has recorded before a step, and what its waits have received."""
         wanted, uuid = check_reference(from_step), snapshot.execution.uuid
         (steps,) = await self._context.store.steps([(uuid, snapshot.life.generation)])
@@ -76,6 +54,32 @@ class RecordedSteps(Service):
         ):
             found += [row.signal for row in page]
         return tuple(found)
+
+
+class RecordedSteps(Service):
+    """`engine.steps`"""
+
+    async def rename(
+        self, id: str, step: str, name: str, *, by: str = "", reason: str = ""
+    ) -> StepsRenamed:
+        """Gives recorded steps another name: all calls of `step`, or only one (`charge#2`). The run
+        must not be leased; `by` and `reason` are kept in its history."""
+        asked, new, who = _step(step), check_step_name(name), _who(by, reason)
+        return await self._rewrite(
+            id, lambda found, now, seen: rewrite.rename(found, now, seen, asked, new, who)
+        )
+
+    async def skip(
+        self, id: str, step: str, result: bytes | None = None, *, by: str = "", reason: str = ""
+    ) -> StepSkipped:
+        """Supplies the result (JSON) of a step that then is not run, wherever the code calls it;
+        without one, the recorded result is used. The run must not be leased; `by` and `reason` are
+        kept in its history."""
+        asked, who = _step(step), _who(by, reason)
+        value = None if result is None else _json(result)
+        return await self._rewrite(
+            id, lambda found, now, seen: rewrite.skip(found, now, seen, asked, value, who)
+        )
 
     async def _rewrite(
         self,
