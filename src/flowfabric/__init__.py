@@ -16,7 +16,7 @@ from flowfabric.core.base.errors import (
     Unauthorized,
     Unavailable,
 )
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import ExecutionId, RunId
 from flowfabric.core.execution.retry import Exponential, Fixed
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.status import PublicState
@@ -105,6 +105,7 @@ __all__ = [
     "RunError",
     "RunExpired",
     "RunFailed",
+    "RunId",
     "RunSkipped",
     "RunSummary",
     "Schedule",

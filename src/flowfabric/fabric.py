@@ -17,11 +17,11 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from uuid import UUID
 
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.text import MAX_KEY, check_kind, check_namespace, check_text
 from flowfabric.core.execution.retry import Backoff, Exponential
@@ -35,6 +35,7 @@ from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
 from flowfabric.worker.api.hooks import AsyncMiddleware, EndHook, SyncMiddleware
+from flowfabric.worker.api.ids import find_id
 from flowfabric.worker.api.limits import LIMIT_NAMES, KeyOf, Limits, LimitsApi, Names
 from flowfabric.worker.api.listing import RunsApi
 from flowfabric.worker.api.options import TaskOptions
@@ -282,16 +283,17 @@ class Fabric:
 
     # -- runs
 
-    async def run(self, id: str) -> Run[Any]:
-        """The run with this id. Raises NotFound if there is none. Its result has the type that the
-        task declares, if the task is registered here."""
+    async def run(self, id: str | UUID) -> Run[Any]:
+        """The run with this id, a UUID. Raises NotFound if there is none. Its result has the type
+        that the task declares, if the task is registered here."""
         engine = await self._client.engine()
-        info = await engine.views.info(id)
+        found = await find_id(engine, id)
+        info = await engine.views.info(found)
         if info is None:
-            raise NotFound("run", id)
+            raise NotFound("run", found)
         task = self.tasks.get(info.kind)
         task = None if task is None else handler_at(task, info.version)
-        return Run(self._client, ExecutionId(id), task.signature.returns if task else Any)
+        return Run(self._client, found, task.signature.returns if task else Any)
 
     # -- flows
 

@@ -18,7 +18,7 @@ from flowfabric.worker.api.run import Run
 from tests.cli import sample
 
 APP = "tests.cli.sample:fabric"
-NOBODY = "{fp:86}:01a1e105-5216-7000-b234-22890e43ab8b"
+NOBODY = "01a1e105-5216-7000-b234-22890e43ab8b"
 
 Work = Callable[[], int]
 Worker = Callable[[], AbstractContextManager[None]]

@@ -67,7 +67,7 @@ def seen() -> Evidence:
     number = iter(range(1, 100))
 
     def event(kind: EventKind, worker: WorkerIdentity) -> StoredEvent:
-        id = ExecutionId(NOBODY)
+        id = ExecutionId(f"{{fp:86}}:{NOBODY}")
         return StoredEvent(next(number), id, "default", "default", Millis(0), kind, 1, 0, worker)
 
     claimed = [event(EventKind.CLAIMED, ada) for _ in range(3)]

@@ -138,7 +138,7 @@ def test_show_tells_what_a_flow_waits_for(cli: Cli, declare: Callable[..., str])
     assert "3 waiting, 1 waiting for others" in facts["living"]
     assert "app.tenant=acme" in facts["tags"]
     assert facts["winner"].split() == ["winner", "any", "of", "3", "none", "3"]
-    assert shown.count("{fp:") == 3
+    assert "{fp:" not in shown
 
 
 def test_show_as_a_document(cli: Cli, finish: Work, declare: Callable[..., str]) -> None:

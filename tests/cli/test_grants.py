@@ -76,7 +76,8 @@ def test_a_lost_run_is_reserved_for_its_rescuer(cli: Cli, run: str) -> None:
 
     async def revoke() -> None:
         async with Fabric(cli.url) as fabric:
-            await (await fabric.engine()).claims.revoke(run, reason="gone")
+            lost = await fabric.run(run)
+            await (await fabric.engine()).claims.revoke(lost.id, reason="gone")
 
     asyncio.run(revoke())
     none = ("grants", "issue", run, *ADA, "--reclaim", "--max-reclaims", "0")

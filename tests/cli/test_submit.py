@@ -54,7 +54,7 @@ def test_waiting_prints_the_result(cli: Cli, worker: Worker) -> None:
     with worker():
         result = cli("submit", APP, "greet", "--arg", "name=Bob", "--wait")
     assert result.stdout == '"hello Bob"\n'
-    assert result.stderr.startswith("submitted {fp:")
+    assert result.stderr.startswith("submitted 0")
 
 
 def test_waiting_shows_state_and_progress(cli: Cli, worker: Worker, tmp_path: Path) -> None:

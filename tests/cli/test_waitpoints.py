@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from flowfabric import RunId
 from flowfabric.core.wait.token import digest_of
 from tests.cli.patient import PLAN, Patient
 from tests.cli.terminal import NOBODY, Cli
@@ -133,8 +134,8 @@ def test_show_tells_what_a_run_waits_for_and_how_to_answer(cli: Cli, patient: Pa
     result = cli("run", "show", id)
     (line,) = [line for line in result.stdout.splitlines() if "approved, rejected" in line]
     assert fields(line)[0] == "budget"
-    assert f"answer with: flowfabric approve '{id}' budget --as APPROVER" in result.stderr
-    assert f"answer with: flowfabric reject '{id}' budget --as APPROVER" in result.stderr
+    assert f"answer with: flowfabric approve {id} budget --as APPROVER" in result.stderr
+    assert f"answer with: flowfabric reject {id} budget --as APPROVER" in result.stderr
     (item,) = cli.json("run", "show", id)["waitpoints"]
     assert (item["key"], item["terms"]["about"]) == ("budget", digest_of(PLAN))
     assert item["about"] == PLAN
@@ -142,7 +143,7 @@ def test_show_tells_what_a_run_waits_for_and_how_to_answer(cli: Cli, patient: Pa
 
 def test_show_tells_how_to_send_a_signal(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
-    assert f"answer with: flowfabric signal '{id}' paid JSON" in cli("run", "show", id).stderr
+    assert f"answer with: flowfabric signal {id} paid JSON" in cli("run", "show", id).stderr
 
 
 def test_show_of_a_run_that_nothing_can_answer_names_the_operator(
@@ -151,7 +152,7 @@ def test_show_of_a_run_that_nothing_can_answer_names_the_operator(
     id = patient.suspend_without_a_step("gate")
     cli("waitpoints", "close", id)
     printed = cli("run", "show", id).stderr
-    assert printed == f"only an operator can wake it: flowfabric resume '{id}'\n"
+    assert printed == f"only an operator can wake it: flowfabric resume {RunId(id)}\n"
 
 
 def test_show_of_a_run_that_does_not_wait_says_nothing_of_it(cli: Cli, patient: Patient) -> None:

@@ -46,7 +46,7 @@ def test_bytes_are_json_or_text_or_base64(data: bytes, value: object) -> None:
 def test_an_event_keeps_its_names_and_moments_are_iso() -> None:
     event = StoredEvent(
         seq=7,
-        id=ExecutionId(NOBODY),
+        id=ExecutionId(f"{{fp:86}}:{NOBODY}"),
         namespace="default",
         lane="default",
         at=Millis(0),

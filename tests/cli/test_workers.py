@@ -36,7 +36,7 @@ def take(url: str, ttl: int = 60_000) -> str:
     async def claim(engine: Engine) -> str:
         await engine.executions.submit(Submission(kind="greet"))
         (claim,) = await engine.claims.claim(ADA, ttl=Millis(ttl))
-        return claim.id
+        return str(claim.uuid)
 
     id: str = within(url, claim)
     return id

@@ -196,7 +196,7 @@ async def test_a_claim_whose_reply_was_lost_is_found_again(
         with pytest.raises(Unavailable):
             await claims.claim(OTHER, lanes=lanes, limit=limit)
     found = await claims.claim(OTHER, lanes=lanes, limit=9)
-    assert {claim.id for claim in found} == {run.id for run in runs}
+    assert {claim.uuid for claim in found} == {run.id.uuid for run in runs}
     assert {claim.attempt for claim in found} == {0}, "no attempt is spent"
     assert await claims.claim(OTHER, lanes=lanes, limit=9) == []
 

@@ -70,7 +70,7 @@ async def test_a_slot_stays_with_a_run_whose_worker_died(bench: Bench) -> None:
     @bench.fabric.task(concurrency=2)
     async def job() -> None: ...
 
-    runs = [str(run.id) for run in await job.submit_many([()] * 5)]
+    runs = [run.id.tagged for run in await job.submit_many([()] * 5)]
     first = await take(bench)
     assert sorted(first) == sorted(runs[:2])
     assert await take(bench) == []
@@ -91,7 +91,7 @@ async def test_every_key_has_a_limit_of_its_own(bench: Bench) -> None:
     few = await job.submit_many(["bolt", "cora"])
     taken = await take(bench)
     assert len(taken) == 3
-    assert {str(run.id) for run in few} < set(taken)
+    assert {run.id.tagged for run in few} < set(taken)
 
 
 async def test_a_key_is_an_argument_or_a_function_of_them(bench: Bench) -> None:
@@ -285,7 +285,7 @@ async def test_runs_of_a_transaction_have_their_limits(bench: Bench, store_url: 
     await bench.fabric.worker()  # has the store know the limits of its tasks
     await bench.engine.inbox.admit()
     assert await uses(bench, runs[0]) == {"task:job": "ada"}
-    assert sorted(await take(bench)) == sorted([str(runs[0].id), str(runs[2].id)])
+    assert sorted(await take(bench)) == sorted([runs[0].id.tagged, runs[2].id.tagged])
     await bench.engine.sweep.once()
     with pytest.raises(RunFailed, match="nope"):
         await wrong.result()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -35,6 +36,7 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
     "on_failure": callable,
     "quotas": lambda value: not isinstance(value, int | float | str | bytes),
     "priority": lambda value: type(value) is int,
+    "id": lambda value: isinstance(value, UUID),
     "tags": lambda value: value == {},
 }
 """What is right beside texts for texts, spans for spans and so on."""

@@ -234,7 +234,7 @@ async def test_a_flow_of_a_run(bench: Bench, tasks: Tasks) -> None:
     rows = [{"id": n, "tags": [str(n)]} for n in range(3)]
     assert await run.result(5) == [3, [rows], 3]
     (flow,) = await flows(bench)
-    assert (flow.kind, flow.parent.execution) == ("parts", str(run.id))
+    assert (flow.kind, flow.parent.execution) == ("parts", run.id.tagged)
 
 
 async def test_flows_of_one_name_are_told_apart(bench: Bench, tasks: Tasks) -> None:

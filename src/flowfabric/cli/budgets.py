@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec.structs import replace
 from typer import Argument, Option, Typer
 
-from flowfabric.cli.command import RunId, command
+from flowfabric.cli.command import NAMES_RUNS, RunId, command
 from flowfabric.cli.errors import usage
 from flowfabric.cli.format import amounts_text, exact_span, local, optional, times
 from flowfabric.cli.json import Document, document, plain
@@ -291,7 +291,9 @@ async def spend(
     name: Name,
     amounts: Amounts,
     key: Key = None,
-    run: Annotated[str | None, Option(help="The run that spent it, for `release`.")] = None,
+    run: Annotated[
+        str | None, NAMES_RUNS, Option(help="The run that spent it, for `release`.")
+    ] = None,
 ) -> None:
     """Count an amount in a budget and all it is part of; nothing is counted if it does not fit."""
     wanted = read_amounts(amounts, "an amount")

@@ -20,6 +20,7 @@ from flowfabric.cli.parse import read_ids
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import URL_VARIABLE, Fabric
 from flowfabric.store.open import sqlite_path
+from flowfabric.worker.api.ids import find_ids
 
 Command = Callable[..., Awaitable[ExitCode | None]]
 C = TypeVar("C", bound=Command)
@@ -65,9 +66,13 @@ Url = Annotated[
 AppUrl = Annotated[str | None, Option("--url", help="Another store than the application's.")]
 App = Annotated[str, Argument(metavar="APP", help="Your Fabric, as app.module:fabric.")]
 
-RunId = Annotated[str, Argument(metavar="ID", help="The run, as {fp:86}:01a1e105-…")]
+NAMES_RUNS = "names runs"
+"""Marks an argument whose ids get their partition before the command is called."""
+
+RunId = Annotated[str, NAMES_RUNS, Argument(metavar="ID", help="The run, as 01a1e105-7c1b-…")]
 RunIds = Annotated[
     list[str],
+    NAMES_RUNS,
     Argument(metavar="ID...", callback=_read_ids, help="One or more runs; - reads stdin."),
 ]
 Timeout = Annotated[str | None, Option(help="With --wait: give up after 30s, 5m, …")]
@@ -93,6 +98,7 @@ def _entry(function: Command, loop_factory: LoopFactory | None) -> Callable[...,
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     names = {p.annotation: p.name for p in parameters if p.annotation in _HANDED_IN}
     typed = [p for p in parameters if p.annotation not in _HANDED_IN]
+    runs = [p.name for p in typed if NAMES_RUNS in getattr(p.annotation, "__metadata__", ())]
 
     def entry(**options: Any) -> None:
         options.pop("debug")
@@ -104,6 +110,8 @@ def _entry(function: Command, loop_factory: LoopFactory | None) -> Callable[...,
         async def work() -> ExitCode | None:
             async with _store(url, names) as opened:
                 found = {**values, **opened}
+                for name in runs:
+                    options[name] = await _located(opened[Engine], options[name])
                 return await function(**options, **{n: found[kind] for kind, n in names.items()})
 
         with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -141,6 +149,13 @@ async def _store(url: str | None, names: Container[type]) -> AsyncIterator[dict[
     _check_exists(address)
     async with Fabric(address) as fabric:
         yield {Fabric: fabric, Engine: await fabric.engine()}
+
+
+async def _located(engine: Engine, given: Any) -> Any:
+    """One id or several, or None, with their partitions."""
+    if isinstance(given, str):
+        return (await find_ids(engine, [given]))[0]
+    return given and await find_ids(engine, given)
 
 
 def check_url(url: str | None) -> str:

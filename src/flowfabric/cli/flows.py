@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from typer import Argument, Option, Typer
 
-from flowfabric.cli.command import Limit, command
+from flowfabric.cli.command import NAMES_RUNS, Limit, command
 from flowfabric.cli.draw import text
 from flowfabric.cli.draw.mermaid import mermaid
 from flowfabric.cli.draw.picture import counts, join_note
@@ -90,7 +90,7 @@ def _parse_flow(flow: str) -> UUID:
 FlowId = Annotated[
     UUID, Argument(metavar="FLOW", parser=_parse_flow, help="The flow, as 01a1e105-5216-7000-…")
 ]
-RunOfFlow = Annotated[str, Argument(metavar="RUN", help="The run, as {fp:86}:01a1e105-…")]
+RunOfFlow = Annotated[str, NAMES_RUNS, Argument(metavar="RUN", help="The run, as 01a1e105-7c1b-…")]
 
 
 class Format(StrEnum):
@@ -399,8 +399,10 @@ async def edge(
     engine: Engine,
     screen: Screen,
     flow: FlowId,
-    upstream: Annotated[str, Argument(metavar="UPSTREAM", help="The run to wait for.")],
-    downstream: Annotated[str, Argument(metavar="DOWNSTREAM", help="The run that waits.")],
+    upstream: Annotated[str, NAMES_RUNS, Argument(metavar="UPSTREAM", help="The run to wait for.")],
+    downstream: Annotated[
+        str, NAMES_RUNS, Argument(metavar="DOWNSTREAM", help="The run that waits.")
+    ],
     on: Annotated[
         On, Option(metavar="END", help=f"What to wait for: {', '.join(On)}.")
     ] = On.SUCCESS,

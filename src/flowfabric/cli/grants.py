@@ -230,7 +230,7 @@ async def take(
 def _print_lease(engine: Engine, screen: Screen, claim: Claim) -> None:
     handle = engine.attempts.seal(claim)
     lease = {
-        "id": str(claim.id),
+        "id": str(claim.uuid),
         "kind": str(claim.handle_kind),
         "attempt": claim.attempt,
         "attempt_id": str(claim.attempt_id),

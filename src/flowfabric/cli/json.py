@@ -1,7 +1,7 @@
 """Values of the engine as JSON documents.
 
-Members keep the names they have in the engine. Moments are ISO 8601 in UTC, enumerations words,
-bytes the JSON or the text they contain.
+Members keep the names they have in the engine. Ids of runs are UUIDs, moments ISO 8601 in UTC,
+enumerations words, bytes the JSON or the text they contain.
 """
 
 import base64
@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.time import Millis, to_datetime
 
 Document = dict[str, Any]
@@ -46,8 +47,10 @@ def _simple(name: str, value: object) -> Any:
             return value.name.lower()
         case Enum():
             return value.value
-        case str() | UUID():
+        case RunId() | UUID():
             return str(value)
+        case str():
+            return without_tags(value)
         case bool():
             return value
         case int() if name.endswith("_at") or name in _MOMENTS:

@@ -7,6 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from flowfabric.core.base.ids import without_tags
 from flowfabric.core.base.redact import redact
 
 Cells = Sequence[tuple[str, str]]
@@ -79,7 +80,7 @@ class Screen:
 
     def error(self, word: str, text: str, **members: Any) -> None:
         """One line on stderr."""
-        safe = redact(text)
+        safe = without_tags(redact(text))
         if self.as_json:
             self.aside({**members, "error": word, "message": safe})
         else:
@@ -91,9 +92,10 @@ def _json(value: object) -> str:
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
-    """Text from strangers cannot move the cursor or change colours."""
+    """Text for people: ids of runs are UUIDs, and text from strangers cannot move the cursor or
+    change colours."""
     kept = "\n" if keep_lines else ""
-    return "".join(c if c.isprintable() or c in kept else " " for c in text)
+    return "".join(c if c.isprintable() or c in kept else " " for c in without_tags(text))
 
 
 def _console(*, stderr: bool = False) -> Console:

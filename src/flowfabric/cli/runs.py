@@ -1,7 +1,6 @@
 """`flowfabric run …`, and `flowfabric resume`."""
 
 import asyncio
-import shlex
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -48,6 +47,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
+from flowfabric.worker.api.ids import find_tag
 
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
 
@@ -185,7 +185,7 @@ def _show_waits(screen: Screen, facts: Description, waits: list[OpenWaitpoint]) 
     for answer in [line for item in active for line in how_to_answer(item)]:
         screen.note(f"answer with: {answer}")
     if not active:
-        screen.note(f"only an operator can wake it: flowfabric resume {shlex.quote(facts.id)}")
+        screen.note(f"only an operator can wake it: flowfabric resume {facts.id.uuid}")
 
 
 def _fields(facts: Description, now: Millis) -> Cells:
@@ -256,7 +256,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
         lane=lane,
         kind=task,
         states=tuple(state or ()),
-        tag=read_tag(tag),
+        tag=await find_tag(engine, read_tag(tag)),
         created_from=read_since(since, now),
         newest_first=True,
         limit=limit,
@@ -646,7 +646,7 @@ def show_ending(screen: Screen, ending: Ending, **more: object) -> ExitCode:
 def _ending_document(ending: Ending) -> Document:
     failure = ending.failure
     return {
-        "id": ending.id,
+        "id": str(ending.id.uuid),
         "outcome": outcome_word(ending.outcome),
         "ended_at": iso(ending.ended_at),
         "result": None if ending.result is None else body(ending.result),

@@ -187,7 +187,7 @@ def _only(found: Sequence[OpenWaitpoint], run: str, name: str | None, what: str)
 
 
 def address(item: OpenWaitpoint) -> str:
-    return f"{item.execution}/{item.id}"
+    return f"{item.execution.uuid}/{item.id}"
 
 
 def is_approval(item: OpenWaitpoint) -> bool:
@@ -196,7 +196,7 @@ def is_approval(item: OpenWaitpoint) -> bool:
 
 def how_to_answer(item: OpenWaitpoint) -> list[str]:
     """The commands that answer it."""
-    where = f"{shlex.quote(item.execution)} {shlex.quote(item.key)}"
+    where = f"{item.execution.uuid} {shlex.quote(item.key)}"
     if is_approval(item):
         return [f"flowfabric {verb} {where} --as APPROVER" for verb in ("approve", "reject")]
     return [f"flowfabric signal {where} JSON"]

@@ -7,6 +7,7 @@ from rich.text import Text
 from rich.tree import Tree
 from typer import Argument, Option
 
+from flowfabric.cli.command import NAMES_RUNS
 from flowfabric.cli.errors import usage
 from flowfabric.cli.format import local, span
 from flowfabric.cli.json import document
@@ -39,7 +40,9 @@ _POINTS = frozenset(
 async def why(
     engine: Engine,
     screen: Screen,
-    id: Annotated[str | None, Argument(metavar="ID", help="The run, as {fp:86}:01a1e105-…")] = None,
+    id: Annotated[
+        str | None, NAMES_RUNS, Argument(metavar="ID", help="The run, as 01a1e105-7c1b-…")
+    ] = None,
     lane: Annotated[str | None, Option(help="Explain what the runs of this lane wait for.")] = None,
     namespace: Annotated[str | None, Option(help="With --lane: only of this namespace.")] = None,
 ) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.ids import RunId
 from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.demo import tasks
 from flowfabric.demo.board import Board, choose
@@ -174,7 +175,7 @@ class Play:
         engine = await tasks.fabric.engine()
         async for event in engine.events.subscribe(after=0):
             async with self._submitting:
-                name = self._names[event.id]
+                name = self._names[RunId(event.id)]
             ended = event.kind is EventKind.COMPLETED
             result = await engine.views.result(event.id) if ended else None
             self._tell_event(name, event, None if result is None else result.decode())

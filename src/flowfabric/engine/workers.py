@@ -268,7 +268,9 @@ def _is_gone(lease: HeldLease, answer: Any) -> bool:
         case leases.AlreadySatisfied() | LeaseLost() | NotFound():
             return False
         case Corruption():
-            log.error("the lease of run %s cannot be revoked and will expire: %s", lease.id, answer)
+            log.error(
+                "the lease of run %s cannot be revoked and will expire: %s", lease.id.uuid, answer
+            )
             return False
         case _:
             raise answer

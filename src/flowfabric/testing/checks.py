@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from flowfabric.core.base.errors import NotFound
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import RunId
 from flowfabric.core.execution.history import plain_name
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Recorded
@@ -15,6 +15,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description
 from flowfabric.testing.stuck import tell as tell_run
 from flowfabric.testing.watch import is_step
+from flowfabric.worker.api.ids import find_id
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.run.branches import is_no_call
 
@@ -29,11 +30,14 @@ class Checks:
 
     def describe(self, run: Run[Any] | str) -> Description:
         """Everything known about a run now."""
-        id = run.id if isinstance(run, Run) else run
+        id = self._id(run)
         found = at_once(self._engine().views.describe(id))
         if found is None:
             raise NotFound("run", id)
         return found
+
+    def _id(self, run: Run[Any] | str) -> RunId:
+        return run.id if isinstance(run, Run) else at_once(find_id(self._engine(), run))
 
     def state(self, run: Run[Any]) -> PublicState:
         """The state of a run now."""
@@ -52,7 +56,7 @@ class Checks:
 
     def waits_for(self, run: Run[Any] | str) -> list[str]:
         """The names of the signals, approvals and callbacks that a suspended run waits for."""
-        uuid = ExecutionId(run.id if isinstance(run, Run) else run).uuid
+        uuid = self._id(run).uuid
         snapshot = at_once(self._engine().store.load([uuid])).get(uuid)
         waits = None if snapshot is None else snapshot.life.waits
         return [] if waits is None else list(dict.fromkeys(each.key for each in waits.active))

@@ -12,14 +12,17 @@ from flowfabric.core.base.ids import (
     PARTITION_COUNTS,
     PARTITIONS,
     ExecutionId,
+    RunId,
     crc16,
     derive_attempt_id,
     flow_partition,
     lane_partition,
     new_uuid7,
     parse_partition_key,
+    parse_run_id,
     parse_uuid,
     partition_key,
+    without_tags,
 )
 
 NIL = "00000000-0000-0000-0000-000000000000"
@@ -285,3 +288,39 @@ def test_what_is_no_uuid_is_refused_by_name(value: object) -> None:
     with pytest.raises(InvalidId, match="invalid_uuid: 'waitpoint") as caught:
         parse_uuid(value, "waitpoint")
     assert caught.value.reason == "invalid_uuid"
+
+
+def test_people_see_the_uuid_alone() -> None:
+    id = RunId(ExecutionId.of(7, SOME))
+    assert (str(id), f"{id}", id.uuid, id.partition_index) == (str(SOME), str(SOME), SOME, 7)
+    assert id.tagged == f"{{fp:7}}:{SOME}"
+    assert msgspec.json.encode({"id": id}, enc_hook=str) == f'{{"id":"{SOME}"}}'.encode()
+
+
+def test_the_id_of_a_run_is_equal_to_itself_in_every_form() -> None:
+    id, tagged = RunId(ExecutionId.of(7, SOME)), f"{{fp:7}}:{SOME}"
+    for other in (str(SOME), SOME, tagged, ExecutionId(tagged), RunId(tagged)):
+        assert (id == other, other == id, id != other, other != id) == (True, True, False, False)
+    for wrong in (f"{{fp:8}}:{SOME}", ExecutionId.of(8, SOME), NIL, str(NIL), 7, None):
+        assert (id == wrong, wrong == id, id != wrong, wrong != id) == (False, False, True, True)
+    assert {id: 1}[str(SOME)] == 1  # type: ignore[index]  # the text is equal, and so is its hash
+
+
+def test_the_engine_takes_the_id_of_a_run() -> None:
+    id = RunId(ExecutionId.of(7, SOME))
+    made = ExecutionId(id)
+    assert (type(made), str(made)) == (ExecutionId, f"{{fp:7}}:{SOME}")
+    for twin in (copy.copy(id), copy.deepcopy(id), pickle.loads(pickle.dumps(id))):  # noqa: S301
+        assert (type(twin), twin.tagged) == (RunId, id.tagged)
+
+
+def test_the_id_of_a_run_is_read_in_both_forms() -> None:
+    assert parse_run_id(str(SOME)) == parse_run_id(SOME) == SOME
+    assert parse_run_id(f"{{fp:7}}:{SOME}") == parse_run_id(RunId.of(7, SOME))
+    for wrong in ("", "x", None, 7, str(SOME)[:-1], f"{{b:7}}:{SOME}"):
+        with pytest.raises(InvalidId, match="looks like 01a1e105-7c1b-7d3e"):
+            parse_run_id(wrong)
+
+
+def test_texts_for_people_have_no_tags() -> None:
+    assert without_tags(f"run {{fp:7}}:{SOME} and {{fp:12}}:x") == f"run {SOME} and {{fp:12}}:x"

@@ -104,7 +104,10 @@ class Invalid(FlowFabricError):
     code = "invalid_input"
 
 
-_RUN_ID_FORM = "the id of a run looks like {fp:86}:01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71"
+_RUN_ID_FORM = (
+    "the id of a run looks like 01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71, "
+    "for the engine {fp:86}:01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71"
+)
 _ID_FORMS = {
     "missing_braces": "a partition looks like {fp:86}",
     "malformed_body": "a partition looks like {fp:86}",

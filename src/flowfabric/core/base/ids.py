@@ -1,7 +1,8 @@
 """Identifiers: execution ids, partitions, and the uuids that the engine creates.
 
 An execution id is `{fp:7}:<uuid>`. The number is the partition, chosen from the flow or the lane
-when the id was created; afterwards it is read from the text and never computed again.
+when the id was created; afterwards it is read from the text and never computed again. People see
+the uuid alone: `RunId`.
 """
 
 import re
@@ -22,6 +23,7 @@ _UUID_TEXT = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a
 _UUID = re.compile(_UUID_TEXT)
 _INDEX = re.compile(r"0|[1-9][0-9]{0,4}")
 _TAGGED = re.compile(r"\{fp:([^}]*)\}:(.*)", re.DOTALL)
+_TAG = re.compile(rf"\{{fp:[0-9]{{1,5}}\}}:(?={_UUID_TEXT})")
 
 
 def crc16(data: bytes) -> int:
@@ -89,6 +91,66 @@ class ExecutionId(str):
         return self._uuid
 
 
+class RunId(ExecutionId):
+    """The id of a run as people see it: the text is the uuid alone, `uuid` the same as a `UUID`.
+
+    The engine takes it wherever it takes an execution id. It is equal to the same id in any form:
+    the text of the uuid, the `UUID`, and the text `{fp:N}:<uuid>`, which is `tagged`. It has the
+    hash of its own text, so a set or a dict finds it by the uuid, not by the tagged text.
+
+    >>> id = RunId("{fp:7}:00000000-0000-0000-0000-000000000000")
+    >>> str(id), id == "{fp:7}:00000000-0000-0000-0000-000000000000"
+    ('00000000-0000-0000-0000-000000000000', True)
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, partition: int, uuid: UUID) -> Self:
+        made = str.__new__(cls, str(uuid))
+        made._partition = partition
+        made._uuid = uuid
+        return made
+
+    @property
+    def tagged(self) -> str:
+        """The engine's own form: `{fp:N}:<uuid>`."""
+        return str(ExecutionId(self))
+
+    def __eq__(self, other: object) -> bool:
+        match other:
+            case ExecutionId():
+                return (self._partition, self._uuid) == (other._partition, other._uuid)
+            case UUID():
+                return self._uuid == other
+            case str():
+                return other in (str(self), self.tagged)
+            case _:
+                return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __getnewargs__(self) -> tuple[str]:  # a copy needs the partition as well
+        return (self.tagged,)
+
+
+def parse_run_id(given: object) -> ExecutionId | UUID:
+    """The id of a run, however it is written; a `UUID` if its partition is still to be found."""
+    if isinstance(given, UUID):
+        return given
+    if isinstance(given, str) and _UUID.fullmatch(given) and not isinstance(given, ExecutionId):
+        return UUID(given)
+    return ExecutionId(given)  # type: ignore[arg-type]  # it refuses what is no text
+
+
+def without_tags(text: str) -> str:
+    """A text for people: the ids in it are uuids alone."""
+    return _TAG.sub("", text)
+
+
 def new_uuid7(now: int, entropy: int) -> UUID:
     """A version 7 uuid of the moment `now` in milliseconds and the low 74 bits of `entropy`."""
     if not 0 <= now < 1 << 48:
@@ -144,6 +206,8 @@ def parse_partition_key(text: object) -> tuple[str, int]:
 
 
 def _split(text: object) -> tuple[int, UUID]:
+    if isinstance(text, ExecutionId):
+        return text._partition, text._uuid
     if not isinstance(text, str):
         raise InvalidId("missing_tag", type(text).__name__)
     match = _TAGGED.fullmatch(text)

@@ -390,7 +390,7 @@ class Snapshot(Struct, frozen=True, gc=False):
     @property
     def run(self) -> str:
         """How errors name it to users."""
-        return f"run {self.execution.id}"
+        return f"run {self.execution.uuid}"
 
     @property
     def life(self) -> Life:

@@ -243,6 +243,14 @@ class Views(Service):
         snapshot = await self._load(id)
         return None if snapshot is None else snapshot.execution.route.namespace
 
+    async def locate(self, uuids: Sequence[UUID]) -> list[ExecutionId]:
+        """The ids of executions of which only the uuid is known. The id of one that does not exist
+        names nothing."""
+        found = await self._context.inbox.load(uuids)
+        return [
+            found[uuid].execution.id if uuid in found else ExecutionId.of(0, uuid) for uuid in uuids
+        ]
+
     async def wait(self, id: str, timeout: Seconds | None = None) -> Ending:
         """Waits for the end of the execution and returns it. Raises `TimeoutError` after `timeout`
         seconds."""

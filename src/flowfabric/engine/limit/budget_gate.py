@@ -77,7 +77,7 @@ class BudgetGate(Service):
         """Returns an execution with an unreadable budget and sets it aside for a while, because the
         next claim would take it again at once."""
         execution, now = item.snapshot.execution, self._now()
-        log.error("run %s waits a minute: a budget cannot be read: %s", execution.id, error)
+        log.error("run %s waits a minute: a budget cannot be read: %s", execution.uuid, error)
         await self._take_back([item])
         await self._context.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
 

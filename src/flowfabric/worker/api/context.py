@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, LeaseLost
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import ExecutionId, RunId
 from flowfabric.core.base.text import MAX_STATE_VALUE, check_bytes
 from flowfabric.core.base.time import Millis, parse_span, to_datetime
 from flowfabric.core.execution.model import Snapshot
@@ -42,7 +42,7 @@ class RunInfo(Struct, frozen=True):
     """Facts about the run. `attempt` counts from 1; `first` is False after a retry. `version` is
     that of the task, if the run is pinned to it."""
 
-    id: ExecutionId
+    id: RunId
     task: str
     lane: str
     namespace: str
@@ -267,7 +267,7 @@ class Context:
         async def submit() -> str:
             keyed = call.or_key(key).also_spending(self._scope.claim.policy.budget_ids)
             run = await self._scope.until_available(lambda: keyed.submit(*args, **kwargs))
-            return str(run.id)
+            return run.id.tagged
 
         id = await perform(self._scope.journal, place, submit, str)
         return call.task.run_of(ExecutionId(id))
@@ -289,7 +289,7 @@ def run_info(snapshot: Snapshot) -> RunInfo:
     execution = snapshot.execution
     deadline = snapshot.deadline_at
     return RunInfo(
-        id=execution.id,
+        id=RunId(execution.id),
         task=execution.kind,
         lane=execution.route.lane,
         namespace=execution.route.namespace,

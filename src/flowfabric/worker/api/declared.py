@@ -8,6 +8,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.engine import Engine
+from flowfabric.worker.api.ids import with_run
 
 P = ParamSpec("P")
 D = TypeVar("D", bound=Quota | Budget)
@@ -80,7 +81,7 @@ class Declarations:
             for quota in quotas:
                 await engine.quotas.define(quota)
             for budget in budgets:
-                await engine.budgets.define(budget)
+                await engine.budgets.define(await with_run(engine, budget))
         except BaseException:
             self._made_on = None
             raise

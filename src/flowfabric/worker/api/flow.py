@@ -15,7 +15,7 @@ from uuid import UUID, uuid5
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, InvalidGraph, NotFound
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import RunId
 from flowfabric.core.base.numbers import Seconds, check_kind_of
 from flowfabric.core.base.text import MAX_NAME, check_kind, check_namespace, check_tags, check_text
 from flowfabric.core.execution.status import ENDED, PublicState
@@ -82,8 +82,8 @@ class Node(Generic[R]):
         return cast(R, Output(self))
 
     @property
-    def id(self) -> ExecutionId:
-        return member_id(self._builder.id, self.name)
+    def id(self) -> RunId:
+        return RunId(member_id(self._builder.id, self.name))
 
     @property
     def run(self) -> Run[R]:

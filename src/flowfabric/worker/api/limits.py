@@ -48,6 +48,7 @@ from flowfabric.engine.limit.quotas import QuotaStatus
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.declared import D, DeclaredLimit, made_now
+from flowfabric.worker.api.ids import with_run
 
 Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
@@ -262,7 +263,7 @@ class LimitsApi:
     async def _make_budget(self, budget: Budget) -> Budget:
         self._declarations.forget(budget)
         engine = await self._client.engine()
-        await engine.budgets.define(budget)
+        await engine.budgets.define(await with_run(engine, budget))
         return await engine.budgets.get(budget.name)
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.numbers import check_flag, check_whole
 from flowfabric.core.base.time import (
     Millis,
@@ -25,6 +25,7 @@ from flowfabric.engine.execution.views import MAX_PAGE, Info
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.ids import find_tag
 from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Task
@@ -42,7 +43,7 @@ class RunSummary:
     """What a list shows of a run. `because` says what it waits for, `failure` is the last one.
     `run` is the handle with which it is cancelled, replayed or explained."""
 
-    id: ExecutionId
+    id: RunId
     task: str
     state: PublicState
     lane: str
@@ -120,6 +121,7 @@ class RunsApi:
         now, (since, until) = engine.now(), period
         query = replace(
             query,
+            tag=await find_tag(engine, query.tag),
             created_from=_moment(since, now, "since"),
             created_until=_moment(until, now, "until"),
         )
@@ -136,7 +138,7 @@ class RunsApi:
     def _summary(self, info: Info) -> RunSummary:
         task = self._tasks.get(info.kind)
         return RunSummary(
-            id=info.id,
+            id=RunId(info.id),
             task=info.kind,
             state=info.state,
             lane=info.lane,
@@ -147,7 +149,7 @@ class RunsApi:
             started_at=optional_datetime(info.started_at),
             ended_at=optional_datetime(info.ended_at),
             failure=info.failure,
-            because=info.blocking_detail,
+            because=info.blocking_detail and without_tags(info.blocking_detail),
             flow=info.flow,
             run=Run(self._client, info.id, task.signature.returns if task else Any),
         )

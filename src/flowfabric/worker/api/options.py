@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
+from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import parse_run_id
 from flowfabric.core.base.numbers import check_flag, check_kind_of, check_whole, check_word
 from flowfabric.core.base.text import (
     check_key,
@@ -133,7 +134,7 @@ class CallOptions(Struct, frozen=True, kw_only=True):
     deadline: Span | datetime | None = None
     quotas: Names | None = None
     budgets: Iterable[str] | None = None
-    id: str | None = None
+    id: str | UUID | None = None
     connection: Any = None
 
     def __post_init__(self) -> None:
@@ -154,7 +155,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "namespace": check_namespace,
     "quotas": name_uses,
     "budgets": lambda given: budgets_of((), given),
-    "id": ExecutionId,
+    "id": parse_run_id,
     "at": lambda given: _checked(from_datetime, given, "at"),
     "deadline": lambda given: _checked(deadline_at, given, NO_TIME),
 }

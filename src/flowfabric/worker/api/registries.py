@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.ids import without_tags
 from flowfabric.core.base.numbers import check_whole
 from flowfabric.core.base.time import (
     Millis,
@@ -318,7 +319,7 @@ def budget_info(budget: Budget) -> BudgetInfo:
         name=budget.name,
         parent=budget.parent,
         scope=budget.scope,
-        scope_id=budget.scope_id,
+        scope_id=without_tags(budget.scope_id),
         limits=budget.limits,
         on_hard=budget.on_hard,
         on_soft=budget.on_soft,

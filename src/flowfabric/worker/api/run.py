@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, TypeVar, overload
 
+from msgspec.structs import replace
+
 from flowfabric.core.base.errors import AlreadyEnded, FlowFabricError, Invalid, NotActive, NotFound
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.numbers import Seconds
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.fork import ForkChanges
@@ -13,7 +15,7 @@ from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.operator import CancelAnswer, Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Duplicate
-from flowfabric.core.explain.reasons import Explanation
+from flowfabric.core.explain.reasons import Explanation, Reason
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending
 from flowfabric.worker.api.blocking import Block, blocking
@@ -40,13 +42,14 @@ EXPLAIN_WITHIN = 5.0
 class Run(Generic[R_co]):
     """A submitted run of a task. `result()` has the type that the task returns.
 
-    `duplicate` is True if a run with the same key existed; this is that run then.
+    `id` is a UUID as text. `duplicate` is True if a run with the same key existed; this is that
+    run then.
     """
 
     def __init__(
         self, client: Client, id: str, returns: Any = Any, *, duplicate: bool = False
     ) -> None:
-        self.id = ExecutionId(id)
+        self.id = RunId(id)
         self.duplicate = duplicate
         self._client = client
         self._returns = returns
@@ -99,13 +102,15 @@ class Run(Generic[R_co]):
         description = await engine.views.describe(self.id)
         if description is None:
             raise NotFound("run", self.id)
-        return description
+        source = description.forked_from
+        shown_source = None if source is None else RunId(source)
+        return replace(description, id=self.id, forked_from=shown_source)
 
     async def explain(self) -> Explanation:
         """Why the run is not running now. `main` is the reason that must change first. Each reason
         has a text for people, and a code and details for programs."""
         engine = await self._client.engine()
-        return await engine.explain(self.id)
+        return shown(await engine.explain(self.id))
 
     async def cancel(
         self, reason: str = "cancelled by its submitter", *, force: bool = False
@@ -169,7 +174,7 @@ class Run(Generic[R_co]):
         cursor = 0
         while True:
             page = await engine.events.read(after=cursor, execution=self.id)
-            found += page.events
+            found += [replace(event, id=self.id) for event in page.events]
             if page.cursor == cursor or not page.events:
                 return found
             cursor = page.cursor
@@ -178,7 +183,7 @@ class Run(Generic[R_co]):
         """The events of the run as they happen, until the run has ended."""
         engine = await self._client.engine()
         async for event in engine.events.subscribe(after=0, execution=self.id):
-            yield event
+            yield replace(event, id=self.id)
             if event.completion is not None:
                 later = await engine.events.read(after=event.seq, limit=1, execution=self.id)
                 if not later.events:
@@ -198,17 +203,28 @@ class Run(Generic[R_co]):
         match ending.outcome:
             case Outcome.SUCCESS:
                 value: R_co = decode(
-                    ending.result or b"null", self._returns, f"the result of run {ending.id}"
+                    ending.result or b"null", self._returns, f"the result of run {self.id}"
                 )
                 return value
             case Outcome.FAILED:
-                raise _failed(ending)
+                raise _failed(self.id, ending)
             case Outcome.CANCELLED:
-                raise RunCancelled(ending.id, ending.reason or "")
+                raise RunCancelled(self.id, ending.reason or "")
             case Outcome.EXPIRED:
-                raise RunExpired(ending.id, ending.failure.message if ending.failure else "")
+                raise RunExpired(self.id, ending.failure.message if ending.failure else "")
             case Outcome.SKIPPED:
-                raise RunSkipped(ending.id, "")
+                raise RunSkipped(self.id, "")
+
+
+def shown(explanation: Explanation) -> Explanation:
+    """An explanation for people: the ids in its sentences are UUIDs."""
+    reasons = tuple(_shown(reason) for reason in explanation.reasons)
+    return replace(explanation, id=RunId(explanation.id), reasons=reasons)
+
+
+def _shown(reason: Reason) -> Reason:
+    children = tuple(_shown(child) for child in reason.children)
+    return replace(reason, text=without_tags(reason.text), children=children)
 
 
 def _payload(arguments: Mapping[str, object]) -> bytes:
@@ -222,19 +238,21 @@ async def gather_results(runs: "list[Run[R]]", timeout: Seconds | None = None) -
     return await asyncio.gather(*(run.result(timeout) for run in runs))
 
 
-async def _timeout(engine: Engine, id: ExecutionId, report: str) -> ResultTimeout:
+async def _timeout(engine: Engine, id: RunId, report: str) -> ResultTimeout:
     """The error that says what the run waits for, as far as that can be found out."""
     try:
         async with asyncio.timeout(EXPLAIN_WITHIN):
             found = await engine.explain(id)
     except (FlowFabricError, TimeoutError):
         return ResultTimeout("run", id, state="in an unknown state", why="", report=report)
-    return ResultTimeout("run", id, state=found.state, why=found.main.text, report=report)
+    return ResultTimeout(
+        "run", id, state=found.state, why=without_tags(found.main.text), report=report
+    )
 
 
-def _failed(ending: Ending) -> RunFailed:
+def _failed(id: RunId, ending: Ending) -> RunFailed:
     failure = ending.failure
     if failure is None:
-        return RunFailed(ending.id, "unknown", "", None)
+        return RunFailed(id, "unknown", "", None)
     traceback = None if failure.detail is None else failure.detail.decode("utf-8", "replace")
-    return RunFailed(ending.id, failure.message, failure.category, traceback)
+    return RunFailed(id, failure.message, failure.category, traceback)

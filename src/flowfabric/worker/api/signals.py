@@ -5,9 +5,10 @@ from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.ids import ExecutionId, RunId, parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.base.text import check_signal_name
@@ -20,6 +21,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.worker.api.approval import APPROVED, REJECTED, about_digest
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.ids import find_id
 from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.codec import encode
@@ -27,7 +29,7 @@ from flowfabric.worker.codec import encode
 APPROVER = "approver"
 MAX_LISTED = 1000
 
-Target = Run[Any] | str
+Target = Run[Any] | str | UUID
 """A run, its id, or the id of a callback or approval (`run/waitpoint`)."""
 
 
@@ -68,7 +70,7 @@ class SignalsApi:
         token that was handed out, to the id of a callback or approval. A `key` makes a repeat
         harmless; `delay` lets the run go on only after a while."""
         engine = await self._client.engine()
-        id, waitpoint = _address(target)
+        id, waitpoint = await _address(engine, target)
         delivery = engine.signals.delivery(waitpoint)(
             name=name or "signal",
             payload=encode(payload),
@@ -121,8 +123,11 @@ class SignalsApi:
         engine = await self._client.engine()
         wanted = check_limit(limit, MAX_LISTED)
         if run is not None:
-            return (await engine.suspensions.waitpoints(_address(run)[0], limit=wanted))[:wanted]
-        return await _all_waitpoints(engine, wanted)
+            id, _ = await _address(engine, run)
+            found = (await engine.suspensions.waitpoints(id, limit=wanted))[:wanted]
+        else:
+            found = await _all_waitpoints(engine, wanted)
+        return [replace(item, execution=RunId(item.execution)) for item in found]
 
     async def waitpoint_token(
         self,
@@ -139,7 +144,7 @@ class SignalsApi:
         gives its text."""
         names = tuple(str(each) for each in check_names(decisions, "decisions"))
         engine = await self._client.engine()
-        id, waitpoint = _address(run)
+        id, waitpoint = await _address(engine, run)
         found = waitpoint or await _named(engine, id, name)
         if approver is None and not names and expires is None and not single_use:
             token = await engine.suspensions.token(id, found)
@@ -160,7 +165,7 @@ class SignalsApi:
     ) -> None:
         """Takes a bound token back; without one every token of the waitpoint issued so far."""
         engine = await self._client.engine()
-        id, waitpoint = _address(run)
+        id, waitpoint = await _address(engine, run)
         await engine.signals.revoke(id, waitpoint or await _named(engine, id, name), token)
 
     signal_sync = blocking(signal)
@@ -182,7 +187,7 @@ class SignalsApi:
         token: Token | str | None,
     ) -> Sent:
         engine = await self._client.engine()
-        id, waitpoint = _address(target)
+        id, waitpoint = await _address(engine, target)
         delivery: Delivery = engine.signals.delivery(waitpoint)(
             name=decision,
             category=APPROVAL,
@@ -201,17 +206,20 @@ class SignalsApi:
         return _sent(await engine.signals.decide(id, wanted, delivery))
 
 
-def _address(target: object) -> tuple[ExecutionId, UUID | None]:
+async def _address(engine: Engine, target: object) -> tuple[RunId, UUID | None]:
     """The run, and the waitpoint if the target names one."""
     if isinstance(target, Run):
         return target.id, None
+    if isinstance(target, UUID | RunId):
+        return await find_id(engine, target), None
     if not isinstance(target, str):
         raise Invalid(f"a run, or an id, not {type(target).__name__}")
     id, slash, waitpoint = target.partition("/")
-    return ExecutionId(id), parse_uuid(waitpoint, "waitpoint") if slash else None
+    found = parse_uuid(waitpoint, "waitpoint") if slash else None
+    return await find_id(engine, id), found
 
 
-async def _named(engine: Engine, id: ExecutionId, name: str | None) -> UUID:
+async def _named(engine: Engine, id: RunId, name: str | None) -> UUID:
     """The open waitpoint of that name; of any name if there is only one."""
     if name is not None:
         check_signal_name(name, "name")
@@ -226,7 +234,7 @@ async def _named(engine: Engine, id: ExecutionId, name: str | None) -> UUID:
     return matching[0].id
 
 
-async def _only_approval(engine: Engine, id: ExecutionId) -> str:
+async def _only_approval(engine: Engine, id: RunId) -> str:
     """The name of the one approval that the run waits for, or has asked for."""
     found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
     approvals = [item for item in found if item.terms is not None and item.terms.decisions]

@@ -6,11 +6,12 @@ from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar
+from uuid import UUID
 
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import ExecutionId, parse_run_id
 from flowfabric.core.base.numbers import check_iterable, check_kind_of
 from flowfabric.core.base.text import (
     check_kind,
@@ -147,7 +148,7 @@ class Task(Generic[P, R]):
         deadline: Span | datetime | None = None,
         quotas: Names | None = None,
         budgets: Iterable[str] | None = None,
-        id: str | None = None,
+        id: str | UUID | None = None,
         connection: Any = None,
     ) -> "Call[P, R]":
         """The task with options for one submission:
@@ -190,12 +191,13 @@ class Task(Generic[P, R]):
     ) -> Submission:
         """The submission of a call. A `payload` replaces that of the arguments."""
         own = self.options
+        lane = options.lane or own.lane
         return Submission(
             kind=self.name,
             payload=self.signature.encode(args, kwargs) if payload is None else payload,
-            id=None if options.id is None else ExecutionId(options.id),
+            id=None if options.id is None else _whole_id(options.id, lane),
             namespace=options.namespace or own.namespace,
-            lane=options.lane or own.lane,
+            lane=lane,
             priority=own.priority if options.priority is None else options.priority,
             key=options.key,
             tags={**own.tags, **(options.tags or {})},
@@ -472,3 +474,9 @@ def _delay_until(options: CallOptions, now: Millis) -> Millis | None:
     if options.at is not None:
         return from_datetime(options.at, "at")
     return None if options.delay is None else Millis(now + parse_span(options.delay, "delay"))
+
+
+def _whole_id(given: str | UUID, lane: str) -> ExecutionId:
+    """The id that a call gives to its run, with the partition of the lane unless it has one."""
+    parsed = parse_run_id(given)
+    return ExecutionId.solo(lane, parsed) if isinstance(parsed, UUID) else parsed

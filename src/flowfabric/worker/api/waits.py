@@ -108,7 +108,7 @@ class Approval:
         self._waits = waits
         self._asked = asked
         self._place: StepPlace | None = None
-        self.id = f"{waits._claim.id}/{asked.id}"
+        self.id = f"{waits._claim.uuid}/{asked.id}"
 
     def __repr__(self) -> str:
         return f"Approval({self._asked.name!r}, {self.id})"
@@ -405,7 +405,7 @@ class WaitsApi:
         if id != own:  # made by another run, or before the run was replayed from a chosen step
             use = partial(_open_or_new, self._claim.snapshot, id, create)
             id = UUID(await perform(self._scope.journal, place.again(0, REPLACED), use, str))
-        return Callback(self, f"{self._claim.id}/{id}", await self._token(id), id, key)
+        return Callback(self, f"{self._claim.uuid}/{id}", await self._token(id), id, key)
 
     async def _create(
         self, id: UUID, key: str, terms: Terms | None = None, slot: UUID | None = None

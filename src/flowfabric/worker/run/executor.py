@@ -185,7 +185,7 @@ class Executor:
         except LeaseLost as error:
             log.info(
                 "%s ended after its lease was lost; nothing is reported: %s",
-                active.claim.id,
+                active.claim.uuid,
                 error,
                 extra=active.fields,
                 exc_info=active.error,
@@ -193,7 +193,7 @@ class Executor:
         except FlowFabricError as error:
             log.warning(
                 "how %s ended could not be reported; its lease expires and it is taken over: %s",
-                active.claim.id,
+                active.claim.uuid,
                 error,
                 extra=active.fields,
                 exc_info=active.error,
@@ -382,7 +382,7 @@ class Executor:
         except LeaseLost as error:
             log.info(
                 "%s is not started: the reply to its claim came too late: %s",
-                active.claim.id,
+                active.claim.uuid,
                 error,
                 extra=active.fields,
             )
@@ -489,10 +489,10 @@ class Executor:
         log.warning(
             "%s is blocked by code: %s; it waits for a worker with other code of %s, or for "
             "`flowfabric run unblock %s`",
-            claim.id,
+            claim.uuid,
             changed.detail,
             claim.kind,
-            claim.id,
+            claim.uuid,
         )
         mismatch = Mismatch(
             message=storable(changed.detail[:MAX_MESSAGE]),
@@ -547,7 +547,7 @@ class AttemptTimedOut(TimeoutError):
 
 
 def _unknown(claim: Claim) -> Report:
-    log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.id)
+    log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.uuid)
     return leaving(claim)
 
 

@@ -266,7 +266,7 @@ class Worker:
         if not job.cancelled() and (error := job.exception()) is not None:
             log.error(
                 "how %s ended could not be reported; its lease expires and it is taken over",
-                active.claim.id,
+                active.claim.uuid,
                 extra=active.fields,
                 exc_info=error,
             )
@@ -274,7 +274,7 @@ class Worker:
             log.warning(
                 "%s was stopped, but its thread still runs; its slot stays taken until the thread "
                 "ends. Call ctx.heartbeat() in plain functions that run long.",
-                active.claim.id,
+                active.claim.uuid,
                 extra=active.fields,
             )
             loop = asyncio.get_running_loop()
@@ -299,9 +299,9 @@ class Worker:
         if loss is Loss.ENDED:
             if active.completed:
                 return  # by its handler, in the application's transaction
-            log.debug("%s was ended by others; its handler is stopped", active.claim.id)
+            log.debug("%s was ended by others; its handler is stopped", active.claim.uuid)
         else:
-            text = _LOSSES[loss] % active.claim.id
+            text = _LOSSES[loss] % active.claim.uuid
             log.warning("%s; its handler is stopped", text, extra=active.fields)
         active.stop(LOST)
 
@@ -340,7 +340,7 @@ class Worker:
         for active in stuck:
             log.warning(
                 "the handler of %s does not stop; its run is handed back",
-                active.claim.id,
+                active.claim.uuid,
                 extra=active.fields,
             )
             del self.active[active.key]

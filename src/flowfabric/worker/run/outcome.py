@@ -74,7 +74,9 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
         engine.attempts.ended_elsewhere(claim, found)
         engine.store.hints.send()  # wakes those that wait for the result
         if raised is not None:
-            log.warning("%s is completed; its handler raised afterwards", claim.id, exc_info=raised)
+            log.warning(
+                "%s is completed; its handler raised afterwards", claim.uuid, exc_info=raised
+            )
         return _COMPLETED
 
     return report

@@ -108,7 +108,7 @@ class ProbationWard:
                     await asyncio.wait(jobs)
         except TimeoutError:
             log.info(
-                "%s may have ended its last worker; it begins beside other runs", active.claim.id
+                "%s may have ended its last worker; it begins beside other runs", active.claim.uuid
             )
         except asyncio.CancelledError:
             if not active.stopped:

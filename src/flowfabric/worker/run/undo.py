@@ -62,7 +62,7 @@ async def undo_all(scope: CallScope, undos: list[Work]) -> Exception | None:
             log.warning(
                 "undoing %s of %s failed",
                 work.name,
-                scope.claim.id,
+                scope.claim.uuid,
                 exc_info=raised,
             )
             error = error or raised
