@@ -145,7 +145,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "suspects": Suspects.ANY, "alone": False, "suspended": False, "budgets": ("team",),
         "attempt": NewAttempt(timeout=Millis(5_000)), "notes": GrantNotes(),
         "mismatch": Mismatch(message="changed", fingerprint="code-1"), "fingerprint": "code-1",
-        "force": True, "undo_time": 1_000,
+        "run": world.claim.uuid, "force": True, "undo_time": 1_000,
         "from_step": None, "changes": ForkChanges(payload=b"1", tags={"app.a": "1"}),
     }  # fmt: skip
 

@@ -8,10 +8,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.base.ids import ExecutionId, derive_attempt_id, parse_uuid
 from flowfabric.core.base.numbers import (
     Seconds,
     check_flag,
+    check_items,
     check_kind_of,
     check_limit,
     check_names,
@@ -246,9 +247,10 @@ class Views(Service):
     async def locate(self, uuids: Sequence[UUID]) -> list[ExecutionId]:
         """The ids of executions of which only the uuid is known. The id of one that does not exist
         names nothing."""
-        found = await self._context.inbox.load(uuids)
+        asked = [parse_uuid(uuid, "run") for uuid in check_items(uuids, "uuids")]
+        found = await self._context.inbox.load(asked)
         return [
-            found[uuid].execution.id if uuid in found else ExecutionId.of(0, uuid) for uuid in uuids
+            found[uuid].execution.id if uuid in found else ExecutionId.of(0, uuid) for uuid in asked
         ]
 
     async def wait(self, id: str, timeout: Seconds | None = None) -> Ending:

@@ -128,7 +128,7 @@ class Suspensions(Service):
     async def signals_so_far(self, claim: Claim) -> int:
         """How many signals the execution has received. Cheap: those that look at the same time
         share a query."""
-        return await self._looks.put(claim.uuid)
+        return await self._looks.put(check_kind_of(claim, Claim, "claim").uuid)
 
     def handle(self, owned: Owned, suspended: NowSuspended) -> str:
         """The handle of an execution that `owned` has suspended, for an owner in another process.

@@ -37,12 +37,13 @@ class DeclaredLimit(Generic[D]):
 def made_now(
     method: Callable[Concatenate[Any, P], DeclaredLimit[D]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, D]]:
-    """The method as one that makes what it declares."""
+    """The method as one that makes what it declares, and declares nothing before it is awaited."""
 
     @wraps(method)
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> D:
         return await method(self, *args, **kwargs)
 
+    call.__name__ = f"_{method.__name__}_now"
     return call
 
 

@@ -243,8 +243,8 @@ class LimitsApi:
         """Begins a new period now; returns when the next one begins."""
         return (await (await self._client.engine()).budgets.reset(name)).next_reset_at
 
-    quota_sync = blocking(made_now(quota))
-    budget_sync = blocking(made_now(budget))
+    _quota_now, _budget_now = made_now(quota), made_now(budget)
+    quota_sync, budget_sync = blocking(_quota_now), blocking(_budget_now)
     spend_sync = blocking(spend)
 
     def _blocking(self) -> tuple[Any, Block]:
