@@ -1,9 +1,8 @@
 """The command line as a test types on it."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +15,7 @@ from flowfabric import Fabric
 from flowfabric.cli.app import app
 from flowfabric.worker.api.run import Run
 from tests.cli import sample
+from tests.kit.logs import logging_kept
 
 APP = "tests.cli.sample:fabric"
 NOBODY = "01a1e105-5216-7000-b234-22890e43ab8b"
@@ -26,18 +26,6 @@ Worker = Callable[[], AbstractContextManager[None]]
 
 _built = cache(get_command)
 """To build all commands takes longer than to run one of them."""
-
-
-@contextmanager
-def _logging_kept() -> Iterator[None]:
-    """A command that sets logging up does so for its own process; here others live in it too."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
 
 
 class Cli:
@@ -53,7 +41,7 @@ class Cli:
 
     def typed(self, *words: str, code: int = 0, input: str | None = None) -> Result:
         """For the one command that may print a traceback: that of a task."""
-        with _logging_kept(), patch("typer.testing._get_command", _built):
+        with logging_kept(), patch("typer.testing._get_command", _built):
             result = CliRunner().invoke(app, list(words), input=input)
         assert result.exit_code == code, (result.output, result.exception)
         return result

@@ -36,6 +36,7 @@ from flowfabric.integrations.django.schema import make_tables
 from flowfabric.integrations.django.settings import read_settings
 from flowfabric.integrations.django.settings import store_url as url_in_settings
 from tests.kit.django_project import database_of, on_database
+from tests.kit.logs import logging_kept
 
 QUICK = WorkerOptions(ttl="5s")
 
@@ -309,13 +310,16 @@ def test_async_views_work_in_event_loops_that_come_and_go(
         events = [event.kind.value async for event in found.follow()]
         return (await found.state()).name == "CANCELLED", events
 
+    def portals() -> int:
+        return [each.name for each in threading.enumerate()].count("flowfabric-portal")
+
+    before = portals()
     with ThreadPoolExecutor(4) as pool:  # as a WSGI server: a loop for each request, many at once
         seen = list(pool.map(async_to_sync(view), range(8)))
     assert [ended for ended, _ in seen] == [True] * 8
     assert all(events for _, events in seen)
     assert task.with_options(key="view-3").submit_sync(3).duplicate  # and a plain view beside them
-    names = [thread.name for thread in threading.enumerate()]
-    assert names.count("flowfabric-portal") == 1
+    assert portals() == before + 1
 
 
 async def test_a_cancelled_async_view_stops_waiting(task: Task[[int], int]) -> None:
@@ -525,12 +529,13 @@ def test_a_test_database_in_memory_has_the_tables_too() -> None:
     ],
 )
 def test_wrong_options_of_the_command(options: tuple[str, ...], message: str) -> None:
-    with pytest.raises(CommandError, match=message):
+    with logging_kept(), pytest.raises(CommandError, match=message):
         call_command("flowfabric_worker", *options)
 
 
 def test_the_command_says_that_the_store_is_wrong(tmp_path: Path) -> None:
     with (
+        logging_kept(),
         override_settings(FLOWFABRIC={"store": f"sqlite:///{tmp_path}/no/such/folder.db"}),
         pytest.raises(CommandError, match=r"folder\.db"),
     ):

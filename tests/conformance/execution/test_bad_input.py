@@ -61,6 +61,10 @@ async def first(events: Any) -> Any:
 
 BY_ID: dict[str, Call] = {
     "executions.cancel": lambda e, id: e.executions.cancel(id, reason="no"),
+    "executions.fork": lambda e, id: e.executions.fork(id),
+    "steps.rename": lambda e, id: e.steps.rename(id, "charge", "bill"),
+    "steps.skip": lambda e, id: e.steps.skip(id, "charge", b"1"),
+    "executions.await_end": lambda e, id: e.executions.await_end(id, UUID(int=1)),
     "executions.expire": lambda e, id: e.executions.expire(id),
     "executions.change_priority": lambda e, id: e.executions.change_priority(id, 5),
     "executions.replay": lambda e, id: e.executions.replay(id),

@@ -402,6 +402,7 @@ async def test_members_of_flows_use_quotas_as_every_run(lab: Lab) -> None:
     assert await flow.state() is FlowState.COMPLETED
     assert await slots(lab) == (0, 0)
     doomed = await declare(lab, "a>c", "b>c", given=given)
+    await settled(lab)
     await lab.claim_one(W2)
     outsider: ExecutionId = await one(lab)
     await lab.engine.flows.cancel(doomed.id, reason="enough")
