@@ -33,6 +33,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
 from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.described import RunDescription
 from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
 from flowfabric.worker.api.listing import RunSummary
 from flowfabric.worker.api.race import Winner
@@ -102,6 +103,7 @@ __all__ = [
     "Retry",
     "Run",
     "RunCancelled",
+    "RunDescription",
     "RunError",
     "RunExpired",
     "RunFailed",

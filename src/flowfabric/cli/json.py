@@ -6,6 +6,7 @@ enumerations words, bytes the JSON or the text they contain.
 
 import base64
 from collections.abc import Mapping
+from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core.base.ids import RunId, without_tags
-from flowfabric.core.base.time import Millis, to_datetime
+from flowfabric.core.base.time import Millis, from_datetime
+from flowfabric.core.base.time import iso as iso
 
 Document = dict[str, Any]
 
@@ -51,6 +53,8 @@ def _simple(name: str, value: object) -> Any:
             return str(value)
         case str():
             return without_tags(value)
+        case datetime():
+            return iso(from_datetime(value))
         case bool():
             return value
         case int() if name.endswith("_at") or name in _MOMENTS:
@@ -69,7 +73,3 @@ def body(data: bytes) -> Any:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
-
-
-def iso(moment: Millis) -> str:
-    return to_datetime(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -30,10 +31,9 @@ from flowfabric.cli.table import Table
 from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
-from flowfabric.core.base.time import NO_TIME, Millis, parse_span
+from flowfabric.core.base.time import NO_TIME, Millis, parse_span, to_datetime
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.failures import FailureGroup
-from flowfabric.core.execution.granted import Grant
 from flowfabric.core.execution.history import StepView
 from flowfabric.core.execution.model import Attempt, Outcome
 from flowfabric.core.execution.status import (
@@ -47,6 +47,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
+from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because
 from flowfabric.worker.api.ids import find_tag
 
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
@@ -165,7 +166,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
         screen.document({**document(facts), **bodies, **inner})
         return
     shown = [(name, shortened(value)) for name, value in bodies.items() if value is not None]
-    screen.fields([*_fields(facts, engine.now()), *shown])
+    screen.fields([*_fields(facts, to_datetime(engine.now())), *shown])
     ATTEMPT.below(screen, attempts)
     tried = any(_was_tried_again(step) for step in steps)
     (TRIED_STEP if tried else STEP).below(screen, steps, MOST_STEPS)
@@ -176,7 +177,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
         _show_waits(screen, facts, waits)
 
 
-def _show_waits(screen: Screen, facts: Description, waits: list[OpenWaitpoint]) -> None:
+def _show_waits(screen: Screen, facts: RunDescription, waits: list[OpenWaitpoint]) -> None:
     """What a suspended run waits for, and how to answer."""
     active = [item for item in waits if item.state == "active"]
     screen.line("")
@@ -188,7 +189,7 @@ def _show_waits(screen: Screen, facts: Description, waits: list[OpenWaitpoint]) 
         screen.note(f"only an operator can wake it: flowfabric resume {facts.id.uuid}")
 
 
-def _fields(facts: Description, now: Millis) -> Cells:
+def _fields(facts: RunDescription, now: datetime) -> Cells:
     lease, failure = facts.lease, facts.failure
     return [
         ("id", facts.id),
@@ -216,13 +217,13 @@ def _fields(facts: Description, now: Millis) -> Cells:
     ]
 
 
-def _forked(facts: Description) -> str:
+def _forked(facts: RunDescription) -> str:
     if facts.forked_from is None:
         return ""
     return facts.forked_from + (f" at {facts.forked_at}" if facts.forked_at else "")
 
 
-def _reserved(grant: Grant | None) -> str:
+def _reserved(grant: RunGrant | None) -> str:
     if grant is None:
         return ""
     instance = f" ({grant.instance})" if grant.instance else ""
@@ -621,7 +622,8 @@ def _state_text(facts: Description) -> str:
     if facts.ended_at is not None:
         return ""
     parts = [
-        readable(facts.blocking_detail) or facts.state.replace("_", " "),
+        readable(blocked_because(facts.blocking, facts.blocking_detail))
+        or facts.state.replace("_", " "),
         f"attempt {facts.attempts_made}" if facts.attempts_made > 1 else "",
         f"on {facts.lease.worker}" if facts.lease else "",
         progress_text(facts.progress),

@@ -17,9 +17,10 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Duplicate
 from flowfabric.core.explain.reasons import Explanation, Reason
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Description, Ending
+from flowfabric.engine.execution.views import Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.described import RunDescription, describe_run
 from flowfabric.worker.codec import decode, encode
 from flowfabric.worker.errors import (
     ResultTimeout,
@@ -96,15 +97,13 @@ class Run(Generic[R_co]):
             None if value is None else decode(value, as_type, f"the state value of run {self.id}")
         )
 
-    async def describe(self) -> Description:
+    async def describe(self) -> RunDescription:
         """Everything known about the run."""
         engine = await self._client.engine()
         description = await engine.views.describe(self.id)
         if description is None:
             raise NotFound("run", self.id)
-        source = description.forked_from
-        shown_source = None if source is None else RunId(source)
-        return replace(description, id=self.id, forked_from=shown_source)
+        return describe_run(description)
 
     async def explain(self) -> Explanation:
         """Why the run is not running now. `main` is the reason that must change first. Each reason
@@ -192,6 +191,7 @@ class Run(Generic[R_co]):
     result_sync = blocking(result)
     state_sync = blocking(state)
     state_value_sync = blocking(state_value)
+    describe_sync = blocking(describe)
     cancel_sync = blocking(cancel)
     replay_sync = blocking(replay)
     fork_sync = blocking(fork)
