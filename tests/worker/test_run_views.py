@@ -2,7 +2,18 @@
 
 from datetime import UTC, timedelta
 
-from flowfabric import Context, Fabric, PublicState, RunDescription, RunId
+import pytest
+
+from flowfabric import (
+    Context,
+    Fabric,
+    NotFound,
+    PublicState,
+    Run,
+    RunAttempt,
+    RunDescription,
+    RunId,
+)
 from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.status import Blocking
 from flowfabric.testing import ManualClock, harness
@@ -10,6 +21,7 @@ from flowfabric.worker.api.described import blocked_because
 from tests.worker.bench import TTL, Bench
 
 MINUTE = 60_000
+NONE = "00000000-0000-7000-8000-000000000000"
 
 
 async def test_a_description_has_datetimes_and_attempts_from_one(bench: Bench) -> None:
@@ -95,6 +107,57 @@ async def test_a_reservation_and_a_clean_up_have_datetimes(bench: Bench) -> None
     )
 
 
+async def test_attempts_count_from_one_and_have_datetimes(bench: Bench) -> None:
+    @bench.fabric.task(retries=1)
+    async def flaky(ctx: Context) -> int:
+        await bench.pass_time(2_000)
+        if ctx.info.first:
+            raise ValueError("at first")
+        return 7
+
+    began, run = bench.moment(), await flaky.submit()
+    assert await run.attempts() == []
+    await bench.work()
+    await bench.pass_time(MINUTE)
+    await bench.work()
+    first, second = await run.attempts()
+    assert (first.number, first.previous, second.number, second.previous) == (1, None, 2, 1)
+    assert (first.started_at, first.ended_at) == (began, began + timedelta(seconds=2))
+    assert (first.took, second.took) == (timedelta(seconds=2), timedelta(seconds=2))
+    assert first.failure is not None
+    assert (first.failure.message, second.result) == ("ValueError: at first", b"7")
+    assert not hasattr(first, "index")
+    assert [each.index for each in await bench.engine.views.attempts(run.id)] == [0, 1]
+
+
+async def test_the_attempts_of_no_run_are_not_found(bench: Bench) -> None:
+    @bench.fabric.task()
+    async def job() -> None: ...
+
+    gone = f"{{fp:0}}:{NONE}"
+    run: Run[None] = Run((await job.submit())._client, gone)
+    with pytest.raises(NotFound, match=f"run {NONE}"):
+        await run.attempts()
+
+
+async def test_an_attempt_that_runs_has_not_ended(bench: Bench) -> None:
+    seen: list[RunAttempt] = []
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> None:
+        seen.extend(await (await bench.fabric.run(ctx.info.id)).attempts())
+
+    await job.submit()
+    await bench.work()
+    (attempt,) = seen
+    assert (attempt.number, attempt.outcome, attempt.ended_at, attempt.took) == (
+        1,
+        "started",
+        None,
+        None,
+    )
+
+
 async def test_a_fork_names_its_source_by_its_plain_id(bench: Bench) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> None:
@@ -117,8 +180,9 @@ def test_scripts_read_the_same(store_url: str) -> None:
     def job() -> None: ...
 
     try:
-        facts = job.submit_sync().describe_sync()
-        assert facts.created_at == to_datetime(clock.now())
+        run = job.submit_sync()
+        assert run.describe_sync().created_at == to_datetime(clock.now())
+        assert run.attempts_sync() == []
     finally:
         fabric.close_sync()
 

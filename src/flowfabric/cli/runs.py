@@ -35,7 +35,7 @@ from flowfabric.core.base.time import NO_TIME, Millis, parse_span, to_datetime
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.history import StepView
-from flowfabric.core.execution.model import Attempt, Outcome
+from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.status import (
     ADMISSION_BLOCKS,
     Blocking,
@@ -48,6 +48,7 @@ from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because
+from flowfabric.worker.api.history import RunAttempt
 from flowfabric.worker.api.ids import find_tag
 
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
@@ -66,16 +67,13 @@ TaskName = Annotated[
 ]
 
 
-def _attempt_row(attempt: Attempt) -> Cells:
-    took = None
-    if attempt.started_at is not None and attempt.ended_at is not None:
-        took = attempt.ended_at - attempt.started_at
+def _attempt_row(attempt: RunAttempt) -> Cells:
     return [
-        ("attempt", str(attempt.index + 1)),
+        ("attempt", str(attempt.number)),
         ("begun as", attempt.type.name.lower()),
         ("outcome", attempt.outcome.removeprefix("ended_").replace("_", " ")),
         ("worker", "" if attempt.worker is None else attempt.worker.id),
-        ("took", span(took)),
+        ("took", span(attempt.took)),
         ("failure", "" if attempt.failure is None else attempt.failure.message),
     ]
 
@@ -135,7 +133,7 @@ def _event_row(event: StoredEvent) -> Cells:
     ]
 
 
-ATTEMPT = Table[Attempt](row=_attempt_row)
+ATTEMPT = Table[RunAttempt](row=_attempt_row)
 STEP = Table[StepView](row=_step_row)
 TRIED_STEP = Table[StepView](row=_tried_step_row)
 EVENT = Table[StoredEvent](

@@ -11,7 +11,7 @@ from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.numbers import Seconds
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.fork import ForkChanges
-from flowfabric.core.execution.model import Attempt, Outcome
+from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.operator import CancelAnswer, Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Duplicate
@@ -21,6 +21,7 @@ from flowfabric.engine.execution.views import Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.described import RunDescription, describe_run
+from flowfabric.worker.api.history import RunAttempt, run_attempt
 from flowfabric.worker.codec import decode, encode
 from flowfabric.worker.errors import (
     ResultTimeout,
@@ -161,10 +162,13 @@ class Run(Generic[R_co]):
         duplicate = isinstance(made, Duplicate)
         return Run(self._client, made.id, self._returns, duplicate=duplicate)
 
-    async def attempts(self) -> list[Attempt]:
-        """Every attempt so far, the current one included."""
+    async def attempts(self) -> list[RunAttempt]:
+        """Every attempt so far, the current one included. The first is number 1."""
         engine = await self._client.engine()
-        return await engine.views.attempts(self.id)
+        try:
+            return [run_attempt(attempt) for attempt in await engine.views.attempts(self.id)]
+        except NotFound:
+            raise NotFound("run", self.id) from None
 
     async def events(self) -> list[StoredEvent]:
         """The events of the run so far, in order."""
@@ -192,6 +196,7 @@ class Run(Generic[R_co]):
     state_sync = blocking(state)
     state_value_sync = blocking(state_value)
     describe_sync = blocking(describe)
+    attempts_sync = blocking(attempts)
     cancel_sync = blocking(cancel)
     replay_sync = blocking(replay)
     fork_sync = blocking(fork)
