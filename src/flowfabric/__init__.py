@@ -34,7 +34,7 @@ from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.described import RunDescription
-from flowfabric.worker.api.history import RunAttempt
+from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
 from flowfabric.worker.api.listing import RunSummary
 from flowfabric.worker.api.race import Winner
@@ -107,6 +107,7 @@ __all__ = [
     "RunCancelled",
     "RunDescription",
     "RunError",
+    "RunEvent",
     "RunExpired",
     "RunFailed",
     "RunId",

@@ -15,6 +15,8 @@ from flowfabric import (
     RunId,
 )
 from flowfabric.core.base.time import Millis, to_datetime
+from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import Blocking
 from flowfabric.testing import ManualClock, harness
 from flowfabric.worker.api.described import blocked_because
@@ -156,6 +158,68 @@ async def test_an_attempt_that_runs_has_not_ended(bench: Bench) -> None:
         None,
         None,
     )
+
+
+async def test_events_have_datetimes_and_attempts_from_one(bench: Bench) -> None:
+    @bench.fabric.task(retries=1, name="flaky")
+    async def flaky(ctx: Context) -> None:
+        if ctx.info.first:
+            raise ValueError("at first")
+
+    began, run = bench.moment(), await flaky.submit()
+    assert await run.events() == []
+    await bench.work()
+    await bench.pass_time(MINUTE)
+    await bench.work()
+    claimed, retried, again, ended = events = await run.events()
+    assert [event.attempt for event in events] == [1, 1, 2, 2]
+    assert [event.at - began for event in events] == [timedelta()] * 2 + [timedelta(minutes=1)] * 2
+    assert {type(event.id) for event in events} == {RunId}
+    assert retried.detail is not None
+    assert began < retried.detail["until"] <= began + timedelta(minutes=1)
+    assert retried.detail["message"] == "ValueError: at first"
+    assert (claimed.lease, retried.lease, again.lease) == ("acquired", "released", "acquired")
+    assert (retried.reason, retried.completion) == ("failed_retry_scheduled", None)
+    assert (ended.completion, ended.kind) == (Outcome.SUCCESS, EventKind.COMPLETED)
+    assert [event async for event in run.follow()] == events
+    of_engine = (await bench.engine.events.read(execution=run.id)).events
+    assert [event.attempt for event in of_engine] == [0, 0, 1, 1]
+
+
+async def test_what_an_operator_did_is_an_event(bench: Bench) -> None:
+    @bench.fabric.task()
+    async def job() -> None: ...
+
+    run = await job.submit()
+    await run.cancel("not needed")
+    await run.replay()
+    cancelled, replayed = await run.events()
+    assert (cancelled.attempt, cancelled.reason) == (None, "not needed")
+    assert (cancelled.completion, replayed.operator) == (Outcome.CANCELLED, "replayed")
+
+
+def test_a_script_follows_a_run(store_url: str) -> None:
+    fabric = Fabric(store_url)
+
+    @fabric.task()
+    def job() -> None: ...
+
+    try:
+        run = job.submit_sync()
+        followed = run.follow_sync()
+        fabric.block_on(work_once(fabric))
+        assert next(followed).attempt == 1
+        assert [event.kind.name for event in followed] == ["COMPLETED"]
+        assert [event.kind.name for event in run.events_sync()] == ["CLAIMED", "COMPLETED"]
+        left = run.follow_sync()
+        next(left)
+        left.close()
+    finally:
+        fabric.close_sync()
+
+
+async def work_once(fabric: Fabric) -> None:
+    await (await fabric.worker()).run_until_idle()
 
 
 async def test_a_fork_names_its_source_by_its_plain_id(bench: Bench) -> None:

@@ -3,7 +3,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 from starlette.requests import Request
@@ -19,6 +19,9 @@ from flowfabric import (
     NextCall,
     Received,
     Run,
+    RunAttempt,
+    RunDescription,
+    RunEvent,
     SoftBreach,
     Spent,
     SyncContext,
@@ -138,6 +141,15 @@ def bare_plain(a: float) -> int:
 async def of_bare_tasks() -> None:
     assert_type(await bare_with_context.submit(1), Run[str])
     assert_type(await (await bare_plain.submit(1.5)).result(), int)
+    run = await bare_plain.submit(1.5)
+    assert_type((await run.describe()).created_at, datetime)
+    assert_type((await run.describe()).attempt, int | None)
+    assert_type(run.describe_sync(), RunDescription)
+    assert_type([each.took for each in await run.attempts()], list[timedelta | None])
+    assert_type(run.attempts_sync(), list[RunAttempt])
+    assert_type([each.at for each in await run.events()], list[datetime])
+    assert_type([each async for each in run.follow()], list[RunEvent])
+    assert_type(list(run.follow_sync()), list[RunEvent])
     await bare_with_context.submit("one")  # type: ignore[arg-type]
 
 

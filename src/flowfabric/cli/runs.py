@@ -18,6 +18,7 @@ from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import (
     first_line,
     local,
+    optional,
     pairs_text,
     progress_text,
     readable,
@@ -32,7 +33,6 @@ from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis, parse_span, to_datetime
-from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.history import StepView
 from flowfabric.core.execution.model import Outcome
@@ -48,7 +48,7 @@ from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because
-from flowfabric.worker.api.history import RunAttempt
+from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.ids import find_tag
 
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
@@ -121,22 +121,26 @@ def _step_error(step: StepView) -> str:
     return "" if step.error is None else f"attempt {step.attempt}: {first_line(step.error)}"
 
 
-def _event_row(event: StoredEvent) -> Cells:
-    detail = ", ".join(f"{name}: {value}" for name, value in (event.detail or {}).items())
+def _event_row(event: RunEvent) -> Cells:
+    detail = ", ".join(f"{name}: {_detail(value)}" for name, value in (event.detail or {}).items())
     return [
         ("number", str(event.seq)),
         ("at", local(event.at)),
         ("event", event.kind.name.lower().replace("_", " ")),
-        ("attempt", "" if event.attempt is None else str(event.attempt + 1)),
+        ("attempt", optional(event.attempt)),
         ("worker", "" if event.worker is None else event.worker.id),
-        ("detail", readable(detail)),
+        ("detail", detail),
     ]
+
+
+def _detail(value: object) -> str:
+    return local(value) if isinstance(value, datetime) else readable(str(value))
 
 
 ATTEMPT = Table[RunAttempt](row=_attempt_row)
 STEP = Table[StepView](row=_step_row)
 TRIED_STEP = Table[StepView](row=_tried_step_row)
-EVENT = Table[StoredEvent](
+EVENT = Table[RunEvent](
     row=_event_row, empty="no events: nothing has happened since it was submitted"
 )
 

@@ -1,7 +1,7 @@
 """A run, as its submitter sees it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 from msgspec.structs import replace
@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import AlreadyEnded, FlowFabricError, Invalid, NotActive, NotFound
 from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.numbers import Seconds
-from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.fork import ForkChanges
 from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.operator import CancelAnswer, Replayed
@@ -21,7 +20,7 @@ from flowfabric.engine.execution.views import Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.described import RunDescription, describe_run
-from flowfabric.worker.api.history import RunAttempt, run_attempt
+from flowfabric.worker.api.history import RunAttempt, RunEvent, run_attempt, run_event
 from flowfabric.worker.codec import decode, encode
 from flowfabric.worker.errors import (
     ResultTimeout,
@@ -170,33 +169,43 @@ class Run(Generic[R_co]):
         except NotFound:
             raise NotFound("run", self.id) from None
 
-    async def events(self) -> list[StoredEvent]:
+    async def events(self) -> list[RunEvent]:
         """The events of the run so far, in order."""
         engine = await self._client.engine()
-        found: list[StoredEvent] = []
+        found: list[RunEvent] = []
         cursor = 0
         while True:
             page = await engine.events.read(after=cursor, execution=self.id)
-            found += [replace(event, id=self.id) for event in page.events]
+            found += [run_event(event) for event in page.events]
             if page.cursor == cursor or not page.events:
                 return found
             cursor = page.cursor
 
-    async def follow(self) -> AsyncIterator[StoredEvent]:
+    async def follow(self) -> AsyncGenerator[RunEvent, None]:
         """The events of the run as they happen, until the run has ended."""
         engine = await self._client.engine()
         async for event in engine.events.subscribe(after=0, execution=self.id):
-            yield replace(event, id=self.id)
+            yield run_event(event)
             if event.completion is not None:
                 later = await engine.events.read(after=event.seq, limit=1, execution=self.id)
                 if not later.events:
                     return
+
+    def follow_sync(self) -> Generator[RunEvent, None, None]:
+        """The events of the run as they happen, for a plain `for`; it waits between them."""
+        block, events = self._client.block_on, self.follow()
+        try:
+            while (event := block(_next(events))) is not None:
+                yield event
+        finally:
+            block(events.aclose())
 
     result_sync = blocking(result)
     state_sync = blocking(state)
     state_value_sync = blocking(state_value)
     describe_sync = blocking(describe)
     attempts_sync = blocking(attempts)
+    events_sync = blocking(events)
     cancel_sync = blocking(cancel)
     replay_sync = blocking(replay)
     fork_sync = blocking(fork)
@@ -219,6 +228,10 @@ class Run(Generic[R_co]):
                 raise RunExpired(self.id, ending.failure.message if ending.failure else "")
             case Outcome.SKIPPED:
                 raise RunSkipped(self.id, "")
+
+
+async def _next(events: AsyncGenerator[RunEvent, None]) -> RunEvent | None:
+    return await anext(events, None)
 
 
 def shown(explanation: Explanation) -> Explanation:
