@@ -1,7 +1,7 @@
 """Values of the engine as JSON documents.
 
 Members keep the names they have in the engine. Ids of runs are UUIDs, moments ISO 8601 in UTC,
-enumerations words, bytes the JSON or the text they contain.
+enumerations words, bytes the JSON or the text they contain. Attempts count from 1.
 """
 
 import base64
@@ -27,6 +27,13 @@ def document(value: Struct) -> Document:
     """The members of a value, ready for JSON."""
     names = [name for name in value.__struct_fields__ if name != "unknown"]
     return {name: plain(name, getattr(value, name)) for name in names}
+
+
+def counted(value: Struct) -> Document:
+    """The same for a value whose `attempt` is the engine's index: people count from 1."""
+    found = document(value)
+    index = found["attempt"]
+    return {**found, "attempt": None if index is None else index + 1}
 
 
 def plain(name: str, value: object) -> Any:

@@ -25,7 +25,7 @@ from flowfabric.cli.format import (
     shortened,
     span,
 )
-from flowfabric.cli.json import Document, body, document, iso
+from flowfabric.cli.json import Document, body, counted, document, iso
 from flowfabric.cli.output import Cells, Screen, printable
 from flowfabric.cli.parse import read_json, read_pair, read_since, read_tag
 from flowfabric.cli.table import Table
@@ -47,7 +47,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
-from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because
+from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because, detail_of
 from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.ids import find_tag
 
@@ -269,7 +269,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
         for info in found.items:
             screen.line(info.id)
     else:
-        runs = Table[Info](row=lambda info: _row(info, now), empty="no runs")
+        runs = Table[Info](row=lambda info: _row(info, now), json=_info_document, empty="no runs")
         runs.lines(screen, found.items)
     for uuid in found.unreadable:
         screen.note(f"run {uuid} cannot be read and is left out")
@@ -290,6 +290,10 @@ async def _collect(engine: Engine, query: Query, cursor: str | None) -> Infos:
         cursor = page.cursor
         if cursor is None or len(items) >= query.limit:
             return Infos(tuple(items), cursor, tuple(unreadable))
+
+
+def _info_document(info: Info) -> Document:
+    return {**counted(info), "blocking_detail": detail_of(info)}
 
 
 def _row(info: Info, now: Millis) -> Cells:
