@@ -20,6 +20,7 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import Blocking
 from flowfabric.testing import ManualClock, harness
 from flowfabric.worker.api.described import blocked_because
+from flowfabric.worker.api.explained import RunExplanation
 from tests.worker.bench import TTL, Bench
 
 MINUTE = 60_000
@@ -220,6 +221,28 @@ def test_a_script_follows_a_run(store_url: str) -> None:
 
 async def work_once(fabric: Fabric) -> None:
     await (await fabric.worker()).run_until_idle()
+
+
+async def test_an_explanation_has_datetimes_and_attempts_from_one(bench: Bench) -> None:
+    @bench.fabric.task(retries=1)
+    async def flaky(ctx: Context) -> None:
+        if ctx.info.first:
+            raise ValueError("at first")
+        seen.append(await (await bench.fabric.run(ctx.info.id)).explain())
+
+    seen: list[RunExplanation] = []
+    began, run = bench.moment(), await flaky.submit()
+    await bench.work()
+    waiting = await run.explain()
+    assert (type(waiting.id), waiting.at) == (RunId, began)
+    assert waiting.main.until is not None
+    assert began < waiting.main.until <= began + timedelta(minutes=1)
+    await bench.pass_time(MINUTE)
+    await bench.work()
+    (running,) = seen
+    assert (running.main.code, running.main.detail["attempt"]) == ("leased", 2)
+    assert running.main.since == bench.moment()
+    assert running.main.detail["expires_at"] == bench.moment(TTL)
 
 
 async def test_a_fork_names_its_source_by_its_plain_id(bench: Bench) -> None:

@@ -32,8 +32,9 @@ from flowfabric import (
     Winner,
 )
 from flowfabric.agents import Toolbox, call_key, tool
-from flowfabric.core.execution.operator import Cancelled
 from flowfabric.integrations import django, fastapi, starlette
+from flowfabric.worker.api.described import RunCancel
+from flowfabric.worker.api.explained import RunExplanation
 from flowfabric.worker.api.signals import Sent
 
 fabric = Fabric("sqlite://:memory:")
@@ -145,6 +146,7 @@ async def of_bare_tasks() -> None:
     assert_type((await run.describe()).created_at, datetime)
     assert_type((await run.describe()).attempt, int | None)
     assert_type(run.describe_sync(), RunDescription)
+    assert_type(run.explain_sync(), RunExplanation)
     assert_type([each.took for each in await run.attempts()], list[timedelta | None])
     assert_type(run.attempts_sync(), list[RunAttempt])
     assert_type([each.at for each in await run.events()], list[datetime])
@@ -220,7 +222,7 @@ async def submitted() -> None:
     assert_type(plain.submit_sync(1.0), Run[int])
     assert_type(plain.with_options(priority=3).submit_sync(1.0).result_sync(), int)
     assert_type(fabric.get_task("plain"), Task[Any, Any])
-    assert_type(plain.submit_sync(1.0).cancel_sync(reason="enough"), Cancelled)
+    assert_type(plain.submit_sync(1.0).cancel_sync(reason="enough"), RunCancel)
     assert_type(fabric.signal_sync("id", "go", {"a": 1}, key="once"), Sent)
 
 

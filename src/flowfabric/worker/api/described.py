@@ -1,4 +1,4 @@
-"""What `run.describe()` returns: the facts of the engine in the types of the public API.
+"""What `run.describe()` and `run.cancel()` return, in the types of the public API.
 
 Moments are `datetime`, attempts count from 1, ids are UUIDs."""
 
@@ -61,6 +61,14 @@ class RunCleanup(Struct, frozen=True, kw_only=True):
     until: datetime
     epoch: int
     outcome: Outcome
+
+
+class RunCancel(Struct, frozen=True, kw_only=True):
+    """The answer to a cancel. `until` is None if the run has ended; otherwise its handler cleans
+    up, and the run ends then at the latest."""
+
+    id: RunId
+    until: datetime | None
 
 
 class RunDescription(Struct, frozen=True, kw_only=True):

@@ -9,17 +9,18 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import AlreadyEnded, FlowFabricError, Invalid, NotActive, NotFound
 from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.numbers import Seconds
+from flowfabric.core.base.time import optional_datetime
 from flowfabric.core.execution.fork import ForkChanges
 from flowfabric.core.execution.model import Outcome
-from flowfabric.core.execution.operator import CancelAnswer, Replayed
+from flowfabric.core.execution.operator import Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Duplicate
-from flowfabric.core.explain.reasons import Explanation, Reason
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
-from flowfabric.worker.api.described import RunDescription, describe_run
+from flowfabric.worker.api.described import RunCancel, RunDescription, describe_run
+from flowfabric.worker.api.explained import RunExplanation, explain_run
 from flowfabric.worker.api.history import RunAttempt, RunEvent, run_attempt, run_event
 from flowfabric.worker.codec import decode, encode
 from flowfabric.worker.errors import (
@@ -105,30 +106,31 @@ class Run(Generic[R_co]):
             raise NotFound("run", self.id)
         return describe_run(description)
 
-    async def explain(self) -> Explanation:
+    async def explain(self) -> RunExplanation:
         """Why the run is not running now. `main` is the reason that must change first. Each reason
         has a text for people, and a code and details for programs."""
         engine = await self._client.engine()
-        return shown(await engine.explain(self.id))
+        return explain_run(await engine.explain(self.id))
 
     async def cancel(
         self, reason: str = "cancelled by its submitter", *, force: bool = False
-    ) -> CancelAnswer:
+    ) -> RunCancel:
         """Ends the run and stops its handler. If its task cleans up, the run ends after that, or at
         `until` of the answer; with `force` it ends at once. Cancelling again changes nothing.
         Raises AlreadyEnded if the run ended otherwise before."""
         engine = await self._client.engine()
         try:
-            return await engine.executions.cancel(self.id, reason=reason, force=force)
+            answer = await engine.executions.cancel(self.id, reason=reason, force=force)
         except NotActive as error:
             raise AlreadyEnded(self.id, error.outcome) from None
+        return RunCancel(id=self.id, until=optional_datetime(answer.until))
 
     async def replay(self, from_step: str | int | None = None) -> Replayed:
         """Runs an ended run again. Recorded steps are kept, unless it had succeeded. With
         `from_step`, the steps before that one are kept, and the later ones are forgotten: they run
         again. `charge#2` is the second call of `charge`, a number is the position of a step."""
         engine = await self._client.engine()
-        return await engine.executions.replay(self.id, from_step=from_step)
+        return replace(await engine.executions.replay(self.id, from_step=from_step), id=self.id)
 
     async def fork(
         self,
@@ -204,6 +206,7 @@ class Run(Generic[R_co]):
     state_sync = blocking(state)
     state_value_sync = blocking(state_value)
     describe_sync = blocking(describe)
+    explain_sync = blocking(explain)
     attempts_sync = blocking(attempts)
     events_sync = blocking(events)
     cancel_sync = blocking(cancel)
@@ -232,17 +235,6 @@ class Run(Generic[R_co]):
 
 async def _next(events: AsyncGenerator[RunEvent, None]) -> RunEvent | None:
     return await anext(events, None)
-
-
-def shown(explanation: Explanation) -> Explanation:
-    """An explanation for people: the ids in its sentences are UUIDs."""
-    reasons = tuple(_shown(reason) for reason in explanation.reasons)
-    return replace(explanation, id=RunId(explanation.id), reasons=reasons)
-
-
-def _shown(reason: Reason) -> Reason:
-    children = tuple(_shown(child) for child in reason.children)
-    return replace(reason, text=without_tags(reason.text), children=children)
 
 
 def _payload(arguments: Mapping[str, object]) -> bytes:
