@@ -33,6 +33,8 @@ from flowfabric.fabric import Fabric
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
 from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.described import RunDescription
+from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
 from flowfabric.worker.api.listing import RunSummary
 from flowfabric.worker.api.race import Winner
@@ -101,8 +103,11 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "Run",
+    "RunAttempt",
     "RunCancelled",
+    "RunDescription",
     "RunError",
+    "RunEvent",
     "RunExpired",
     "RunFailed",
     "RunId",

@@ -21,6 +21,7 @@ from flowfabric.demo.board import Board, JsonBoard, choose
 from flowfabric.demo.live import LiveBoard
 from flowfabric.demo.proof import DemoVerdict, Evidence, judge
 from flowfabric.demo.stage import Stage, WorkerDied
+from flowfabric.worker.api.history import RunEvent, run_event
 from tests.cli.terminal import NOBODY, Cli
 
 COMMAND = [sys.executable, "-u", "-m", "flowfabric.demo"]
@@ -66,9 +67,11 @@ def seen() -> Evidence:
     ada, bob = WorkerIdentity("ada", "ada-1"), WorkerIdentity("bob", "bob-1")
     number = iter(range(1, 100))
 
-    def event(kind: EventKind, worker: WorkerIdentity) -> StoredEvent:
+    def event(kind: EventKind, worker: WorkerIdentity) -> RunEvent:
         id = ExecutionId(f"{{fp:86}}:{NOBODY}")
-        return StoredEvent(next(number), id, "default", "default", Millis(0), kind, 1, 0, worker)
+        return run_event(
+            StoredEvent(next(number), id, "default", "default", Millis(0), kind, 1, 0, worker)
+        )
 
     claimed = [event(EventKind.CLAIMED, ada) for _ in range(3)]
     asleep = event(EventKind.DELAYED, ada)
@@ -110,7 +113,7 @@ def test_a_slot_that_was_not_free_is_noticed() -> None:
 
 
 def test_what_never_happened_is_noticed() -> None:
-    nothing: dict[str, list[StoredEvent]] = {
+    nothing: dict[str, list[RunEvent]] = {
         name: [] for name in ("rates", "reminder", "guest", "order")
     }
     verdict = judge(Evidence(events=nothing, ledger=[], pids={}, codes={}))

@@ -47,7 +47,8 @@ def test_a_lease_is_found_again_by_its_id(cli: Cli, run: str) -> None:
     words = ("grants", "redeem", run, *ADA, "--lease-id", LEASE)
     first = cli.json(*words, "--attempt-id", ATTEMPT, "--timeout", "5m", "--deadline", "1h")
     assert first == cli.json(*words)
-    assert (first["attempt"], first["attempt_id"], first["kind"]) == (0, ATTEMPT, "fresh")
+    assert (first["attempt"], first["attempt_id"], first["kind"]) == (1, ATTEMPT, "fresh")
+    assert first["lease"]["attempt"] == 1
     assert first["lease"]["times_out_at"] is not None
     assert cli.json("run", "show", run)["deadline_at"] is not None
     other = ("grants", "redeem", run, *ADA, "--lease-id", OTHER)
@@ -61,7 +62,7 @@ def test_an_interrupted_run_goes_on_and_a_failed_one_is_retried(cli: Cli) -> Non
     cli("grants", "issue", id, *ADA)
     assert cli.json("grants", "show", id)["kind"] == "resume"
     again = cli.json("grants", "redeem", id, *ADA)
-    assert (again["attempt"], again["kind"]) == (0, "resumed")
+    assert (again["attempt"], again["kind"]) == (1, "resumed")
     words = ("lease", "fail", "--handle", again["handle"], "--message", "no")
     assert cli(*words).stdout == "failed, and is retried\n"
     handle = cli("grants", "take", id).stdout.strip()
@@ -87,7 +88,7 @@ def test_a_lost_run_is_reserved_for_its_rescuer(cli: Cli, run: str) -> None:
     wrong = ("grants", "redeem", run, *ADA, "--key", "another")
     assert cli.complaint(*wrong, code=3) == f"{run} has no such grant"
     facts = cli.json("grants", "redeem", run, *ADA)
-    assert (facts["attempt"], facts["kind"]) == (1, "reclaimed")
+    assert (facts["attempt"], facts["kind"]) == (2, "reclaimed")
 
 
 def test_the_best_run_of_a_lane_is_reserved(cli: Cli, run: str) -> None:

@@ -11,6 +11,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.store.queries import Progress
+from flowfabric.worker.api.history import run_event
 from tests.cli.terminal import NOBODY
 
 
@@ -43,7 +44,7 @@ def test_bytes_are_json_or_text_or_base64(data: bytes, value: object) -> None:
     assert body(data) == value
 
 
-def test_an_event_keeps_its_names_and_moments_are_iso() -> None:
+def test_an_event_keeps_its_names_and_moments_are_iso_and_attempts_count_from_one() -> None:
     event = StoredEvent(
         seq=7,
         id=ExecutionId(f"{{fp:86}}:{NOBODY}"),
@@ -56,7 +57,7 @@ def test_an_event_keeps_its_names_and_moments_are_iso() -> None:
         worker=WorkerIdentity("ada", "ada-1"),
         detail={"until": 1000, "message": "no"},
     )
-    assert document(event) == {
+    assert document(run_event(event)) == {
         "seq": 7,
         "id": NOBODY,
         "namespace": "default",
@@ -64,8 +65,12 @@ def test_an_event_keeps_its_names_and_moments_are_iso() -> None:
         "at": "1970-01-01T00:00:00.000Z",
         "kind": "retry_scheduled",
         "epoch": 1,
-        "attempt": 0,
+        "attempt": 1,
         "worker": {"id": "ada", "instance": "ada-1"},
+        "lease": "released",
+        "completion": None,
+        "operator": None,
+        "reason": "failed_retry_scheduled",
         "detail": {"until": "1970-01-01T00:00:01.000Z", "message": "no"},
     }
 

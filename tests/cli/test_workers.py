@@ -98,7 +98,7 @@ def test_a_worker_is_shown_with_what_it_really_holds(cli: Cli) -> None:
     found = cli.json("workers", "show", "ada-1")
     assert (found["running"], found["held"], found["registered"]) == (0, 1, True)
     (lease,) = found["leases"]
-    assert (lease["id"], lease["kind"], lease["attempt"]) == (id, "greet", 0)
+    assert (lease["id"], lease["kind"], lease["attempt"]) == (id, "greet", 1)
     assert lease["since"] < lease["expires_at"]
     header, row = cli("workers", "list", "--held").stdout.splitlines()
     assert (header.split()[4], row.split()[4]) == ("holds", "1")

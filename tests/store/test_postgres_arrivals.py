@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from flowfabric import ExecutionId, Fabric, RunFailed
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, from_datetime
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.worker.api.run import Run
@@ -98,7 +98,7 @@ async def test_every_option_is_heard(fabric: Fabric, psql: asyncpg.Connection) -
     assert (about.priority, about.tags) == (5, {"app.size": "big"})
     assert await retries_of(fabric, uuid) == 2
     assert about.deadline_at is not None
-    assert 7_190_000 < about.deadline_at - before < 7_290_000
+    assert 7_190_000 < from_datetime(about.deadline_at) - before < 7_290_000
     assert await work(fabric) == 0
 
 

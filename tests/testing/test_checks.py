@@ -1,8 +1,10 @@
 """What a test says about a run, and what it is told when that is not so."""
 
+from datetime import timedelta
+
 import pytest
 
-from flowfabric import Context, Fabric, Fail, NotFound
+from flowfabric import Context, Fabric, Fail, NotFound, RunId
 from flowfabric.testing import Harness
 from flowfabric.worker.api.run import Run
 
@@ -71,6 +73,28 @@ async def test_how_often_a_run_was_attempted(harness: Harness, bad: Run[None]) -
     harness.assert_attempts(bad, 2)
     with pytest.raises(AssertionError, match=r"(?s)expected attempts 1.*made 2"):
         harness.assert_attempts(bad, 1)
+
+
+async def test_moments_are_datetimes_and_attempts_count_from_one(
+    fabric: Fabric, harness: Harness
+) -> None:
+    @fabric.task(retries=1)
+    async def flaky(ctx: Context) -> None:
+        if ctx.info.first:
+            raise ValueError("at first")
+
+    began = harness.now()
+    run = await flaky.submit()
+    await harness.run_until_idle()
+    waiting = harness.describe(run)
+    assert (waiting.created_at, waiting.started_at, waiting.attempt) == (began, began, None)
+    assert (waiting.blocking_detail or "").startswith("attempt 1 failed, retry after 20")
+    await harness.run_until_done(run)
+    done = harness.describe(run)
+    assert (done.ended_at, done.attempt) == (harness.now(), 2)
+    assert type(done.id) is RunId
+    assert done == await run.describe()
+    assert isinstance(harness.now() - began, timedelta)
 
 
 async def test_a_run_of_elsewhere_is_not_found(harness: Harness, good: Run[str]) -> None:

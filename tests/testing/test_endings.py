@@ -42,7 +42,7 @@ async def story_of(run: Run[Any], fabric: Fabric) -> Story:
 
 def _attempt(attempt: Any) -> tuple[int, str | None, str | None]:
     failure = attempt.failure
-    return attempt.index, attempt.outcome and str(attempt.outcome), failure and failure.message
+    return attempt.number, attempt.outcome and str(attempt.outcome), failure and failure.message
 
 
 async def by_a_worker(url: str, case: str) -> Story:

@@ -6,10 +6,11 @@ import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 from flowfabric.core.base.errors import Unavailable
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.retry import Fixed
 from flowfabric.core.execution.step import Step
 from flowfabric.engine.engine import Engine
@@ -44,6 +45,10 @@ class Bench:
         """As `work`, but what comes back is not taken up again."""
         options = WorkerOptions(ttl=TTL)
         return await OneClaim(self.engine, self.fabric.tasks, options).run_until_idle()
+
+    def moment(self, later: int = 0) -> datetime:
+        """What the clock shows, or will show so many milliseconds later."""
+        return to_datetime(Millis(self.clock.now() + later))
 
     async def pass_time(self, millis: int) -> None:
         self.clock.advance(millis)

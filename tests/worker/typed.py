@@ -3,7 +3,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 from starlette.requests import Request
@@ -19,6 +19,9 @@ from flowfabric import (
     NextCall,
     Received,
     Run,
+    RunAttempt,
+    RunDescription,
+    RunEvent,
     SoftBreach,
     Spent,
     SyncContext,
@@ -29,8 +32,9 @@ from flowfabric import (
     Winner,
 )
 from flowfabric.agents import Toolbox, call_key, tool
-from flowfabric.core.execution.operator import Cancelled
 from flowfabric.integrations import django, fastapi, starlette
+from flowfabric.worker.api.described import RunCancel
+from flowfabric.worker.api.explained import RunExplanation
 from flowfabric.worker.api.signals import Sent
 
 fabric = Fabric("sqlite://:memory:")
@@ -138,6 +142,16 @@ def bare_plain(a: float) -> int:
 async def of_bare_tasks() -> None:
     assert_type(await bare_with_context.submit(1), Run[str])
     assert_type(await (await bare_plain.submit(1.5)).result(), int)
+    run = await bare_plain.submit(1.5)
+    assert_type((await run.describe()).created_at, datetime)
+    assert_type((await run.describe()).attempt, int | None)
+    assert_type(run.describe_sync(), RunDescription)
+    assert_type(run.explain_sync(), RunExplanation)
+    assert_type([each.took for each in await run.attempts()], list[timedelta | None])
+    assert_type(run.attempts_sync(), list[RunAttempt])
+    assert_type([each.at for each in await run.events()], list[datetime])
+    assert_type([each async for each in run.follow()], list[RunEvent])
+    assert_type(list(run.follow_sync()), list[RunEvent])
     await bare_with_context.submit("one")  # type: ignore[arg-type]
 
 
@@ -208,7 +222,7 @@ async def submitted() -> None:
     assert_type(plain.submit_sync(1.0), Run[int])
     assert_type(plain.with_options(priority=3).submit_sync(1.0).result_sync(), int)
     assert_type(fabric.get_task("plain"), Task[Any, Any])
-    assert_type(plain.submit_sync(1.0).cancel_sync(reason="enough"), Cancelled)
+    assert_type(plain.submit_sync(1.0).cancel_sync(reason="enough"), RunCancel)
     assert_type(fabric.signal_sync("id", "go", {"a": 1}, key="once"), Sent)
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -13,22 +14,27 @@ from flowfabric.store.queries import Progress
 SHORT = 300
 LINE = 120
 
+_MILLISECOND = timedelta(milliseconds=1)
 _MILLIS = re.compile(r"\b1[0-9]{12}\b")
+_ISO = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z")
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 _ONE = re.compile(r"^1(?=[smhd]$)")
 
 
-def local(moment: Millis | None) -> str:
+def local(moment: datetime | Millis | None) -> str:
     """A moment as the clock on this machine's wall shows it, with its offset from UTC."""
     if moment is None:
         return ""
-    return to_datetime(moment).astimezone().isoformat(" ", "seconds")
+    at = moment if isinstance(moment, datetime) else to_datetime(moment)
+    return at.astimezone().isoformat(" ", "seconds")
 
 
-def span(millis: int | None) -> str:
-    """A length of time in at most two units: 340ms, 2.5s, 3m12s, 4h5m, 2d7h."""
-    if millis is None:
+def span(length: timedelta | int | None) -> str:
+    """A length of time in at most two units: 340ms, 2.5s, 3m12s, 4h5m, 2d7h. A number is one of
+    milliseconds."""
+    if length is None:
         return ""
+    millis = length // _MILLISECOND if isinstance(length, timedelta) else length
     if millis < 1000:
         return f"{max(0, millis)}ms"
     if millis < 60_000:
@@ -74,7 +80,8 @@ def optional(value: object) -> str:
 
 def readable(detail: str | None) -> str:
     """A detail whose moments are written for people."""
-    return _MILLIS.sub(lambda match: local(Millis(int(match[0]))), detail or "")
+    text = _ISO.sub(lambda match: local(datetime.fromisoformat(match[0])), detail or "")
+    return _MILLIS.sub(lambda match: local(Millis(int(match[0]))), text)
 
 
 def first_line(text: str, most: int = LINE) -> str:

@@ -8,7 +8,7 @@ from typer import Option, Typer
 from flowfabric.cli.command import RunId, command
 from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import local
-from flowfabric.cli.json import document
+from flowfabric.cli.json import counted, document
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.parse import read_optional_span
 from flowfabric.cli.table import Table
@@ -232,11 +232,11 @@ def _print_lease(engine: Engine, screen: Screen, claim: Claim) -> None:
     lease = {
         "id": str(claim.uuid),
         "kind": str(claim.handle_kind),
-        "attempt": claim.attempt,
+        "attempt": claim.attempt + 1,
         "attempt_id": str(claim.attempt_id),
         "epoch": claim.epoch,
         "handle": handle,
-        "lease": document(claim.lease),
+        "lease": counted(claim.lease),
     }
     until = local(claim.expires_at)
     note = f"{claim.id}: attempt {claim.attempt + 1} is leased until {until}"

@@ -1,11 +1,12 @@
 """Values of the engine as JSON documents.
 
 Members keep the names they have in the engine. Ids of runs are UUIDs, moments ISO 8601 in UTC,
-enumerations words, bytes the JSON or the text they contain.
+enumerations words, bytes the JSON or the text they contain. Attempts count from 1.
 """
 
 import base64
 from collections.abc import Mapping
+from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core.base.ids import RunId, without_tags
-from flowfabric.core.base.time import Millis, to_datetime
+from flowfabric.core.base.time import Millis, from_datetime
+from flowfabric.core.base.time import iso as iso
 
 Document = dict[str, Any]
 
@@ -25,6 +27,13 @@ def document(value: Struct) -> Document:
     """The members of a value, ready for JSON."""
     names = [name for name in value.__struct_fields__ if name != "unknown"]
     return {name: plain(name, getattr(value, name)) for name in names}
+
+
+def counted(value: Struct) -> Document:
+    """The same for a value whose `attempt` is the engine's index: people count from 1."""
+    found = document(value)
+    index = found["attempt"]
+    return {**found, "attempt": None if index is None else index + 1}
 
 
 def plain(name: str, value: object) -> Any:
@@ -51,6 +60,8 @@ def _simple(name: str, value: object) -> Any:
             return str(value)
         case str():
             return without_tags(value)
+        case datetime():
+            return iso(from_datetime(value))
         case bool():
             return value
         case int() if name.endswith("_at") or name in _MOMENTS:
@@ -69,7 +80,3 @@ def body(data: bytes) -> Any:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
-
-
-def iso(moment: Millis) -> str:
-    return to_datetime(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -17,25 +18,24 @@ from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import (
     first_line,
     local,
+    optional,
     pairs_text,
     progress_text,
     readable,
     shortened,
     span,
 )
-from flowfabric.cli.json import Document, body, document, iso
+from flowfabric.cli.json import Document, body, counted, document, iso
 from flowfabric.cli.output import Cells, Screen, printable
 from flowfabric.cli.parse import read_json, read_pair, read_since, read_tag
 from flowfabric.cli.table import Table
 from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
-from flowfabric.core.base.time import NO_TIME, Millis, parse_span
-from flowfabric.core.execution.event import StoredEvent
+from flowfabric.core.base.time import NO_TIME, Millis, parse_span, to_datetime
 from flowfabric.core.execution.failures import FailureGroup
-from flowfabric.core.execution.granted import Grant
 from flowfabric.core.execution.history import StepView
-from flowfabric.core.execution.model import Attempt, Outcome
+from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.status import (
     ADMISSION_BLOCKS,
     Blocking,
@@ -47,6 +47,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
+from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because, detail_of
+from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.ids import find_tag
 
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
@@ -65,16 +67,13 @@ TaskName = Annotated[
 ]
 
 
-def _attempt_row(attempt: Attempt) -> Cells:
-    took = None
-    if attempt.started_at is not None and attempt.ended_at is not None:
-        took = attempt.ended_at - attempt.started_at
+def _attempt_row(attempt: RunAttempt) -> Cells:
     return [
-        ("attempt", str(attempt.index + 1)),
+        ("attempt", str(attempt.number)),
         ("begun as", attempt.type.name.lower()),
         ("outcome", attempt.outcome.removeprefix("ended_").replace("_", " ")),
         ("worker", "" if attempt.worker is None else attempt.worker.id),
-        ("took", span(took)),
+        ("took", span(attempt.took)),
         ("failure", "" if attempt.failure is None else attempt.failure.message),
     ]
 
@@ -122,22 +121,26 @@ def _step_error(step: StepView) -> str:
     return "" if step.error is None else f"attempt {step.attempt}: {first_line(step.error)}"
 
 
-def _event_row(event: StoredEvent) -> Cells:
-    detail = ", ".join(f"{name}: {value}" for name, value in (event.detail or {}).items())
+def _event_row(event: RunEvent) -> Cells:
+    detail = ", ".join(f"{name}: {_detail(value)}" for name, value in (event.detail or {}).items())
     return [
         ("number", str(event.seq)),
         ("at", local(event.at)),
         ("event", event.kind.name.lower().replace("_", " ")),
-        ("attempt", "" if event.attempt is None else str(event.attempt + 1)),
+        ("attempt", optional(event.attempt)),
         ("worker", "" if event.worker is None else event.worker.id),
-        ("detail", readable(detail)),
+        ("detail", detail),
     ]
 
 
-ATTEMPT = Table[Attempt](row=_attempt_row)
+def _detail(value: object) -> str:
+    return local(value) if isinstance(value, datetime) else readable(str(value))
+
+
+ATTEMPT = Table[RunAttempt](row=_attempt_row)
 STEP = Table[StepView](row=_step_row)
 TRIED_STEP = Table[StepView](row=_tried_step_row)
-EVENT = Table[StoredEvent](
+EVENT = Table[RunEvent](
     row=_event_row, empty="no events: nothing has happened since it was submitted"
 )
 
@@ -165,7 +168,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
         screen.document({**document(facts), **bodies, **inner})
         return
     shown = [(name, shortened(value)) for name, value in bodies.items() if value is not None]
-    screen.fields([*_fields(facts, engine.now()), *shown])
+    screen.fields([*_fields(facts, to_datetime(engine.now())), *shown])
     ATTEMPT.below(screen, attempts)
     tried = any(_was_tried_again(step) for step in steps)
     (TRIED_STEP if tried else STEP).below(screen, steps, MOST_STEPS)
@@ -176,7 +179,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
         _show_waits(screen, facts, waits)
 
 
-def _show_waits(screen: Screen, facts: Description, waits: list[OpenWaitpoint]) -> None:
+def _show_waits(screen: Screen, facts: RunDescription, waits: list[OpenWaitpoint]) -> None:
     """What a suspended run waits for, and how to answer."""
     active = [item for item in waits if item.state == "active"]
     screen.line("")
@@ -188,7 +191,7 @@ def _show_waits(screen: Screen, facts: Description, waits: list[OpenWaitpoint]) 
         screen.note(f"only an operator can wake it: flowfabric resume {facts.id.uuid}")
 
 
-def _fields(facts: Description, now: Millis) -> Cells:
+def _fields(facts: RunDescription, now: datetime) -> Cells:
     lease, failure = facts.lease, facts.failure
     return [
         ("id", facts.id),
@@ -216,13 +219,13 @@ def _fields(facts: Description, now: Millis) -> Cells:
     ]
 
 
-def _forked(facts: Description) -> str:
+def _forked(facts: RunDescription) -> str:
     if facts.forked_from is None:
         return ""
     return facts.forked_from + (f" at {facts.forked_at}" if facts.forked_at else "")
 
 
-def _reserved(grant: Grant | None) -> str:
+def _reserved(grant: RunGrant | None) -> str:
     if grant is None:
         return ""
     instance = f" ({grant.instance})" if grant.instance else ""
@@ -266,7 +269,7 @@ async def list_runs(  # noqa: PLR0913 - the options are the interface
         for info in found.items:
             screen.line(info.id)
     else:
-        runs = Table[Info](row=lambda info: _row(info, now), empty="no runs")
+        runs = Table[Info](row=lambda info: _row(info, now), json=_info_document, empty="no runs")
         runs.lines(screen, found.items)
     for uuid in found.unreadable:
         screen.note(f"run {uuid} cannot be read and is left out")
@@ -287,6 +290,10 @@ async def _collect(engine: Engine, query: Query, cursor: str | None) -> Infos:
         cursor = page.cursor
         if cursor is None or len(items) >= query.limit:
             return Infos(tuple(items), cursor, tuple(unreadable))
+
+
+def _info_document(info: Info) -> Document:
+    return {**counted(info), "blocking_detail": detail_of(info)}
 
 
 def _row(info: Info, now: Millis) -> Cells:
@@ -621,7 +628,8 @@ def _state_text(facts: Description) -> str:
     if facts.ended_at is not None:
         return ""
     parts = [
-        readable(facts.blocking_detail) or facts.state.replace("_", " "),
+        readable(blocked_because(facts.blocking, facts.blocking_detail))
+        or facts.state.replace("_", " "),
         f"attempt {facts.attempts_made}" if facts.attempts_made > 1 else "",
         f"on {facts.lease.worker}" if facts.lease else "",
         progress_text(facts.progress),

@@ -17,6 +17,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.explain.lane import LaneExplanation, Share, count_words, percent_words
 from flowfabric.core.explain.reasons import Explanation, Reason, ReasonCode
 from flowfabric.engine.engine import Engine
+from flowfabric.worker.api.explained import explain_run
 
 SHARE = Table[Share](
     row=lambda share: [
@@ -57,7 +58,7 @@ async def why(
     if id is not None:
         found = await engine.explain(id)
         if screen.as_json:
-            screen.document(document(found))
+            screen.document(document(explain_run(found)))
         else:
             screen.out.print(_tree(found))
     else:

@@ -7,7 +7,7 @@ from typer import Argument, Option, Typer
 
 from flowfabric.cli.command import Limit, command
 from flowfabric.cli.format import local, number_of, span
-from flowfabric.cli.json import Document, document
+from flowfabric.cli.json import Document, counted, document
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.table import PAGE, Table, pages
 from flowfabric.core.base.errors import NotFound
@@ -33,7 +33,8 @@ HELD = Table[HeldLease](
         ("attempt", str(lease.attempt + 1)),
         ("since", local(lease.since)),
         ("until", local(lease.expires_at)),
-    ]
+    ],
+    json=counted,
 )
 EXPIRED = Table[ExpiredLease](
     row=lambda lease: [
@@ -42,6 +43,7 @@ EXPIRED = Table[ExpiredLease](
         ("attempt", str(lease.attempt + 1)),
         ("expired", local(lease.expires_at)),
     ],
+    json=counted,
     empty="no lost leases",
 )
 
@@ -105,7 +107,7 @@ async def show(
         raise NotFound("worker", instance)
     if screen.as_json:
         about = {"instance": instance} if entry is None else _document(entry, len(found), now)
-        leases = [document(lease) for lease in found]
+        leases = [HELD.json(lease) for lease in found]
         screen.document({**about, "registered": entry is not None, "leases": leases})
         return
     if entry is None:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core.execution.event import EventKind, StoredEvent
+from flowfabric.core.execution.event import EventKind
 from flowfabric.demo.tasks import STEPS
+from flowfabric.worker.api.history import RunEvent
 
-Events = Mapping[str, Sequence[StoredEvent]]
+Events = Mapping[str, Sequence[RunEvent]]
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -56,11 +57,11 @@ def judge(seen: Evidence) -> DemoVerdict:
     return DemoVerdict(expectations, len(seen.events), killed, repeated)
 
 
-def _times(events: Sequence[StoredEvent], kind: EventKind) -> int:
+def _times(events: Sequence[RunEvent], kind: EventKind) -> int:
     return sum(event.kind is kind for event in events)
 
 
-def _taken_over_by(events: Sequence[StoredEvent]) -> str | None:
+def _taken_over_by(events: Sequence[RunEvent]) -> str | None:
     found = [
         event.worker.id for event in events if event.kind is EventKind.RECLAIMED and event.worker
     ]
@@ -77,5 +78,5 @@ def _slot_was_free(events: Events) -> bool:
     return asleep.seq < guest.seq < awake.seq and asleep.worker == guest.worker
 
 
-def _first(events: Sequence[StoredEvent], kind: EventKind) -> StoredEvent | None:
+def _first(events: Sequence[RunEvent], kind: EventKind) -> RunEvent | None:
     return next((event for event in events if event.kind is kind), None)

@@ -12,9 +12,9 @@ from flowfabric.core.execution.history import plain_name
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Recorded
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Description
 from flowfabric.testing.stuck import tell as tell_run
 from flowfabric.testing.watch import is_step
+from flowfabric.worker.api.described import RunDescription, describe_run
 from flowfabric.worker.api.ids import find_id
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.run.branches import is_no_call
@@ -28,13 +28,13 @@ class Checks:
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
 
-    def describe(self, run: Run[Any] | str) -> Description:
+    def describe(self, run: Run[Any] | str) -> RunDescription:
         """Everything known about a run now."""
         id = self._id(run)
         found = at_once(self._engine().views.describe(id))
         if found is None:
             raise NotFound("run", id)
-        return found
+        return describe_run(found)
 
     def _id(self, run: Run[Any] | str) -> RunId:
         return run.id if isinstance(run, Run) else at_once(find_id(self._engine(), run))

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import to_datetime
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.testing.driver import Driver
@@ -34,6 +35,10 @@ class Harness:
         self.steps, self.waits_for = checks.steps, checks.waits_for
         self.assert_completed, self.assert_failed = checks.assert_completed, checks.assert_failed
         self.assert_steps, self.assert_attempts = checks.assert_steps, checks.assert_attempts
+
+    def now(self) -> datetime:
+        """What the clock shows, in UTC."""
+        return to_datetime(self.clock.now())
 
     async def run(self, task: Task[P, R] | Call[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Submits a run of the task, drives it to its end and returns its result; see `result`."""

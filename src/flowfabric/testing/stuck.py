@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flowfabric.core.execution.status import ENDED, Blocking, PublicState
-from flowfabric.engine.execution.views import Description
+from flowfabric.worker.api.described import RunDescription
 
 
 class Stuck(AssertionError):
@@ -15,7 +15,7 @@ class Hanging(Stuck):
 
 
 def tell(
-    run: Description, tasks: frozenset[str], error: str | None, waits: Sequence[str] = ()
+    run: RunDescription, tasks: frozenset[str], error: str | None, waits: Sequence[str] = ()
 ) -> str:
     """One run in one line: its task, its state, and why it does not continue."""
     said = [f"{run.kind} ({run.id}) is {run.state.value}"]
@@ -26,7 +26,7 @@ def tell(
     return "; ".join(said)
 
 
-def _reasons(run: Description, tasks: frozenset[str]) -> list[str]:
+def _reasons(run: RunDescription, tasks: frozenset[str]) -> list[str]:
     if run.kind not in tasks:
         known = ", ".join(sorted(tasks)) or "none"
         return [f"no task of that name is registered (registered: {known})"]

@@ -89,6 +89,11 @@ def optional_datetime(moment: Millis | None) -> datetime | None:
     return None if moment is None else to_datetime(moment)
 
 
+def iso(moment: Millis) -> str:
+    """The same moment as text: ISO 8601 in UTC."""
+    return to_datetime(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def to_timedelta(span: Millis) -> timedelta:
     """The same duration as a `timedelta`."""
     return span * _MILLISECOND

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.ids import RunId, without_tags
+from flowfabric.core.base.ids import RunId
 from flowfabric.core.base.numbers import check_flag, check_whole
 from flowfabric.core.base.time import (
     Millis,
@@ -25,6 +25,7 @@ from flowfabric.engine.execution.views import MAX_PAGE, Info
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.described import detail_of
 from flowfabric.worker.api.ids import find_tag
 from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.run import Run
@@ -149,7 +150,7 @@ class RunsApi:
             started_at=optional_datetime(info.started_at),
             ended_at=optional_datetime(info.ended_at),
             failure=info.failure,
-            because=info.blocking_detail and without_tags(info.blocking_detail),
+            because=detail_of(info),
             flow=info.flow,
             run=Run(self._client, info.id, task.signature.returns if task else Any),
         )

@@ -1,7 +1,7 @@
 """A run, as its submitter sees it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 from msgspec.structs import replace
@@ -9,17 +9,19 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import AlreadyEnded, FlowFabricError, Invalid, NotActive, NotFound
 from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.numbers import Seconds
-from flowfabric.core.execution.event import StoredEvent
+from flowfabric.core.base.time import optional_datetime
 from flowfabric.core.execution.fork import ForkChanges
-from flowfabric.core.execution.model import Attempt, Outcome
-from flowfabric.core.execution.operator import CancelAnswer, Replayed
+from flowfabric.core.execution.model import Outcome
+from flowfabric.core.execution.operator import Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Duplicate
-from flowfabric.core.explain.reasons import Explanation, Reason
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Description, Ending
+from flowfabric.engine.execution.views import Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.described import RunCancel, RunDescription, describe_run
+from flowfabric.worker.api.explained import RunExplanation, explain_run
+from flowfabric.worker.api.history import RunAttempt, RunEvent, run_attempt, run_event
 from flowfabric.worker.codec import decode, encode
 from flowfabric.worker.errors import (
     ResultTimeout,
@@ -96,40 +98,39 @@ class Run(Generic[R_co]):
             None if value is None else decode(value, as_type, f"the state value of run {self.id}")
         )
 
-    async def describe(self) -> Description:
+    async def describe(self) -> RunDescription:
         """Everything known about the run."""
         engine = await self._client.engine()
         description = await engine.views.describe(self.id)
         if description is None:
             raise NotFound("run", self.id)
-        source = description.forked_from
-        shown_source = None if source is None else RunId(source)
-        return replace(description, id=self.id, forked_from=shown_source)
+        return describe_run(description)
 
-    async def explain(self) -> Explanation:
+    async def explain(self) -> RunExplanation:
         """Why the run is not running now. `main` is the reason that must change first. Each reason
         has a text for people, and a code and details for programs."""
         engine = await self._client.engine()
-        return shown(await engine.explain(self.id))
+        return explain_run(await engine.explain(self.id))
 
     async def cancel(
         self, reason: str = "cancelled by its submitter", *, force: bool = False
-    ) -> CancelAnswer:
+    ) -> RunCancel:
         """Ends the run and stops its handler. If its task cleans up, the run ends after that, or at
         `until` of the answer; with `force` it ends at once. Cancelling again changes nothing.
         Raises AlreadyEnded if the run ended otherwise before."""
         engine = await self._client.engine()
         try:
-            return await engine.executions.cancel(self.id, reason=reason, force=force)
+            answer = await engine.executions.cancel(self.id, reason=reason, force=force)
         except NotActive as error:
             raise AlreadyEnded(self.id, error.outcome) from None
+        return RunCancel(id=self.id, until=optional_datetime(answer.until))
 
     async def replay(self, from_step: str | int | None = None) -> Replayed:
         """Runs an ended run again. Recorded steps are kept, unless it had succeeded. With
         `from_step`, the steps before that one are kept, and the later ones are forgotten: they run
         again. `charge#2` is the second call of `charge`, a number is the position of a step."""
         engine = await self._client.engine()
-        return await engine.executions.replay(self.id, from_step=from_step)
+        return replace(await engine.executions.replay(self.id, from_step=from_step), id=self.id)
 
     async def fork(
         self,
@@ -162,36 +163,52 @@ class Run(Generic[R_co]):
         duplicate = isinstance(made, Duplicate)
         return Run(self._client, made.id, self._returns, duplicate=duplicate)
 
-    async def attempts(self) -> list[Attempt]:
-        """Every attempt so far, the current one included."""
+    async def attempts(self) -> list[RunAttempt]:
+        """Every attempt so far, the current one included. The first is number 1."""
         engine = await self._client.engine()
-        return await engine.views.attempts(self.id)
+        try:
+            return [run_attempt(attempt) for attempt in await engine.views.attempts(self.id)]
+        except NotFound:
+            raise NotFound("run", self.id) from None
 
-    async def events(self) -> list[StoredEvent]:
+    async def events(self) -> list[RunEvent]:
         """The events of the run so far, in order."""
         engine = await self._client.engine()
-        found: list[StoredEvent] = []
+        found: list[RunEvent] = []
         cursor = 0
         while True:
             page = await engine.events.read(after=cursor, execution=self.id)
-            found += [replace(event, id=self.id) for event in page.events]
+            found += [run_event(event) for event in page.events]
             if page.cursor == cursor or not page.events:
                 return found
             cursor = page.cursor
 
-    async def follow(self) -> AsyncIterator[StoredEvent]:
+    async def follow(self) -> AsyncGenerator[RunEvent, None]:
         """The events of the run as they happen, until the run has ended."""
         engine = await self._client.engine()
         async for event in engine.events.subscribe(after=0, execution=self.id):
-            yield replace(event, id=self.id)
+            yield run_event(event)
             if event.completion is not None:
                 later = await engine.events.read(after=event.seq, limit=1, execution=self.id)
                 if not later.events:
                     return
 
+    def follow_sync(self) -> Generator[RunEvent, None, None]:
+        """The events of the run as they happen, for a plain `for`; it waits between them."""
+        block, events = self._client.block_on, self.follow()
+        try:
+            while (event := block(_next(events))) is not None:
+                yield event
+        finally:
+            block(events.aclose())
+
     result_sync = blocking(result)
     state_sync = blocking(state)
     state_value_sync = blocking(state_value)
+    describe_sync = blocking(describe)
+    explain_sync = blocking(explain)
+    attempts_sync = blocking(attempts)
+    events_sync = blocking(events)
     cancel_sync = blocking(cancel)
     replay_sync = blocking(replay)
     fork_sync = blocking(fork)
@@ -216,15 +233,8 @@ class Run(Generic[R_co]):
                 raise RunSkipped(self.id, "")
 
 
-def shown(explanation: Explanation) -> Explanation:
-    """An explanation for people: the ids in its sentences are UUIDs."""
-    reasons = tuple(_shown(reason) for reason in explanation.reasons)
-    return replace(explanation, id=RunId(explanation.id), reasons=reasons)
-
-
-def _shown(reason: Reason) -> Reason:
-    children = tuple(_shown(child) for child in reason.children)
-    return replace(reason, text=without_tags(reason.text), children=children)
+async def _next(events: AsyncGenerator[RunEvent, None]) -> RunEvent | None:
+    return await anext(events, None)
 
 
 def _payload(arguments: Mapping[str, object]) -> bytes:
