@@ -120,30 +120,34 @@ class Fabric:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
         self._starting = threading.Lock()
-        self._client = Client(
+        client = self._client = Client(
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
-        self.schedules = SchedulesApi(self._client, self.tasks)
-        signals = SignalsApi(self._client)
+        self.schedules = SchedulesApi(client, self.tasks)
+        signals = SignalsApi(client)
         self.signal, self.signal_sync = signals.signal, signals.signal_sync
         self.approve, self.approve_sync = signals.approve, signals.approve_sync
         self.reject, self.reject_sync = signals.reject, signals.reject_sync
         self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
         self.waitpoint_token, self.revoke_tokens = signals.waitpoint_token, signals.revoke_tokens
-        limits = LimitsApi(self._client)
+        limits = LimitsApi(client)
         self.quota, self.quota_sync = limits.quota, limits.quota_sync
         self.budget, self.budget_sync = limits.budget, limits.budget_sync
         self.quota_status, self.budget_status = limits.quota_status, limits.budget_status
         self.spend, self.spend_sync = limits.spend, limits.spend_sync
-        self.reset_budget = limits.reset_budget
-        listing = RunsApi(self._client, self.tasks)
-        self.runs, self.runs_sync = listing.runs, listing.runs_sync
-        self.lanes, self.workers = LanesApi(self._client), WorkersApi(self._client)
-        self.quotas, self.budgets = (
-            QuotasApi(self._client, limits),
-            BudgetsApi(self._client, limits),
+        self.quota_status_sync, self.budget_status_sync = (
+            limits.quota_status_sync,
+            limits.budget_status_sync,
         )
-        self.flows = StoredFlowsApi(self._client)
+        self.reset_budget, self.reset_budget_sync = limits.reset_budget, limits.reset_budget_sync
+        listing = RunsApi(client, self.tasks)
+        self.runs, self.runs_sync = listing.runs, listing.runs_sync
+        self.lanes, self.workers, self.flows = (
+            LanesApi(client),
+            WorkersApi(client),
+            StoredFlowsApi(client),
+        )
+        self.quotas, self.budgets = QuotasApi(client, limits), BudgetsApi(client, limits)
 
     # -- tasks
 
