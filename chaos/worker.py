@@ -7,14 +7,13 @@ import sys
 
 from chaos.app import URL_VARIABLE, make_app
 from flowfabric import WorkerOptions
-from flowfabric.core.base.time import Millis
 
 TTL_SECONDS = 3
 
 
 async def main(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    options = WorkerOptions(name=name, concurrency=10, ttl=Millis(TTL_SECONDS * 1000), drain=1.0)
+    options = WorkerOptions(name=name, concurrency=10, ttl=TTL_SECONDS, drain=1.0)
     async with make_app(os.environ[URL_VARIABLE]) as fabric:
         await fabric.run_worker(options)
 

@@ -33,7 +33,7 @@ async def list_shops(day: str) -> list[int]:
     return list(range(200))
 
 
-@fabric.task(retries=2, backoff=Fixed(delay=10))
+@fabric.task(retries=2, backoff=Fixed(delay="10ms"))
 async def load_shop(ctx: Context, day: str, shop: int) -> Totals:
     calls["load_shop"] += 1
     if shop == 17 and ctx.info.attempt == 1:

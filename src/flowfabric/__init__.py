@@ -17,7 +17,6 @@ from flowfabric.core.base.errors import (
     Unavailable,
 )
 from flowfabric.core.base.ids import ExecutionId, RunId
-from flowfabric.core.execution.retry import Exponential, Fixed
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
@@ -27,12 +26,13 @@ from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.quota import Quota
 from flowfabric.core.limit.spend import Overrun, SoftBreach, Spent
 from flowfabric.core.wait.token import Token
-from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.approval import Verdict
+from flowfabric.worker.api.backoff import Exponential, Fixed
 from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.deployment import Options, WorkerOptions
 from flowfabric.worker.api.described import RunDescription
 from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
@@ -59,7 +59,6 @@ from flowfabric.worker.errors import (
     WaitTimeout,
 )
 from flowfabric.worker.run.loop import Worker
-from flowfabric.worker.run.options import WorkerOptions
 
 __all__ = [
     "AllOf",

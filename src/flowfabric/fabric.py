@@ -22,17 +22,22 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.text import MAX_KEY, check_kind, check_namespace, check_text
-from flowfabric.core.execution.retry import Backoff, Exponential
 from flowfabric.core.execution.versions import check_version
-from flowfabric.engine.context import Options
+from flowfabric.engine.context import EngineOptions
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
+from flowfabric.worker.api.backoff import Backoff, Exponential
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.deployment import (
+    Options,
+    WorkerOptions,
+    check_options,
+    check_worker_options,
+)
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
 from flowfabric.worker.api.hooks import AsyncMiddleware, EndHook, SyncMiddleware
 from flowfabric.worker.api.ids import find_id
@@ -55,7 +60,7 @@ from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.run.hooks import Hooks
 from flowfabric.worker.run.lifespan import check_lifespan
 from flowfabric.worker.run.loop import Worker
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.steps import StepFunction, StepOptions
 
 P = ParamSpec("P")
@@ -105,7 +110,7 @@ class Fabric:
         self,
         url: str | None = None,
         *,
-        options: Options | None = None,
+        options: EngineOptions | None = None,
         clock: Clock | None = None,
         lifespan: LifespanFunction | None = None,
     ) -> None:
@@ -120,30 +125,34 @@ class Fabric:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
         self._starting = threading.Lock()
-        self._client = Client(
+        client = self._client = Client(
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
-        self.schedules = SchedulesApi(self._client, self.tasks)
-        signals = SignalsApi(self._client)
+        self.schedules = SchedulesApi(client, self.tasks)
+        signals = SignalsApi(client)
         self.signal, self.signal_sync = signals.signal, signals.signal_sync
         self.approve, self.approve_sync = signals.approve, signals.approve_sync
         self.reject, self.reject_sync = signals.reject, signals.reject_sync
         self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
         self.waitpoint_token, self.revoke_tokens = signals.waitpoint_token, signals.revoke_tokens
-        limits = LimitsApi(self._client)
+        limits = LimitsApi(client)
         self.quota, self.quota_sync = limits.quota, limits.quota_sync
         self.budget, self.budget_sync = limits.budget, limits.budget_sync
         self.quota_status, self.budget_status = limits.quota_status, limits.budget_status
         self.spend, self.spend_sync = limits.spend, limits.spend_sync
-        self.reset_budget = limits.reset_budget
-        listing = RunsApi(self._client, self.tasks)
-        self.runs, self.runs_sync = listing.runs, listing.runs_sync
-        self.lanes, self.workers = LanesApi(self._client), WorkersApi(self._client)
-        self.quotas, self.budgets = (
-            QuotasApi(self._client, limits),
-            BudgetsApi(self._client, limits),
+        self.quota_status_sync, self.budget_status_sync = (
+            limits.quota_status_sync,
+            limits.budget_status_sync,
         )
-        self.flows = StoredFlowsApi(self._client)
+        self.reset_budget, self.reset_budget_sync = limits.reset_budget, limits.reset_budget_sync
+        listing = RunsApi(client, self.tasks)
+        self.runs, self.runs_sync = listing.runs, listing.runs_sync
+        self.lanes, self.workers, self.flows = (
+            LanesApi(client),
+            WorkersApi(client),
+            StoredFlowsApi(client),
+        )
+        self.quotas, self.budgets = QuotasApi(client, limits), BudgetsApi(client, limits)
 
     # -- tasks
 
@@ -320,7 +329,7 @@ class Fabric:
 
     # -- workers
 
-    async def worker(self, options: WorkerOptions | None = None) -> Worker:
+    async def worker(self, options: WorkerSettings | None = None) -> Worker:
         """A worker of this process for the tasks registered here: `await worker.run()`."""
         engine = await self.engine()
         await self._client.declarations.make(engine)
@@ -328,10 +337,10 @@ class Fabric:
         for newest in list(self.tasks.values()):
             for task in oldest_first(newest):  # the newest decides about the limits they share
                 await task.declare(engine)
-        chosen = WorkerOptions() if options is None else options
+        chosen = WorkerOptions() if options is None else check_worker_options(options)
         return Worker(engine, self.tasks, chosen, self._heartbeat_store, self._hooks)
 
-    async def run_worker(self, options: WorkerOptions | None = None) -> None:
+    async def run_worker(self, options: WorkerSettings | None = None) -> None:
         """Runs a worker until SIGTERM or SIGINT."""
         worker = await self.worker(options)
         worker.handle_signals()
@@ -436,11 +445,9 @@ def _url(given: str | None) -> str:
     return url
 
 
-def _with_secret(options: Options | None) -> Options:
+def _with_secret(options: EngineOptions | None) -> EngineOptions:
     """The options, with the secret from the environment unless they have one."""
-    chosen = (
-        Options() if options is None else check_kind_of(options, Options, "options of a fabric")
-    )
+    chosen = Options() if options is None else check_options(options)
     secret = os.environ.get(SECRET_VARIABLE)
     if not secret or chosen.waitpoint_secret is not None:
         return chosen

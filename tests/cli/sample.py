@@ -62,6 +62,6 @@ async def persistent(ctx: Context) -> str:
     return await ctx.step(knock)
 
 
-@fabric.step(retries=4, backoff=Fixed(delay=3_600_000))
+@fabric.step(retries=4, backoff=Fixed(delay="1h"))
 async def knock() -> str:
     raise ConnectionError("no answer")

@@ -80,7 +80,7 @@ async def test_processes_are_used_again_and_gone_when_the_worker_is(fabric: Fabr
 async def test_an_exception_is_retried_as_the_task_says(bench: Bench) -> None:
     tries: list[int] = []
 
-    @bench.fabric.task(retries=2, backoff=Fixed(delay=70))
+    @bench.fabric.task(retries=2, backoff=Fixed(delay="70ms"))
     async def job(ctx: Context) -> None:
         tries.append(ctx.info.attempt)
         raise ValueError("no luck")
@@ -131,7 +131,7 @@ async def test_every_exception_is_reported_and_harms_no_other_run(
 
 
 async def raising(bench: Bench, where: str, what: str) -> Any:
-    options: dict[str, Any] = {"name": "job", "retries": 1, "backoff": Fixed(delay=1)}
+    options: dict[str, Any] = {"name": "job", "retries": 1, "backoff": Fixed(delay="1ms")}
     if where == "process":
         task = bench.fabric.task(process=True, **options)(handlers.raises)
     elif where == "thread":

@@ -21,7 +21,7 @@ APP = """
     fabric = Fabric(sys.argv[1])
     book = sys.argv[2]
 
-    @fabric.step(name="charge", retries=3, backoff=Fixed(delay=int(sys.argv[3])))
+    @fabric.step(name="charge", retries=3, backoff=Fixed(delay=float(sys.argv[3])))
     def charge() -> str:
         with open(book, "a") as file:
             print(os.getpid(), file=file)
@@ -36,7 +36,7 @@ APP = """
 
     async def main() -> None:
         async with fabric:
-            await fabric.run_worker(WorkerOptions(ttl=1000))
+            await fabric.run_worker(WorkerOptions(ttl=1))
 
     asyncio.run(main())
 """
@@ -45,7 +45,7 @@ APP = """
 class WorkerProcess:
     """A worker in a process of its own."""
 
-    def __init__(self, folder: Path, url: str, delay: int) -> None:
+    def __init__(self, folder: Path, url: str, delay: float) -> None:
         script = folder / "app.py"
         script.write_text(textwrap.dedent(APP))
         paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
@@ -69,7 +69,7 @@ class WorkerProcess:
                 await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("delay", [4_000, 5_000], ids=["with_the_slot", "without_the_slot"])
+@pytest.mark.parametrize("delay", [4, 5], ids=["with_the_slot", "without_the_slot"])
 async def test_a_killed_process_forgets_no_try(
     fabric: Fabric, store_url: str, tmp_path: Path, delay: int
 ) -> None:

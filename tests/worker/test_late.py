@@ -160,7 +160,7 @@ async def test_a_lease_that_stands_after_all_lets_the_step_begin(bench: Bench, l
         bench.clock.advance(TTL)
         return str(await ctx.step(log.later, "done"))
 
-    worker = await bench.fabric.worker(WorkerOptions(ttl=TTL))
+    worker = await bench.fabric.worker(WorkerOptions(ttl="30s"))
     run = await job.submit()
     await worker.run_until_idle()
     assert (log, await run.result(1)) == (["done"], "done")

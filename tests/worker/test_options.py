@@ -2,25 +2,30 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
-from flowfabric import Exponential, Fabric, Fixed, Options, WorkerOptions
+from flowfabric import Context, Exponential, Fabric, Fixed, Options, WorkerOptions
 from flowfabric.core.base.errors import FlowFabricError, Invalid
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.grant import Granted
+from flowfabric.core.execution.retry import ExponentialBackoff, FixedBackoff, RetryPolicy
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.core.limit.quota import Quota, Rate
+from flowfabric.engine.context import EngineOptions
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.limits import Limits
 from flowfabric.worker.api.options import CallOptions, TaskOptions
+from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.steps import StepOptions
 from tests.kit.fuzzing import JUNK
 from tests.kit.lab import W1, Lab
+from tests.worker.bench import Bench
 
 DAY = 86_400_000
 MAKERS: tuple[type[Any], ...] = (
@@ -79,7 +84,6 @@ def test_a_member_of_a_wrong_type_is_refused(make: type[Any], name: str) -> None
     [
         (Options, {"retention": -1}),
         (Options, {"retention": "soon"}),
-        (Options, {"retention": 1.5}),
         (Options, {"retention": 10**15}),
         (Options, {"reclaim_grace": -1}),
         (Options, {"reclaim_grace": "-5s"}),
@@ -93,13 +97,27 @@ def test_a_member_of_a_wrong_type_is_refused(make: type[Any], name: str) -> None
         (WorkerOptions, {"capabilities": {"gpu": 1}.keys()}),
         (WorkerOptions, {"processes": 0}),
         (WorkerOptions, {"ttl": "25h"}),
+        (WorkerOptions, {"ttl": 0}),
+        (WorkerOptions, {"ttl": True}),
+        (WorkerOptions, {"ttl": 86_401}),
+        (WorkerOptions, {"ttl": None}),
+        (WorkerOptions, {"drain": float("nan")}),
+        (Options, {"aging": 0}),
+        (Options, {"aging": 0.0001}),
+        (Options, {"retention": float("inf")}),
+        (Options, {"retention": 86_400 * 3_654}),
         (WorkerOptions, {"drain": -1}),
         (WorkerOptions, {"heartbeat": "no"}),
         (TaskOptions, {"retries": -1}),
         (TaskOptions, {"retries": "3"}),
         (TaskOptions, {"backoff": 5}),
         (TaskOptions, {"backoff": Fixed(delay=-1)}),
+        (TaskOptions, {"backoff": Fixed(delay=float("nan"))}),
+        (TaskOptions, {"backoff": Fixed(delay=1e300)}),
+        (TaskOptions, {"backoff": Fixed(delay=True)}),
+        (TaskOptions, {"backoff": Exponential(maximum=86_400 * 3_654)}),
         (TaskOptions, {"backoff": Exponential(multiplier=float("nan"))}),
+        (StepOptions, {"backoff": Fixed(delay=-0.001)}),
         (TaskOptions, {"timeout": 0}),
         (TaskOptions, {"deadline": "0s"}),
         (TaskOptions, {"retention": -1}),
@@ -149,11 +167,68 @@ def test_the_decorators_refuse_at_once() -> None:
 
 def test_spans_may_be_written_in_words() -> None:
     options = Options(retention="7d", reclaim_grace=timedelta(seconds=5), aging="1m")
-    assert (options.retention, options.reclaim_grace, options.aging) == (7 * DAY, 5_000, 60_000)
-    assert WorkerOptions(ttl="30s", drain=timedelta(minutes=1)).ttl == 30_000
-    assert Fixed(delay="5s") == Fixed(delay=5_000)
+    assert (options.kept_for, options.grace, options.rank_step) == (7 * DAY, 5_000, 60_000)
     assert Exponential(initial="1s", maximum="1m") == Exponential()
     assert StepOptions(timeout=timedelta(seconds=2)).seconds == 2
+
+
+@pytest.mark.parametrize("span", ["90s", "1m30s", 90, 90.0, timedelta(seconds=90)])
+def test_a_span_is_text_seconds_or_a_timedelta_and_read_as_a_timedelta(span: Any) -> None:
+    wanted = timedelta(seconds=90)
+    options = Options(retention=span, reclaim_grace=span, aging=span)
+    assert (options.retention, options.reclaim_grace, options.aging) == (wanted,) * 3
+    worker = WorkerOptions(ttl=span, drain=span)
+    assert (worker.ttl, worker.drain) == (wanted, wanted)
+    assert (Fixed(span).delay, Exponential(span, span).initial) == (wanted, wanted)
+    backoff = Exponential(initial=span, maximum=span)
+    task = Fabric("sqlite://:memory:").task(retries=1, backoff=backoff)(_nothing)
+    assert task.policy.retry_policy == RetryPolicy(1, ExponentialBackoff(90_000, 90_000))
+    for made in (options, worker, Fixed(span), backoff):
+        assert replace(made) == made  # a timedelta is not converted twice
+
+
+def test_the_engines_own_forms_count_milliseconds() -> None:
+    """They are accepted as well, by programs that work with the engine."""
+    options = EngineOptions(retention=Millis(90), reclaim_grace=Millis(90))
+    assert (options.kept_for, options.grace) == (90, 90)
+    fabric = Fabric("sqlite://:memory:", options=options)
+    task = fabric.task(retries=1, backoff=cast(Any, FixedBackoff(90)))(_nothing)
+    assert task.policy.retry_policy == RetryPolicy(1, FixedBackoff(90))
+    assert WorkerSettings(ttl=Millis(90)).ttl == 90
+
+
+async def test_a_worker_and_a_backoff_in_seconds_do_what_they_say(bench: Bench) -> None:
+    fabric = bench.fabric
+
+    @fabric.task(retries=1, backoff=Fixed(1.5))
+    async def job(ctx: Context) -> timedelta:
+        if ctx.info.first:
+            raise ConnectionError
+        (worker,) = await fabric.workers.list()
+        return worker.ttl
+
+    worker = await fabric.worker(WorkerOptions(ttl=2.5))
+    await bench.engine.workers.register(worker.presence)
+    run = await job.submit()
+    assert await worker.run_until_idle() == 1
+    await bench.pass_time(1_499)
+    assert await worker.run_until_idle() == 0
+    await bench.pass_time(1)
+    assert await worker.run_until_idle() == 1
+    assert await run.result() == timedelta(seconds=2.5)
+
+
+def test_a_manual_clock_is_set_and_moved_in_every_way() -> None:
+    begun = datetime(2030, 1, 1, tzinfo=UTC)
+    clock = ManualClock(begun)
+    for span in ("1m30s", timedelta(seconds=90), 90_000):
+        before = clock.now()
+        assert clock.advance(span) == clock.now() == before + 90_000
+    assert to_datetime(clock.now()) == begun + timedelta(seconds=270)
+    with pytest.raises(Invalid):
+        clock.advance("soon")
+    with pytest.raises(Invalid):
+        ManualClock(datetime(2030, 1, 1))  # noqa: DTZ001 - the point
 
 
 async def test_spans_in_words_do_what_spans_in_milliseconds_do(

@@ -38,7 +38,7 @@ APP = """
 
     async def main() -> None:
         async with fabric:
-            await fabric.run_worker(WorkerOptions(ttl=2000, concurrency=50))
+            await fabric.run_worker(WorkerOptions(ttl=2, concurrency=50))
 
     asyncio.run(main())
 """

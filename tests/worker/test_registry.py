@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, Fixed, Retry, WorkerOptions
-from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import Marked, Presence
 from flowfabric.engine.engine import Engine
 from tests.worker.bench import until
@@ -26,7 +25,7 @@ async def test_a_worker_registers_and_signs_off() -> None:
     fabric = Fabric("sqlite://:memory:")
     seen: list[tuple[str, tuple[str, ...], int]] = []
 
-    @fabric.task(retries=100, backoff=Fixed(delay=1))
+    @fabric.task(retries=100, backoff=Fixed(delay="1ms"))
     async def look() -> None:
         found = await (await fabric.engine()).workers.list()
         if not found:
@@ -61,7 +60,7 @@ async def test_a_live_worker_that_is_marked_dead_stops_what_it_lost_and_comes_ba
         return "done"
 
     async with fabric:
-        options = WorkerOptions(name="ada", instance="ada-1", ttl=Millis(1_500))
+        options = WorkerOptions(name="ada", instance="ada-1", ttl=1.5)
         worker = await fabric.worker(options)
         working = asyncio.create_task(worker.run())
         run = await stay.submit()
@@ -92,7 +91,7 @@ async def test_an_instance_of_another_worker_is_left_alone(
             return await honest(presence)
 
         monkeypatch.setattr(engine.workers, "register", counted)
-        worker = await fabric.worker(WorkerOptions(name="ada", instance="mine", ttl=Millis(30)))
+        worker = await fabric.worker(WorkerOptions(name="ada", instance="mine", ttl="30ms"))
         working = asyncio.create_task(worker.run())
         await until(lambda: len(tries) > 3)
         worker.stop()

@@ -47,7 +47,7 @@ NEW = OLD.replace(
 RUN = """
 import asyncio, orders
 from flowfabric import WorkerOptions
-options = WorkerOptions(name={name!r}, ttl=2000)
+options = WorkerOptions(name={name!r}, ttl=2)
 asyncio.run(orders.fabric.run_worker(options))
 """
 

@@ -54,7 +54,7 @@ async def test_a_worker_declares_what_its_tasks_say(bench: Bench) -> None:
     assert await bench.fabric.schedules.list() == []
     await bench.work()
     (schedule,) = await bench.fabric.schedules.list()
-    assert (schedule.name, schedule.kind, schedule.cron) == ("tick", "tick", "*/5 * * * *")
+    assert (schedule.name, schedule.task, schedule.cron) == ("tick", "tick", "*/5 * * * *")
     assert (schedule.timezone, schedule.catch_up) == ("Europe/Berlin", CatchUp.ALL)
     await bench.pass_time(10 * MINUTE)
     assert await bench.work() == 2
@@ -134,7 +134,7 @@ async def test_a_schedule_with_arguments(bench: Bench) -> None:
     schedules = bench.fabric.schedules
     options: dict[str, Any] = {"args": (7,), "kwargs": {"loud": True}, "every": "1m", "priority": 2}
     first = await schedules.put("nightly", task, **options)
-    assert (first.lane, first.options["priority"]) == ("slow", 2)
+    assert (first.lane, first.priority, first.options["priority"]) == ("slow", 2, 2)
     bench.clock.advance(1000)
     assert await schedules.put("nightly", task, **options) == first
     await bench.pass_time(MINUTE)

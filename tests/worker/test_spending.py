@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from flowfabric import (
-    Budget,
     BudgetExceeded,
     Context,
     Invalid,
@@ -25,7 +24,7 @@ from tests.worker.bench import AGAIN, Bench, Log
 
 async def used(bench: Bench, name: str = "team") -> tuple[int, int]:
     """Tokens that are spent, and that are set aside."""
-    budget: Budget = await bench.fabric.budget_status(name)
+    budget = await bench.fabric.budget_status(name)
     return budget.used.get("tokens", 0), budget.reserved.get("tokens", 0)
 
 

@@ -260,7 +260,7 @@ async def test_retries_and_timeouts_of_steps_in_a_thread(bench: Bench) -> None:
     tries: list[str] = []
     release = threading.Event()
 
-    @bench.fabric.step(retries=2, backoff=Fixed(delay=1))
+    @bench.fabric.step(retries=2, backoff=Fixed(delay="1ms"))
     def fragile() -> str:
         tries.append("fragile")
         if len(tries) < 3:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -25,9 +26,12 @@ from flowfabric.worker.run.tries import SLOT_KEPT_BELOW
 from tests.worker.bench import Bench, Log, Wire, until, working
 
 MINUTE = 60_000
-
 KINDS = pytest.mark.parametrize("kind", ["coroutine", "thread"])
 FUNCTIONS = pytest.mark.parametrize("function", ["async", "plain"])
+
+
+def ms(span: int) -> timedelta:
+    return timedelta(milliseconds=span)
 
 
 class Flaky:
@@ -48,7 +52,7 @@ class Flaky:
 
     def step(self, fabric: Fabric, function: str = "async", **options: Any) -> Any:
         chosen: Any = self.coroutine if function == "async" else self.plain
-        given = {"name": "charge", "retries": 4, "backoff": Fixed(delay=MINUTE), **options}
+        given = {"name": "charge", "retries": 4, "backoff": Fixed(delay=ms(MINUTE)), **options}
         return fabric.step(**given)(chosen)
 
 
@@ -99,7 +103,9 @@ async def test_five_seconds_are_a_long_pause(
         bench.clock.advance(round(seconds * 1000))
 
     flaky = Flaky(1)
-    job = task_of(bench.fabric, "coroutine", flaky.step(bench.fabric, backoff=Fixed(delay=pause)))
+    job = task_of(
+        bench.fabric, "coroutine", flaky.step(bench.fabric, backoff=Fixed(delay=ms(pause)))
+    )
     run = await job.submit()
     monkeypatch.setattr("flowfabric.worker.run.tries.asyncio", Sleeps(at_once))
     await bench.work()
@@ -118,7 +124,7 @@ class Sleeps:
 
 async def test_each_pause_decides_for_itself(bench: Bench) -> None:
     flaky = Flaky(4)
-    backoff = Exponential(initial=1, multiplier=1000, maximum=100_000)
+    backoff = Exponential(initial="1ms", multiplier=1000, maximum="100s")
     job = task_of(bench.fabric, "coroutine", flaky.step(bench.fabric, backoff=backoff))
     run = await job.submit()
     await bench.work()
@@ -184,7 +190,7 @@ async def test_an_error_that_ends_the_step_ends_it_at_any_try(
 ) -> None:
     calls: list[int] = []
 
-    @bench.fabric.step(retries=5, backoff=Fixed(delay=MINUTE))
+    @bench.fabric.step(retries=5, backoff=Fixed(delay=ms(MINUTE)))
     def hopeless() -> None:
         calls.append(1)
         raise ConnectionError if len(calls) == 1 else error
@@ -203,7 +209,7 @@ async def test_an_error_that_ends_the_step_ends_it_at_any_try(
 @pytest.mark.parametrize("delay", [0, MINUTE])
 async def test_a_retry_of_the_run_starts_counting_from_zero(bench: Bench, delay: int) -> None:
     flaky = Flaky(5)
-    step = flaky.step(bench.fabric, retries=2, backoff=Fixed(delay=delay))
+    step = flaky.step(bench.fabric, retries=2, backoff=Fixed(delay=ms(delay)))
     job = task_of(bench.fabric, "coroutine", step, retries=1, backoff=Fixed(delay=0))
     run = await job.submit()
     await bench.work_through(run, step=MINUTE)
@@ -233,7 +239,7 @@ async def test_a_replay_starts_counting_from_zero(bench: Bench) -> None:
 async def test_every_call_of_a_step_has_its_own_tries(bench: Bench) -> None:
     calls: list[str] = []
 
-    @bench.fabric.step(retries=1, backoff=Fixed(delay=MINUTE))
+    @bench.fabric.step(retries=1, backoff=Fixed(delay=ms(MINUTE)))
     async def ask(word: str) -> str:
         calls.append(word)
         if calls.count(word) == 1:
@@ -252,7 +258,7 @@ async def test_every_call_of_a_step_has_its_own_tries(bench: Bench) -> None:
 
 async def test_jitter_spreads_the_tries(bench: Bench) -> None:
     flaky = Flaky(99)
-    step = flaky.step(bench.fabric, backoff=Fixed(delay=1_000_000, jitter=True))
+    step = flaky.step(bench.fabric, backoff=Fixed(delay=ms(1_000_000), jitter=True))
     job = task_of(bench.fabric, "coroutine", step)
     runs = [await job.submit() for _ in range(4)]
     await bench.work()
@@ -279,7 +285,7 @@ async def test_a_crash_forgets_no_try(bench: Bench, kind: str, delay: int) -> No
             await go_on.wait()
         return flaky.plain()
 
-    step = bench.fabric.step(retries=3, backoff=Fixed(delay=delay))(ask)
+    step = bench.fabric.step(retries=3, backoff=Fixed(delay=ms(delay)))(ask)
     job = task_of(bench.fabric, kind, step)
     run = await job.submit()
     for _ in range(0 if delay == 0 else 2):
@@ -308,7 +314,7 @@ async def test_a_try_is_recorded_however_long_the_store_is_away(bench: Bench, wi
             asyncio.get_running_loop().call_later(0.15, setattr, wire, "cut", False)
         return flaky.plain()
 
-    step = bench.fabric.step(retries=1, backoff=Fixed(delay=MINUTE))(ask)
+    step = bench.fabric.step(retries=1, backoff=Fixed(delay=ms(MINUTE)))(ask)
     run = await task_of(bench.fabric, "coroutine", step).submit()
     await bench.work()
     assert await run.state() is PublicState.DELAYED
@@ -321,7 +327,7 @@ async def test_a_worker_that_stops_in_a_short_pause_forgets_no_try(
     fabric: Fabric, kind: str
 ) -> None:
     flaky = Flaky(1)
-    step = flaky.step(fabric, retries=1, backoff=Fixed(delay=2_000))
+    step = flaky.step(fabric, retries=1, backoff=Fixed(delay=ms(2_000)))
     run = await task_of(fabric, kind, step).submit()
     engine = await fabric.engine()
     async with working(fabric):
@@ -372,7 +378,7 @@ async def test_new_code_may_replace_a_step_that_keeps_failing(bench: Bench, log:
 
 async def test_tries_in_a_gather_wait_together(bench: Bench) -> None:
     one, other = Flaky(1), Flaky(2)
-    slow = other.step(bench.fabric, name="slow", backoff=Fixed(delay=2 * MINUTE))
+    slow = other.step(bench.fabric, name="slow", backoff=Fixed(delay=ms(2 * MINUTE)))
 
     async def branch(ctx: Context, step: Any) -> str:
         return str(await ctx.step(step))
@@ -412,7 +418,7 @@ async def test_a_try_waits_for_what_is_under_way_beside_it(bench: Bench, log: Lo
         await go_on.wait()
         return str(log.note("slow"))
 
-    step = bench.fabric.step(name="charge", retries=3, backoff=Fixed(delay=MINUTE))(ask)
+    step = bench.fabric.step(name="charge", retries=3, backoff=Fixed(delay=ms(MINUTE)))(ask)
 
     @bench.fabric.task()
     async def job(ctx: Context) -> list[str]:
@@ -445,7 +451,7 @@ async def test_a_try_comes_at_its_time_also_while_something_else_is_under_way(
         await answered.wait()
         return "slow"
 
-    step = fabric.step(retries=3, backoff=Fixed(delay=20))(ask)
+    step = fabric.step(retries=3, backoff=Fixed(delay=ms(20)))(ask)
 
     @fabric.task()
     async def job(ctx: Context) -> list[str]:
@@ -610,7 +616,7 @@ async def test_huge_and_strange_errors_are_recorded(
 
     errors = [ValueError("\0" + "x" * 100_000 + "\ud800"), Strange()]
 
-    @bench.fabric.step(retries=2, backoff=Fixed(delay=MINUTE))
+    @bench.fabric.step(retries=2, backoff=Fixed(delay=ms(MINUTE)))
     async def ask() -> str:
         if errors:
             raise errors.pop(0)

@@ -171,7 +171,7 @@ async def test_a_step_has_retries_of_its_own(bench: Bench, kind: str) -> None:
     async def coroutine() -> str:
         return plain()
 
-    step = bench.fabric.step(retries=2, backoff=Fixed(delay=1))
+    step = bench.fabric.step(retries=2, backoff=Fixed(delay="1ms"))
     function: Any = step(coroutine) if kind == "async" else step(plain)
 
     @bench.fabric.task()

@@ -14,7 +14,6 @@ from typing import Any, Self
 import pytest
 
 from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
-from flowfabric.core.base.time import Millis
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until
 
@@ -22,7 +21,7 @@ HANDED_BACK = ["CLAIMED", "HANDED_BACK"]
 
 
 async def start(fabric: Fabric, **options: Any) -> tuple[Any, "asyncio.Task[None]"]:
-    worker = await fabric.worker(WorkerOptions(**{"ttl": Millis(30_000), **options}))
+    worker = await fabric.worker(WorkerOptions(**{"ttl": "30s", **options}))
     return worker, asyncio.create_task(worker.run())
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from flowfabric import Context, Fail, FlowFailed, PublicState, RunFailed
-from flowfabric.core.execution.retry import Fixed
+from flowfabric import Context, Fail, Fixed, FlowFailed, PublicState, RunFailed
 from tests.worker.bench import AGAIN, Bench, Log
 from tests.worker.flows import Tasks, flows, members, work
 

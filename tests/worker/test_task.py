@@ -21,6 +21,7 @@ from flowfabric import (
     SyncContext,
 )
 from flowfabric.core.execution.policy import Policy
+from flowfabric.core.execution.retry import FixedBackoff
 from flowfabric.worker.api.run import gather_results
 from flowfabric.worker.api.task import Mode
 from tests.worker.bench import Bench
@@ -206,7 +207,7 @@ async def test_what_a_task_asks_for_is_what_its_runs_get(bench: Bench) -> None:
         lane="post",
         namespace="shop",
         retries=3,
-        backoff=Fixed(delay=70),
+        backoff=Fixed(delay=0.07),
         timeout="10s",
         deadline=timedelta(hours=1),
         priority=7,
@@ -224,7 +225,7 @@ async def test_what_a_task_asks_for_is_what_its_runs_get(bench: Bench) -> None:
     (snapshot,) = (await bench.engine.store.load([run.id.uuid])).values()
     rules = snapshot.execution.rules
     assert rules.retry_policy is not None
-    assert (rules.retry_policy.max_retries, rules.retry_policy.backoff) == (3, Fixed(delay=70))
+    assert (rules.retry_policy.max_retries, rules.retry_policy.backoff) == (3, FixedBackoff(70))
     assert (rules.attempt_timeout, rules.retention) == (10_000, 86_400_000)
 
 

@@ -17,6 +17,7 @@ from flowfabric import (
     Fixed,
     Invocation,
     NextCall,
+    Options,
     Received,
     Run,
     RunAttempt,
@@ -30,6 +31,7 @@ from flowfabric import (
     Token,
     Verdict,
     Winner,
+    WorkerOptions,
 )
 from flowfabric.agents import Toolbox, call_key, tool
 from flowfabric.integrations import django, fastapi, starlette
@@ -86,7 +88,14 @@ async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
 Fixed("5s", jitter=True)
 Exponential(initial=timedelta(seconds=1), maximum="1h")
 Exponential(initial=[1])  # type: ignore[arg-type]
-assert_type(Fixed("5s").delay, int)
+Fixed(0.5)
+assert_type(Fixed("5s").delay, timedelta)
+assert_type(Exponential(maximum=60).maximum, timedelta)
+WorkerOptions(ttl="30s", drain=timedelta(minutes=1))
+WorkerOptions(ttl=b"30s")  # type: ignore[arg-type]
+assert_type(WorkerOptions(ttl=2.5).ttl, timedelta)
+assert_type(Options(retention=3600, aging="1m").aging, timedelta | None)
+Fabric("sqlite://:memory:", options=Options(reclaim_grace=5))
 
 
 @fabric.task(retries=3)

@@ -50,6 +50,7 @@ from flowfabric.store.queries import Query
 from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because, detail_of
 from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.ids import find_tag
+from flowfabric.worker.api.signals import open_waitpoints
 
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
 
@@ -153,7 +154,7 @@ async def show(fabric: Fabric, engine: Engine, screen: Screen, id: RunId) -> Non
     steps = await engine.views.steps(id)
     payload, result = (await engine.views.context(id)).payload, await engine.views.result(id)
     shown_state = await engine.views.state_value(id)
-    waits = [] if facts.ended_at else await fabric.waitpoints(id, limit=MOST)
+    waits = [] if facts.ended_at else await open_waitpoints(engine, id, MOST)
     bodies = {
         "payload": body(payload) if payload else None,
         "result": None if result is None else body(result),

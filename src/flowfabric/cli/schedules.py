@@ -10,6 +10,7 @@ from flowfabric.cli.json import body, document
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.table import Table, pages
 from flowfabric.core.execution.schedule import Schedule
+from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 
 app = Typer(help="Inspect, pause and trigger schedules.", no_args_is_help=True)
@@ -51,33 +52,33 @@ SCHEDULE = Table[Schedule](
 
 
 @command(app, "list")
-async def list_schedules(fabric: Fabric, screen: Screen) -> None:
+async def list_schedules(engine: Engine, screen: Screen) -> None:
     """List the schedules by name."""
     found = pages(
-        lambda after, limit: fabric.schedules.list(after=after or "", limit=limit),
+        lambda after, limit: engine.schedules.list(after=after or "", limit=limit),
         lambda schedule: schedule.name,
     )
     await SCHEDULE.list(screen, found)
 
 
 @command(app)
-async def show(fabric: Fabric, screen: Screen, name: Name) -> None:
+async def show(engine: Engine, screen: Screen, name: Name) -> None:
     """Show everything about one schedule."""
-    SCHEDULE.show(screen, await fabric.schedules.get(name))
+    SCHEDULE.show(screen, await engine.schedules.get(name))
 
 
 @command(app)
-async def pause(fabric: Fabric, screen: Screen, names: Names) -> None:
+async def pause(engine: Engine, screen: Screen, names: Names) -> None:
     """Pause schedules: no runs until `resume`, and none for the times that pass meanwhile."""
     for name in names:
-        screen.answer(document(await fabric.schedules.pause(name)), f"paused {name}")
+        screen.answer(document(await engine.schedules.pause(name)), f"paused {name}")
 
 
 @command(app)
-async def resume(fabric: Fabric, screen: Screen, names: Names) -> None:
+async def resume(engine: Engine, screen: Screen, names: Names) -> None:
     """Let paused schedules continue with their next time."""
     for name in names:
-        resumed = await fabric.schedules.resume(name)
+        resumed = await engine.schedules.resume(name)
         screen.answer(document(resumed), f"resumed {name}, next {local(resumed.next_at)}")
 
 
@@ -90,11 +91,11 @@ async def trigger(fabric: Fabric, screen: Screen, names: Names) -> None:
 
 
 @command(app)
-async def remove(fabric: Fabric, screen: Screen, names: Names) -> None:
+async def remove(engine: Engine, screen: Screen, names: Names) -> None:
     """Remove schedules; the runs they submitted stay.
 
     One that a task declares comes back with the next worker: pause it instead.
     """
     for name in names:
-        await fabric.schedules.remove(name)
+        await engine.schedules.remove(name)
         screen.answer({"name": name, "removed": True}, f"removed {name}")

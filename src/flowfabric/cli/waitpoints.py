@@ -17,6 +17,7 @@ from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
+from flowfabric.worker.api.signals import open_waitpoints
 
 app = Typer(
     help="Inspect what runs wait for from outside, and issue tokens to answer it.",
@@ -70,13 +71,13 @@ WAITPOINT = Table[OpenWaitpoint](row=_row, fields=_fields, empty="nothing waits"
 
 @command(app, "list")
 async def list_waitpoints(
-    fabric: Fabric,
+    engine: Engine,
     screen: Screen,
     run: Annotated[str | None, Argument(metavar="[RUN]", help="Only of this run.")] = None,
     limit: Annotated[int, Option(min=1, max=MOST, help="At most this many.")] = 50,
 ) -> None:
     """List what runs wait for, the longest waiting first. Tokens are never shown."""
-    found = await fabric.waitpoints(run, limit=limit)
+    found = await open_waitpoints(engine, run, limit)
     WAITPOINT.lines(screen, found, run and f"{run} waits for nothing from outside")
 
 
@@ -161,7 +162,7 @@ async def find(
     without a name there must be only one. Of several with the same name the one that is waited
     at counts."""
     id, slash, waitpoint = run.partition("/")
-    found = await fabric.waitpoints(id, limit=MOST)
+    found = await open_waitpoints(await fabric.engine(), id, MOST)
     if approval:
         found = [item for item in found if is_approval(item)]
     what = "approval" if approval else "waitpoint"

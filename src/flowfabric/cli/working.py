@@ -7,12 +7,12 @@ from flowfabric.cli.log import JsonFormatter, TextFormatter
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.redact import redact
 from flowfabric.fabric import Fabric
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 
 log = logging.getLogger("flowfabric.worker")
 
 
-async def work(fabric: Fabric, options: WorkerOptions) -> None:
+async def work(fabric: Fabric, options: WorkerSettings) -> None:
     """Runs a worker until SIGTERM or SIGINT."""
     async with fabric:
         worker = await fabric.worker(options)

@@ -8,8 +8,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from flowfabric.core.execution.retry import Fixed
 from flowfabric.fabric import Fabric
+from flowfabric.worker.api.backoff import Fixed
 from flowfabric.worker.api.context import Context
 
 HOME_VARIABLE = "FLOWFABRIC_DEMO_HOME"
@@ -25,7 +25,7 @@ async def greet(name: str) -> str:
     return f"Hello, {name}!"
 
 
-@fabric.task(retries=3, backoff=Fixed(delay=300))
+@fabric.task(retries=3, backoff=Fixed(delay="300ms"))
 async def fetch_rates(ctx: Context) -> str:
     """Succeeds at the third attempt."""
     if ctx.info.attempt < 3:

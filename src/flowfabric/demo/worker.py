@@ -3,11 +3,10 @@
 import asyncio
 import sys
 
-from flowfabric.core.base.time import Millis
 from flowfabric.demo.tasks import fabric
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 
-LEASE = Millis(2_000)
+LEASE = "2s"
 
 
 def main(url: str, name: str) -> int:
@@ -17,7 +16,7 @@ def main(url: str, name: str) -> int:
 
 
 async def _work(name: str) -> None:
-    options = WorkerOptions(name=name, concurrency=1, ttl=LEASE, drain="5s")
+    options = WorkerSettings(name=name, concurrency=1, ttl=LEASE, drain="5s")
     async with fabric:
         worker = await fabric.worker(options)
         worker.handle_signals()

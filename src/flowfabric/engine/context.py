@@ -31,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class EngineOptions(Struct, frozen=True, kw_only=True):
     """How an engine behaves. Every process of a deployment should use the same. Spans are "7d",
     timedeltas, or whole numbers of milliseconds.
 
@@ -55,6 +55,11 @@ class Options(Struct, frozen=True, kw_only=True):
         force_setattr(self, "reclaim_grace", check_span(self.reclaim_grace, "reclaim_grace"))
         if self.aging is not None:
             force_setattr(self, "aging", check_span(self.aging, "aging", 1))
+        self._check()
+
+    def _check(self) -> None:
+        """Raises Invalid if a member is none."""
+        _ = self.kept_for, self.grace, self.rank_step
         if self.waitpoint_secret is not None:
             check_text(self.waitpoint_secret, "waitpoint_secret")
         check_flag(self.make_keys, "make_keys")
@@ -76,9 +81,13 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return (
-            f"Options(retention={self.retention}, aging={self.aging}, "
+            f"{type(self).__name__}(retention={self.retention}, aging={self.aging}, "
             f"reclaim_grace={self.reclaim_grace})"
         )
+
+
+Options = EngineOptions
+"""In this layer; `flowfabric.Options` is the form for applications, where numbers are seconds."""
 
 
 class EngineContext(Struct):
@@ -91,7 +100,7 @@ class EngineContext(Struct):
     flow_watcher: Watcher[Flow]
     post_commit: PostCommit
     ids: Ids
-    options: Options
+    options: EngineOptions
     secret: bytes
     identity: str
     jitter: random.Random

@@ -12,7 +12,7 @@ from flowfabric.engine.commit.decide import Decisions
 from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.watcher import AwaitedFlows, AwaitedRuns, Watcher
-from flowfabric.engine.context import EngineContext, Options
+from flowfabric.engine.context import EngineContext, EngineOptions
 from flowfabric.engine.execution.attempts import Attempts
 from flowfabric.engine.execution.claims import Claims
 from flowfabric.engine.execution.code_gate import CodeGate
@@ -91,7 +91,7 @@ class Engine:
         cls,
         store: Store,
         *,
-        options: Options | None = None,
+        options: EngineOptions | None = None,
         jitter: random.Random | None = None,
         migrate: bool = True,
     ) -> "Engine":
@@ -99,7 +99,7 @@ class Engine:
         if migrate:
             await store.migrate()
         await store.keep_time()
-        chosen = options or Options()
+        chosen = options or EngineOptions()
         known_limits = KnownLimits(store)
         post_commit = PostCommit(store)
         inbox = Inbox(store, known_limits, post_commit, chosen.rank_step)

@@ -12,8 +12,9 @@ from starlette.requests import HTTPConnection
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.fabric import Fabric
+from flowfabric.worker.api.deployment import check_worker_options
 from flowfabric.worker.run.loop import Worker
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 
 log = logging.getLogger("flowfabric.integrations")
 
@@ -21,7 +22,7 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]
 
 
 def lifespan(
-    fabric: Fabric, *, worker: WorkerOptions | None = None, inner: Lifespan | None = None
+    fabric: Fabric, *, worker: WorkerSettings | None = None, inner: Lifespan | None = None
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
     """The lifespan of an application that uses this fabric: `Starlette(lifespan=lifespan(fabric))`.
 
@@ -32,7 +33,7 @@ def lifespan(
     """
     check_kind_of(fabric, Fabric, "the fabric of a lifespan")
     if worker is not None:
-        check_kind_of(worker, WorkerOptions, "options of a worker")
+        check_worker_options(worker)
 
     @asynccontextmanager
     async def opened(app: Starlette) -> AsyncIterator[Mapping[str, Any]]:

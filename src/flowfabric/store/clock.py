@@ -4,12 +4,13 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, from_datetime, parse_span
 
 TOLERANCE = 1000
 """How many milliseconds a clock may go back through normal adjustment, without having been set."""
@@ -128,16 +129,20 @@ class StoreClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved; for tests and simulation."""
+    """A clock that stands still until it is moved; for tests and simulation. It is the clock of a
+    store: whole numbers are milliseconds."""
 
-    def __init__(self, now: int = 1_700_000_000_000) -> None:
-        self._now = now
+    def __init__(self, now: int | datetime = 1_700_000_000_000) -> None:
+        self._now = from_datetime(now, "now") if isinstance(now, datetime) else now
 
     def now(self) -> Millis:
         return Millis(self._now)
 
-    def advance(self, millis: int) -> Millis:
-        self._now += millis
+    def advance(self, span: int | str | timedelta) -> Millis:
+        """Moves the clock by "5s", a `timedelta`, or milliseconds."""
+        if isinstance(span, str | timedelta):
+            span = parse_span(span, "span")
+        self._now += span
         return self.now()
 
 

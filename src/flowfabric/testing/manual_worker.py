@@ -16,7 +16,7 @@ from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.executor import ActiveRun, Executor
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.loop import HandlerRuntime, Worker
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.processes import Answer, Processes, answer_of, call
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.tries import skip_pauses
@@ -28,7 +28,7 @@ class ManualWorker(Worker):
     """Serves every lane and offers every capability that its tasks demand."""
 
     def __init__(self, engine: Engine, tasks: Tasks, hooks: WorkerHooks) -> None:
-        super().__init__(engine, tasks, WorkerOptions(name="harness", heartbeat=False))
+        super().__init__(engine, tasks, WorkerSettings(name="harness", heartbeat=False))
         self.hooks = hooks
         self._runtime = HandlerRuntime(self)
         size = self.options.concurrency

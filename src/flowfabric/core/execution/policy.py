@@ -20,7 +20,13 @@ from flowfabric.core.base.numbers import check_whole
 from flowfabric.core.base.text import check_size
 from flowfabric.core.base.time import MAX_MILLIS, MAX_SPAN, Millis
 from flowfabric.core.execution.cleaning import CLEANUP_TIME
-from flowfabric.core.execution.retry import Count, Exponential, Fixed, RetryPolicy, Span
+from flowfabric.core.execution.retry import (
+    Count,
+    ExponentialBackoff,
+    FixedBackoff,
+    RetryPolicy,
+    Span,
+)
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import check_budget_names
 from flowfabric.core.limit.quota import Use, check_uses
@@ -153,7 +159,7 @@ def parse_policy(data: bytes | str | Mapping[str, Any] | Policy | None) -> Polic
 def check_retries(retries: object, backoff: object) -> RetryPolicy:
     """How often and how fast to retry, as an option of a task or a step."""
     count = check_whole(retries, "retries")
-    if not isinstance(backoff, Fixed | Exponential):
+    if not isinstance(backoff, FixedBackoff | ExponentialBackoff):
         raise Invalid(f"backoff must be Fixed or Exponential, not {type(backoff).__name__}")
     checked = parse_policy(Policy(retry_policy=RetryPolicy(max_retries=count, backoff=backoff)))
     return checked.retry_policy or RetryPolicy()

@@ -36,7 +36,7 @@ def _in_milliseconds(backoff: Document, *names: str) -> None:
             force_setattr(backoff, name, check_span(given, name))
 
 
-class Fixed(Document, frozen=True, tag_field="type", tag="fixed"):
+class FixedBackoff(Document, frozen=True, tag_field="type", tag="fixed"):
     """The same delay before every retry: "5s", a `timedelta`, or milliseconds."""
 
     delay: Span = msgspec.field(default=1000, name="delay_ms")
@@ -50,7 +50,7 @@ class Fixed(Document, frozen=True, tag_field="type", tag="fixed"):
         _in_milliseconds(self, "delay")
 
 
-class Exponential(Document, frozen=True, tag_field="type", tag="exponential"):
+class ExponentialBackoff(Document, frozen=True, tag_field="type", tag="exponential"):
     """A delay that starts at `initial` and grows by `multiplier` with every retry, up to `maximum`.
     Delays are "5s", a `timedelta`, or milliseconds."""
 
@@ -73,14 +73,17 @@ class Exponential(Document, frozen=True, tag_field="type", tag="exponential"):
         _in_milliseconds(self, "initial", "maximum")
 
 
-Backoff = Fixed | Exponential
+Backoff = FixedBackoff | ExponentialBackoff
+#: The same under the names that policies have for them.
+Fixed = FixedBackoff
+Exponential = ExponentialBackoff
 
 
 class RetryPolicy(Document, frozen=True):
     """How often and how fast to retry. No categories means every retryable category."""
 
     max_retries: Count = 3
-    backoff: Backoff = Exponential()
+    backoff: Backoff = ExponentialBackoff()
     retryable_categories: tuple[Category, ...] = ()
 
 
@@ -109,15 +112,15 @@ def backoff_delay(policy: RetryPolicy, retries: int, jitter: float) -> Millis:
 
 def _full_delay(backoff: Backoff, retries: int) -> float:
     match backoff:
-        case Fixed():
+        case FixedBackoff():
             return backoff.delay
-        case Exponential():
+        case ExponentialBackoff():
             return _grown(backoff, retries)
         case _:
             assert_never(backoff)
 
 
-def _grown(backoff: Exponential, retries: int) -> float:
+def _grown(backoff: ExponentialBackoff, retries: int) -> float:
     if backoff.initial == 0:
         return 0
     try:

@@ -6,12 +6,12 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from flowfabric.engine.context import Options
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric, LifespanFunction
 from flowfabric.integrations.django import connections
 from flowfabric.integrations.django.settings import SETTING, read_settings, store_url
 from flowfabric.store.clock import Clock
+from flowfabric.worker.api.deployment import Options
 from flowfabric.worker.api.other_loop import from_other_loop
 
 _FROM_SETTINGS = "django:settings"

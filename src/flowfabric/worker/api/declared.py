@@ -12,14 +12,15 @@ from flowfabric.worker.api.ids import with_run
 
 P = ParamSpec("P")
 D = TypeVar("D", bound=Quota | Budget)
+V = TypeVar("V")
 
 
-class DeclaredLimit(Generic[D]):
-    """A quota or budget of this application. `await` makes it now and returns it as it is stored;
+class DeclaredLimit(Generic[V]):
+    """A quota or budget of this application. `await` makes it now and returns it as it is then;
     otherwise every worker of this application makes it when it starts, and so does the first
     submission."""
 
-    def __init__(self, definition: D, make: Callable[[], Awaitable[D]]) -> None:
+    def __init__(self, definition: Quota | Budget, make: Callable[[], Awaitable[V]]) -> None:
         self.definition = definition
         self._make = make
 
@@ -30,17 +31,17 @@ class DeclaredLimit(Generic[D]):
     def __repr__(self) -> str:
         return f"DeclaredLimit({self.definition!r})"
 
-    def __await__(self) -> Generator[Any, None, D]:
+    def __await__(self) -> Generator[Any, None, V]:
         return self._make().__await__()
 
 
 def made_now(
-    method: Callable[Concatenate[Any, P], DeclaredLimit[D]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, D]]:
+    method: Callable[Concatenate[Any, P], DeclaredLimit[V]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, V]]:
     """The method as one that makes what it declares, and declares nothing before it is awaited."""
 
     @wraps(method)
-    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> D:
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> V:
         return await method(self, *args, **kwargs)
 
     call.__name__ = f"_{method.__name__}_now"

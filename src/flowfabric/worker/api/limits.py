@@ -1,7 +1,7 @@
 """Limits: the quotas and budgets of a task, and how an application defines and uses them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from inspect import Parameter, signature
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from flowfabric.core.base.numbers import (
     check_word,
 )
 from flowfabric.core.base.text import MAX_NAME, check_text
-from flowfabric.core.base.time import Millis, parse_span
+from flowfabric.core.base.time import optional_datetime, parse_span
 from flowfabric.core.limit.budget import (
     Amounts,
     Budget,
@@ -44,11 +44,18 @@ from flowfabric.core.limit.quota import (
 )
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, Overrun, SoftBreach, Spent
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.limit.quotas import QuotaStatus
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
-from flowfabric.worker.api.declared import D, DeclaredLimit, made_now
+from flowfabric.worker.api.declared import D, DeclaredLimit, V, made_now
 from flowfabric.worker.api.ids import with_run
+from flowfabric.worker.api.limit_info import (
+    BudgetInfo,
+    QuotaInfo,
+    QuotaUsage,
+    budget_info,
+    quota_info,
+    quota_usage,
+)
 
 Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
@@ -166,7 +173,7 @@ class LimitsApi:
         concurrency_per_key: int | None = None,
         rate_per_key: str | tuple[int, Span] | None = None,
         smooth: bool = False,
-    ) -> DeclaredLimit[Quota]:
+    ) -> DeclaredLimit[QuotaInfo]:
         """Declares a quota: every worker of this application creates it when it starts, or changes
         it to these limits; `await` does so at once. Tasks use it by name
         (`quotas=["openai"]`) or with a key (`quotas={"openai": customer}`); limits per key apply to
@@ -180,9 +187,9 @@ class LimitsApi:
         )
         return self._declared(check_quota(quota), self._make_quota)
 
-    async def quota_status(self, name: str) -> QuotaStatus:
+    async def quota_status(self, name: str) -> QuotaUsage:
         """How full a quota is, in total and by key."""
-        return await (await self._client.engine()).quotas.status(name)
+        return quota_usage(await (await self._client.engine()).quotas.status(name))
 
     def budget(  # noqa: PLR0913 - the options are the interface
         self,
@@ -201,7 +208,7 @@ class LimitsApi:
         on_hard: str = "refuse",
         on_soft: str = "warn",
         **dimensions: int,
-    ) -> DeclaredLimit[Budget]:
+    ) -> DeclaredLimit[BudgetInfo]:
         """Declares a budget: every worker of this application creates it when it starts, or changes
         its definition; `await` does so at once. What was spent stays spent. Hard limits are given
         by dimension: `fabric.budget("team", tokens=100_000, every="1d")`. Runs spend
@@ -221,9 +228,9 @@ class LimitsApi:
         )
         return self._declared(check_budget(budget), self._make_budget)
 
-    async def budget_status(self, name: str) -> Budget:
+    async def budget_status(self, name: str) -> BudgetInfo:
         """A budget with its limits and what was spent of it."""
-        return await (await self._client.engine()).budgets.get(name)
+        return budget_info(await (await self._client.engine()).budgets.get(name))
 
     async def spend(
         self, name: str, amounts: Amounts | None = None, /, *, key: str | None = None, **more: int
@@ -239,32 +246,35 @@ class LimitsApi:
             raise exceeded(outcome, wanted)
         return Spent() if isinstance(outcome, Overrun) else outcome
 
-    async def reset_budget(self, name: str) -> Millis | None:
-        """Begins a new period now; returns when the next one begins."""
-        return (await (await self._client.engine()).budgets.reset(name)).next_reset_at
+    async def reset_budget(self, name: str) -> datetime | None:
+        """Begins a new period now; returns when the next one begins, None if it never ends."""
+        reset = await (await self._client.engine()).budgets.reset(name)
+        return optional_datetime(reset.next_reset_at)
 
     _quota_now, _budget_now = made_now(quota), made_now(budget)
     quota_sync, budget_sync = blocking(_quota_now), blocking(_budget_now)
+    quota_status_sync, budget_status_sync = blocking(quota_status), blocking(budget_status)
+    reset_budget_sync = blocking(reset_budget)
     spend_sync = blocking(spend)
 
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on
 
-    def _declared(self, definition: D, make: Callable[[D], Awaitable[D]]) -> DeclaredLimit[D]:
+    def _declared(self, definition: D, make: Callable[[D], Awaitable[V]]) -> DeclaredLimit[V]:
         self._declarations.add(definition)
         return DeclaredLimit(definition, lambda: make(definition))
 
-    async def _make_quota(self, quota: Quota) -> Quota:
+    async def _make_quota(self, quota: Quota) -> QuotaInfo:
         self._declarations.forget(quota)
         engine = await self._client.engine()
         await engine.quotas.define(quota)
-        return await engine.quotas.get(quota.name)
+        return quota_info(await engine.quotas.get(quota.name))
 
-    async def _make_budget(self, budget: Budget) -> Budget:
+    async def _make_budget(self, budget: Budget) -> BudgetInfo:
         self._declarations.forget(budget)
         engine = await self._client.engine()
         await engine.budgets.define(await with_run(engine, budget))
-        return await engine.budgets.get(budget.name)
+        return budget_info(await engine.budgets.get(budget.name))
 
 
 def amounts_of(amounts: Mapping[str, int] | None, more: Mapping[str, int]) -> Amounts:

@@ -20,13 +20,12 @@ from flowfabric.core.base.text import (
     check_text,
 )
 from flowfabric.core.base.time import NO_TIME, Millis, from_datetime, parse_span
-from flowfabric.core.execution.policy import check_retries
-from flowfabric.core.execution.retry import Backoff, Exponential
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.schedule import CatchUp
 from flowfabric.core.execution.submission import check_priority
 from flowfabric.core.execution.versions import check_version
 from flowfabric.core.limit.quota import name_uses
+from flowfabric.worker.api.backoff import Backoff, Exponential, retry_policy
 from flowfabric.worker.api.hooks import EndHook
 from flowfabric.worker.api.limits import Limits, Names, budgets_of
 
@@ -89,7 +88,7 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
         check_lane(self.lane)
         check_namespace(self.namespace)
         check_priority(self.priority)
-        check_retries(self.retries, self.backoff)
+        retry_policy(self.retries, self.backoff)
         if self.on_cancel not in (None, "cleanup", "stop"):
             raise Invalid(f"on_cancel is 'cleanup' or 'stop', not {self.on_cancel!r:.80}")
         for what in ("timeout", "deadline", "every", "cleanup_timeout"):

@@ -10,31 +10,26 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.base.errors import NotFound
-from flowfabric.core.base.ids import without_tags
 from flowfabric.core.base.numbers import check_whole
 from flowfabric.core.base.time import (
     Millis,
     optional_datetime,
-    optional_timedelta,
     to_datetime,
     to_timedelta,
 )
 from flowfabric.core.execution.registry import NotRegistered, Presence
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState
-from flowfabric.core.limit.budget import Amounts, Budget, OnHard, OnSoft, Scope
-from flowfabric.core.limit.budget import Limit as BudgetLimit
 from flowfabric.core.limit.lane import Lane
-from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.engine.flow.flows import FlowCancelled
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
+from flowfabric.worker.api.limit_info import BudgetInfo, QuotaInfo, budget_info, quota_info
 from flowfabric.worker.api.limits import LimitsApi
 from flowfabric.worker.api.listing import Tag, one_tag
 
 P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
-V = TypeVar("V")
 
 PAGE = 1000
 
@@ -68,48 +63,6 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     ttl: timedelta
     registered_at: datetime
     seen_at: datetime
-
-
-class RateInfo(Struct, frozen=True, kw_only=True):
-    """At most `count` starts in any `period`; `smooth` ones are spread evenly."""
-
-    count: int
-    period: timedelta
-    smooth: bool
-
-
-class QuotaInfo(Struct, frozen=True, kw_only=True):
-    """The limits of a quota; None is no limit. `fabric.quota_status` says how full it is."""
-
-    name: str
-    concurrency: int | None
-    rate: RateInfo | None
-    concurrency_per_key: int | None
-    rate_per_key: RateInfo | None
-    created_at: datetime
-    updated_at: datetime
-
-
-class BudgetInfo(Struct, frozen=True, kw_only=True):
-    """The definition of a budget, and what was spent of it in this period."""
-
-    name: str
-    parent: str | None
-    scope: Scope | None
-    scope_id: str
-    limits: dict[str, BudgetLimit]
-    on_hard: OnHard
-    on_soft: OnSoft
-    used: Amounts
-    reserved: Amounts
-    overrun: Amounts
-    every: timedelta | None
-    cron: str | None
-    timezone: str
-    reset_at: datetime | None
-    next_reset_at: datetime | None
-    created_at: datetime
-    updated_at: datetime
 
 
 class FlowInfo(Struct, frozen=True, kw_only=True):
@@ -236,13 +189,14 @@ class WorkersApi:
 
 
 def _set(
-    method: Callable[Concatenate[Any, P], Awaitable[T]], view: Callable[[T], V]
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, V]]:
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """A method `set` with the parameters of a declaration, which is made at once."""
 
     @wraps(method)
-    async def set(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> V:
-        return view(await getattr(self._limits, method.__name__)(*args, **kwargs))
+    async def set(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        made: Awaitable[T] = getattr(self._limits, method.__name__)(*args, **kwargs)
+        return await made
 
     set.__name__ = "set"
     return set
@@ -296,46 +250,6 @@ def worker_info(entry: Presence, now: Millis) -> WorkerInfo:
     )
 
 
-def quota_info(quota: Quota) -> QuotaInfo:
-    return QuotaInfo(
-        name=quota.name,
-        concurrency=quota.concurrency,
-        rate=_rate(quota.rate),
-        concurrency_per_key=quota.concurrency_per_key,
-        rate_per_key=_rate(quota.rate_per_key),
-        created_at=to_datetime(quota.created_at),
-        updated_at=to_datetime(quota.updated_at),
-    )
-
-
-def _rate(rate: Rate | None) -> RateInfo | None:
-    if rate is None:
-        return None
-    return RateInfo(count=rate.count, period=to_timedelta(rate.window), smooth=rate.smooth)
-
-
-def budget_info(budget: Budget) -> BudgetInfo:
-    return BudgetInfo(
-        name=budget.name,
-        parent=budget.parent,
-        scope=budget.scope,
-        scope_id=without_tags(budget.scope_id),
-        limits=budget.limits,
-        on_hard=budget.on_hard,
-        on_soft=budget.on_soft,
-        used=budget.used,
-        reserved=budget.reserved,
-        overrun=budget.overrun,
-        every=optional_timedelta(budget.every),
-        cron=budget.cron,
-        timezone=budget.timezone,
-        reset_at=optional_datetime(budget.reset_at),
-        next_reset_at=optional_datetime(budget.next_reset_at),
-        created_at=to_datetime(budget.created_at),
-        updated_at=to_datetime(budget.updated_at),
-    )
-
-
 def flow_info(flow: Flow) -> FlowInfo:
     return FlowInfo(
         id=flow.id,
@@ -357,7 +271,7 @@ class QuotasApi:
         self._client = client
         self._limits = limits
 
-    set = _set(LimitsApi.quota, quota_info)
+    set = _set(LimitsApi.quota)
 
     async def get(self, name: str) -> QuotaInfo:
         """The quota with this name. Raises NotFound if there is none."""
@@ -392,7 +306,7 @@ class BudgetsApi:
         self._client = client
         self._limits = limits
 
-    set = _set(LimitsApi.budget, budget_info)
+    set = _set(LimitsApi.budget)
 
     async def get(self, name: str) -> BudgetInfo:
         """The budget with this name and what was spent of it. Raises NotFound if there is none."""

@@ -1,16 +1,17 @@
 """Schedules, which an application declares with its tasks or puts at any time."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, InvalidCall
 from flowfabric.core.base.numbers import check_mapping, check_names, check_word
 from flowfabric.core.base.text import check_tags
-from flowfabric.core.base.time import parse_span
+from flowfabric.core.base.time import optional_datetime, optional_timedelta, parse_span
 from flowfabric.core.execution.policy import Policy, write_policy
 from flowfabric.core.execution.schedule import CatchUp, Schedule, check_schedule
 from flowfabric.worker.api.blocking import Block, blocking
@@ -20,6 +21,33 @@ from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Task
 
 Span = str | float | timedelta
+
+
+class ScheduleInfo(Struct, frozen=True, kw_only=True):
+    """A schedule of a task: either `cron` or `every` is set. `arguments` are those of its runs,
+    by name, and `options` the document that its runs are submitted with, as it is stored. `next_at`
+    is None only if no time is left."""
+
+    name: str
+    task: str
+    cron: str | None
+    every: timedelta | None
+    timezone: str
+    catch_up: CatchUp
+    paused: bool
+    arguments: Any
+    priority: int
+    tags: dict[str, str]
+    namespace: str
+    lane: str
+    options: dict[str, Any]
+    next_at: datetime | None
+    last_at: datetime | None
+
+    @property
+    def kind(self) -> str:
+        """The task, by the engine's word for it."""
+        return self.task
 
 
 class SchedulesApi:
@@ -44,7 +72,7 @@ class SchedulesApi:
         namespace: str | None = None,
         priority: int | None = None,
         tags: Mapping[str, str] | None = None,
-    ) -> Schedule:
+    ) -> ScheduleInfo:
         """Runs a task periodically, by a cron expression or by an interval (at least a second).
         Putting a schedule again changes it; putting the same one again changes nothing."""
         if not isinstance(task, Task):
@@ -64,7 +92,7 @@ class SchedulesApi:
         given = {} if kwargs is None else check_mapping(kwargs, "kwargs")
         payload = task.signature.encode(check_names(args, "args"), given)
         schedule = _schedule(name, task, wanted, payload)
-        return await self._put(task, schedule)
+        return schedule_info(await self._put(task, schedule))
 
     async def declare(self) -> None:
         """Puts the schedules that tasks declare; every new worker does this."""
@@ -78,21 +106,24 @@ class SchedulesApi:
         await task.declare(engine)
         return await engine.schedules.put(schedule)
 
-    async def get(self, name: str) -> Schedule:
+    async def get(self, name: str) -> ScheduleInfo:
         """The schedule with this name. Raises NotFound if there is none."""
-        return await (await self._client.engine()).schedules.get(name)
+        return schedule_info(await (await self._client.engine()).schedules.get(name))
 
-    async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
+    async def list(self, *, after: str = "", limit: int = 100) -> list[ScheduleInfo]:
         """Schedules by name. Give the last name of a page as `after` to read the next."""
-        return await (await self._client.engine()).schedules.list(after=after, limit=limit)
+        engine = await self._client.engine()
+        return [
+            schedule_info(each) for each in await engine.schedules.list(after=after, limit=limit)
+        ]
 
-    async def pause(self, name: str) -> Schedule:
+    async def pause(self, name: str) -> ScheduleInfo:
         """Creates no runs until the schedule is resumed. Times that pass meanwhile are skipped."""
-        return await (await self._client.engine()).schedules.pause(name)
+        return schedule_info(await (await self._client.engine()).schedules.pause(name))
 
-    async def resume(self, name: str) -> Schedule:
+    async def resume(self, name: str) -> ScheduleInfo:
         """Creates runs again, from the next scheduled time on."""
-        return await (await self._client.engine()).schedules.resume(name)
+        return schedule_info(await (await self._client.engine()).schedules.resume(name))
 
     async def remove(self, name: str) -> None:
         """Removes a schedule; its runs stay. The next worker puts a schedule that a task declares
@@ -116,6 +147,35 @@ class SchedulesApi:
 
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on
+
+
+def schedule_info(schedule: Schedule) -> ScheduleInfo:
+    return ScheduleInfo(
+        name=schedule.name,
+        task=schedule.kind,
+        cron=schedule.cron,
+        every=optional_timedelta(schedule.every),
+        timezone=schedule.timezone,
+        catch_up=schedule.catch_up,
+        paused=schedule.paused,
+        arguments=_arguments(schedule.payload),
+        priority=schedule.options.get("priority") or 0,
+        tags=schedule.options.get("tags") or {},
+        namespace=schedule.namespace,
+        lane=schedule.lane,
+        options=schedule.options,
+        next_at=optional_datetime(schedule.next_at),
+        last_at=optional_datetime(schedule.last_at),
+    )
+
+
+def _arguments(payload: bytes) -> Any:
+    """The arguments by name; the bytes themselves of a schedule put by another program, if they
+    are not JSON."""
+    try:
+        return msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return payload
 
 
 def schedule_of(task: Task[Any, Any]) -> Schedule | None:

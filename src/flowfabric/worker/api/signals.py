@@ -1,6 +1,7 @@
 """What the application does for runs that wait: send signals, decide approvals, list waitpoints."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,8 +13,8 @@ from flowfabric.core.base.ids import ExecutionId, RunId, parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.base.text import check_signal_name
-from flowfabric.core.base.time import Millis, parse_span
-from flowfabric.core.wait.model import Effect
+from flowfabric.core.base.time import Millis, optional_datetime, parse_span, to_datetime
+from flowfabric.core.wait.model import Effect, Terms
 from flowfabric.core.wait.signal import APPROVAL, Accepted, Delivery, DuplicateSignal
 from flowfabric.core.wait.token import Token
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
@@ -47,6 +48,29 @@ class Sent(Struct, frozen=True):
     effect: str
     resumed: bool = False
     duplicate: bool = False
+
+
+class WaitpointInfo(Struct, frozen=True, kw_only=True):
+    """A waitpoint of a run that accepts signals, without its token. `key` is its name; `about` the
+    value to be approved, and `terms` say who may decide."""
+
+    id: UUID
+    execution: RunId
+    key: str
+    state: str
+    required_signal_names: tuple[str, ...]
+    created_at: datetime
+    activated_at: datetime | None
+    expires_at: datetime | None
+    token_kid: str
+    token_fingerprint: str
+    terms: Terms | None
+    about: Any
+
+    @property
+    def run(self) -> RunId:
+        """The id of the run."""
+        return self.execution
 
 
 class SignalsApi:
@@ -117,17 +141,11 @@ class SignalsApi:
 
     async def waitpoints(
         self, run: Target | None = None, *, limit: int = 100
-    ) -> list[OpenWaitpoint]:
+    ) -> list[WaitpointInfo]:
         """The open waitpoints of one run, or of all suspended runs, the one that has waited longest
         first. Tokens are not shown."""
         engine = await self._client.engine()
-        wanted = check_limit(limit, MAX_LISTED)
-        if run is not None:
-            id, _ = await _address(engine, run)
-            found = (await engine.suspensions.waitpoints(id, limit=wanted))[:wanted]
-        else:
-            found = await _all_waitpoints(engine, wanted)
-        return [replace(item, execution=RunId(item.execution)) for item in found]
+        return [waitpoint_info(item) for item in await open_waitpoints(engine, run, limit)]
 
     async def waitpoint_token(
         self,
@@ -204,6 +222,36 @@ class SignalsApi:
             return _sent(await engine.signals.decide_at(id, delivery))
         wanted = await _only_approval(engine, id) if name is None else name
         return _sent(await engine.signals.decide(id, wanted, delivery))
+
+
+async def open_waitpoints(
+    engine: Engine, run: Target | None = None, limit: int = 100
+) -> list[OpenWaitpoint]:
+    """The open waitpoints of one run, or of all suspended runs, as the engine describes them."""
+    wanted = check_limit(limit, MAX_LISTED)
+    if run is not None:
+        id, _ = await _address(engine, run)
+        found = (await engine.suspensions.waitpoints(id, limit=wanted))[:wanted]
+    else:
+        found = await _all_waitpoints(engine, wanted)
+    return [replace(item, execution=RunId(item.execution)) for item in found]
+
+
+def waitpoint_info(item: OpenWaitpoint) -> WaitpointInfo:
+    return WaitpointInfo(
+        id=item.id,
+        execution=RunId(item.execution),
+        key=item.key,
+        state=item.state,
+        required_signal_names=item.required_signal_names,
+        created_at=to_datetime(item.created_at),
+        activated_at=optional_datetime(item.activated_at),
+        expires_at=optional_datetime(item.expires_at),
+        token_kid=item.token_kid,
+        token_fingerprint=item.token_fingerprint,
+        terms=item.terms,
+        about=item.about,
+    )
 
 
 async def _address(engine: Engine, target: object) -> tuple[RunId, UUID | None]:

@@ -24,7 +24,6 @@ from flowfabric.core.execution.policy import (
     RoutingRequirements,
     StreamPolicy,
     TimeoutPolicy,
-    check_retries,
     parse_policy,
 )
 from flowfabric.core.execution.routing import check_capabilities
@@ -32,6 +31,7 @@ from flowfabric.core.execution.submission import Duplicate, Submission, Submitte
 from flowfabric.core.execution.versions import age_of, version_token
 from flowfabric.engine.engine import Engine
 from flowfabric.store.foreign import run_sync
+from flowfabric.worker.api.backoff import retry_policy
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.limits import (
     Arguments,
@@ -442,7 +442,7 @@ def _cleans_up(function: Callable[..., Any], options: TaskOptions) -> bool:
 
 
 def _policy(options: TaskOptions, pin: str | None, *, cleans_up: bool) -> Policy:
-    retry = check_retries(options.retries, options.backoff)
+    retry = retry_policy(options.retries, options.backoff)
     timeout = span_of(options.timeout, "timeout")
     deadline = span_of(options.deadline, "deadline")
     retention = span_of(options.retention, "retention")

@@ -12,7 +12,7 @@ from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import MAX_CLAIM, Claim
 from flowfabric.store.queries import Suspects
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.probation import ProbationWard
 from flowfabric.worker.run.slots import ClaimRequest, Slots
 
@@ -35,7 +35,7 @@ class Claimer:
         self,
         engine: Engine,
         identity: WorkerIdentity,
-        options: WorkerOptions,
+        options: WorkerSettings,
         slots: Slots,
         ward: ProbationWard,
         *,

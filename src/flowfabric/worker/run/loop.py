@@ -33,7 +33,7 @@ from flowfabric.worker.run.exit import ExitGuard, forget
 from flowfabric.worker.run.heartbeat import Heartbeat
 from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.lease import Key, Loss, WorkerLease
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.outcome import handing_back
 from flowfabric.worker.run.probation import ProbationWard, is_suspect
 from flowfabric.worker.run.processes import Processes
@@ -66,11 +66,11 @@ class Worker:
         self,
         engine: Engine,
         tasks: Mapping[str, Task[Any, Any]],
-        options: WorkerOptions,
+        options: WorkerSettings,
         heartbeat_store: Callable[[], Awaitable[Store]] | None = None,
         hooks: Hooks | None = None,
     ) -> None:
-        check_kind_of(options, WorkerOptions, "options of a worker")
+        check_kind_of(options, WorkerSettings, "options of a worker")
         self.engine = engine
         self.options = options
         self.identity = WorkerIdentity(options.name, options.instance or _instance())

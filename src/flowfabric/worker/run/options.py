@@ -14,7 +14,7 @@ from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.engine.execution.claims import check_lanes, check_ttl
 
 
-class WorkerOptions(Struct, frozen=True, kw_only=True):
+class WorkerSettings(Struct, frozen=True, kw_only=True):
     """How a worker behaves.
 
     `concurrency` is how many runs it executes at the same time. `lanes` are those it serves, all
@@ -36,6 +36,11 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     heartbeat: bool = True
 
     def __post_init__(self) -> None:
+        force_setattr(self, "ttl", check_ttl(self.ttl))
+        self._check()
+
+    def _check(self) -> None:
+        """Raises Invalid if a member is none."""
         check_worker(self.name, "name")
         if self.instance is not None:
             check_worker(self.instance, "instance")
@@ -47,6 +52,11 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             check_namespace(self.namespace)
         if self.processes is not None:
             check_whole(self.processes, "processes", 1)
-        force_setattr(self, "ttl", check_ttl(self.ttl))
+        check_ttl(self.ttl)
         parse_span(self.drain, "drain")
         check_flag(self.heartbeat, "heartbeat")
+
+
+WorkerOptions = WorkerSettings
+"""In this layer; `flowfabric.WorkerOptions` is the form for applications, where numbers are
+seconds."""

@@ -21,10 +21,9 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import parse_span
-from flowfabric.core.execution.policy import check_retries
-from flowfabric.core.execution.retry import Backoff, Exponential, RetryPolicy
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.execution.step_order import check_step_name
+from flowfabric.worker.api.backoff import Backoff, Exponential, retry_policy
 from flowfabric.worker.api.hooks import Invocation
 from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.task import Task, check_function, is_async
@@ -53,13 +52,13 @@ class StepOptions(Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     retries: int = 0
-    backoff: Backoff = Exponential(initial=200, maximum=10_000)
+    backoff: Backoff = Exponential(initial="200ms", maximum="10s")
     timeout: Span | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_step_name(self.name)
-        check_retries(self.retries, self.backoff)
+        retry_policy(self.retries, self.backoff)
         if self.timeout is not None and not parse_span(self.timeout, "timeout"):
             raise Invalid("timeout must be longer than zero")
 
@@ -158,7 +157,7 @@ class Work(Struct, frozen=True):
         """Its tries, None if it has only one; `under_way` as in `Tries`."""
         if not self.options.retries:
             return None
-        policy = RetryPolicy(max_retries=self.options.retries, backoff=self.options.backoff)
+        policy = retry_policy(self.options.retries, self.options.backoff)
         return Tries(scope, place, policy, under_way=under_way)
 
     def as_try(self, number: int) -> "Work":

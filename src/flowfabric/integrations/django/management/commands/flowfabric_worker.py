@@ -12,7 +12,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import parse_span
 from flowfabric.integrations.django.fabric import get_fabric
 from flowfabric.worker.errors import StartupFailed
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -53,10 +53,10 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
 
-def _worker_options(options: dict[str, Any]) -> WorkerOptions:
+def _worker_options(options: dict[str, Any]) -> WorkerSettings:
     for name in ("drain", "ttl"):
         parse_span(options[name], f"--{name}")
-    return WorkerOptions(
+    return WorkerSettings(
         name=options["name"],
         concurrency=options["concurrency"],
         lanes=parse_lanes(options["lanes"]),
