@@ -11,7 +11,7 @@ from rich.status import Status
 from rich.text import Text
 from typer import Option, Typer, confirm
 
-from flowfabric.cli.bulk import for_each
+from flowfabric.cli.bulk import CleansUp, for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
 from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import (
@@ -31,6 +31,7 @@ from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis, parse_span
+from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.granted import Grant
@@ -213,7 +214,14 @@ def _fields(facts: Description, now: Millis) -> Cells:
         ("deadline", local(facts.deadline_at)),
         ("failure", "" if failure is None else f"{failure.message} ({failure.category})"),
         ("cancelled", facts.cancel_reason or ""),
+        ("cleans up", _cleans_up(facts.cleanup)),
     ]
+
+
+def _cleans_up(cleanup: Cleanup | None) -> str:
+    if cleanup is None:
+        return ""
+    return f"since {local(cleanup.since)}, until {local(cleanup.until)} at the latest"
 
 
 def _forked(facts: Description) -> str:
@@ -367,9 +375,11 @@ async def cancel(
     A run whose task cleans up ends after that, or when its time to clean up is over.
     """
 
-    async def act(id: str) -> PublicState | None:
+    async def act(id: str) -> PublicState | CleansUp:
         answer = await engine.executions.cancel(id, reason=reason, force=force)
-        return PublicState.CANCELLED if answer.until is None else await engine.views.state(id)
+        if answer.until is None:
+            return PublicState.CANCELLED
+        return CleansUp(await engine.views.state(id), answer.until)
 
     return await for_each(screen, ids, act, doing="cancelling", done="cancelled")
 
