@@ -10,6 +10,7 @@ from flowfabric import (
     Context,
     Fixed,
     PublicState,
+    SyncContext,
     WaitTimeout,
 )
 from flowfabric.core.base.errors import WaitpointClosed
@@ -426,6 +427,27 @@ async def test_a_cancel_after_a_race_is_raised_where_the_record_ends(bench: Benc
     await bench.work()
     assert await run.state() is PublicState.CANCELLED
     assert seen == ["losing", "undone", "undo"]
+
+
+async def test_a_plain_function_cleans_up_after_a_race(bench: Bench) -> None:
+    calls: list[str] = []
+
+    @bench.fabric.task()
+    def job(ctx: SyncContext) -> str:
+        ctx.compensate(calls.append, "undone")
+        try:
+            told, late = lambda: ctx.wait_for_signal("go"), lambda: ctx.sleep("1h")
+            return ctx.race(told=told, late=late).name
+        except Cancelled:
+            ctx.step(calls.append, "cleaned up")
+            raise
+
+    run = await job.submit()
+    await bench.work()
+    await run.cancel(reason="enough")
+    await bench.work()
+    assert await run.state() is PublicState.CANCELLED
+    assert calls == ["cleaned up", "undone"]
 
 
 # -- replays and forks

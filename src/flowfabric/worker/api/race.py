@@ -180,7 +180,7 @@ class RaceApi:
             error = tasks[name].exception()
             if error is not None and not _is_recorded(error):
                 raise error
-            await scope.cancel.reached()  # a run that is being cancelled decides nothing
+            await scope.journal.reach_end()  # a run that is being cancelled decides nothing
             decision = decide(name, racers)
             value = msgspec.Raw(msgspec.json.encode(decision))
             await scope.journal.record(place, Recorded(value=value))

@@ -241,6 +241,11 @@ class Branches:
             self._replaying.add(branch.path)
             return branch
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether the caller is one of several things that are waited for together."""
+        return self._current() is not self._root
+
     def was_asked(self, path: str, position: int) -> bool:
         """Whether the handler has made the call; it need not make those of a loose branch."""
         branch = self._branches.get(path)

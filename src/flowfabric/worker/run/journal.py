@@ -86,7 +86,7 @@ class Journal:
             return skipped
         found = self._steps.get((place.branch, place.position))
         if found is None and begins and not is_no_call(place.name):
-            await self._cancel.reached()
+            await self.reach_end()
         if found is None:
             position = self._positions.get((place.name, place.occurrence))
             if position is not None:
@@ -113,6 +113,10 @@ class Journal:
         if (branch := racing.get()) is not None:
             branch.reach(record.until or record.ended_at or Millis(0))
         return record
+
+    async def reach_end(self) -> None:
+        """What is recorded ends here: a run that is being cancelled begins nothing new."""
+        await self._cancel.reached(beside=self.branches.is_beside)
 
     async def recorded_wait(self, place: StepPlace) -> tuple[Recorded | None, Millis | None]:
         """How a wait ended, as `recorded`, and when its time is over if that is recorded: a wait
