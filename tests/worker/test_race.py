@@ -310,19 +310,23 @@ async def test_what_cannot_race_is_refused(bench: Bench) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[str]:
         refused = []
-        for wrong in ({}, {"a": 5}, {"a": "text"}):
+        wrong: list[dict[str, Any]] = [{}, {"a": 5}, {"a": "text"}]
+        wrong += [{name: ctx.sleep(1)} for name in ("a\0", "\ud800", "a" * 257, "")]
+        for each in wrong:
             try:
-                await ctx.race(**wrong)
+                await ctx.race(**each)
             except Invalid as error:
                 refused.append(str(error))
         return refused
 
     run = await job.submit()
     await bench.work()
-    empty, number, text = await run.result()
+    empty, number, text, *names = await run.result()
     assert "at least one branch" in empty
     assert "'a' of a race is of type int" in number
     assert "'a' of a race is of type str" in text
+    assert len(names) == 4
+    assert all("branch" in name for name in names)
 
 
 async def test_races_in_the_test_kit() -> None:
@@ -430,7 +434,7 @@ async def test_a_deleted_child_and_one_that_was_replayed_end_as_they_did(bench: 
     async def job(ctx: Context) -> list[Any]:
         run = await ctx.submit(child)
         won = await ctx.race(child=run, late=ctx.sleep("1d"))
-        await ctx.set_state(str(run.id))
+        await ctx.set_state(run.id.tagged)
         await ctx.wait_for_signal("go")
         return list(won)
 

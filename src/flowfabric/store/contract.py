@@ -277,11 +277,14 @@ class FlowStore(Protocol):
         every one of those entries must still exist, so that each is counted once. False if anything
         has changed."""
 
-    async def count_flows(self, changes: Sequence[FlowChange]) -> set[UUID]:
+    async def count_flows(
+        self, changes: Sequence[FlowChange], told: Sequence[OutboxEntry] = ()
+    ) -> set[UUID]:
         """Writes changes that only count outbox entries: each flow whose version is current, with
         its entries that are done and those that are owed. The flows were read before the entries,
         so an unchanged version means that no other process has counted them. Returns the flows that
-        were written."""
+        were written. `told` are entries owed to runs, which have no flow to count them: they are
+        deleted, and those that are gone already are left out."""
 
     async def edges(self, query: EdgeQuery) -> list[EdgeState]:
         """Edges by id."""
@@ -297,10 +300,6 @@ class FlowStore(Protocol):
 
     async def owed_flows(self, limit: int) -> list[UUID]:
         """Flows that something is owed to, and runs that are owed the end of another one."""
-
-    async def drop_outbox(self, entries: Sequence[OutboxEntry]) -> None:
-        """Deletes entries that are owed to runs, which have no flow to count them. Those that are
-        gone already are left out."""
 
 
 class LimitStore(Protocol):

@@ -57,7 +57,14 @@ async def edges(session: PostgresSession, query: EdgeQuery) -> list[EdgeState]:
     return search.found
 
 
-async def count_flows(session: PostgresSession, changes: Sequence[FlowChange]) -> set[UUID]:
+async def count_flows(
+    session: PostgresSession, changes: Sequence[FlowChange], told: Sequence[OutboxEntry] = ()
+) -> set[UUID]:
+    if told:
+        keys = columns(flow_rows.outbox_keys(told), 4)
+        await session.fetch(session.apply, "gone_outbox", *keys)
+    if not changes:
+        return set()
     counts = sorted(changes, key=lambda change: change.after.id)
     return await session.apply.run(partial(_count, session, counts))
 
@@ -115,11 +122,6 @@ async def _owing(session: PostgresSession, after: UUID | None, limit: int) -> li
     values = (after or FIRST_ID, limit)
     rows = await session.fetch(session.load, "owed_flows", *values)
     return [flow for (flow,) in rows]
-
-
-async def drop_outbox(session: PostgresSession, entries: Sequence[OutboxEntry]) -> None:
-    keys = columns(flow_rows.outbox_keys(entries), 4)
-    await session.fetch(session.apply, "gone_outbox", *keys)
 
 
 async def _apply(

@@ -108,7 +108,6 @@ class PostgresStore:
     unsettled = _method(flow_reads.unsettled)
     count_flows = _method(flow_reads.count_flows)
     owed_flows = _method(flow_reads.owed_flows)
-    drop_outbox = _method(flow_reads.drop_outbox)
 
     take_starts_back = _method(limits.take_starts_back)
     put_queues = _method(limits.put_queues)

@@ -71,7 +71,10 @@ def edges(session: SqliteSession, query: EdgeQuery) -> list[EdgeState]:
     return search.found
 
 
-def count_flows(session: SqliteSession, counts: Sequence[FlowChange]) -> set[UUID]:
+def count_flows(
+    session: SqliteSession, counts: Sequence[FlowChange], told: Sequence[OutboxEntry] = ()
+) -> set[UUID]:
+    session.each("gone_outbox", plain(flow_rows.outbox_keys(told)))
     return {change.after.id for change in counts if apply_flow(session, change)}
 
 
@@ -103,10 +106,6 @@ def owed_flows(session: SqliteSession, after: UUID | None, limit: int) -> list[U
     """Those after a flow, by id."""
     values = {"after": b"" if after is None else after.bytes, "limit": limit}
     return [read_uuid(id) for (id,) in session.rows("owed_flows", values)]
-
-
-def drop_outbox(session: SqliteSession, entries: Sequence[OutboxEntry]) -> None:
-    session.each("gone_outbox", plain(flow_rows.outbox_keys(entries)))
 
 
 def _readable(session: SqliteSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:

@@ -150,7 +150,6 @@ class SqliteStore:
     outbox = _reading(flow_reads.outbox)
     unsettled = _reading(flow_reads.unsettled)
     count_flows = _writing(flow_reads.count_flows)
-    drop_outbox = _writing(flow_reads.drop_outbox)
     _owed_flows_after = _reading(flow_reads.owed_flows)
 
     take_starts_back = _writing(limits.take_starts_back)

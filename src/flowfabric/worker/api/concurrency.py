@@ -87,8 +87,17 @@ class Concurrency:
     async def _gather(self, steps: tuple[Awaitable[Any], ...]) -> list[Any]:
         all_branches = self._scope.branches
         branches = [all_branches.branch() for _ in steps]
+        left = set(branches)
+
+        async def one(step: Awaitable[Any], branch: Branch) -> Any:
+            value = await beside(self._scope, step, branch)
+            left.discard(branch)
+            if not left:
+                all_branches.hold(branch)
+            return value
+
         pairs = zip(steps, branches, strict=True)
-        tasks = [asyncio.ensure_future(beside(self._scope, *pair)) for pair in pairs]
+        tasks = [asyncio.ensure_future(one(*pair)) for pair in pairs]
         try:
             with all_branches.waiting():
                 await together(tasks, lambda: self._scope.parked)
@@ -104,8 +113,8 @@ async def beside(scope: CallScope, step: Awaitable[R], branch: Branch) -> R:
             return await step
         except (SystemExit, KeyboardInterrupt) as error:
             # Raised in a task of its own, it would end the event loop and every other run.
-            scope.branches.failed(branch)
+            scope.branches.hold(branch)
             raise RuntimeError(f"a step raised {error!r}") from error
         except Exception:
-            scope.branches.failed(branch)
+            scope.branches.hold(branch)
             raise

@@ -237,7 +237,7 @@ class Context:
         else:
             until = record.until or Millis(0)
             if self._scope.cancel.lasts_beyond(until):
-                await self._scope.cancel.reached()
+                await self._scope.journal.reach_end()
             if until <= self._scope.engine.now():
                 return
         await self._scope.parking.sleep(place, until, known=record is not None)

@@ -2,10 +2,11 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from types import CoroutineType
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
 from msgspec import Struct
@@ -13,13 +14,14 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds
+from flowfabric.core.base.text import check_signal_name
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.flow.children import end_signal
 from flowfabric.engine.execution.views import Ending
-from flowfabric.worker.api.concurrency import beside
+from flowfabric.worker.api.concurrency import Concurrency, beside
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.waits import WaitsApi
 from flowfabric.worker.errors import FlowFailed, RunError, WaitClosed, WaitTimeout
@@ -113,8 +115,8 @@ class RaceApi:
 
         The winner is recorded, and is the same whenever the handler runs again. The losers are
         over: waitpoints of callbacks and approvals are closed, runs and flows are cancelled, steps
-        are stopped. Signals that come later are kept for other waits. If a step fails first, its
-        error is raised and nothing is decided: a retry of the run races again.
+        are stopped. Signals they have not received are kept for other waits. If a step fails first,
+        its error is raised and nothing is decided: a retry of the run races again.
         """
         contenders = check_contenders(branches, named)
         all_branches = self._scope.branches
@@ -127,7 +129,7 @@ class RaceApi:
         awaited = list(contenders.values())
         try:
             with self._scope.branches.under_way():
-                record = await self._scope.journal.recorded(place)
+                record = await self._scope.journal.recorded(place, begins=False)
             if record is None:
                 return await self._decide(place, contenders, branches)
             decision = read(place, record, RaceDecision)
@@ -149,7 +151,7 @@ class RaceApi:
         if winner is None:
             scope.journal.refuse(f"{place} was won by {name!r}, which no longer takes part")
         branch = branches.pop(name)
-        scope.branches.lose(branches.values())
+        scope.journal.lose(branches.values())
         with scope.branches.under_way():
             await self._close(place, decision)
         task = asyncio.ensure_future(self._contend(winner, branch, RaceBranch(self._ends.ending)))
@@ -165,37 +167,47 @@ class RaceApi:
     ) -> Winner[Any]:
         scope = self._scope
         racers = {name: RaceBranch(self._ends.ending) for name in contenders}
+        for racer in racers.values():
+            racer.rivals = [each for each in racers.values() if each is not racer]
         tasks = {
             name: asyncio.ensure_future(self._contend(each, branches[name], racers[name]))
             for name, each in contenders.items()
         }
         try:
             with scope.branches.waiting():
-                catch_up = partial(self._catch_up, list(branches.values()))
+                catch_up = partial(self._catch_up, branches, racers)
                 name = await first_of(tasks, racers, lambda: scope.parked, catch_up)
             error = tasks[name].exception()
             if error is not None and not _is_recorded(error):
                 raise error
+            await scope.journal.reach_end()  # a run that is being cancelled decides nothing
             decision = decide(name, racers)
             value = msgspec.Raw(msgspec.json.encode(decision))
             await scope.journal.record(place, Recorded(value=value))
-            scope.branches.lose(branch for at, branch in branches.items() if at != name)
+            scope.journal.lose(branch for at, branch in branches.items() if at != name)
             await self._close(place, decision)
             return Winner(name, tasks[name].result())
         finally:
             scope.branches.forget(branches.values())
 
-    async def _catch_up(self, branches: list[Branch]) -> None:
+    async def _catch_up(self, branches: dict[str, Branch], racers: dict[str, RaceBranch]) -> None:
         scope = self._scope
-        begun = [branch for branch in branches if scope.journal.has_begun(branch)]
+        begun = [
+            branch
+            for name, branch in branches.items()
+            if racers[name].reached or scope.journal.has_begun(branch)
+        ]
         with suppress(TimeoutError):  # one that awaits something else is not waited for
             await asyncio.wait_for(scope.branches.caught_up(begun), CATCHING_UP)
 
     async def _contend(self, contender: Any, branch: Branch, racer: RaceBranch) -> Any:
         racing.set(racer)
         awaited = contender.result() if isinstance(contender, Run) else contender
-        value = await beside(self._scope, awaited, branch)
-        self._scope.branches.failed(branch)  # counts as under way until the race has seen it
+        try:
+            value = await beside(self._scope, awaited, branch)
+        finally:
+            racer.ended = True
+        self._scope.branches.hold(branch)  # counts as under way until the race has seen it
         return value
 
     async def _close(self, place: StepPlace, decision: RaceDecision) -> None:
@@ -217,6 +229,7 @@ class RunEnds:
 
     async def ending(self, id: ExecutionId, timeout: Seconds | None) -> Ending:
         """How a run ended, as it was first read: it may be replayed or deleted later."""
+        id = ExecutionId(id)  # what is recorded has the engine's form
         journal, views = self._scope.journal, self._scope.engine.views
         if (branch := racing.get()) is not None:
             branch.begin(runs=[str(id)])
@@ -254,22 +267,28 @@ class RunEnds:
 def check_contenders(branches: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
     """The branches of a race by name."""
     given = {**{str(number): each for number, each in enumerate(branches)}, **named}
-    problem = ""
-    if not given:
-        problem = "a race needs at least one branch"
-    elif len(given) > MAX_BRANCHES:
-        problem = f"a race of {len(given)} branches; the limit is {MAX_BRANCHES}"
-    elif len(given) < len(branches) + len(named):
-        problem = "two branches of a race have the same name"
-    for name, each in given.items():
-        if not problem and not isinstance(each, Run) and not inspect.isawaitable(each):
-            kind = type(each).__name__
-            problem = f"branch {name!r} of a race is of type {kind}, which cannot be awaited"
-    if problem:
-        for each in given.values():
+    try:
+        if len(given) < len(branches) + len(named):
+            raise Invalid("two branches of a race have the same name")
+        _check_given(given)
+    except Invalid:
+        for each in (*branches, *named.values()):
             drop(each)
-        raise Invalid(problem)
+        raise
     return given
+
+
+def _check_given(given: dict[str, Any]) -> None:
+    if not given:
+        raise Invalid("a race needs at least one branch")
+    if len(given) > MAX_BRANCHES:
+        raise Invalid(f"a race of {len(given)} branches; the limit is {MAX_BRANCHES}")
+    for name, each in given.items():
+        if not check_signal_name(name, "the name of a branch"):
+            raise Invalid("a branch of a race has a name")
+        if not isinstance(each, Run) and not inspect.isawaitable(each):
+            kind = type(each).__name__
+            raise Invalid(f"branch {name!r} of a race is of type {kind}, which cannot be awaited")
 
 
 def _is_recorded(error: BaseException) -> bool:
@@ -279,11 +298,25 @@ def _is_recorded(error: BaseException) -> bool:
 
 
 def drop(loser: object) -> None:
-    """What has not begun by the end of a race never begins."""
+    """What has not begun by the end of a race never begins, nor do the branches of a race or a
+    gather in it."""
     if inspect.iscoroutine(loser):
+        if inspect.getcoroutinestate(loser) == inspect.CORO_CREATED:
+            for each in _branches_of(loser):
+                drop(each)
         loser.close()
     elif isinstance(loser, asyncio.Future):
         loser.cancel()
+
+
+def _branches_of(call: "CoroutineType[Any, Any, Any]") -> Iterable[object]:
+    """What a race or a gather that has not begun was given."""
+    code, given = call.cr_code, inspect.getcoroutinelocals(call)
+    if code is Concurrency._gather.__code__:
+        return cast("Iterable[object]", given["steps"])
+    if code is RaceApi._race.__code__:
+        return cast("dict[str, object]", given["contenders"]).values()
+    return ()
 
 
 def _recorded(ending: Ending) -> RecordedEnding:

@@ -134,8 +134,8 @@ class Branch:
         "_occurrences",
         "children",
         "counted",
-        "failed",
         "halt",
+        "held",
         "opened",
         "owner",
         "path",
@@ -151,7 +151,7 @@ class Branch:
         self.path = path
         self.owner = owner
         self.counted = False
-        self.failed = False
+        self.held = False
         self.position = 0
         self._occurrences: dict[str, int] = {}
         self.children = 0
@@ -240,6 +240,11 @@ class Branches:
             branch = self._keep(self._current().child())
             self._replaying.add(branch.path)
             return branch
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the caller is one of several things that are waited for together."""
+        return self._current() is not self._root
 
     def was_asked(self, path: str, position: int) -> bool:
         """Whether the handler has made the call; it need not make those of a loose branch."""
@@ -352,16 +357,17 @@ class Branches:
                 branch.counted = True
                 self.begin()
 
-    def failed(self, branch: Branch) -> None:
-        """A branch has raised, or has ended first in a race: it counts as under way until that has
-        reached the handler, so that no sleep beside it takes the handler off its slot before."""
-        branch.failed = True
+    def hold(self, branch: Branch) -> None:
+        """The end of a branch is to be seen by what waits for it: it has raised, was the last of
+        several, or the first in a race. It counts as under way until then, so that no sleep beside
+        it takes the handler off its slot before."""
+        branch.held = True
         self.begin()
 
     def forget(self, branches: Iterable[Branch]) -> None:
         """Branches whose ends have reached the handler."""
         for branch in branches:
             self._go_beyond(branch)
-            if branch.failed:
-                branch.failed = False
+            if branch.held:
+                branch.held = False
                 self.end()

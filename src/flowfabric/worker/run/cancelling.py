@@ -90,11 +90,12 @@ class CancelPoint:
         if not self._left:
             self._raise_soon()
 
-    async def reached(self) -> None:
-        """The handler asks for what is not recorded: in a clean-up nothing new begins."""
+    async def reached(self, *, beside: bool) -> None:
+        """The handler asks for what is not recorded: in a clean-up nothing new begins. `beside`
+        says that one of several things asks which the handler waits for."""
         if self.notice is None or self.raised or (self._shields and self._protected):
             return
-        if self._is_here():
+        if self._is_here() and not beside:
             raise self.take()
         self._shields = 0
         self._raise_soon()

@@ -8,7 +8,7 @@ and the run is blocked by code: two histories are never mixed.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import msgspec
@@ -74,9 +74,10 @@ class Journal:
         self._loading: asyncio.Lock | None = None
         self.patches = Patches()
 
-    async def recorded(self, place: StepPlace) -> Recorded | None:
+    async def recorded(self, place: StepPlace, *, begins: bool = True) -> Recorded | None:
         """What is recorded at a place; StepsChanged if something else is. None means that the
-        caller may do it now."""
+        caller may do it now. Without `begins` the call itself does nothing new: the calls that it
+        makes do, and get what is recorded for them before a cancel is raised."""
         if not self._loaded:
             with self.branches.under_way():  # what is recorded may let the handler go on
                 await self.load()
@@ -84,8 +85,8 @@ class Journal:
         if skipped is not None:
             return skipped
         found = self._steps.get((place.branch, place.position))
-        if found is None and not is_no_call(place.name):
-            await self._cancel.reached()
+        if found is None and begins and not is_no_call(place.name):
+            await self.reach_end()
         if found is None:
             position = self._positions.get((place.name, place.occurrence))
             if position is not None:
@@ -112,6 +113,10 @@ class Journal:
         if (branch := racing.get()) is not None:
             branch.reach(record.until or record.ended_at or Millis(0))
         return record
+
+    async def reach_end(self) -> None:
+        """What is recorded ends here: a run that is being cancelled begins nothing new."""
+        await self._cancel.reached(beside=self.branches.is_beside)
 
     async def recorded_wait(self, place: StepPlace) -> tuple[Recorded | None, Millis | None]:
         """How a wait ended, as `recorded`, and when its time is over if that is recorded: a wait
@@ -206,6 +211,14 @@ class Journal:
     def has_begun(self, branch: Branch) -> bool:
         """Whether a branch had something recorded when the journal was loaded."""
         return any(is_within(at, branch.path) for at, _ in self._steps)
+
+    def lose(self, branches: Iterable[Branch]) -> None:
+        """Branches that lost a race: what they have recorded need not be asked for again."""
+        lost = list(branches)
+        self.branches.lose(lost)
+        for call in self._steps:
+            if any(is_within(call[0], branch.path) for branch in lost):
+                self._cancel.passed(call)
 
     def went_on(self, place: StepPlace) -> bool:
         """Whether the handler had something recorded after this call when it was loaded."""

@@ -27,7 +27,7 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, Unwind
 from flowfabric.worker.run.branches import Halt, StepPlace
 from flowfabric.worker.run.journal import Journal
-from flowfabric.worker.run.race import racing
+from flowfabric.worker.run.race import RaceBranch, racing
 from flowfabric.worker.run.until_available import until_available
 
 POLL_FLOOR = 1.0
@@ -44,11 +44,12 @@ class Sleeper(Struct, frozen=True):
 
 class Waiter(Struct, frozen=True):
     """A wait that is to begin; `recorded` says that the end of its time, if it has one, is
-    recorded already."""
+    recorded already. `racer` is the branch of a race that it belongs to."""
 
     wait: Wait
     reason: str
     recorded: bool
+    racer: RaceBranch | None = None
 
 
 class Parking:
@@ -67,6 +68,7 @@ class Parking:
         self._waiters: dict[StepPlace, Waiter] = {}
         self._answers: dict[StepPlace, Recorded] = {}
         self._expecting = again
+        self._going_on = False
         self._looking = False
         self._looked_at = -1
         self._opened: set[UUID] = set()
@@ -118,7 +120,7 @@ class Parking:
                 place.opened,
             )
             begun = replace(wait, step=step, timeout_at=until)
-            self._waiters[place] = Waiter(begun, reason, recorded)
+            self._waiters[place] = Waiter(begun, reason, recorded, racing.get())
             self._looked_at = -1
             try:
                 await self._quiet(place)
@@ -179,8 +181,8 @@ class Parking:
 
     async def _look(self) -> None:
         """Ends waits whose signals are there, or whose time is over. One look serves all waits."""
-        if self._looking or not self._waiters:
-            return
+        if self._looking or self._going_on or self._answers or not self._asking():
+            return  # an answer that was not taken yet may end a race, which keeps other signals
         self._looking = True
         try:
             await self._open_approvals()
@@ -221,17 +223,19 @@ class Parking:
 
     async def _is_stuck(self) -> bool:
         """Whether nothing goes on by itself, and no kept signal ends a wait."""
-        if self._may_go_on():
-            return not await self._go_on() and not self._branches.busy
         waits = len(self._waiters)
         await asyncio.sleep(0)  # a branch that was answered just now may ask for the next signal
+        if self._branches.busy:
+            return False
+        if self._may_go_on():
+            return not await self._go_on() and not self._branches.busy
         return not self._branches.busy and waits == len(self._waiters)
 
     def _may_go_on(self) -> bool:
         """Whether a signal for one of the waits may be there: the run has just found some, or it
         was claimed with some that nothing has used up."""
         waits = self._claim.snapshot.life.waits
-        if self._branches.parked or not self._waiters or self._halt:
+        if self._branches.parked or not self._asking() or self._halt:
             return False
         if self._expecting or waits is None:
             return self._expecting
@@ -243,8 +247,12 @@ class Parking:
         """Ends waits whose signals are there already, without unwinding the handler. False when
         there is nothing to go on with: it is parked then."""
         asked = list(self._waiters)
+        self._going_on = True
         with self._branches.under_way():
-            ended = await self._ended_by_signals()
+            try:
+                ended = await self._ended_by_signals()
+            finally:
+                self._going_on = False
             for place, record in ended.items():
                 if self._waiters.pop(place, None) is not None:
                     self._answers[place] = record
@@ -259,7 +267,8 @@ class Parking:
         places = {(place.branch, place.position): place for place in self._waiters}
         patches = self._journal.patches.take_unrecorded(self._journal.generation)
         # The same id for every try: after a lost reply the repeat is recognised.
-        request = self._request(self._engine.suspensions.new_id(), None, patches.steps)
+        id = self._engine.suspensions.new_id()
+        request = self._request(id, None, patches.steps, self._asking())
         try:
             steps = await until_available(
                 lambda: self._steps_of(request), give_up=self._halt.__bool__
@@ -310,16 +319,23 @@ class Parking:
     async def _suspend(self, until: Millis | None, steps: list[Step]) -> bool:
         # The same id for every try: after a lost reply the repeat is recognised.
         self._suspension = self._suspension or self._engine.suspensions.new_id()
-        request = self._request(self._suspension, until, steps)
+        request = self._request(self._suspension, until, steps, list(self._waiters.values()))
         outcome = await self._engine.suspensions.suspend(self._claim, request)
         return isinstance(outcome, AlreadyMet)
 
-    def _request(self, id: UUID, until: Millis | None, steps: list[Step]) -> Suspend:
-        reasons = {waiter.reason for waiter in self._waiters.values()}
+    def _asking(self) -> list[Waiter]:
+        """The waits that signals may end: not those of branches that have lost their race."""
+        waiters = self._waiters.values()
+        return [each for each in waiters if each.racer is None or not each.racer.has_lost]
+
+    def _request(
+        self, id: UUID, until: Millis | None, steps: list[Step], waiters: list[Waiter]
+    ) -> Suspend:
+        reasons = {waiter.reason for waiter in waiters}
         now = self._engine.now()
         return Suspend(
             id=id,
-            waits=tuple(_not_before(now, waiter.wait) for waiter in self._waiters.values()),
+            waits=tuple(_not_before(now, waiter.wait) for waiter in waiters),
             reason=reasons.pop() if len(reasons) == 1 else "waiting_for_signal",
             until=until,
             steps=tuple(steps),

@@ -1,7 +1,7 @@
 """Races: what each branch waits for, which one wins, and what the others leave behind."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -49,6 +49,8 @@ class RaceBranch:
     def __init__(self, ending_of: EndingOf) -> None:
         self.ending_of = ending_of
         self._outer = racing.get()
+        self.rivals: Sequence[RaceBranch] = ()
+        self.ended = False
         self.reached = Millis(0)
         self.waitpoints: dict[UUID, None] = {}
         self.runs: dict[str, None] = {}
@@ -69,6 +71,17 @@ class RaceBranch:
             branch.runs.update(dict.fromkeys(given[1]))
             branch.flows.update(dict.fromkeys(given[2]))
             branch = branch._outer
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether another branch has ended, of this race or of one around it: this one takes no
+        further signals, which are kept for other waits."""
+        branch: RaceBranch | None = self
+        while branch is not None:
+            if any(rival.ended for rival in branch.rivals):
+                return True
+            branch = branch._outer
+        return False
 
     def reach(self, moment: Millis) -> None:
         """Something that the branch asked for was over at this moment."""
