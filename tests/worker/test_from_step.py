@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flowfabric import Context, Fabric, Run, RunFailed, SyncContext
+from flowfabric import Context, Fabric, Fixed, Run, RunFailed, SyncContext
 from flowfabric.core.base.errors import Invalid, MaxReplays, NotFound, NotTerminal
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.fork import FORKED_FROM
@@ -281,6 +281,86 @@ async def test_of_two_replays_at_once_one_counts(bench: Bench, shop: Shop) -> No
     )
     assert len([each for each in answers if isinstance(each, NotTerminal)]) == 2
     assert (await run.describe()).replays == 1
+
+
+# -- steps that the run is at
+
+
+@pytest.mark.parametrize("way", ["fork", "replay"])
+async def test_a_step_that_is_tried_again_later_can_be_chosen(
+    bench: Bench, shop: Shop, way: str
+) -> None:
+    """It is not recorded, but its failed try is. It starts over, with all of its tries."""
+    charge = bench.fabric.step(retries=2, backoff=Fixed(delay="1h"))(shop.act("charge"))
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        return [await ctx.step(shop.act("reserve"), 1), await ctx.step(charge, 1)]
+
+    shop.broken = {"charge"}
+    run = await job.submit()
+    await bench.work()
+    assert (await run.state()).value == "delayed"
+    fork = await run.fork("charge") if way == "fork" else None
+    await run.cancel()
+    if fork is None:
+        await run.replay("charge")
+    with pytest.raises(RunFailed):
+        await done(bench, fork or run)
+    assert shop.took() == ["reserve", *["charge"] * 4]
+
+
+async def test_a_fork_waits_itself_for_what_the_run_waits_for(bench: Bench, shop: Shop) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        await ctx.step(shop.act("reserve"), 1)
+        callback = await ctx.callback("call")
+        paid, verdict, called = await ctx.gather(
+            ctx.wait_for_signal("paid", timeout="2h"), ctx.approval("ok"), callback.result()
+        )
+        return [paid, verdict.approved, called]
+
+    run = await job.submit()
+    await bench.work()
+    await bench.pass_time(3_600_000)
+    forks = [await run.fork(step) for step in ("signal:paid", "approval:ok", "callback:call")]
+    await bench.work()
+    await bench.pass_time(3_600_000)  # the time of the run is over, that of the forks is not
+    for fork in forks:
+        await bench.fabric.signal(fork.id, "paid", 1)
+        await bench.fabric.approve(fork.id, "ok", approver="ada")
+        await bench.fabric.signal(fork.id, "call", 2)
+        assert await done(bench, fork) == [1, True, 2]
+    assert shop.took() == ["reserve"]
+    with pytest.raises(RunFailed, match="nothing came in time"):
+        await done(bench, run)
+
+
+@pytest.mark.parametrize("way", ["fork", "replay"])
+async def test_a_wait_beside_the_step_that_failed_starts_over(
+    bench: Bench, shop: Shop, way: str
+) -> None:
+    async def charge_later(ctx: Context) -> str:
+        await ctx.sleep("1h")
+        return str(await ctx.step(shop.act("charge"), 1))
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> tuple[Any, str]:
+        return await ctx.gather(ctx.wait_for_signal("paid", timeout="1d"), charge_later(ctx))
+
+    shop.broken = {"charge"}
+    run = await job.submit()
+    with pytest.raises(RunFailed):
+        await done(bench, run)
+    shop.broken = set()
+    await bench.pass_time(10 * 86_400_000)  # the time of that wait is over
+    if way == "fork":
+        run = await run.fork("charge")
+    else:
+        await run.replay("charge")
+    await bench.work()
+    await bench.fabric.signal(run.id, "paid", 3)
+    assert await done(bench, run) == (3, "charge 1")
 
 
 # -- branches

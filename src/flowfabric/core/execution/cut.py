@@ -9,7 +9,7 @@ Kept steps are copied, to the next generation of the run or to the fork, and not
 other children, other idempotency keys.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 from uuid import UUID
 
@@ -22,7 +22,14 @@ from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import Attempt, Snapshot
 from flowfabric.core.execution.step import CarriedWait, Recorded, Step, TryName
-from flowfabric.core.execution.step_order import LOOSE, REPLACED, StepRow, find_call, in_order
+from flowfabric.core.execution.step_order import (
+    LOOSE,
+    NO_CALL,
+    REPLACED,
+    StepRow,
+    find_call,
+    in_order,
+)
 from flowfabric.core.wait.channel import channel_id
 from flowfabric.core.wait.model import Pending, Signal, Waits
 
@@ -57,8 +64,9 @@ class KnownWaits(Struct, frozen=True):
 def cut_before(
     snapshot: Snapshot, steps: Iterable[Step], attempts: Iterable[Attempt], from_step: str | int
 ) -> StepCut:
-    """What comes before a step that was recorded, or that has raised. Results that an operator has
-    supplied are kept, unless the step is one of these."""
+    """What comes before a step that was recorded. Before one that has raised, or that the run is at
+    now, comes everything that was. Results that an operator has supplied are kept, unless the step
+    is one of these."""
     if snapshot.life.cleanup is not None:
         raise Invalid(
             f"run {snapshot.execution.uuid} has cleaned up, so that its steps may be undone; "
@@ -67,10 +75,23 @@ def cut_before(
     rows = in_order(steps)
     failures = (attempt.failure for attempt in attempts)
     raised = [each.step for each in failures if each is not None and each.step is not None]
-    chosen = find_call(rows, from_step, raised)
+    chosen = find_call(rows, from_step, [*raised, *_begun(snapshot, rows)])
     kept = [row for row in rows if chosen is None or _is_before(row, chosen)]
-    known = _without_open_tries(_with_replacements(kept))
+    known = _without_open_calls(_with_replacements(kept))
     return StepCut(snapshot.head.version, from_step, tuple(known))
+
+
+def _begun(snapshot: Snapshot, rows: Iterable[StepRow]) -> Iterator[str]:
+    """The names of calls that were begun and are perhaps not recorded: steps of which a try has
+    failed, and waits."""
+    for row in rows:
+        if (tried := TryName.parse(row.step.name)) is not None:
+            yield tried.call
+        elif not row.is_call and not row.is_patch and not row.is_cleanup:
+            yield row.step.name.removeprefix(NO_CALL)
+    waits = snapshot.life.waits
+    if waits is not None and waits.suspension is not None:
+        yield from (arm.step.name for arm in waits.suspension.arms if arm.step is not None)
 
 
 def _is_before(row: StepRow, chosen: StepRow) -> bool:
@@ -99,14 +120,15 @@ def _with_replacements(rows: Iterable[StepRow]) -> Iterable[StepRow]:
         yield replace(row, step=replace(row.step, doc=msgspec.json.encode(record)), record=record)
 
 
-def _without_open_tries(rows: Iterable[StepRow]) -> list[StepRow]:
-    """The rows without the failed tries of calls that were not recorded: those start over."""
+def _without_open_calls(rows: Iterable[StepRow]) -> list[StepRow]:
+    """The rows without what is recorded beside calls that are not recorded themselves, such as
+    failed tries, and when a wait is over: those calls start over."""
     found = list(rows)
     calls = {(row.branch, row.step.position) for row in found if row.is_call}
     return [
         row
         for row in found
-        if TryName.parse(row.step.name) is None or (row.branch, row.step.position) in calls
+        if row.is_call or row.is_patch or (row.branch, row.step.position) in calls
     ]
 
 

@@ -118,7 +118,7 @@ class Tries:
 
     def _log(self, error: Exception, next_at: Millis) -> None:
         claim, step = self._scope.claim, plain_name(self._place.name)
-        run, at = str(claim.snapshot.execution.id), to_datetime(next_at)
+        run, at = str(claim.uuid), to_datetime(next_at)
         text = storable(text_of(error))
         begin_in_user_code(error)
         log.warning(
