@@ -263,6 +263,29 @@ async def test_only_an_ended_run_is_replayed_and_any_run_is_forked(bench: Bench)
     assert [await run.result(1), await fork.result(1)] == ["first", "first"]
 
 
+async def test_a_thousand_steps(bench: Bench) -> None:
+    ran: list[int] = []
+
+    async def act(number: int) -> str:
+        ran.append(number)
+        return "x" * 100
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> int:
+        for first in range(0, 1000, 250):
+            steps = [ctx.step(act, number) for number in range(first, first + 250)]
+            await ctx.gather(*steps)
+        return 1000
+
+    run = await job.submit()
+    assert await done(bench, run) == 1000
+    ran.clear()
+    fork = await run.fork("act#1000")
+    await run.replay("act#999")
+    assert [await done(bench, each) for each in (fork, run)] == [1000, 1000]
+    assert sorted(ran) == [998, 999, 999]
+
+
 async def test_replays_from_a_step_are_counted_like_others(bench: Bench, shop: Shop) -> None:
     run = await shop.order.submit(7)
     await done(bench, run)
