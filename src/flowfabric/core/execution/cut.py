@@ -87,7 +87,7 @@ def _begun(snapshot: Snapshot, rows: Iterable[StepRow]) -> Iterator[str]:
     for row in rows:
         if (tried := TryName.parse(row.step.name)) is not None:
             yield tried.call
-        elif not row.is_call and not row.is_patch and not row.is_cleanup:
+        elif _is_of_open(row):
             yield row.step.name.removeprefix(NO_CALL)
     waits = snapshot.life.waits
     if waits is not None and waits.suspension is not None:
@@ -97,7 +97,15 @@ def _begun(snapshot: Snapshot, rows: Iterable[StepRow]) -> Iterator[str]:
 def _is_before(row: StepRow, chosen: StepRow) -> bool:
     if row.record.skipped:
         return row is not chosen
-    return row.order < chosen.order
+    return row.order < chosen.order and not _is_around(row, chosen)
+
+
+def _is_around(row: StepRow, chosen: StepRow) -> bool:
+    """Whether a row is that of a block that had begun, but not ended, at the chosen call."""
+    if row.record.through is None or not row.is_call:
+        return False
+    calls, branches = row.record.through
+    return chosen.order < (*row.order[:-1], (calls, 0, branches))
 
 
 def _with_replacements(rows: Iterable[StepRow]) -> Iterable[StepRow]:
@@ -121,15 +129,20 @@ def _with_replacements(rows: Iterable[StepRow]) -> Iterable[StepRow]:
 
 
 def _without_open_calls(rows: Iterable[StepRow]) -> list[StepRow]:
-    """The rows without what is recorded beside calls that are not recorded themselves, such as
-    failed tries, and when a wait is over: those calls start over."""
+    """The rows without the failed tries and the ends of waits of calls that are not recorded
+    themselves: those start over."""
     found = list(rows)
     calls = {(row.branch, row.step.position) for row in found if row.is_call}
     return [
-        row
-        for row in found
-        if row.is_call or row.is_patch or (row.branch, row.step.position) in calls
+        row for row in found if not _is_of_open(row) or (row.branch, row.step.position) in calls
     ]
+
+
+def _is_of_open(row: StepRow) -> bool:
+    """Whether it says how far a call has come that may not be recorded."""
+    return not row.is_call and (
+        TryName.parse(row.step.name) is not None or row.record.branch.endswith(LOOSE)
+    )
 
 
 def decided_at(record: Recorded) -> UUID | None:
